@@ -1,0 +1,47 @@
+"""gmeta: training of recommendation models that adapt, on TensorFlow.
+
+Importing gmeta selects Keras 2 (tf-keras) and imports neither TensorFlow nor Horovod: the names below are
+loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gmeta.core.keras import select_legacy_keras
+
+select_legacy_keras()
+
+if TYPE_CHECKING:
+    from gmeta import core as core
+    from gmeta import io as io
+    from gmeta import layers as layers
+    from gmeta import meta as meta
+    from gmeta import models as models
+    from gmeta import ops as ops
+    from gmeta import preprocess as preprocess
+    from gmeta import training as training
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "core",
+    "io",
+    "layers",
+    "meta",
+    "models",
+    "ops",
+    "preprocess",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f"gmeta.{name}")
+    raise AttributeError(f"module 'gmeta' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, configuration, native libraries, collectives, the Keras in use."""

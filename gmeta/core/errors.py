@@ -1,0 +1,62 @@
+"""The errors that gmeta raises on purpose.
+
+Each message says what was received, where (file and line or offset, feature, rank), and what to do next.
+The command line prints them in one line and exits with ``exit_code``; anything else is a defect in gmeta
+and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class GmetaError(Exception):
+    """Base of every error that is the user's to mend."""
+
+    exit_code = 2
+
+
+class ConfigError(GmetaError, ValueError):
+    """A setting that can't be used, or two that contradict each other."""
+
+
+class KerasError(GmetaError, ImportError):
+    """TensorFlow has already chosen Keras 3, which gmeta can't train with."""
+
+
+class NativeLibraryError(GmetaError, ImportError):
+    """A compiled library is missing, broken, or built against another TensorFlow."""
+
+
+class DataError(GmetaError, ValueError):
+    """A record that breaks the stated form.
+
+    Args:
+      message: What was received and what was expected.
+      path: The file it is in.
+      line: Its line, counted from 1, in a text file.
+      offset: Its byte offset in a binary file.
+      advice: What to do next, if there is more to say than to mend the file.
+
+    Example:
+      >>> str(DataError("4 fields expected, got 3", path="u.data", line=7))
+      'u.data:7: 4 fields expected, got 3'
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | Path | None = None,
+        line: int | None = None,
+        offset: int | None = None,
+        advice: str | None = None,
+    ) -> None:
+        self.path, self.line, self.offset = path, line, offset
+        where = "" if path is None else str(path)
+        if line is not None:
+            where += f":{line}"
+        if offset is not None:
+            where += f" at byte {offset}"
+        text = f"{where}: {message}" if where else message
+        super().__init__(f"{text}; {advice}" if advice else text)

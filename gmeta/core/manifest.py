@@ -1,0 +1,139 @@
+"""The manifest of a prepared data set: written last, so that its presence says the data is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import DataError
+from gmeta.core.schema import Schema
+
+FILE_NAME = "manifest.json"
+FORMAT, VERSION = "gmeta-records", 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One TFRecord file: its name inside the data set's folder, and what it holds."""
+
+    name: str
+    groups: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named part of the data set, such as ``warm`` or ``cold``."""
+
+    shards: tuple[Shard, ...]
+
+    @property
+    def groups(self) -> int:
+        """Groups (task batches) in all shards."""
+        return sum(shard.groups for shard in self.shards)
+
+    @property
+    def rows(self) -> int:
+        """Records in all shards."""
+        return sum(shard.rows for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared data set holds and how it was made.
+
+    Attributes:
+      schema: The columns of every record.
+      splits: Split name -> shards.
+      config: The settings that made it, as JSON values.
+      dropped: Reason -> number of input records that were left out.
+      layout: How a record is encoded; ``"example"`` is one ``tf.train.Example`` a record.
+    """
+
+    schema: Schema
+    splits: Mapping[str, Split]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    layout: str = "example"
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "layout": self.layout,
+            "schema": self.schema.to_json(),
+            "config": dict(self.config),
+            "dropped": dict(self.dropped),
+            "splits": {
+                name: {
+                    "groups": split.groups,
+                    "rows": split.rows,
+                    "shards": [asdict(shard) for shard in split.shards],
+                }
+                for name, split in self.splits.items()
+            },
+        }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything above: two data sets of one digest came from one plan."""
+        return hashlib.sha256(json.dumps(self._body(), sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: Path) -> Path:
+        """Write ``manifest.json`` into ``folder`` under a temporary name, then rename it."""
+        path = folder / FILE_NAME
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            json.dump({**self._body(), "digest": self.digest}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read a manifest and check that the shards it names are there, at their sizes.
+
+        Raises:
+          DataError: No manifest, one of another format, one that was edited, or a shard that is missing
+            or of another size.
+        """
+        path = folder / FILE_NAME
+        advice = "run `gmeta prepare` (again) to make this folder"
+        try:
+            value = json.loads(path.read_text())
+        except OSError as error:
+            raise DataError(f"no manifest: {error.strerror}", path=path, advice=advice) from error
+        except ValueError as error:
+            raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
+        if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, VERSION):
+            raise DataError(f"not a {FORMAT} manifest of version {VERSION}", path=path, advice=advice)
+        try:
+            splits = {
+                name: Split(tuple(Shard(**shard) for shard in split["shards"]))
+                for name, split in value["splits"].items()
+            }
+            schema = Schema.from_json(value["schema"])
+            manifest = cls(schema, splits, value["config"], value["dropped"], value["layout"])
+        except (KeyError, TypeError) as error:
+            raise DataError(f"incomplete: {error}", path=path, advice=advice) from error
+        if manifest.digest != value.get("digest"):
+            raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
+        for split in splits.values():
+            for shard in split.shards:
+                manifest._check(folder / shard.name, shard, advice)
+        return manifest
+
+    @staticmethod
+    def _check(path: Path, shard: Shard, advice: str) -> None:
+        if not path.exists():
+            raise DataError("the manifest names this shard, but it is missing", path=path, advice=advice)
+        size = path.stat().st_size
+        if size != shard.bytes:
+            raise DataError(f"{size} bytes, the manifest says {shard.bytes}", path=path, advice=advice)

@@ -1,0 +1,97 @@
+"""Finds, checks and loads the compiled libraries.
+
+A library compiled against another TensorFlow fails, where it fails at all, with a mangled symbol. So what it
+was built against is read from the file first (``ops/common/build_info.cc`` put it there), and a mismatch
+is refused with both versions named.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from pathlib import Path
+from types import ModuleType
+
+from gmeta.core.errors import NativeLibraryError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_MARKER, _END = b"@gmeta-build-info@", b"@end@"
+LIBRARIES = {
+    "ops": _PACKAGE / "ops" / "_gmeta_ops.so",
+    "io": _PACKAGE / "io" / "_gmeta_io.so",
+    "records": _PACKAGE / "preprocess" / "_gmeta_records.so",
+}
+"""Library name -> file. ``ops`` and ``io`` are TensorFlow op libraries; ``records`` knows no TensorFlow."""
+
+
+def library_path(name: str) -> Path:
+    """The file of a compiled library.
+
+    Raises:
+      NativeLibraryError: It was never built.
+    """
+    path = LIBRARIES[name]
+    if not path.exists():
+        raise NativeLibraryError(
+            f"{path} is missing: build it with `make setup` in a checkout, or reinstall with `pip install .`"
+        )
+    return path
+
+
+def build_info(path: Path) -> dict[str, str]:
+    """What an op library was compiled with, read from its bytes without loading it.
+
+    Returns:
+      The keys ``tensorflow``, ``cxx11_abi``, ``compiler`` and ``cuda``.
+
+    Raises:
+      NativeLibraryError: The file carries no build information.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
+        start = image.find(_MARKER)
+        end = image.find(_END, start)
+        if start < 0 or end < 0:
+            raise NativeLibraryError(
+                f"{path} carries no build information: it isn't one of gmeta's libraries"
+            )
+        text = image[start + len(_MARKER) : end].decode()
+    return dict(field.split("=", 1) for field in text.split(";"))
+
+
+def check_build(path: Path) -> None:
+    """Refuse a library that was compiled against another TensorFlow than the one in use.
+
+    Raises:
+      NativeLibraryError: With both versions named.
+    """
+    import tensorflow as tf
+
+    info = build_info(path)
+    if info["tensorflow"] != tf.__version__:
+        raise NativeLibraryError(
+            f"{path} was built against TensorFlow {info['tensorflow']}, but TensorFlow {tf.__version__} is "
+            f"installed: rebuild it (`make setup`, or `pip install --force-reinstall .`), "
+            f"or install tensorflow=={info['tensorflow']}"
+        )
+    if info["cxx11_abi"] != str(tf.sysconfig.CXX11_ABI_FLAG):
+        raise NativeLibraryError(
+            f"{path} was built with _GLIBCXX_USE_CXX11_ABI={info['cxx11_abi']}, but TensorFlow {tf.__version__} "
+            f"here uses {tf.sysconfig.CXX11_ABI_FLAG}: rebuild it with `make setup`"
+        )
+
+
+@functools.cache
+def load_op_library(name: str) -> ModuleType:
+    """Load the op library ``"ops"`` or ``"io"``, once a process, and return its generated wrappers.
+
+    Raises:
+      NativeLibraryError: It is missing, built against another TensorFlow, or doesn't load.
+    """
+    import tensorflow as tf
+
+    path = library_path(name)
+    check_build(path)
+    try:
+        return tf.load_op_library(str(path))
+    except (tf.errors.NotFoundError, OSError) as error:
+        raise NativeLibraryError(f"{path} doesn't load: {error}; rebuild it with `make setup`") from error

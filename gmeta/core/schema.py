@@ -1,0 +1,82 @@
+"""The columns of a prepared data set: what preprocessing writes and what readers expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gmeta.core.errors import ConfigError
+
+DType = Literal["int64", "float32"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a record.
+
+    Attributes:
+      name: Its name, also the feature's name in a ``tf.train.Example``.
+      dtype: ``"int64"`` or ``"float32"``.
+      is_list: Whether a record holds any number of values (a ragged column) or exactly one.
+    """
+
+    name: str
+    dtype: DType = "int64"
+    is_list: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("int64", "float32"):
+            raise ConfigError(f"column {self.name!r}: dtype must be int64 or float32, got {self.dtype!r}")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Named columns in a fixed order, two of which say where a record belongs.
+
+    Attributes:
+      columns: All columns.
+      task: The column that holds the task's id; records of a task stand together.
+      batch: The column that numbers the batches of a task.
+    """
+
+    columns: tuple[Column, ...]
+    task: str = "task"
+    batch: str = "batch_id"
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"schema names a column twice: {', '.join(twice)}")
+        for role in (self.task, self.batch):
+            if self[role] != Column(role):
+                raise ConfigError(f"schema: column {role!r} must be a single int64, got {self[role]}")
+
+    def __getitem__(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise ConfigError(
+            f"schema has no column {name!r}; it has {', '.join(column.name for column in self.columns)}"
+        )
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return any(column.name == name for column in self.columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema as JSON objects, in the manifest's form."""
+        return {
+            "task": self.task,
+            "batch": self.batch,
+            "columns": [{"name": c.name, "dtype": c.dtype, "is_list": c.is_list} for c in self.columns],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Schema:
+        """The inverse of `to_json`."""
+        columns: Sequence[Mapping[str, Any]] = value["columns"]
+        return cls(tuple(Column(**column) for column in columns), value["task"], value["batch"])

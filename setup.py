@@ -1,0 +1,68 @@
+"""Compiles the native libraries with CMake and puts them beside the Python that loads them.
+
+Everything else about the package is in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+# CMake target -> where the package expects it.
+LIBRARIES = {
+    "gmeta_ops": "gmeta/ops",
+    "gmeta_io": "gmeta/io",
+    "gmeta_records": "gmeta/preprocess",
+}
+
+
+class CMakeBuild(build_ext):
+    """Runs CMake once for all libraries; incremental in a checkout, clean in a wheel build."""
+
+    def run(self) -> None:
+        build = ROOT / "build" / "cmake" if self.editable_mode or self.inplace else Path(self.build_temp)
+        build = build.resolve()
+        build.mkdir(parents=True, exist_ok=True)
+        cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        if cmake is None:
+            sys.exit("gmeta: cmake is missing; get it with: pip install 'cmake>=3.18,<4'")
+        cuda = os.environ.get("GMETA_CUDA", "AUTO").upper()
+        subprocess.run(
+            [
+                cmake,
+                "-S",
+                str(ROOT),
+                "-B",
+                str(build),
+                f"-DGMETA_PYTHON={sys.executable}",
+                f"-DGMETA_CUDA={cuda}",
+            ],
+            check=True,
+        )
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+        targets = [word for name in LIBRARIES for word in ("--target", name)]
+        subprocess.run([cmake, "--build", str(build), "--parallel", jobs, *targets], check=True)
+        destination = ROOT if self.editable_mode or self.inplace else Path(self.build_lib)
+        for name, folder in LIBRARIES.items():
+            target = destination / folder / f"_{name}.so"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # A new inode: a process that has the old library mapped keeps its old one.
+            target.unlink(missing_ok=True)
+            shutil.copy2(build / f"_{name}.so", target)
+
+    def get_outputs(self) -> list[str]:
+        return [str(Path(self.build_lib) / folder / f"_{name}.so") for name, folder in LIBRARIES.items()]
+
+
+setup(
+    # Named only so that setuptools runs build_ext and tags the wheel for its platform.
+    ext_modules=[Extension("gmeta.ops._gmeta_ops", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+)
