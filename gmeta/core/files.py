@@ -1,0 +1,37 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: str | bytes) -> Path:
+    """Write ``content`` so that ``path`` is only ever absent, as it was, or complete.
+
+    The bytes go to a temporary name in the same folder, are flushed to the disk, and are then renamed over
+    ``path``. An interruption leaves the old file as it was.
+
+    Args:
+      path: The file; its folder is made if it is missing.
+      content: Text, written as UTF-8, or bytes.
+
+    Returns:
+      ``path``.
+
+    Raises:
+      OSError: The folder can't be written, or the disk is full. The temporary file is removed.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes don't share a name
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path

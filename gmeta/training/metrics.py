@@ -1,0 +1,157 @@
+"""Metrics of predicted ratings: how far off they are, and how well they rank a task's items.
+
+Rows come flat, task after task, with the offsets of the tasks (``row_splits``), so that tasks with query
+sets of different sizes need no padding and no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gmeta.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown: its name, which way is better, and what it measures."""
+
+    label: str
+    better: Literal["lower", "higher"]
+    description: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "mae": Metric("MAE", "lower", "mean absolute error, in rating points"),
+    "rmse": Metric("RMSE", "lower", "root mean squared error, in rating points"),
+    "auc": Metric("AUC", "higher", "area under the ROC curve of rating ≥ 4, over all query rows together"),
+    "ndcg@1": Metric("nDCG@1", "higher", "gain of the item ranked first, mean over tasks; 1 is ideal"),
+    "ndcg@3": Metric("nDCG@3", "higher", "discounted gain of the first three items, mean over tasks"),
+}
+"""The metrics of `rating_metrics`, in the order of its keys."""
+
+POSITIVE = 4.0
+"""A rating from here on is a positive example of the AUC."""
+
+
+def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike) -> dict[str, float]:
+    """All metrics of one set of predictions.
+
+    ``mae``, ``rmse`` and ``auc`` are pooled: every row weighs the same, whichever task it is in. ``ndcg@k``
+    is a mean over tasks. If any prediction is not finite, every metric is nan: the run has diverged, and a
+    mean over the rows that were left would hide it.
+
+    Args:
+      labels: Ratings, not negative, shape ``(rows,)``.
+      predictions: Predicted ratings, shape ``(rows,)``.
+      row_splits: Offsets of the tasks, integers, shape ``(tasks + 1,)``: task ``t`` holds rows
+        ``row_splits[t]`` up to ``row_splits[t + 1]``. A task may be empty.
+
+    Returns:
+      Metric name -> value; the keys are those of `METRICS`. nan where a metric is undefined: without rows,
+      `auc` with ratings on one side of the threshold only, `ndcg` without a task that can be ranked.
+
+    Raises:
+      DataError: The shapes don't fit, the offsets don't cover the rows in order, or a label is negative,
+        not finite, or too large for its gain.
+
+    Example:
+      >>> rating_metrics([5, 3, 4, 2], [4.5, 3.5, 2.0, 3.0], [0, 2, 4])["mae"]
+      1.0
+    """
+    from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+
+    truth, guess, splits = _checked(labels, predictions, row_splits)
+    if not truth.size or not np.isfinite(guess).all():
+        return dict.fromkeys(METRICS, np.nan)
+    return {
+        "mae": float(mean_absolute_error(truth, guess)),
+        "rmse": float(root_mean_squared_error(truth, guess)),
+        "auc": auc(truth, guess),
+        "ndcg@1": ndcg(truth, guess, splits, k=1),
+        "ndcg@3": ndcg(truth, guess, splits, k=3),
+    }
+
+
+def auc(labels: ArrayLike, predictions: ArrayLike, positive: float = POSITIVE) -> float:
+    """Chance that a row rated ``positive`` or more is predicted above one rated less; ties count half.
+
+    Args:
+      labels: Ratings, shape ``(rows,)``.
+      predictions: Finite scores, shape ``(rows,)``.
+      positive: The threshold, in rating points.
+
+    Returns:
+      A number from 0 to 1, pooled over all rows; nan if there is no positive row or no other.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    is_positive = np.asarray(labels) >= positive
+    if is_positive.all() or not is_positive.any():
+        return np.nan
+    return float(roc_auc_score(is_positive, np.asarray(predictions)))
+
+
+def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: int) -> float:
+    """Normalized discounted cumulative gain at ``k``, per task, mean over tasks.
+
+    ``DCG@k = sum over ranks i = 1..k of (2^r_i - 1) / log2(i + 1)``, divided by that of the ideal order.
+    Items with equal predictions share the mean of their gains, as in ``sklearn.metrics.ndcg_score``, so the
+    order of the rows has no influence. Järvelin and Kekäläinen (2002), with the gain of Burges et al. (2005).
+
+    A task with fewer than two rows, or whose gains are all zero, has no order that could be right or wrong:
+    it is left out of the mean.
+
+    Args:
+      labels: Ratings, not negative, shape ``(rows,)``.
+      predictions: Finite scores, shape ``(rows,)``.
+      row_splits: Offsets of the tasks, shape ``(tasks + 1,)``.
+      k: Ranks that count, at least 1; a task with fewer rows is ranked whole.
+
+    Returns:
+      A number from 0 to 1; nan if no task can be ranked.
+
+    Raises:
+      DataError: As in `rating_metrics`.
+
+    Example:
+      >>> round(ndcg([3, 1], [0.2, 0.9], [0, 2], k=1), 3)  # gain 1 where 7 was to be had
+      0.143
+    """
+    from sklearn.metrics import ndcg_score
+
+    truth, guess, splits = _checked(labels, predictions, row_splits)
+    gains, sizes = np.exp2(truth) - 1.0, np.diff(splits)
+    total, tasks = 0.0, 0
+    for size in np.unique(sizes[sizes > 1]):  # one call for all tasks of a size: rows need no padding
+        rows = splits[:-1][sizes == size][:, None] + np.arange(size)
+        rows = rows[gains[rows].any(axis=1)]
+        if len(rows):
+            total += len(rows) * float(ndcg_score(gains[rows], guess[rows], k=k))
+            tasks += len(rows)
+    return total / tasks if tasks else np.nan
+
+
+def _checked(
+    labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    truth, guess = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
+    splits = np.asarray(row_splits)
+    if truth.ndim != 1 or truth.shape != guess.shape:
+        raise DataError(f"labels and predictions must be flat and alike, got {truth.shape} and {guess.shape}")
+    if splits.ndim != 1 or not splits.size or not np.issubdtype(splits.dtype, np.integer):
+        raise DataError(f"row_splits must be a flat array of integers, got {splits.dtype} {splits.shape}")
+    if splits[0] != 0 or splits[-1] != truth.size or (np.diff(splits) < 0).any():
+        raise DataError(
+            f"row_splits must rise from 0 to the number of rows, {truth.size}; they start at {splits[0]} and "
+            f"end at {splits[-1]}" + (", falling between" if (np.diff(splits) < 0).any() else "")
+        )
+    bad = ~((truth >= 0) & (truth < 1000))  # 2^1024 is no float64; nan is caught here too
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(f"row {row}: a rating must be a number from 0 to 1000, got {truth[row]}")
+    return truth, guess, splits.astype(np.int64)

@@ -1,0 +1,56 @@
+"""A number measured once per seed, as mean and spread."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds.
+
+    Attributes:
+      mean: Mean of the defined values; nan where there are none.
+      deviation: Sample standard deviation, ``sqrt(sum (x - mean)^2 / (n - 1))``, in the metric's own unit;
+        ``None`` where fewer than two values are defined. It says how far apart single runs lie, not how
+        well the mean is known: for that, divide it by ``sqrt(n)``.
+      defined: Number of values that are finite.
+      total: Number of values, undefined ones included.
+
+    Example:
+      >>> Spread.of([0.75, 1.0, 1.25])
+      Spread(mean=1.0, deviation=0.25, defined=3, total=3)
+    """
+
+    mean: float
+    deviation: float | None
+    defined: int
+    total: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise one value per seed; those that are not finite are counted and left out."""
+        finite = [value for value in values if math.isfinite(value)]
+        return cls(
+            mean=statistics.fmean(finite) if finite else math.nan,
+            deviation=statistics.stdev(finite) if len(finite) > 1 else None,
+            defined=len(finite),
+            total=len(values),
+        )
+
+    def format(self, digits: int = 3) -> str:
+        """``"0.917 ± 0.009"``; without a spread ``"0.917"``; undefined ``"–"``.
+
+        Where only some seeds are defined, their number follows: ``"0.917 ± 0.009 (2/3)"``.
+        """
+        if not self.defined:
+            return "–"
+        text = f"{self.mean:.{digits}f}"
+        if self.deviation is not None:
+            text += f" ± {self.deviation:.{digits}f}"
+        if self.defined < self.total:
+            text += f" ({self.defined}/{self.total})"
+        return text
