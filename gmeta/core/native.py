@@ -75,8 +75,8 @@ def check_build(path: Path) -> None:
         )
     if info["cxx11_abi"] != str(tf.sysconfig.CXX11_ABI_FLAG):
         raise NativeLibraryError(
-            f"{path} was built with _GLIBCXX_USE_CXX11_ABI={info['cxx11_abi']}, but TensorFlow {tf.__version__} "
-            f"here uses {tf.sysconfig.CXX11_ABI_FLAG}: rebuild it with `make setup`"
+            f"{path} was built with _GLIBCXX_USE_CXX11_ABI={info['cxx11_abi']}, but TensorFlow "
+            f"{tf.__version__} here uses {tf.sysconfig.CXX11_ABI_FLAG}: rebuild it with `make setup`"
         )
 
 

@@ -1,0 +1,62 @@
+# The project's commands; `make` alone names them. None of them asks anything, so they run unattended.
+
+PYTHON ?=
+DATA ?=
+RUN ?= runs/demo
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format native test-native test-asan test-tsan pins clean
+
+help:  ## Name the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
+	  while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+setup:  ## Make .venv with the pins, Horovod and the native libraries; seconds when it is there [PYTHON=python3.11]
+	@PYTHON='$(PYTHON)' sh tools/dev/setup.sh
+
+demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=runs/demo]
+	$(BIN)/gmeta prepare --out '$(RUN)/data' $(if $(DATA),--data '$(DATA)')
+	$(BIN)/gmeta train --run '$(RUN)'
+	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
+
+test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: setup  ## Style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/mypy
+
+format: setup  ## Rewrite Python and C++ in the house's style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+native: setup  ## Compile what changed in ops/ and io/
+	$(BIN)/python setup.py -q build_ext --inplace
+
+# One build folder a sanitizer. The cores know no TensorFlow, so all of what runs is instrumented.
+test-native test-asan test-tsan: test-%: setup
+	$(BIN)/cmake -S . -B build/$@ -DGMETA_BUILD_OPS=OFF -DGMETA_BUILD_TESTS=ON -DGMETA_CUDA=OFF \
+	  -DGMETA_SANITIZE=$(SANITIZER_$*)
+	$(BIN)/cmake --build build/$@ --parallel
+	cd build/$@ && ctest --output-on-failure
+SANITIZER_asan := address,undefined
+SANITIZER_tsan := thread
+
+test-native:  ## The native cores' tests
+test-asan:  ## ... under the address and undefined behaviour sanitizers
+test-tsan:  ## ... under the thread sanitizer
+
+pins: setup  ## Resolve constraints.txt anew, for every supported Python that is found
+	$(BIN)/python tools/dev/pin.py
+
+clean:  ## Remove what was built and prepared; keeps runs/
+	rm -rf build dist .venv *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find gmeta -name '*.so' -delete

@@ -1,0 +1,74 @@
+"""The command line, ``gmeta``: one module a subcommand, imported when it is asked for.
+
+``gmeta --help`` names the subcommands from `COMMANDS` alone, so it answers at once: TensorFlow is imported by
+the subcommands that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NoReturn
+
+import click
+
+import gmeta
+from gmeta.core.errors import GmetaError
+
+COMMANDS = {
+    "doctor": "Say what this installation is and what is wrong with it.",
+    "prepare": "Turn raw rating files into a prepared data set.",
+    "train": "Train on a prepared data set; resume where a run stopped.",
+    "evaluate": "Measure adaptation to new users, and write the report.",
+}
+"""Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.<name>``."""
+
+_INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
+
+
+class CommandLine(click.Group):
+    """A group that imports a subcommand when it is run, and prints its errors in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in `COMMANDS`, in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand's module; None for a name that isn't one."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gmeta.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand.
+
+        Exit codes: 0 done; 1 the answer is no (`gmeta doctor`); 2 an error that is the user's to mend;
+        130 interrupted. Anything else is a defect, and keeps its traceback.
+        """
+        try:
+            return super().invoke(ctx)
+        except (GmetaError, KeyboardInterrupt) as error:
+            if ctx.params["debug"]:
+                raise
+            return _leave(ctx, error)
+
+
+def _leave(ctx: click.Context, error: GmetaError | KeyboardInterrupt) -> NoReturn:
+    if isinstance(error, GmetaError):
+        click.echo(f"gmeta: error: {error}", err=True)
+        ctx.exit(error.exit_code)
+    click.echo("gmeta: interrupted; what was finished is kept", err=True)
+    ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(gmeta.__version__, prog_name="gmeta")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Train recommendation models that adapt to new users from a handful of ratings."""

@@ -1,0 +1,169 @@
+"""Examines an installation: versions, Keras, native libraries, Horovod, GPUs.
+
+Every check turns what it meets into a `Finding` and never raises: a doctor that dies of the first symptom
+can't name the second. Checks that need TensorFlow import it, so this module does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from packaging.requirements import Requirement
+
+import gmeta
+from gmeta.core import collectives, native
+from gmeta.core.errors import ConfigError, NativeLibraryError
+
+_REINSTALL = "run `make setup` in a checkout, or `pip install .`"
+
+
+class Status(enum.Enum):
+    """How a thing stands."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing; gmeta works without it
+    BROKEN = "BROKEN"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+      subject: What was looked at, such as ``tensorflow`` or ``library ops``.
+      value: What was found.
+      status: Whether that is well.
+      remedy: What to do about it; only where there is something to do.
+    """
+
+    subject: str
+    value: str
+    status: Status = Status.OK
+    remedy: str | None = None
+
+
+def examine() -> list[Finding]:
+    """Look at everything, in the order in which one thing builds on another.
+
+    Returns:
+      At least one finding a check; `Status.BROKEN` where gmeta can't work so.
+    """
+    findings = [
+        Finding("python", f"{platform.python_version()} on {platform.platform()}"),
+        Finding("gmeta", gmeta.__version__),
+        *_requirements(),
+    ]
+    try:
+        import tensorflow as tf
+    except Exception as error:  # a broken TensorFlow raises whatever its first broken part raises
+        return [
+            *findings,
+            Finding("tensorflow", f"import fails: {error}", Status.BROKEN, _REINSTALL),
+            _records_library(),
+            _horovod(),
+        ]
+    return [
+        *findings,
+        _keras(tf),
+        *(_op_library(name) for name in native.LIBRARIES if name != "records"),
+        _records_library(),
+        _horovod(),
+        _gpus(tf),
+    ]
+
+
+def _requirements() -> Iterator[Finding]:
+    """Each package that pyproject.toml asks for, against what is installed."""
+    try:
+        lines = importlib.metadata.requires("gmeta") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            "packages", "gmeta runs from its source without being installed", Status.NOTE, _REINSTALL
+        )
+        return
+    for requirement in map(Requirement, lines):
+        # Extras are for those who asked for them, and carry the marker `extra == "..."`.
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _requirement(requirement)
+
+
+def _requirement(requirement: Requirement) -> Finding:
+    install = f"pip install '{requirement.name}{requirement.specifier}'"
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(requirement.name, "not installed", Status.BROKEN, install)
+    if not requirement.specifier.contains(version, prereleases=True):
+        value = f"{version}, but gmeta needs {requirement.specifier}"
+        return Finding(requirement.name, value, Status.BROKEN, install)
+    return Finding(requirement.name, version)
+
+
+def _keras(tf: ModuleType) -> Finding:
+    package = tf.keras.Model.__module__.split(".")[0]  # tf.keras itself is a lazy loader without a name
+    value = f"{package} {importlib.metadata.version(package)}"
+    if package == "tf_keras":
+        return Finding("keras in use", value)
+    remedy = "export TF_USE_LEGACY_KERAS=1, or put `import gmeta` above `import tensorflow`"
+    return Finding("keras in use", f"{value}, but gmeta needs tf_keras", Status.BROKEN, remedy)
+
+
+def _library(name: str, load: Callable[[], str]) -> Finding:
+    try:
+        return Finding(f"library {name}", load())
+    except NativeLibraryError as error:  # its message ends with the remedy
+        return Finding(f"library {name}", str(error), Status.BROKEN)
+
+
+def _op_library(name: str) -> Finding:
+    def load() -> str:
+        native.load_op_library(name)
+        info = native.build_info(native.library_path(name))
+        cuda = "with CUDA" if info["cuda"] == "1" else "without CUDA"
+        return f"loads; built against TensorFlow {info['tensorflow']}, by {info['compiler']}, {cuda}"
+
+    return _library(name, load)
+
+
+def _records_library() -> Finding:
+    def load() -> str:
+        path = native.library_path("records")
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeLibraryError(f"{path} doesn't load: {error}; rebuild it with `make setup`") from error
+        return "loads; needs no TensorFlow"
+
+    return _library("records", load)
+
+
+def _horovod() -> Finding:
+    if collectives.horovod_version() is None:
+        return Finding(
+            "horovod",
+            "not installed, so training runs on one rank",
+            Status.NOTE,
+            "`make setup` builds it; README, 'More than one rank'",
+        )
+    try:
+        backends = collectives.built_backends()
+    except ConfigError as error:  # its message ends with the remedy
+        return Finding("horovod", str(error), Status.BROKEN)
+    built = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in backends.items())
+    return Finding("horovod", f"{collectives.horovod_version()}; backends: {built}")
+
+
+def _gpus(tf: ModuleType) -> Finding:
+    names = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    if names:
+        return Finding("gpus", f"{len(names)}: {', '.join(names)}")
+    return Finding("gpus", "none that TensorFlow can use; training runs on the CPU")
