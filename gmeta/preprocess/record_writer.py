@@ -1,0 +1,276 @@
+"""Writes columns of rows as a TFRecord file of ``tf.train.Example`` records, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.core.errors import DataError
+from gmeta.core.native import library_path
+from gmeta.core.schema import Column, Schema
+
+Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
+"""A column's rows: one value a row, or, for a list column, ``(values, row_splits)``."""
+
+_BLOCK = 4 << 20  # bytes that are encoded before they are written
+_DTYPES = ("int64", "float32")  # their places are the native enum's values
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(library_path("records")))
+    library.gmeta_records_encoder_new.restype = ctypes.c_void_p
+    library.gmeta_records_encoder_free.argtypes = [ctypes.c_void_p]
+    library.gmeta_records_encoder_free.restype = None
+    library.gmeta_records_encode.restype = ctypes.c_int64
+    library.gmeta_records_encode.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    return library
+
+
+class _Encoder:
+    """The native encoder: columns in, framed records out, a block at a time."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._count = count = len(schema.columns)
+        self._handle = _library().gmeta_records_encoder_new(
+            ctypes.c_int64(count),
+            (ctypes.c_char_p * count)(*(column.name.encode() for column in schema)),
+            (ctypes.c_int32 * count)(*(_DTYPES.index(column.dtype) for column in schema)),
+            (ctypes.c_int32 * count)(*(int(column.is_list) for column in schema)),
+        )
+        if not self._handle:
+            raise MemoryError("no memory for the record encoder")
+
+    def blocks(self, values: list[Any], splits: list[Any], rows: int) -> Any:
+        """Yield views of encoded bytes; each is valid until the next one is asked for."""
+        value_pointers = (ctypes.c_void_p * self._count)(*(array.ctypes.data for array in values))
+        split_pointers = (ctypes.c_void_p * self._count)(
+            *(None if array is None else array.ctypes.data for array in splits)
+        )
+        data, size, first = ctypes.c_void_p(), ctypes.c_int64(), 0
+        while first < rows:
+            first = _library().gmeta_records_encode(
+                self._handle,
+                first,
+                rows,
+                self._count,
+                value_pointers,
+                split_pointers,
+                _BLOCK,
+                ctypes.byref(data),
+                ctypes.byref(size),
+            )
+            if first < 0:
+                raise MemoryError("no memory for a block of encoded records")
+            yield memoryview((ctypes.c_char * size.value).from_address(data.value or 0)).cast("B")
+
+    def close(self) -> None:
+        if self._handle:
+            _library().gmeta_records_encoder_free(self._handle)
+            self._handle = None
+
+
+class RecordWriter:
+    """Writes one TFRecord file; it appears under its name only when it is whole.
+
+    Rows go to ``<path>.<process id>.tmp``, which is flushed to the disk and renamed by `close`. Left by an
+    exception, or by `discard`, the temporary file is removed, and what stood at ``path`` before stays.
+    A record is a ``tf.train.Example`` with an ``int64_list`` or a ``float_list`` a column, in the bytes
+    that protobuf's deterministic serialisation gives, so equal rows make equal files.
+
+    Args:
+      path: The file to write. Its folder must exist.
+      schema: The columns of every record.
+
+    Attributes:
+      rows: Records written so far.
+      bytes: Bytes written so far, framing included.
+
+    Raises:
+      OSError: The file can't be created, or the disk is full.
+      NativeLibraryError: The native encoder was never built.
+
+    Example:
+      >>> schema = Schema((Column("task"), Column("batch_id"), Column("genre", is_list=True)))
+      >>> with RecordWriter("warm.tfrecord", schema) as writer:
+      ...     writer.write({"task": [7, 7], "batch_id": [0, 0], "genre": ([1, 2, 3], [0, 1, 3])})
+      >>> writer.rows
+      2
+    """
+
+    def __init__(self, path: str | Path, schema: Schema) -> None:
+        self.path, self.schema = Path(path), schema
+        self.rows = self.bytes = 0
+        self._temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        self._encoder = _Encoder(schema)
+        self._closed = False
+        try:
+            # Exclusively: two writers of one path would mix their records.
+            self._file = self._temporary.open("xb", buffering=0)
+        except OSError:
+            self._encoder.close()
+            self._closed = True
+            raise
+
+    def write(self, columns: Mapping[str, Values]) -> None:
+        """Append rows.
+
+        Args:
+          columns: Column name -> its rows, one entry for every column of the schema. One value a row: a
+            1-D array. A list column: ``(values, row_splits)``, row ``r`` being
+            ``values[row_splits[r]:row_splits[r + 1]]``. Integers up to 64 bits signed are taken for int64,
+            16- and 32-bit floats and lists of Python numbers for float32; nothing else is cast.
+
+        Raises:
+          DataError: A column is missing, unknown, of another type or of another length. Nothing of this
+            call is written then.
+          OSError: The disk is full; the file is discarded.
+          ValueError: The writer is closed.
+        """
+        if self._closed:
+            raise ValueError(f"{self.path}: the writer is closed; open another one")
+        names = [column.name for column in self.schema]
+        for wrong, what in ((set(names) - set(columns), "missing"), (set(columns) - set(names), "unknown")):
+            if wrong:
+                raise self._error(f"{what} column {', '.join(map(repr, sorted(wrong)))}", f"give {names}")
+        values, splits, lengths = [], [], {}
+        for column in self.schema:
+            array, ends = self._take(column, columns[column.name])
+            values.append(array)
+            splits.append(ends)
+            lengths[column.name] = len(array) if ends is None else len(ends) - 1
+        if len(set(lengths.values())) != 1:
+            raise self._error(f"columns of different lengths: {lengths}", "give every column the same rows")
+        try:
+            for block in self._encoder.blocks(values, splits, rows := lengths[names[0]]):
+                self._put(block)
+        except BaseException:
+            self.discard()
+            raise
+        self.rows += rows
+
+    def close(self) -> None:
+        """Flush the file to the disk and give it its name. Doing it twice does nothing more.
+
+        Raises:
+          OSError: The disk is full; the file is discarded.
+        """
+        if self._closed:
+            return
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self.path)
+        except OSError:
+            self.discard()
+            raise
+        self._closed = True
+        self._encoder.close()
+        _sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Drop what was written; ``path`` is left as it was before."""
+        if self._closed:
+            return
+        self._closed = True
+        self._encoder.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _put(self, block: memoryview) -> None:
+        try:
+            while block:
+                written = self._file.write(block) or 0
+                self.bytes += written
+                block = block[written:]
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk is full, free some space or write elsewhere" if full else error.strerror
+            raise OSError(error.errno, f"{reason} (after {self.bytes} bytes)", str(self.path)) from error
+
+    def _take(self, column: Column, given: Any) -> tuple[Any, Any]:
+        """A column's values and row splits as contiguous arrays of the native types."""
+        splits: Any = None
+        if column.is_list:
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise self._error(
+                    f"column {column.name!r} is a list column, got {type(given).__name__}",
+                    "give (values, row_splits)",
+                )
+            given, splits = given[0], np.asarray(given[1])
+            if splits.ndim != 1 or len(splits) < 1 or not np.can_cast(splits.dtype, np.int64):
+                raise self._error(
+                    f"column {column.name!r}: row_splits must be 1-D integers with at least the value 0, "
+                    f"got {splits.dtype} of shape {splits.shape}"
+                )
+            splits = np.ascontiguousarray(splits, np.int64)
+        elif isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) > 0:
+            raise self._error(
+                f"column {column.name!r} has one value a record, got (values, row_splits)",
+                "give the values, or declare it with is_list=True",
+            )
+        array = np.asarray(given)
+        if array.ndim != 1:
+            raise self._error(f"column {column.name!r} must be 1-D, got shape {array.shape}")
+        # A Python float is a double for want of another type; an array of doubles is one on purpose.
+        plain = column.dtype == "float32" and not hasattr(given, "dtype")
+        if array.size and not np.can_cast(array.dtype, column.dtype, "same_kind" if plain else "safe"):
+            raise self._error(
+                f"column {column.name!r} is {column.dtype}, got {array.dtype}",
+                f"cast it with .astype({column.dtype!r}) where nothing is lost",
+            )
+        if splits is not None and (
+            splits[0] != 0 or splits[-1] != len(array) or (splits[1:] < splits[:-1]).any()
+        ):
+            raise self._error(
+                f"column {column.name!r}: row_splits must rise from 0 to {len(array)}, the number of values"
+            )
+        return np.ascontiguousarray(array, column.dtype), splits
+
+    def _error(self, message: str, advice: str | None = None) -> DataError:
+        return DataError(message, path=self.path, advice=advice)
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) is False:
+            self.discard()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder last through a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

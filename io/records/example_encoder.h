@@ -1,0 +1,161 @@
+// Rows of columns in, framed tf.train.Example records out.
+//
+// An Example is a map from column names to lists, four messages deep, each with its length in
+// front of it:
+//
+//     0A n  Example.features                                    n: features
+//       0A n  Features.feature (a map entry, one a column)      n: entry
+//         0A n <name>
+//         12 n  Feature                                         n: feature
+//           1A n  Feature.int64_list  (or 12: float_list)       n: list
+//             0A n <packed varints> (or little-endian floats)   n: values; absent for an empty list
+//
+// A length comes before the bytes that it counts, so a row is walked twice: once to add up the
+// sizes from the inside out, which takes no memory but one number a column, and once to write.
+// Nothing is built in between: no message object, no string a value, no copy of a buffer. The
+// payload's size is known before its first byte is written, so the record's frame is written in
+// place around it too.
+//
+// Entries are written in the order of their names, as protobuf's deterministic serialisation does:
+// one row has one encoding, whoever wrote it, and files can be compared byte by byte.
+
+#ifndef GMETA_IO_RECORDS_EXAMPLE_ENCODER_H_
+#define GMETA_IO_RECORDS_EXAMPLE_ENCODER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/records/column.h"
+#include "io/records/tfrecord.h"
+#include "io/records/wire.h"
+
+namespace gmeta::records {
+
+// Borrowed values of a column. Row r of a list column holds values[splits[r]] to
+// values[splits[r + 1] - 1]; otherwise `splits` is null and row r holds values[r].
+struct ColumnView {
+  const void* values = nullptr;
+  const int64_t* splits = nullptr;
+};
+
+class ExampleEncoder {
+ public:
+  explicit ExampleEncoder(const std::vector<ColumnSpec>& columns) {
+    std::vector<size_t> order(columns.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return columns[a].name < columns[b].name; });
+    for (size_t place : order) fields_.emplace_back(place, columns[place]);
+  }
+
+  // Encodes rows from `first` on into bytes(), until there are none left or at least `limit` bytes
+  // are there. Returns the first row that wasn't encoded. `views` are in the constructor's order.
+  int64_t Encode(const ColumnView* views, int64_t first, int64_t rows, size_t limit) {
+    used_ = 0;
+    int64_t row = first;
+    for (; row < rows && used_ < limit; ++row) {
+      const size_t features = Measure(views, row);
+      const size_t payload = 1 + VarintSize(features) + features;
+      char* out = Reserve(kHeaderBytes + payload + kFooterBytes);
+      WriteHeader(out, payload);
+      out += kHeaderBytes;
+      *out++ = Tag(1, kBytes);
+      out = WriteVarint(out, features);
+      for (const Field& field : fields_) out = Write(field, views[field.place], row, out);
+      WriteFooter(out, payload);
+    }
+    return row;
+  }
+
+  const char* data() const { return buffer_.data(); }
+  size_t size() const { return used_; }
+
+ private:
+  struct Field {
+    Field(size_t place, const ColumnSpec& spec)
+        : place(place), dtype(spec.dtype), key(1 + VarintSize(spec.name.size()), '\0') {
+      key[0] = Tag(1, kBytes);
+      WriteVarint(&key[1], spec.name.size());
+      key += spec.name;
+    }
+    size_t place;  // of the column in the caller's order
+    DType dtype;
+    std::string key;    // the entry's first field, tag and length included
+    size_t values = 0;  // bytes of the present row's values
+    size_t list = 0;    // and of the messages around them
+    size_t feature = 0;
+    size_t entry = 0;
+  };
+
+  static std::pair<int64_t, int64_t> Range(const ColumnView& view, int64_t row) {
+    if (view.splits == nullptr) return {row, row + 1};
+    return {view.splits[row], view.splits[row + 1]};
+  }
+
+  static size_t Wrapped(size_t size) { return 1 + VarintSize(size) + size; }
+
+  size_t Measure(const ColumnView* views, int64_t row) {
+    size_t features = 0;
+    for (Field& field : fields_) {
+      const ColumnView& view = views[field.place];
+      const auto [begin, end] = Range(view, row);
+      if (field.dtype == DType::kFloat32) {
+        field.values = static_cast<size_t>(end - begin) * sizeof(float);
+      } else {
+        const auto* values = static_cast<const int64_t*>(view.values);
+        field.values = 0;
+        for (int64_t i = begin; i < end; ++i) {
+          field.values += VarintSize(static_cast<uint64_t>(values[i]));
+        }
+      }
+      field.list = field.values == 0 ? 0 : Wrapped(field.values);
+      field.feature = Wrapped(field.list);
+      field.entry = field.key.size() + Wrapped(field.feature);
+      features += Wrapped(field.entry);
+    }
+    return features;
+  }
+
+  static char* Write(const Field& field, const ColumnView& view, int64_t row, char* out) {
+    *out++ = Tag(1, kBytes);
+    out = WriteVarint(out, field.entry);
+    std::memcpy(out, field.key.data(), field.key.size());
+    out += field.key.size();
+    *out++ = Tag(2, kBytes);
+    out = WriteVarint(out, field.feature);
+    *out++ = field.dtype == DType::kFloat32 ? Tag(2, kBytes) : Tag(3, kBytes);
+    out = WriteVarint(out, field.list);
+    if (field.values == 0) return out;
+    *out++ = Tag(1, kBytes);
+    out = WriteVarint(out, field.values);
+    const auto [begin, end] = Range(view, row);
+    if (field.dtype == DType::kFloat32) {
+      std::memcpy(out, static_cast<const float*>(view.values) + begin, field.values);
+      return out + field.values;
+    }
+    const auto* values = static_cast<const int64_t*>(view.values);
+    for (int64_t i = begin; i < end; ++i) out = WriteVarint(out, static_cast<uint64_t>(values[i]));
+    return out;
+  }
+
+  char* Reserve(size_t size) {
+    if (buffer_.size() - used_ < size) buffer_.resize(std::max(2 * buffer_.size(), used_ + size));
+    char* out = buffer_.data() + used_;
+    used_ += size;
+    return out;
+  }
+
+  std::vector<Field> fields_;
+  std::vector<char> buffer_;
+  size_t used_ = 0;
+};
+
+}  // namespace gmeta::records
+
+#endif  // GMETA_IO_RECORDS_EXAMPLE_ENCODER_H_
