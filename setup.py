@@ -5,6 +5,7 @@ Everything else about the package is in pyproject.toml.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ class CMakeBuild(build_ext):
         cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         if cmake is None:
             sys.exit("gmeta: cmake is missing; get it with: pip install 'cmake>=3.18,<4'")
+        tensorflow = importlib.metadata.distribution("tensorflow")
         cuda = os.environ.get("GMETA_CUDA", "AUTO").upper()
         subprocess.run(
             [
@@ -42,6 +44,7 @@ class CMakeBuild(build_ext):
                 "-B",
                 str(build),
                 f"-DGMETA_PYTHON={sys.executable}",
+                f"-DGMETA_TF_INSTALLED={tensorflow.version} {tensorflow.locate_file('tensorflow')}",
                 f"-DGMETA_CUDA={cuda}",
             ],
             check=True,

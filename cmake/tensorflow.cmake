@@ -2,7 +2,8 @@
 if(NOT GMETA_PYTHON)
   set(GMETA_PYTHON python3)
 endif()
-if(NOT GMETA_TF_VERSION)
+# The answer is kept for as long as the same TensorFlow lies in the same place; setup.py says which it is.
+if(NOT GMETA_TF_VERSION OR NOT GMETA_TF_ASKED STREQUAL "${GMETA_TF_INSTALLED}")
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env TF_CPP_MIN_LOG_LEVEL=3 TF_USE_LEGACY_KERAS=1
             ${GMETA_PYTHON} ${CMAKE_SOURCE_DIR}/cmake/tensorflow_flags.py
@@ -18,6 +19,7 @@ if(NOT GMETA_TF_VERSION)
   set(GMETA_TF_INCLUDE ${include_dir} CACHE INTERNAL "")
   set(GMETA_TF_LIBRARY ${library_dir} CACHE INTERNAL "")
   set(GMETA_TF_ABI ${abi} CACHE INTERNAL "")
+  set(GMETA_TF_ASKED "${GMETA_TF_INSTALLED}" CACHE INTERNAL "")
 endif()
 message(STATUS "TensorFlow ${GMETA_TF_VERSION}, C++11 ABI ${GMETA_TF_ABI}")
 

@@ -1,0 +1,39 @@
+#!/bin/sh
+# Finds a Python that gmeta supports and hands over to setup_env.py. PYTHON= names one.
+#
+# A candidate counts only if it runs: version managers leave shims on PATH for versions that aren't there.
+set -eu
+cd "$(dirname -- "$0")/../.."
+
+version='import sys; print("%d.%d" % sys.version_info[:2])'
+version_of() { "$1" -c "$version" </dev/null 2>/dev/null || true; }
+supported() {
+  case "$(version_of "$1")" in
+    3.10 | 3.11 | 3.12) return 0 ;;
+    *) return 1 ;;
+  esac
+}
+fail() {
+  echo "setup: error: $1" >&2
+  exit 1
+}
+advice='install one (Debian: apt-get install python3 python3-venv), or name it: make setup PYTHON=/path/to/python3.11'
+
+if [ -n "${PYTHON:-}" ]; then
+  if ! supported "$PYTHON"; then
+    found=$(version_of "$PYTHON")
+    if [ -n "$found" ]; then found="is Python $found"; else found="does not run"; fi
+    fail "PYTHON=$PYTHON $found, but gmeta needs Python 3.10, 3.11 or 3.12; $advice"
+  fi
+elif [ -f .venv/.setup/venv ] && supported .venv/bin/python; then
+  PYTHON=.venv/bin/python # what is there stays, whatever else PATH offers today
+else
+  for candidate in python3.11 python3.12 python3.10 python3 /usr/bin/python3; do
+    if supported "$candidate"; then
+      PYTHON=$candidate
+      break
+    fi
+  done
+  [ -n "${PYTHON:-}" ] || fail "no Python 3.10, 3.11 or 3.12 that runs is on PATH; $advice"
+fi
+exec "$PYTHON" tools/dev/setup_env.py

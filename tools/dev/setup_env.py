@@ -1,0 +1,179 @@
+"""Makes .venv: the pins of constraints.txt, Horovod with Gloo, the native libraries, gmeta itself.
+
+Standard library alone: it runs under whatever Python setup.sh found. What is done isn't done again: steps.py.
+
+GMETA_CUDA=AUTO|ON|OFF says whether CUDA sources are compiled. Horovod's own build variables are heeded, such
+as HOROVOD_GPU_OPERATIONS=NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+from steps import SetupError, Steps, digest, only_one
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD, VENV = ROOT / "build", ROOT / ".venv"
+BIN = VENV / "bin"
+PYTHON = BIN / "python"
+PIP = (PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input")
+CONSTRAINTS, PYPROJECT = ROOT / "constraints.txt", ROOT / "pyproject.toml"
+INSTALL = (*PIP, "install", "--progress-bar", "off", "-c", CONSTRAINTS)
+
+NATIVE_SOURCES = tuple(ROOT / name for name in ("setup.py", "CMakeLists.txt", "cmake", "ops", "io"))
+NATIVE_LIBRARIES = tuple(
+    ROOT / "gmeta" / name for name in ("ops/_gmeta_ops.so", "io/_gmeta_io.so", "preprocess/_gmeta_records.so")
+)
+HOROVOD_FLAGS = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITH_GLOO": "1",
+}
+# Of Horovod's variables those that its build reads; the others, such as HOROVOD_CYCLE_TIME, tune a run.
+HOROVOD_BUILD = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_NCCL", "HOROVOD_CUDA", "HOROVOD_CPU_OPERATIONS")
+HOROVOD_CHECK = "import horovod.tensorflow as hvd; hvd.init(); assert hvd.gloo_built() and hvd.size() == 1"
+
+
+def pin(package: str) -> str:
+    """The version that constraints.txt names for a package on every Python."""
+    found = re.search(rf"^{package}==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    if found is None:
+        raise SetupError(f"{CONSTRAINTS} has no single pin of {package}: `make pins` writes one")
+    return found.group(1)
+
+
+def make_environment(steps: Steps) -> None:
+    """Do every step that is due, each of which stands on the ones before it."""
+    compiler = machine.check_tools()
+    tensorflow, horovod = pin("tensorflow"), pin("horovod")
+    python = platform.python_version()
+    chosen = {name: value for name, value in os.environ.items() if name.startswith(HOROVOD_BUILD)}
+    flags = HOROVOD_FLAGS | chosen
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{platform.machine()}"
+    wheel = digest([tag, tensorflow, horovod, compiler, *(f"{name}={flags[name]}" for name in sorted(flags))])
+    package = digest([PYPROJECT, ROOT / "setup.py"])
+    packages = digest([CONSTRAINTS, PYPROJECT])
+    native = digest([tensorflow, compiler, os.environ.get("GMETA_CUDA", ""), *NATIVE_SOURCES])
+
+    # setup.sh runs this file under .venv's own Python where .venv is whole and no other Python was named.
+    if Path(sys.prefix).resolve() != VENV:
+        if steps.due("venv", python):
+            machine.check_python()
+        steps.step("venv", f".venv with Python {python}", python, lambda: create(steps, python))
+    if steps.due("packages", packages) or steps.due("horovod", wheel):
+        machine.check_disk(ROOT)
+    steps.step("packages", "the packages of constraints.txt", packages, lambda: install_packages(steps))
+    title = f"Horovod {horovod} for TensorFlow {tensorflow}"
+    steps.step("horovod", title, wheel, lambda: install_horovod(steps, horovod, flags, wheel))
+    if not all(library.exists() for library in NATIVE_LIBRARIES):
+        steps.forget("native")
+    steps.step("native", "the native libraries", native, lambda: compile_native(steps))
+    steps.step("gmeta", "gmeta, editable", package, lambda: install_gmeta(steps))
+
+
+def create(steps: Steps, python: str) -> None:
+    """Make .venv, or keep one that was made by hand with the same Python and has pip."""
+    try:
+        ask = [str(PYTHON), "-c", "import pip, platform; print(platform.python_version())"]
+        if subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == python:
+            return
+    except (OSError, subprocess.CalledProcessError):
+        pass  # none, or one that broke off
+    steps.run(sys.executable, "-m", "venv", "--clear", VENV)
+
+
+def install_packages(steps: Steps) -> None:
+    """Install what pyproject.toml asks for, at the versions of constraints.txt."""
+    if sys.version_info < (3, 11):
+        steps.run(*INSTALL, "tomli")  # what reads pyproject.toml
+    wanted = BUILD / "requirements.txt"
+    steps.run(PYTHON, ROOT / "tools/dev/requirements.py", wanted, "build", "dev")
+    steps.run(*INSTALL, "-r", wanted)
+
+
+def install_horovod(steps: Steps, version: str, flags: dict[str, str], key: str) -> None:
+    """Install Horovod's wheel, out of the cache, or built from its sdist and then cached.
+
+    The cache is ours, since pip's doesn't know which TensorFlow, compiler and flags a wheel was built with.
+    """
+    cache = cache_folder() / key[:16]
+    for wheel in cache.glob("*.whl"):
+        try:
+            install_horovod_wheel(steps, version, wheel)
+        except SetupError:
+            wheel.unlink()  # broken off, or from a machine that differs in what the key doesn't name
+        else:
+            return
+    with tempfile.TemporaryDirectory(prefix="gmeta-horovod-") as folder:
+        jobs = len(os.sched_getaffinity(0))
+        build = {**flags, "MAKEFLAGS": f"-j{jobs}", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        sdist = ("--no-cache-dir", "--no-binary", "horovod", "--no-deps", f"horovod=={version}")
+        options = ("--no-build-isolation", "--use-pep517", "--progress-bar", "off", "-w", folder)
+        steps.run(*PIP, "wheel", *options, *sdist, env=build)
+        (wheel,) = Path(folder).glob("*.whl")
+        install_horovod_wheel(steps, version, wheel)
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = cache / f"{wheel.name}.{os.getpid()}"
+        shutil.copyfile(wheel, partial)
+        partial.replace(cache / wheel.name)
+
+
+def install_horovod_wheel(steps: Steps, version: str, wheel: Path) -> None:
+    """Install it with what it needs, and see that it loads into TensorFlow."""
+    steps.run(*INSTALL, "--force-reinstall", "--no-deps", wheel)
+    steps.run(*INSTALL, f"horovod=={version}")
+    steps.run(PYTHON, "-c", HOROVOD_CHECK, env={"TF_USE_LEGACY_KERAS": "1"})
+
+
+def cache_folder() -> Path:
+    """Where built wheels are kept for other checkouts; in this one if home can't be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gmeta" / "wheels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return BUILD / "wheels"
+    return folder
+
+
+def compile_native(steps: Steps) -> None:
+    """Compile the native libraries beside the Python that loads them."""
+    steps.run(PYTHON, "setup.py", "-q", "build_ext", "--inplace")
+
+
+def install_gmeta(steps: Steps) -> None:
+    """Install the checkout itself, so that `import gmeta` and `gmeta` work from anywhere."""
+    steps.run(*PIP, "install", "--no-deps", "--no-build-isolation", "-e", ROOT)
+
+
+def main() -> int:
+    """Returns the exit status: 0 when all is there, 1 with one line on stderr, 130 when interrupted."""
+    os.chdir(ROOT)
+    start = time.monotonic()
+    try:
+        with only_one(BUILD / "setup.lock"):
+            steps = Steps(VENV / ".setup", BUILD / "setup.log")
+            make_environment(steps)
+    except SetupError as error:
+        print(f"setup: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted; the next call goes on from here", file=sys.stderr)
+        return 130
+    done = f"ready after {time.monotonic() - start:.0f} s" if steps.ran else "nothing to do"
+    print(f"setup: {done}; .venv has Python {platform.python_version()}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
