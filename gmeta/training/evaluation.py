@@ -50,6 +50,11 @@ class MethodResult:
     description: str
     results: Mapping[int, Mapping[str, Sequence[float]]]
 
+    @property
+    def adapts(self) -> bool:
+        """Whether it takes any steps; a fixed baseline has results at 0 only."""
+        return any(steps > 0 for steps in self.results)
+
 
 @dataclass(frozen=True)
 class TrainingRun:

@@ -41,16 +41,19 @@ class Spread:
             total=len(values),
         )
 
-    def format(self, digits: int = 3) -> str:
-        """``"0.917 ± 0.009"``; without a spread ``"0.917"``; undefined ``"–"``.
+    def parts(self, digits: int = 3) -> tuple[str, str]:
+        """Mean and spread as text: ``("0.917", "±.009")``.
 
-        Where only some seeds are defined, their number follows: ``"0.917 ± 0.009 (2/3)"``.
+        The spread is empty where there is none; an undefined mean is a dash. Where only some seeds are
+        defined, the spread ends with their number: ``"±.009 (2/3)"``.
         """
         if not self.defined:
-            return "–"
-        text = f"{self.mean:.{digits}f}"
-        if self.deviation is not None:
-            text += f" ± {self.deviation:.{digits}f}"
+            return "–", ""
+        spread = "" if self.deviation is None else "±" + f"{self.deviation:.{digits}f}".removeprefix("0")
         if self.defined < self.total:
-            text += f" ({self.defined}/{self.total})"
-        return text
+            spread += f" ({self.defined}/{self.total})"
+        return f"{self.mean:.{digits}f}", spread
+
+    def format(self, digits: int = 3) -> str:
+        """Mean and spread as one text, ``"0.917±.009"``."""
+        return "".join(self.parts(digits))
