@@ -1,1 +1,10 @@
-"""TODO"""
+"""From raw files to prepared data sets: pure map and reduce functions, and the engines that run them.
+
+`prepare` does the whole; `plan` holds the functions; `local_engine` runs them in this process. Nothing here
+imports TensorFlow: records are encoded by a native library of its own.
+"""
+
+from gmeta.preprocess.config import PrepareConfig as PrepareConfig
+from gmeta.preprocess.prepare import prepare as prepare
+from gmeta.preprocess.summary import PrepareSummary as PrepareSummary
+from gmeta.preprocess.synthetic import SyntheticConfig as SyntheticConfig

@@ -1,0 +1,91 @@
+"""Attributes by id: one row a user or an item, in columns, so that joining them to ratings is a gather."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Ragged = tuple[Ints, Ints]
+"""A column of lists, values (V,) and splits (N + 1,): row ``i`` is ``values[splits[i]:splits[i + 1]]``."""
+IntColumn: TypeAlias = "Ints | Ragged"
+
+
+def gather_ragged(column: Ragged, rows: Ints) -> Ragged:
+    """Rows of a column of lists.
+
+    Args:
+      column: Values (V,) and row splits (N + 1,).
+      rows: (M,) int64, which rows, in which order; any may be repeated.
+
+    Returns:
+      Values and row splits (M + 1,) of the rows asked for.
+
+    Example:
+      >>> gather_ragged((np.array([7, 8, 9]), np.array([0, 2, 3])), np.array([1, 0]))
+      (array([9, 7, 8]), array([0, 1, 3]))
+    """
+    values, splits = column
+    lengths = np.diff(splits)[rows]
+    new_splits = np.concatenate(([0], np.cumsum(lengths)))
+    shift = np.repeat(splits[rows] - new_splits[:-1], lengths)  # from a place in the result to one in values
+    return values[shift + np.arange(new_splits[-1])], new_splits
+
+
+@dataclass(frozen=True)
+class AttributeTable:
+    """Columns of attributes, one row an id.
+
+    Rows are sorted by id, so that the order of the lines in the raw file is of no consequence.
+
+    Attributes:
+      ids: (N,) int64, ascending, each once.
+      lines: (N,) int64, the line that each row was read from.
+      columns: Name -> (N,) int64, or for a list attribute ``(values, row_splits)``.
+    """
+
+    ids: Ints
+    lines: Ints
+    columns: Mapping[str, IntColumn]
+
+    @classmethod
+    def build(
+        cls,
+        names: Sequence[str],
+        rows: Mapping[int, tuple[int | tuple[int, ...], ...]],
+        lines: Mapping[int, int],
+    ) -> AttributeTable:
+        """Make a table from parsed rows.
+
+        Args:
+          names: The attributes' names, in the order of a row's values.
+          rows: Id -> its attributes: an int, or a tuple of ints for a list attribute.
+          lines: Id -> the line it was read from.
+        """
+        ids = sorted(rows)
+        columns: dict[str, IntColumn] = {}
+        for place, name in enumerate(names):
+            cells = [rows[key][place] for key in ids]
+            if cells and isinstance(cells[0], tuple):
+                lists = [cell for cell in cells if isinstance(cell, tuple)]
+                splits = np.cumsum([0, *(len(cell) for cell in lists)], dtype=np.int64)
+                columns[name] = np.array([value for cell in lists for value in cell], np.int64), splits
+            else:
+                columns[name] = np.array(cells, np.int64)
+        return cls(np.array(ids, np.int64), np.array([lines[key] for key in ids], np.int64), columns)
+
+    def id_set(self) -> Container[int]:
+        """The ids, for asking one at a time whether they are known."""
+        return frozenset(self.ids.tolist())
+
+    def take(self, ids: Ints) -> dict[str, IntColumn]:
+        """The attributes of ``ids``, an (M,) int64 array of known ids in any order: columns of M rows."""
+        rows = np.searchsorted(self.ids, ids)
+        return {
+            name: gather_ragged(column, rows) if isinstance(column, tuple) else column[rows]
+            for name, column in self.columns.items()
+        }

@@ -1,0 +1,194 @@
+"""MovieLens folders: which layout one has, its users and items, and where its ratings are.
+
+Two published layouts are told apart by the ratings file: ``u.data`` is MovieLens-100K's, ``ratings.dat``
+MovieLens-1M's. Users and items are small and are read whole into `AttributeTable`; ratings are left as lines
+for an engine to map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gmeta.core.errors import DataError
+from gmeta.preprocess.attribute_table import AttributeTable
+from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.movielens_records import (
+    GENRES,
+    ITEM_COLUMNS,
+    USER_COLUMNS,
+    ItemRow,
+    UserRow,
+    item_row_1m,
+    item_row_100k,
+    parse_integer,
+    show,
+    split_fields,
+    user_row_1m,
+    user_row_100k,
+)
+from gmeta.preprocess.raw_file import RawFile
+
+RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """The name of a file, what separates its fields, and how many there are."""
+
+    name: str
+    separator: bytes
+    fields: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of one edition of MovieLens.
+
+    Attributes:
+      name: What the edition is called in messages and manifests.
+      ratings: ``user, item, rating, timestamp``, the form that the two editions share but for separators.
+      users: One line a user, its id first.
+      items: One line an item, its id first.
+      occupations: The file that names the occupations, one a line; None where users carry a code.
+    """
+
+    name: str
+    ratings: FileForm
+    users: FileForm
+    items: FileForm
+    occupations: str | None
+
+
+ML_100K = Layout(
+    "ml-100k",
+    ratings=FileForm("u.data", b"\t", RATING_FIELDS),
+    users=FileForm("u.user", b"|", 5),
+    items=FileForm("u.item", b"|", 5 + len(GENRES)),
+    occupations="u.occupation",
+)
+ML_1M = Layout(
+    "ml-1m",
+    ratings=FileForm("ratings.dat", b"::", RATING_FIELDS),
+    users=FileForm("users.dat", b"::", 5),
+    items=FileForm("movies.dat", b"::", 3),
+    occupations=None,
+)
+LAYOUTS = (ML_100K, ML_1M)
+
+
+@dataclass(frozen=True)
+class MovieLens:
+    """An opened folder.
+
+    Attributes:
+      layout: Which edition it is.
+      users: Attributes ``gender``, ``age``, ``occupation``, ``area`` by user id.
+      items: Attributes ``year`` and the list ``genre`` by item id.
+      users_path: The file that ``users`` was read from, for messages.
+      ratings: The ratings file.
+      digests: File name -> SHA-256, of every file that was read.
+    """
+
+    layout: Layout
+    users: AttributeTable
+    items: AttributeTable
+    users_path: Path
+    ratings: RawFile
+    digests: Mapping[str, str]
+
+
+def detect(folder: Path) -> Layout:
+    """Which layout a folder has, by its ratings file.
+
+    Raises:
+      DataError: It isn't a folder, has neither ratings file, or both. Says what was looked for and found.
+    """
+    if not folder.is_dir():
+        raise DataError("no such folder" if not folder.exists() else "not a folder", path=folder)
+    found = [layout for layout in LAYOUTS if (folder / layout.ratings.name).exists()]
+    if len(found) == 1:
+        return found[0]
+    sought = " or ".join(f"{layout.ratings.name} ({layout.name})" for layout in LAYOUTS)
+    if found:
+        raise DataError(
+            f"holds both {sought.replace(' or ', ' and ')}", path=folder, advice="keep one of them"
+        )
+    names = sorted(entry.name for entry in folder.iterdir())
+    shown = ", ".join(names[:_MOST_NAMES]) or "nothing"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    inside = next(
+        (name for name in names if any((folder / name / x.ratings.name).exists() for x in LAYOUTS)), None
+    )
+    raise DataError(
+        f"not a MovieLens folder: looked for {sought}, found {shown}{more}",
+        path=folder,
+        advice=f"did you mean {folder / inside}?" if inside else None,
+    )
+
+
+def open_folder(folder: Path, bad: BadRecords) -> MovieLens:
+    """Detect a folder's layout and `load` it.
+
+    Raises:
+      DataError: As `detect` and `load`.
+    """
+    return load(detect(folder), lambda name: RawFile.read(folder / name), bad)
+
+
+def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> MovieLens:
+    """Read users and items into tables, and the ratings' bytes.
+
+    A user or an item whose line is bad is left out under ``"skip"``; its ratings are then of an unknown id
+    and are left out too.
+
+    Args:
+      layout: Which files there are.
+      read: File name -> the file.
+      bad: Applies the rule for bad lines.
+
+    Raises:
+      DataError: ``read`` finds a file missing or empty, or there is a bad line and the rule is ``"raise"``.
+    """
+    ratings, users, items = (read(form.name) for form in (layout.ratings, layout.users, layout.items))
+    files = [ratings, users, items]
+    user_row: Callable[[Sequence[bytes]], UserRow] = user_row_1m
+    item_row: Callable[[Sequence[bytes]], ItemRow] = item_row_1m
+    if layout.occupations is not None:
+        occupation_file = read(layout.occupations)
+        files.append(occupation_file)
+        occupations = {name: index for index, (_, name) in enumerate(occupation_file.lines())}
+        user_row, item_row = (lambda fields: user_row_100k(fields, occupations)), item_row_100k
+    return MovieLens(
+        layout,
+        users=_table(users, layout.users, USER_COLUMNS, user_row, bad),
+        items=_table(items, layout.items, ITEM_COLUMNS, item_row, bad),
+        users_path=users.path,
+        ratings=ratings,
+        digests={file.path.name: file.sha256 for file in files},
+    )
+
+
+def _table(
+    file: RawFile,
+    form: FileForm,
+    names: Sequence[str],
+    parse_row: Callable[[Sequence[bytes]], tuple[int | tuple[int, ...], ...]],
+    bad: BadRecords,
+) -> AttributeTable:
+    rows: dict[int, tuple[int | tuple[int, ...], ...]] = {}
+    lines: dict[int, int] = {}
+    for number, line in file.lines():
+        try:
+            fields = split_fields(line, form.separator, form.fields)
+            key = parse_integer(fields[0], "id")
+            if key in rows:
+                raise BadRecord(
+                    Reason.REPEATED_ID, f"id {show(fields[0])} stands on line {lines[key]} already"
+                )
+            rows[key], lines[key] = parse_row(fields), number
+        except BadRecord as error:
+            bad.add(error, file.path, number)
+    return AttributeTable.build(names, rows, lines)

@@ -1,0 +1,59 @@
+"""A raw input file: read once, for its lines and for its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gmeta.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """The bytes of a text file.
+
+    The whole file is held: the largest that the local engine is meant for, MovieLens-1M's ratings, has 24 MB,
+    and what is digested is then certainly what was parsed.
+
+    Attributes:
+      path: Where it was read from.
+      data: Its content.
+    """
+
+    path: Path
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> RawFile:
+        """Read a file.
+
+        Raises:
+          DataError: It can't be read, or holds nothing but blank lines.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"can't read it: {error.strerror}", path=path) from error
+        if not data.strip():
+            raise DataError("the file is empty", path=path, advice="fetch the data set again")
+        return cls(path, data)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the content, in hexadecimal."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def line_count(self) -> int:
+        """Lines, blank ones included."""
+        return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """The lines that aren't blank, without their ends (LF or CRLF), with their numbers from 1."""
+        for number, line in enumerate(io.BytesIO(self.data), start=1):
+            stripped = line.rstrip(b"\r\n")
+            if stripped:
+                yield number, stripped

@@ -1,0 +1,147 @@
+"""An account of a preparation: what was read, what was kept, and what was left out and why."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmeta.core.errors import DataError
+from gmeta.core.files import write_atomically
+
+FILE_NAME = "summary.json"
+
+
+@dataclass(frozen=True)
+class SplitCount:
+    """What a split holds."""
+
+    tasks: int
+    batches: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Ratings and tasks that the selection leaves out, by a stated rule; they aren't bad."""
+
+    reason: str
+    rows: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class BadKind:
+    """Bad records of one kind.
+
+    Attributes:
+      file: The name of the file that they are in.
+      reason: What is wrong with them.
+      count: How many there are.
+      examples: The first few, each with its file and line.
+    """
+
+    file: str
+    reason: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PrepareSummary:
+    """What `gmeta.preprocess.prepare` did.
+
+    Every rating that was read is accounted for: ``rows_read`` is the sum of the splits' rows, of the rows
+    left out, and of the bad records in the ratings file.
+
+    Attributes:
+      out: The prepared data set.
+      source: The edition that was read: ``"ml-100k"``, ``"ml-1m"`` or ``"synthetic"``.
+      ratings_file: The name of the ratings file.
+      rows_read: Lines of the ratings file that aren't blank.
+      splits: Split name -> what it holds.
+      left_out: What the selection leaves out.
+      bad: Bad records that were skipped.
+      task_sizes: Number of ratings -> number of tasks that have as many, before the selection.
+      seconds: Wall time, reading to renaming; 0 if nothing had to be done.
+      reused: Whether ``out`` was there already, made from the same input by the same plan.
+    """
+
+    out: Path
+    source: str
+    ratings_file: str
+    rows_read: int
+    splits: Mapping[str, SplitCount]
+    left_out: tuple[LeftOut, ...]
+    bad: tuple[BadKind, ...]
+    task_sizes: Mapping[int, int]
+    seconds: float = 0.0
+    reused: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Ratings that were kept."""
+        return sum(split.rows for split in self.splits.values())
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that were kept."""
+        return sum(split.tasks for split in self.splits.values())
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Reason -> input records left out, for the manifest."""
+        bad = {f"{kind.file}: {kind.reason}": kind.count for kind in self.bad}
+        return {**{entry.reason: entry.rows for entry in self.left_out}, **bad}
+
+    def size_quantiles(self, at: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> list[int]:
+        """Ratings of a task, at quantiles over all tasks before the selection.
+
+        Args:
+          at: Which quantiles; 0.5 is the median. A quantile between two tasks is the lower one's size.
+        """
+        sizes = np.array(sorted(self.task_sizes), np.int64)
+        counts = np.array([self.task_sizes[int(size)] for size in sizes], np.int64)
+        quantiles = np.quantile(np.repeat(sizes, counts), at, method="lower")
+        return [int(value) for value in quantiles]
+
+    def save(self, folder: Path) -> Path:
+        """Write ``summary.json`` into ``folder`` without times: the same run gives the same bytes."""
+        value = asdict(self)
+        for name in ("out", "seconds", "reused"):
+            del value[name]
+        value["task_sizes"] = {str(size): count for size, count in sorted(self.task_sizes.items())}
+        return write_atomically(folder / FILE_NAME, json.dumps(value, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> PrepareSummary:
+        """Read the summary of a data set that was prepared before; it is marked as reused.
+
+        Raises:
+          DataError: There is none, or it has another form.
+        """
+        path = folder / FILE_NAME
+        advice = "make the folder again with --overwrite"
+        try:
+            value: dict[str, Any] = json.loads(path.read_text())
+            value["splits"] = {name: SplitCount(**split) for name, split in value["splits"].items()}
+            value["left_out"] = tuple(LeftOut(**entry) for entry in value["left_out"])
+            value["bad"] = tuple(
+                BadKind(**{**kind, "examples": tuple(kind["examples"])}) for kind in value["bad"]
+            )
+            value["task_sizes"] = {int(size): count for size, count in value["task_sizes"].items()}
+            return replace(cls(out=folder, **value), reused=True)
+        except OSError as error:
+            raise DataError(f"no summary: {error.strerror}", path=path, advice=advice) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"not a summary: {error}", path=path, advice=advice) from error
+
+
+def count_sizes(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[int, int]:
+    """Size -> how often it occurs in ``sizes``, ascending."""
+    return dict(sorted(Counter(sizes.tolist()).items()))
