@@ -125,7 +125,7 @@ def _op_library(name: str) -> Finding:
     def load() -> str:
         native.load_op_library(name)
         info = native.build_info(native.library_path(name))
-        cuda = "with CUDA" if info["cuda"] == "1" else "without CUDA"
+        cuda = "CUDA" if info["cuda"] == "1" else "no CUDA"
         return f"loads; built against TensorFlow {info['tensorflow']}, by {info['compiler']}, {cuda}"
 
     return _library(name, load)

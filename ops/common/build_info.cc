@@ -4,10 +4,12 @@
 
 #include "tensorflow/core/public/version.h"
 
-#define GMETA_STRING_(x) #x
-#define GMETA_STRING(x) GMETA_STRING_(x)
+// TF_VERSION_STRING is in parentheses, so that it can't be joined with other strings: hence its parts.
+#define GMETA_TENSORFLOW TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." GMETA_PATCH
+#define GMETA_PATCH TF_STR(TF_PATCH_VERSION) TF_VERSION_SUFFIX
+#define GMETA_ABI TF_STR(_GLIBCXX_USE_CXX11_ABI)
+#define GMETA_CUDA TF_STR(GMETA_HAVE_CUDA)
 
 extern "C" __attribute__((visibility("default"), used)) const char gmeta_build_info[] =
-    "@gmeta-build-info@tensorflow=" TF_VERSION_STRING
-    ";cxx11_abi=" GMETA_STRING(_GLIBCXX_USE_CXX11_ABI) ";compiler=" __VERSION__
-    ";cuda=" GMETA_STRING(GMETA_HAVE_CUDA) "@end@";
+    "@gmeta-build-info@tensorflow=" GMETA_TENSORFLOW ";cxx11_abi=" GMETA_ABI
+    ";compiler=" __VERSION__ ";cuda=" GMETA_CUDA "@end@";
