@@ -126,7 +126,7 @@ def _op_library(name: str) -> Finding:
         native.load_op_library(name)
         info = native.build_info(native.library_path(name))
         cuda = "CUDA" if info["cuda"] == "1" else "no CUDA"
-        return f"loads; built against TensorFlow {info['tensorflow']}, by {info['compiler']}, {cuda}"
+        return f"loads; built against TensorFlow {info['tensorflow']}, compiler {info['compiler']}, {cuda}"
 
     return _library(name, load)
 
