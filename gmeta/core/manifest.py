@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import DataError
+from gmeta.core.files import write_atomically
 from gmeta.core.schema import Schema
 
 FILE_NAME = "manifest.json"
@@ -86,15 +86,9 @@ class Manifest:
         return hashlib.sha256(json.dumps(self._body(), sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> Path:
-        """Write ``manifest.json`` into ``folder`` under a temporary name, then rename it."""
-        path = folder / FILE_NAME
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as file:
-            json.dump({**self._body(), "digest": self.digest}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        return path
+        """Write ``manifest.json`` into ``folder``, whole or not at all."""
+        content = json.dumps({**self._body(), "digest": self.digest}, indent=1)
+        return write_atomically(folder / FILE_NAME, content + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -121,9 +115,10 @@ class Manifest:
             }
             schema = Schema.from_json(value["schema"])
             manifest = cls(schema, splits, value["config"], value["dropped"], value["layout"])
-        except (KeyError, TypeError) as error:
+            digest = manifest.digest
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(f"incomplete: {error}", path=path, advice=advice) from error
-        if manifest.digest != value.get("digest"):
+        if digest != value.get("digest"):
             raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
         for split in splits.values():
             for shard in split.shards:
