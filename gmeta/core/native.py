@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+import struct
 from pathlib import Path
 from types import ModuleType
 
@@ -25,17 +26,33 @@ LIBRARIES = {
 
 
 def library_path(name: str) -> Path:
-    """The file of a compiled library.
+    """The file of a compiled library, there and whole.
 
     Raises:
-      NativeLibraryError: It was never built.
+      NativeLibraryError: It was never built, or was cut short while it was written.
     """
     path = LIBRARIES[name]
     if not path.exists():
         raise NativeLibraryError(
             f"{path} is missing: build it with `make setup` in a checkout, or reinstall with `pip install .`"
         )
+    if not _is_whole(path):
+        raise NativeLibraryError(f"{path} is cut short or is no library: rebuild it with `make setup`")
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file reaches to the end that its header states.
+
+    The dynamic linker doesn't look: it maps the file, and the process dies of SIGBUS.
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":  # 2: 64 bits
+        return False
+    (table,) = struct.unpack_from("<Q", header, 0x28)  # the section headers, which linkers write last
+    entry_size, entries = struct.unpack_from("<HH", header, 0x3A)
+    return table + entry_size * entries <= path.stat().st_size
 
 
 def build_info(path: Path) -> dict[str, str]:

@@ -1,0 +1,55 @@
+"""Which Keras a process gets: decided once, so each case is a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter whose environment names no Keras but by `variables`."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_importing_gmeta_selects_keras_2_without_chatter() -> None:
+    done = run("import gmeta, tensorflow as tf; print(tf.keras.Model.__module__.split('.')[0])")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "tf_keras", "")
+
+
+def test_importing_gmeta_imports_neither_tensorflow_nor_horovod() -> None:
+    done = run("import gmeta, sys; print([m for m in ('tensorflow', 'horovod') if m in sys.modules])")
+    assert done.stdout.strip() == "[]"
+
+
+def test_gmeta_after_tensorflow_says_the_line_that_mends_it() -> None:
+    done = run("import tensorflow\nimport gmeta")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("gmeta.core.errors.KerasError: ")
+    assert "put `import gmeta` above `import tensorflow`, or export TF_USE_LEGACY_KERAS=1" in last
+
+
+@pytest.mark.parametrize("order", ["import gmeta", "import tensorflow; import gmeta"])
+def test_keras_3_on_purpose_is_refused(order: str) -> None:
+    done = run(order, TF_USE_LEGACY_KERAS="0")
+    assert "TF_USE_LEGACY_KERAS=0 selects Keras 3, but gmeta needs Keras 2" in done.stderr.splitlines()[-1]
+
+
+def test_the_variable_makes_any_order_right() -> None:
+    done = run("import tensorflow; import gmeta; print('fine')", TF_USE_LEGACY_KERAS="1")
+    assert done.stdout.strip() == "fine"
+
+
+def test_a_chosen_log_level_stays() -> None:
+    done = run("import gmeta, os; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])", TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.stdout.strip() == "0"
