@@ -1,0 +1,107 @@
+"""Dense layers that run either with their own weights or with weights that are handed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+
+
+def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """The affine map ``x @ kernel + bias``, with one kernel for all tasks or one for each.
+
+    Args:
+      x: (..., samples, in).
+      kernel: (in, out), or (tasks, in, out) for x of shape (tasks, samples, in).
+      bias: (out,) or (tasks, out), as the kernel.
+
+    Returns:
+      (..., samples, out).
+    """
+    return tf.matmul(x, kernel) + tf.expand_dims(bias, -2)
+
+
+class DenseStack(tf.keras.layers.Layer):
+    r"""A multilayer perceptron: ReLU between the layers, none after the last.
+
+    Kernel and bias of a layer start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, the convention that published
+    results of MAML and MeLU rest on; Keras' own default (Glorot kernels, zero biases) starts wider networks
+    elsewhere and shifts the results.
+
+    Args:
+      layers: Layer name -> number of units, from the input on, e.g. ``{"fc1": 64, "fc2": 64, "out": 1}``.
+      adapt: The layers whose weights a task adapts; all of them where it isn't said.
+      seed: Of the initial values.
+
+    Shapes:
+      (..., samples, in) -> (..., samples, units of the last layer).
+
+    Example:
+      >>> stack = DenseStack({"fc1": 8, "out": 1}, adapt=["out"])
+      >>> stack(tf.zeros([3, 5])).shape
+      TensorShape([3, 1])
+      >>> sorted(stack.fast_weights())
+      ['out/bias', 'out/kernel']
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, int],
+        *,
+        adapt: Sequence[str] | None = None,
+        seed: int = 0,
+        name: str = "dense_stack",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        unknown = sorted(set(adapt or ()) - set(layers))
+        if unknown:
+            raise ConfigError(f"adapt names {', '.join(unknown)}, but the layers are {', '.join(layers)}")
+        self.units = dict(layers)
+        self.adapt = list(layers) if adapt is None else list(adapt)
+        self.seed = seed
+        self._weights_of: dict[str, tf.Variable] = {}
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        """Create the weights for inputs of the given last dimension."""
+        fan_in = int(tf.TensorShape(input_shape)[-1])
+        for index, (layer, units) in enumerate(self.units.items()):
+            limit = 1 / math.sqrt(fan_in)
+            for part, (kind, shape) in enumerate((("kernel", (fan_in, units)), ("bias", (units,)))):
+                # A seed of its own for every weight: initialisers of one seed give one sequence.
+                initializer = tf.keras.initializers.RandomUniform(
+                    -limit, limit, seed=1000 * self.seed + 2 * index + part
+                )
+                self._weights_of[f"{layer}/{kind}"] = self.add_weight(
+                    name=f"{layer}/{kind}", shape=shape, initializer=initializer
+                )
+            fan_in = units
+        super().build(input_shape)
+
+    def fast_weights(self) -> dict[str, tf.Variable]:
+        """The weights that a task adapts, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
+        return {name: self._weights_of[name] for name in self._weights_of if name.split("/")[0] in self.adapt}
+
+    def call(self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None) -> tf.Tensor:
+        """Run the stack.
+
+        Args:
+          x: (..., samples, in).
+          weights: Replacements by name, of the variable's shape or with a leading task dimension; what is
+            not named keeps its own value.
+        """
+        used = {**self._weights_of, **(weights or {})}
+        last = len(self.units) - 1
+        for index, layer in enumerate(self.units):
+            x = dense(x, used[f"{layer}/kernel"], used[f"{layer}/bias"])
+            if index < last:
+                x = tf.nn.relu(x)
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {**super().get_config(), "layers": self.units, "adapt": self.adapt, "seed": self.seed}

@@ -1,0 +1,75 @@
+"""Which tables are merged into one, and how ids of different tables stay apart in it.
+
+MTGenRec section 3.1: tables of equal width and policy become one physical table, so that a step makes one
+lookup instead of one per feature. Table i's id x becomes the key ``(i << (63 - k)) | x`` with
+``k = ceil(log2(m + 1))`` for m tables, so the top bit stays 0 and x has ``63 - k`` bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.feature_config import FeatureConfig
+from gmeta.ops.initializers import Initializer
+
+
+@dataclass(frozen=True)
+class MergedTable:
+    """A physical table: its width, its initial rows, and the tables that live in it.
+
+    Attributes:
+      dim: Width of a row.
+      initializer: Distribution of initial rows.
+      tables: The merged tables' names; a table's position is its i.
+      features: The features that read them, in the order of the collection.
+    """
+
+    dim: int
+    initializer: Initializer
+    tables: tuple[str, ...]
+    features: tuple[FeatureConfig, ...]
+
+    @property
+    def id_bits(self) -> int:
+        """How many bits a raw id may have: 63 - ceil(log2(m + 1))."""
+        return 63 - len(self.tables).bit_length()
+
+    @property
+    def id_limit(self) -> int:
+        """Raw ids are in [0, id_limit)."""
+        return 1 << self.id_bits
+
+    def key_prefix(self, feature: FeatureConfig) -> int:
+        """What is or-ed into the feature's raw ids."""
+        return self.tables.index(feature.table_name) << self.id_bits
+
+
+def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
+    """Merge tables of equal width and equal initial rows.
+
+    Raises:
+      ConfigError: No feature, two of one name, or two that share a table and disagree on it.
+    """
+    if not features:
+        raise ConfigError("a collection needs at least one feature")
+    names = [feature.name for feature in features]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"features named twice: {', '.join(twice)}")
+    policies: dict[str, tuple[int, Initializer]] = {}
+    for feature in features:
+        policy = (feature.dim, feature.initializer)
+        if policies.setdefault(feature.table_name, policy) != policy:
+            raise ConfigError(
+                f"feature {feature.name!r} shares table {feature.table_name!r} but asks for {policy}; "
+                f"the table has {policies[feature.table_name]}"
+            )
+    groups: dict[tuple[int, Initializer], list[str]] = {}
+    for table, policy in policies.items():
+        groups.setdefault(policy, []).append(table)
+    return tuple(
+        MergedTable(dim, initializer, tuple(tables), tuple(f for f in features if f.table_name in tables))
+        for (dim, initializer), tables in groups.items()
+    )
