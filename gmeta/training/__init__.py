@@ -1,1 +1,1 @@
-"""TODO"""
+"""Training runs, their checkpoints, and what is measured after them."""

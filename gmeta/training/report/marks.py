@@ -150,7 +150,7 @@ def fit_training(axes: Axes, evaluation: Evaluation, curve: str) -> str:
         return ""
     values, last = [value for _, value in points], max(epoch for epoch, _ in points)
     low, high = min(values), max(values)
-    if 0 < low and 4 * low < high:
+    if low > 0 and 4 * low < high:
         logarithmic(axes, low, high)
         return "logarithmic scale"
     late = max((value for epoch, value in points if 4 * epoch > last), default=high)

@@ -61,7 +61,7 @@ def canvas(
 
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
     figure.text(
-        0.012,
+        0.004,
         1 - 0.12 / height,
         title,
         fontsize=12.5 * min(1, 66 / len(title)),
@@ -69,7 +69,7 @@ def canvas(
         color=INK,
         va="top",
     )
-    figure.text(0.012, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top")
+    figure.text(0.004, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top")
     grid = figure.subplots(1, panels, squeeze=False)
     for axes in grid[0]:
         for side in ("top", "right", "left"):
@@ -82,7 +82,7 @@ def canvas(
     figure.subplots_adjust(
         left=0.58 / WIDTH,
         right=1 - (0.25 + 0.085 * min(len(label), 34)) / WIDTH,  # 0.085 inches a letter, bold at 10 points
-        top=1 - (1.0 if headings else 0.72) / height,
+        top=1 - (1.0 if headings else 0.8) / height,
         bottom=0.58 / height,
         wspace=0.24,
     )

@@ -1,0 +1,38 @@
+"""``gmeta evaluate``: the cold-start table, as text, as data and as a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("evaluate")
+@click.option("--run", "run_path", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the table as data.")
+@click.option(
+    "--on-bad",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="What a bad record or a task too small to split does.",
+)
+def evaluate(run_path: Path, json_path: Path | None, on_bad: str) -> None:
+    """Measure adaptation to new users, and write the report.
+
+    Cold users are measured before adaptation and after several inner steps, beside joint training and the
+    item mean, over all seeds of the run.
+    """
+    from rich.console import Console
+
+    from gmeta.training import experiment
+    from gmeta.training.report import write_report
+    from gmeta.training.run_folder import RunFolder
+    from gmeta.training.table import evaluation_table
+
+    evaluation = experiment.evaluate(RunFolder(run_path), on_bad=on_bad)
+    Console().print(evaluation_table(evaluation))
+    if json_path:
+        evaluation.save(json_path)
+        click.echo(f"table as data: {json_path}")
+    click.echo(f"report: {write_report(evaluation, run_path)}")

@@ -1,0 +1,80 @@
+"""Settings from TOML files into dataclasses, with errors that name the key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cattrs
+
+from gmeta.core.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+_converter = cattrs.Converter(forbid_extra_keys=True)
+
+
+def _strict(value: Any, wanted: type) -> Any:
+    """Cattrs would make 3 out of "3" and of 3.7; a setting of the wrong type is a mistake instead."""
+    accepted = (int, float) if wanted is float else wanted
+    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+        raise TypeError(f"expected {wanted.__name__}, got {value!r}")
+    return wanted(value)
+
+
+for _type in (int, float, str, bool):
+    _converter.register_structure_hook(_type, _strict)
+
+
+def from_mapping(cls: type[T], value: Mapping[str, Any], where: str = "config") -> T:
+    """Make a dataclass out of nested mappings.
+
+    Args:
+      cls: The dataclass; its defaults stand for what ``value`` leaves out.
+      value: Key -> value.
+      where: What the errors call it, such as the file's name.
+
+    Raises:
+      ConfigError: An unknown key, a value of the wrong type, or one that the dataclass refuses; every
+        fault is named with its place.
+    """
+    try:
+        return _converter.structure(value, cls)
+    except cattrs.BaseValidationError as error:
+        faults = "; ".join(cattrs.transform_error(error, path=where, format_exception=_describe))
+        raise ConfigError(faults) from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _describe(error: BaseException, wanted: type | None) -> str:
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        return f"unknown keys: {', '.join(sorted(error.extra_fields))}"
+    return str(error) or type(error).__name__
+
+
+def to_mapping(value: Any) -> dict[str, Any]:
+    """The inverse of `from_mapping`, in JSON values."""
+    return _converter.unstructure(value)
+
+
+def load_toml(cls: type[T], path: Path) -> T:
+    """Read a TOML file into a dataclass.
+
+    Raises:
+      ConfigError: The file can't be read, isn't TOML, or doesn't fit the dataclass (see `from_mapping`).
+    """
+    try:
+        value = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    return from_mapping(cls, value, where=str(path))

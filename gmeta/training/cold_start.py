@@ -1,0 +1,119 @@
+"""Measures methods on tasks that they were not trained on, before and after adaptation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from gmeta import meta
+from gmeta.models import MetaModel
+from gmeta.training.metrics import rating_metrics
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """The real query rows of many tasks, one task after another.
+
+    Attributes:
+      labels: (rows,).
+      items: (rows,): their item ids.
+      row_splits: (tasks + 1,): where each task's rows begin and end.
+    """
+
+    labels: Floats
+    items: NDArray[np.int64]
+    row_splits: NDArray[np.int64]
+
+    def measure(self, predictions: Floats) -> dict[str, float]:
+        """The metrics of predictions for these rows."""
+        return rating_metrics(self.labels, predictions, self.row_splits)
+
+
+def query_rows(batches: Iterable[Mapping[str, Any]]) -> QueryRows:
+    """Collect the query rows of all batches."""
+    labels, items, lengths = [], [], []
+    for batch in batches:
+        mask = batch["query"]["mask"].numpy() > 0
+        index = batch["query"]["index"].numpy()[mask]
+        labels.append(batch["label"].numpy()[index])
+        items.append(batch["features"]["item"].numpy()[index])
+        lengths.append(mask.sum(axis=1))
+    splits = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+    return QueryRows(np.concatenate(labels).astype(np.float64), np.concatenate(items), splits)
+
+
+def predict_after(
+    model: MetaModel,
+    batches: Iterable[Mapping[str, Any]],
+    steps: Sequence[int],
+    *,
+    support_size: int | None = None,
+) -> dict[int, Floats]:
+    """Query predictions after several numbers of inner steps, each continuing the one before.
+
+    Args:
+      model: A trained model. Nothing is stored in it.
+      batches: Task batches.
+      steps: Numbers of inner gradient steps, e.g. (0, 1, 3, 5).
+      support_size: Adapt on each task's latest ``support_size`` support samples only (a task with fewer
+        uses all it has); None for all.
+
+    Returns:
+      Steps -> (rows,) predictions, in the order of `query_rows`.
+    """
+    wanted = sorted(set(steps))
+
+    @tf.function(reduce_retracing=True)
+    def trajectory(batch: Mapping[str, Any]) -> list[tf.Tensor]:
+        lookup = model.collection.lookup(batch["features"], insert=False)
+        embeddings = model.collection.concat(lookup)
+        weights = model.initial_weights(batch)
+        loss = model.support_loss(batch, embeddings)
+        predictions, taken = [], 0
+        for goal in wanted:
+            weights = meta.adapt(
+                loss, weights, steps=goal - taken, learning_rate=model.inner.learning_rate, order=1
+            )
+            taken = goal
+            rows = model.predict_samples(embeddings, batch["query"]["index"], weights)
+            predictions.append(tf.boolean_mask(rows, batch["query"]["mask"] > 0))
+        return predictions
+
+    parts = [trajectory(_latest_support(batch, support_size)) for batch in batches]
+    return {
+        goal: np.concatenate([part[k].numpy() for part in parts]).astype(np.float64)
+        for k, goal in enumerate(wanted)
+    }
+
+
+def item_means(batches: Iterable[Mapping[str, Any]], rows: QueryRows) -> Floats:
+    """The baseline that knows nothing of users: an item's mean label among ``batches``.
+
+    An item that is not among them is predicted as the mean of all labels.
+    """
+    items, labels = [], []
+    for batch in batches:
+        items.append(batch["features"]["item"].numpy())
+        labels.append(batch["label"].numpy())
+    known, position = np.unique(np.concatenate(items), return_inverse=True)
+    values = np.concatenate(labels).astype(np.float64)
+    means = np.bincount(position, weights=values) / np.bincount(position)
+    found = np.minimum(np.searchsorted(known, rows.items), len(known) - 1)
+    return np.where(known[found] == rows.items, means[found], values.mean())
+
+
+def _latest_support(batch: Mapping[str, Any], size: int | None) -> Mapping[str, Any]:
+    """The batch with all but each task's last ``size`` support samples masked out."""
+    if size is None:
+        return batch
+    support = batch["support"]
+    after = tf.math.cumsum(support["mask"], axis=1, reverse=True)  # samples from here to the task's end
+    mask = tf.where(after <= size, support["mask"], 0)
+    return {**batch, "support": {**support, "mask": mask}}

@@ -1,0 +1,121 @@
+"""One training run: a method, a seed, from its last checkpoint to its last epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from gmeta import io
+from gmeta.models import MetaModel, melu, melu_features
+from gmeta.training.checkpointing import EpochCheckpoints
+from gmeta.training.evaluation import TrainingRun
+from gmeta.training.experiment_config import ExperimentConfig
+
+WARM, COLD = "warm", "cold"
+"""The splits of a prepared data set: tasks to train on, and tasks held out."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A training run that has reached its last epoch.
+
+    Attributes:
+      run: Its curves.
+      epochs_before: How many epochs an earlier call had done.
+    """
+
+    run: TrainingRun
+    epochs_before: int
+
+
+def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
+    """The compiled model of a method at its initial weights."""
+    settings = config.methods[method]
+    model = melu(
+        melu_features(config.embedding_dim),
+        hidden=config.hidden,
+        inner=settings.inner,
+        outer_samples=settings.outer_samples,
+        seed=seed,
+    )
+    model.compile(
+        optimizer=tf.keras.optimizers.Adam(settings.learning_rate),
+        loss="mse",
+        metrics=[tf.keras.metrics.MeanAbsoluteError(name="mae")],
+    )
+    return model
+
+
+def cold_tasks(config: ExperimentConfig, data: Path, on_bad: str = "raise") -> tf.data.Dataset:
+    """The held-out tasks, in the order of the files."""
+    return io.tasks(
+        data / COLD,
+        tasks_per_batch=config.tasks_per_batch,
+        query=config.query,
+        shuffle=False,
+        on_bad=on_bad,
+    )
+
+
+def train(
+    config: ExperimentConfig,
+    method: str,
+    seed: int,
+    *,
+    data: Path,
+    folder: Path,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+    on_bad: str = "raise",
+) -> Outcome:
+    """Train one method with one seed, or go on with it where its last checkpoint left off.
+
+    An epoch's order of tasks is a function of (seed, epoch), so a resumed run sees what an uninterrupted
+    one would have seen.
+
+    Args:
+      config: The experiment.
+      method: One of ``config.methods``.
+      seed: Of initial weights, initial rows and the order of tasks.
+      data: A prepared data set with the splits ``warm`` and ``cold``.
+      folder: Where this run's checkpoints are.
+      callbacks: For progress, say.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+
+    Raises:
+      DataError: Bad records or a checkpoint that can't be restored.
+    """
+    model, checkpoints = restore(config, method, seed, folder=folder)
+    done = len(checkpoints.run.epoch)
+    epochs = config.methods[method].epochs
+    if done < epochs:
+        warm = io.tasks(
+            data / WARM,
+            tasks_per_batch=config.tasks_per_batch,
+            query=config.query,
+            seed=seed,
+            first_epoch=done,
+            on_bad=on_bad,
+        )
+        with io.data_errors():
+            model.fit(
+                warm,
+                epochs=epochs,
+                initial_epoch=done,
+                validation_data=cold_tasks(config, data, on_bad),
+                callbacks=[checkpoints, *callbacks],
+                verbose=0,
+            )
+    return Outcome(checkpoints.run, done)
+
+
+def restore(
+    config: ExperimentConfig, method: str, seed: int, *, folder: Path
+) -> tuple[MetaModel, EpochCheckpoints]:
+    """A method's model as its last checkpoint has it; at its initial weights where there is none."""
+    model = build_model(config, method, seed)
+    checkpoints = EpochCheckpoints(model, folder)
+    checkpoints.restore()
+    return model, checkpoints

@@ -1,0 +1,38 @@
+"""MeLU on MovieLens from Python: what `make demo` does with the command line.
+
+python models/melu/train.py path/to/ml-100k --run runs/melu
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from gmeta.core.config import load_toml
+from gmeta.preprocess import prepare
+from gmeta.training import experiment
+from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.training.progress import TrainingProgress
+from gmeta.training.report import write_report
+from gmeta.training.run_folder import RunFolder
+
+CONFIG = Path(__file__).with_name("ml-100k.toml")
+
+
+@click.command()
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option(
+    "--run", "run_path", type=click.Path(path_type=Path), default=Path("runs/melu"), show_default=True
+)
+@click.option("--config", "config_path", type=click.Path(path_type=Path), default=CONFIG, show_default=True)
+def main(data: Path, run_path: Path, config_path: Path) -> None:
+    """Prepare DATA, a MovieLens folder, train MeLU on its warm users and measure its cold ones."""
+    run = RunFolder(run_path)
+    prepare(data, run.data)
+    with TrainingProgress() as progress:
+        experiment.run_training(load_toml(ExperimentConfig, config_path), run, run.data, progress=progress)
+    print(f"report: {write_report(experiment.evaluate(run), run.path)}")
+
+
+if __name__ == "__main__":
+    main()
