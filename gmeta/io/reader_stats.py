@@ -1,0 +1,107 @@
+"""What a reader has read, left out and found bad."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gmeta.core.native import library_path, load_op_library
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    load_op_library("io")  # checks the build, and resolves the symbols of TensorFlow
+    library = ctypes.CDLL(str(library_path("io")))
+    library.gmeta_reader_stats_new.restype = ctypes.c_int64
+    library.gmeta_reader_stats_free.argtypes = [ctypes.c_int64]
+    library.gmeta_reader_stats_reset.argtypes = [ctypes.c_int64]
+    library.gmeta_reader_stats_fault.argtypes = [ctypes.c_int64]
+    library.gmeta_reader_stats_fault.restype = ctypes.c_char_p
+    library.gmeta_reader_stats_read.argtypes = [
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+    ]
+    library.gmeta_reader_stats_read.restype = ctypes.c_int64
+    return library
+
+
+@functools.cache
+def _reasons() -> tuple[str, ...]:
+    names: list[str] = []
+    while (name := _library().gmeta_reader_stats_fault(len(names) + 1)) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class ReaderCounts:
+    """A reading of `ReaderStats`.
+
+    Attributes:
+      records: Records handed out in sound groups.
+      groups: Sound groups.
+      skipped: Records left out. How many lie behind a cut or a broken length isn't known, nor counted.
+      bad: Reason -> how often it was met; only reasons that were. Of records: ``truncated``, ``length_crc``,
+        ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``. Of
+        files: ``empty_file``, ``open``, ``read``. Of groups: ``not_contiguous``, ``too_small``.
+      messages: The first hundred of them, each "FILE at byte OFFSET: what; what to do".
+    """
+
+    records: int = 0
+    groups: int = 0
+    skipped: int = 0
+    bad: Mapping[str, int] = field(default_factory=dict)
+    messages: tuple[str, ...] = ()
+
+
+class ReaderStats:
+    """Counters that datasets count into while they are read.
+
+    Pass one as ``stats=`` to `group_batch` or `tasks`, and call `read` whenever you like: during an epoch,
+    from a callback, or after it. It adds up over all iterations since the last `reset`. A buffer between the
+    reader and the training loop (``prefetch``, shuffling) makes the counters run ahead of the loop.
+
+    Example:
+      >>> stats = ReaderStats()
+      >>> for batch in tasks("data/warm", on_bad="skip", stats=stats):
+      ...     train(batch)
+      >>> stats.read().bad
+      {'data_crc': 1}
+    """
+
+    def __init__(self) -> None:
+        self._id: int = _library().gmeta_reader_stats_new()
+        self._finalizer = weakref.finalize(self, _library().gmeta_reader_stats_free, self._id)
+
+    @property
+    def id(self) -> int:
+        """The number that the native reader knows the counters by; never 0."""
+        return self._id
+
+    def read(self) -> ReaderCounts:
+        """The counters now."""
+        counts = (ctypes.c_int64 * (3 + len(_reasons())))()
+        size = 0
+        while True:  # messages may be added between asking for their size and reading them
+            text = ctypes.create_string_buffer(size)
+            wanted = _library().gmeta_reader_stats_read(self._id, counts, text, size)
+            if wanted <= size:
+                break
+            size = wanted
+        records, groups, skipped, *bad = counts
+        return ReaderCounts(
+            records,
+            groups,
+            skipped,
+            {reason: count for reason, count in zip(_reasons(), bad, strict=True) if count},
+            tuple(text.raw[:wanted].decode(errors="replace").splitlines()),
+        )
+
+    def reset(self) -> None:
+        """Set everything to zero."""
+        _library().gmeta_reader_stats_reset(self._id)

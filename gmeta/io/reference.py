@@ -1,0 +1,109 @@
+"""What the native reader does, in plain Python: what tests compare it with, and its definition in brief."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.schema import Schema
+
+Row = dict[str, list[Any]]
+_Item = TypeVar("_Item")
+_WORD = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15
+
+
+def rows(files: Sequence[str], schema: Schema) -> Iterator[Row]:
+    """The records of files, one after another: column name -> its values."""
+    for record in tf.data.TFRecordDataset(list(files)).as_numpy_iterator():
+        features = tf.train.Example.FromString(record).features.feature
+        yield {
+            column.name: list(
+                features[column.name].int64_list.value
+                if column.dtype == "int64"
+                else features[column.name].float_list.value
+            )
+            for column in schema
+        }
+
+
+def groups(files: Sequence[str], schema: Schema) -> list[list[Row]]:
+    """Consecutive records of equal (task, batch), file by file."""
+    return [
+        list(group)
+        for file in files
+        for _, group in itertools.groupby(
+            rows([file], schema), key=lambda row: (row[schema.task], row[schema.batch])
+        )
+    ]
+
+
+class Draws:
+    """The native reader's random numbers: draw i is a function of (seed, stream, i)."""
+
+    def __init__(self, seed: tuple[int, int], stream: int) -> None:
+        self._key = _mix(seed[0] + _mix(seed[1] + _mix(stream)))
+        self._count = 0
+
+    def below(self, n: int) -> int:
+        """The next draw, uniform in [0, n)."""
+        self._count += 1
+        return _mix(self._key + self._count * _ODD) * n >> 64
+
+
+def _mix(x: int) -> int:
+    """splitmix64's finaliser."""
+    x = (x + _ODD) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)
+
+
+def permute(items: Sequence[_Item], seed: tuple[int, int]) -> list[_Item]:
+    """The order in which shuffled files are read: Fisher and Yates."""
+    out, draws = list(items), Draws(seed, 0)
+    for left in range(len(out), 1, -1):
+        i = draws.below(left)
+        out[left - 1], out[i] = out[i], out[left - 1]
+    return out
+
+
+def shuffle(items: Sequence[_Item], buffer: int, seed: tuple[int, int]) -> list[_Item]:
+    """The order in which groups leave a shuffle buffer that they enter in the order given."""
+    draws, source, held, out = Draws(seed, 1), iter(items), list[_Item](), list[_Item]()
+    while True:
+        held += itertools.islice(source, buffer - len(held))
+        if not held:
+            return out
+        i = draws.below(len(held))
+        held[i], held[-1] = held[-1], held[i]
+        out.append(held.pop())
+
+
+def task_batch(chosen: Sequence[list[Row]], schema: Schema, label: str, query: int) -> dict[str, Any]:
+    """An element of `gmeta.io.tasks` from its groups, as nested lists; features of every column."""
+    flat = [row for group in chosen for row in group]
+    starts = np.cumsum([0, *map(len, chosen)])[:-1].tolist()
+    support = [list(range(start, start + len(g) - query)) for start, g in zip(starts, chosen, strict=True)]
+    latest = [
+        list(range(start + len(g) - query, start + len(g))) for start, g in zip(starts, chosen, strict=True)
+    ]
+    longest = max(map(len, support))
+
+    def padded(index: list[list[int]], length: int) -> dict[str, Any]:
+        return {
+            "index": [line + [0] * (length - len(line)) for line in index],
+            "mask": [[1.0] * len(line) + [0.0] * (length - len(line)) for line in index],
+        }
+
+    return {
+        "features": {c.name: [row[c.name] if c.is_list else row[c.name][0] for row in flat] for c in schema},
+        "label": [float(row[label][0]) for row in flat],
+        "task": [group[0][schema.task][0] for group in chosen],
+        "support": padded(support, longest),
+        "query": padded(latest, query),
+    }

@@ -1,0 +1,335 @@
+// Grouping: records of many files in, groups of records with equal (task, batch_id) out.
+//
+// Meta-learning needs the samples of one task together. Preprocessing has sorted them, so a group
+// is a run of consecutive records with one key, and grouping is one pass with one open group: no
+// hash of tasks to half-filled buffers, no window to tune, memory of one group.
+//
+//     records     7 7 7 | 9 9 | 12 12 12 12 | ...        the key of each
+//     open group  [7 7 7]   then a record with key 9 arrives: 7 is closed and handed out
+//
+// Layout. A group holds its rows by column, parsed straight into the arrays that they stay in. A
+// record's key is known only once it is parsed, by when its row has been appended to the open
+// group; when the key is a new one, that row is moved to a fresh group. That costs one row's copy a
+// group and saves parsing the key of every record by itself. Groups that were handed out come back
+// through Recycle() with their arrays' capacity, so a steady state allocates nothing.
+//
+// Invariants.
+//   - A key is closed once an epoch. A run that opens a key again (the input isn't sorted, or a
+//     group was split over files) is a fault of the whole run. This is what a set of closed keys
+//     is for; it holds 16 bytes and a node a group.
+//   - A group never spans files: the end of a file closes it.
+//   - Each record is counted once: in a group that was handed out, or as skipped.
+//
+// Faults (records/fault.h). Next() reports a fault and is then in the state in which skipping it
+// leaves it; so OnBad::kSkip is "count it and go on", and a caller that was told may call Next()
+// again too. A bad record costs itself, a file that lost its framing costs its rest, and a bad
+// group costs its rows. The rows of a group around a bad record stay. A file that can't be opened
+// or read is no bad record but a missing part of the data: it is reported under either policy.
+
+#ifndef GMETA_IO_GROUP_BATCH_GROUP_BATCH_H_
+#define GMETA_IO_GROUP_BATCH_GROUP_BATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "io/group_batch/reader_stats.h"
+#include "io/records/column.h"
+#include "io/records/example_parser.h"
+#include "io/records/fault.h"
+#include "io/records/tfrecord.h"
+
+namespace gmeta::group_batch {
+
+using records::ColumnBuffer;
+using records::ColumnSpec;
+using records::Fault;
+
+enum class OnBad { kRaise, kSkip };
+
+// What is wrong and where, in one line: "FILE at byte OFFSET: what; what to do".
+struct Problem {
+  Fault fault = Fault::kNone;
+  std::string message;
+};
+
+struct GroupKey {
+  int64_t task = 0;
+  int64_t batch = 0;
+  bool operator==(const GroupKey& other) const {
+    return task == other.task && batch == other.batch;
+  }
+};
+
+struct Group {
+  GroupKey key;
+  int64_t rows = 0;
+  std::vector<ColumnBuffer> columns;  // in the schema's order, the key's columns included
+  uint64_t offset = 0;                // of the first record in its file
+  bool reopened = false;              // the key had been closed before
+};
+
+// Opens a file, or returns null and says why not.
+using OpenFile = std::function<std::unique_ptr<records::ByteSource>(const std::string& path,
+                                                                    std::string* error)>;
+
+struct GroupOptions {
+  std::vector<ColumnSpec> columns;
+  size_t task = 0;  // places of the key's columns, each a single int64
+  size_t batch = 1;
+  int64_t min_rows = 1;  // a smaller group is a fault
+  OnBad on_bad = OnBad::kRaise;
+  records::RecordReader::Options records;
+};
+
+class GroupReader {
+ public:
+  enum class Result { kGroup, kEnd, kProblem };
+
+  // `stats` may be null and must otherwise outlive the reader.
+  GroupReader(GroupOptions options, std::vector<std::string> files, OpenFile open,
+              ReaderStats* stats)
+      : options_(std::move(options)),
+        files_(std::move(files)),
+        open_(std::move(open)),
+        stats_(stats),
+        parser_(options_.columns) {}
+
+  // From now on, faults are treated so and counted there.
+  void SetPolicy(OnBad on_bad, ReaderStats* stats) {
+    options_.on_bad = on_bad;
+    stats_ = stats;
+  }
+
+  // Hands out the next sound group in the files' order, reports a problem, or says that all is
+  // read.
+  Result Next(std::unique_ptr<Group>* group, Problem* problem) {
+    while (true) {
+      if (reader_ == nullptr) {
+        if (file_ == files_.size()) return Result::kEnd;
+        if (!Open(problem)) return Result::kProblem;
+      }
+      std::string_view payload;
+      Fault fault;
+      if (!reader_->Next(&payload, &fault)) {
+        const bool empty = source_->size() == 0;
+        std::unique_ptr<Group> last = std::move(open_group_);
+        if (empty && Report(Fault::kEmptyFile, 0, 0, "the file is empty", kRemake, problem)) {
+          CloseFile();
+          return Result::kProblem;
+        }
+        const Result result = Close(std::move(last), group, problem);
+        CloseFile();
+        if (result != Result::kEnd) return result;
+        continue;
+      }
+      std::unique_ptr<Group> closed;
+      if (fault != Fault::kNone ? ReportFraming(fault, problem)
+                                : Append(payload, &closed, problem)) {
+        return Result::kProblem;
+      }
+      const Result result = Close(std::move(closed), group, problem);
+      if (result != Result::kEnd) return result;
+    }
+  }
+
+  // Takes back a group that isn't needed any more, for its memory.
+  void Recycle(std::unique_ptr<Group> group) {
+    if (spare_.size() < kSpare) spare_.push_back(std::move(group));
+  }
+
+ private:
+  static constexpr size_t kSpare = 64;
+  static constexpr const char* kRemake = "make the file again";
+
+  struct KeyHash {
+    size_t operator()(const GroupKey& key) const {
+      uint64_t h = static_cast<uint64_t>(key.task) * 0x9e3779b97f4a7c15u;
+      h = (h ^ (h >> 32) ^ static_cast<uint64_t>(key.batch)) * 0xd6e8feb86659fd93u;
+      return static_cast<size_t>(h ^ (h >> 32));
+    }
+  };
+
+  const std::string& path() const { return files_[file_]; }
+
+  bool Open(Problem* problem) {
+    std::string error;
+    source_ = open_(path(), &error);
+    if (source_ != nullptr) {
+      reader_ = std::make_unique<records::RecordReader>(source_.get(), options_.records);
+      return true;
+    }
+    *problem = {Fault::kOpen, path() + ": can't be opened: " + error + "; check the path"};
+    if (stats_ != nullptr) stats_->AddFault(Fault::kOpen, 0, problem->message);
+    ++file_;
+    return false;
+  }
+
+  void CloseFile() {
+    reader_.reset();
+    source_.reset();
+    ++file_;
+  }
+
+  // Parses a record into the open group. Where its key is a new one, the group before moves to
+  // `closed`. Returns whether there is a problem to hand on.
+  bool Append(std::string_view payload, std::unique_ptr<Group>* closed, Problem* problem) {
+    if (open_group_ == nullptr) open_group_ = NewGroup();
+    const records::ParseResult parsed = parser_.Parse(payload, &open_group_->columns);
+    if (parsed.fault != Fault::kNone) return ReportContent(parsed, problem);
+    const GroupKey key = {open_group_->columns[options_.task].ints.back(),
+                          open_group_->columns[options_.batch].ints.back()};
+    if (open_group_->rows > 0 && !(key == open_group_->key)) {
+      std::unique_ptr<Group> fresh = NewGroup();
+      MoveLastRow(open_group_.get(), fresh.get());
+      *closed = std::exchange(open_group_, std::move(fresh));
+    }
+    if (open_group_->rows++ == 0) {
+      open_group_->key = key;
+      open_group_->offset = reader_->offset();
+      open_group_->reopened = !keys_.insert(key).second;
+    }
+    return false;
+  }
+
+  // Judges a group whose last row is in. kEnd: there is nothing to hand out.
+  Result Close(std::unique_ptr<Group> closed, std::unique_ptr<Group>* group, Problem* problem) {
+    if (closed == nullptr || closed->rows == 0) return Result::kEnd;
+    const std::string who =
+        "task " + std::to_string(closed->key.task) + ", batch " + std::to_string(closed->key.batch);
+    bool raise = false;
+    if (closed->reopened) {
+      raise = Report(Fault::kNotContiguous, closed->offset, closed->rows,
+                     "the records of " + who + " don't stand together: the group was closed before",
+                     "sort the records by task and batch, as `gmeta prepare` does", problem);
+    } else if (closed->rows < options_.min_rows) {
+      raise = Report(Fault::kTooSmall, closed->offset, closed->rows,
+                     "the group of " + who + " has " + std::to_string(closed->rows) + " rows, " +
+                         std::to_string(options_.min_rows) + " are needed",
+                     "ask for fewer", problem);
+    } else {
+      if (stats_ != nullptr) stats_->AddGroup(closed->rows);
+      *group = std::move(closed);
+      return Result::kGroup;
+    }
+    Recycle(std::move(closed));
+    return raise ? Result::kProblem : Result::kEnd;
+  }
+
+  bool ReportFraming(Fault fault, Problem* problem) {
+    const std::string bytes = std::to_string(reader_->length()) + " bytes";
+    const uint64_t at = reader_->offset();
+    switch (fault) {
+      case Fault::kTruncated:
+        return Report(fault, at, 0, "the file ends inside a record", kRemake, problem);
+      case Fault::kLengthCrc:
+        return Report(
+            fault, at, 0, "the record's length fails its checksum, so the rest can't be read",
+            "check that this is an uncompressed TFRecord file and make it again", problem);
+      case Fault::kDataCrc:
+        return Report(fault, at, 1, "the record of " + bytes + " fails its checksum", kRemake,
+                      problem);
+      case Fault::kTooLong:
+        return Report(fault, at, 1,
+                      "the record has " + bytes + ", the limit is " +
+                          std::to_string(options_.records.max_record),
+                      kRemake, problem);
+      default:
+        return Report(Fault::kRead, at, 0, "can't be read: " + reader_->error(),
+                      "check the file system", problem);
+    }
+  }
+
+  bool ReportContent(const records::ParseResult& parsed, Problem* problem) {
+    static constexpr const char* kLists[] = {"no", "a bytes", "a float", "an int64"};
+    static constexpr const char* kSchema = "read it with the schema that it was written with";
+    std::string what = "the record isn't a tf.train.Example";
+    if (parsed.column >= 0) {
+      const ColumnSpec& column = options_.columns[static_cast<size_t>(parsed.column)];
+      what = "column '" + column.name + "'";
+      if (parsed.fault == Fault::kMissingColumn) {
+        what = "the record has no " + what;
+      } else if (parsed.fault == Fault::kWrongType) {
+        what += std::string(" holds ") + kLists[parsed.found] + " list, the schema says " +
+                records::Name(column.dtype);
+      } else {
+        what += " holds " + std::to_string(parsed.found) + " values, the schema says one";
+      }
+    }
+    return Report(parsed.fault, reader_->offset(), 1, what, parsed.column >= 0 ? kSchema : kRemake,
+                  problem);
+  }
+
+  // Counts a fault. Returns whether it is to be handed on.
+  bool Report(Fault fault, uint64_t offset, int64_t skipped, const std::string& what,
+              const std::string& advice, Problem* problem) {
+    std::string message =
+        path() + " at byte " + std::to_string(offset) + ": " + what + "; " + advice;
+    if (!records::IsFatal(fault)) message += ", or pass on_bad='skip' to leave it out";
+    if (stats_ != nullptr) stats_->AddFault(fault, skipped, message);
+    if (options_.on_bad == OnBad::kSkip && !records::IsFatal(fault)) return false;
+    *problem = {fault, std::move(message)};
+    return true;
+  }
+
+  std::unique_ptr<Group> NewGroup() {
+    if (spare_.empty()) {
+      auto group = std::make_unique<Group>();
+      group->columns.resize(options_.columns.size());
+      return group;
+    }
+    std::unique_ptr<Group> group = std::move(spare_.back());
+    spare_.pop_back();
+    group->rows = 0;
+    group->reopened = false;
+    for (ColumnBuffer& column : group->columns) {
+      column.ints.clear();
+      column.floats.clear();
+      column.ends.clear();
+    }
+    return group;
+  }
+
+  void MoveLastRow(Group* from, Group* to) const {
+    for (size_t i = 0; i < options_.columns.size(); ++i) {
+      ColumnBuffer& a = from->columns[i];
+      ColumnBuffer& b = to->columns[i];
+      const records::DType dtype = options_.columns[i].dtype;
+      size_t start = a.size(dtype) - 1;
+      if (options_.columns[i].is_list) {
+        b.ends.push_back(a.ends.back());
+        a.ends.pop_back();
+        start = a.ends.empty() ? 0 : static_cast<size_t>(a.ends.back());
+        b.ends.back() -= static_cast<int64_t>(start);
+      }
+      if (dtype == records::DType::kInt64) {
+        b.ints.assign(a.ints.begin() + static_cast<std::ptrdiff_t>(start), a.ints.end());
+      } else {
+        b.floats.assign(a.floats.begin() + static_cast<std::ptrdiff_t>(start), a.floats.end());
+      }
+      a.Truncate(dtype, start);
+    }
+  }
+
+  GroupOptions options_;
+  const std::vector<std::string> files_;
+  const OpenFile open_;
+  ReaderStats* stats_;
+  records::ExampleParser parser_;
+  size_t file_ = 0;  // the one being read
+  std::unique_ptr<records::ByteSource> source_;
+  std::unique_ptr<records::RecordReader> reader_;
+  std::unique_ptr<Group> open_group_;
+  std::unordered_set<GroupKey, KeyHash> keys_;  // of groups that were opened this epoch
+  std::vector<std::unique_ptr<Group>> spare_;
+};
+
+}  // namespace gmeta::group_batch
+
+#endif  // GMETA_IO_GROUP_BATCH_GROUP_BATCH_H_
