@@ -1,0 +1,25 @@
+import os
+
+import pytest
+
+from gmeta.core.files import write_atomically
+
+
+def test_writes_text_and_bytes_into_a_new_folder(tmp_path):
+    path = write_atomically(tmp_path / "a" / "b.txt", "α\n")
+    assert path.read_bytes() == "α\n".encode()
+    assert write_atomically(path, b"\x00").read_bytes() == b"\x00"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_interruption_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = write_atomically(tmp_path / "a.json", "old")
+
+    def interrupted(descriptor):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
