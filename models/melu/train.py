@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+
 from gmeta.core.config import load_toml
 from gmeta.preprocess import prepare
 from gmeta.training import experiment

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+
 from gmeta.core.config import from_mapping, load_toml, to_mapping
 from gmeta.core.errors import ConfigError
 

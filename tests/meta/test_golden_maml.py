@@ -1,9 +1,9 @@
 """The inner and outer loop against an independent implementation, in float64, through plain callables."""
 
-import gmeta  # noqa: F401  (selects Keras 2)
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from gmeta import meta
 from gmeta.testing.data import golden_maml
 from gmeta.testing.golden_maml import DENSE, FEATURES, INNER_LEARNING_RATE

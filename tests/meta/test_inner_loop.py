@@ -1,11 +1,11 @@
-import gmeta  # noqa: F401  (selects Keras 2)
 import numpy as np
 import pytest
 import tensorflow as tf
-from gmeta import meta
-from gmeta.core.errors import ConfigError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gmeta import meta
+from gmeta.core.errors import ConfigError
 
 
 def quadratic(target: np.ndarray) -> meta.inner_loop.SupportLoss:

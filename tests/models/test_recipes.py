@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from gmeta.core.config import load_toml
 from gmeta.training.experiment_config import ExperimentConfig
 
