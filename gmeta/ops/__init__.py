@@ -1,1 +1,21 @@
-"""TODO"""
+"""Native ops and what they are set up with.
+
+The dynamic embedding table is `HashTable`; `reference` holds the same ops in NumPy.
+"""
+
+from gmeta.ops.hash_table import HashTable as HashTable
+from gmeta.ops.hash_table import Lookup as Lookup
+from gmeta.ops.hash_table import Records as Records
+from gmeta.ops.hash_table import Statistics as Statistics
+from gmeta.ops.initializers import Constant as Constant
+from gmeta.ops.initializers import Initializer as Initializer
+from gmeta.ops.initializers import Normal as Normal
+from gmeta.ops.initializers import TruncatedNormal as TruncatedNormal
+from gmeta.ops.initializers import Uniform as Uniform
+from gmeta.ops.initializers import Zeros as Zeros
+from gmeta.ops.optimizers import SGD as SGD
+from gmeta.ops.optimizers import Adagrad as Adagrad
+from gmeta.ops.optimizers import Adam as Adam
+from gmeta.ops.optimizers import SparseOptimizer as SparseOptimizer
+from gmeta.ops.unique import Unique as Unique
+from gmeta.ops.unique import unique as unique

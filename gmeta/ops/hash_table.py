@@ -1,0 +1,337 @@
+"""The dynamic embedding table: rows come to be when their key is first seen.
+
+The engine is native: ``ops/hash_table/table.h`` describes how it works and why it is fast.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.native import load_op_library
+from gmeta.ops._arguments import float_matrix, ids_tensor, keys_vector
+from gmeta.ops.initializers import Initializer, Normal
+from gmeta.ops.optimizers import Adam, SparseOptimizer
+from gmeta.ops.unique import unique
+
+_native = load_op_library("ops")
+for _name in ("Lookup", "Update", "Remove", "Contains", "Statistics", "Size", "Step", "Export", "Import"):
+    tf.no_gradient(f"GmetaHashTable{_name}")
+
+
+class Lookup(NamedTuple):
+    """What one lookup found. It belongs to the call: hold as many at a time as you like.
+
+    Attributes:
+      rows: (u, dim) float32, the row of each key. A plain tensor: gather from it, watch it in a tape, and
+        give its gradient to `HashTable.apply_gradients` together with ``keys``.
+      keys: (u,) int64, the distinct ids, in the order of their first appearance.
+      inverse: int32, of the shape of the ids: id number i has row ``rows[inverse[i]]``.
+    """
+
+    rows: tf.Tensor
+    keys: tf.Tensor
+    inverse: tf.Tensor
+
+
+class Records(NamedTuple):
+    """Whole records of a table, in no particular order.
+
+    Attributes:
+      keys: (n,) int64, distinct.
+      rows: (n, dim) float32, the weights.
+      slots: (n, s * dim) float32, what the optimizer keeps: its ``slots``, one after another.
+      frequency: (n,) int64, how many inserting lookups have read the row.
+      last_step: (n,) int64, the table's step when the row was last updated or read by an inserting lookup.
+      step: () int64, the table's step.
+    """
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+    slots: tf.Tensor
+    frequency: tf.Tensor
+    last_step: tf.Tensor
+    step: tf.Tensor
+
+
+class Statistics(NamedTuple):
+    """Scalar int64 tensors (``load_factor``: float64). Counts are since the table was made.
+
+    Attributes:
+      size: Keys in the table.
+      capacity: Slots of the key index.
+      load_factor: ``size / capacity``; the index doubles at 0.75, a shard at a time.
+      bytes: Memory of index and records.
+      hits: Keys that were looked up and found.
+      misses: Keys that were looked up and absent.
+      inserts: Rows that lookups made.
+      removes: Rows that were removed.
+      updates: Rows that a gradient updated.
+      ignored: Gradients of absent keys, which had nothing to update.
+    """
+
+    size: tf.Tensor
+    capacity: tf.Tensor
+    load_factor: tf.Tensor
+    bytes: tf.Tensor
+    hits: tf.Tensor
+    misses: tf.Tensor
+    inserts: tf.Tensor
+    removes: tf.Tensor
+    updates: tf.Tensor
+    ignored: tf.Tensor
+
+
+class HashTable(tf.saved_model.experimental.TrackableResource):
+    """A dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
+
+    A row is made when a lookup first asks for its key; it is then a pure function of (seed, key), never of
+    order, step or rank. Weights, optimizer state, frequency and last step of a row are one record; they are
+    saved, restored and removed together.
+
+    The table is a ``Trackable``: as an attribute of a Keras layer, a model or a ``tf.Module``, or named in a
+    ``tf.train.Checkpoint``, it is saved and restored with them (keys, whole records, and the step). Restoring
+    replaces what the table held. It works in eager mode and in ``tf.function``, and may be read and updated
+    from several threads at once. Lookups have no gradient of their own; gradients stop at ``rows``, and
+    you hand them back:
+
+    Args:
+      dim: Width of a row, >= 1.
+      optimizer: How `apply_gradients` updates a row.
+      initializer: What a new row holds.
+      seed: Makes the initial rows of one table differ from another's; any int64.
+      name: Names the table in messages and, unless it is an attribute of something, nowhere else.
+
+    Raises:
+      ConfigError: ``dim`` is below 1, or ``seed`` doesn't fit int64.
+
+    Example:
+      >>> table = HashTable(4, optimizer=SGD(0.5), initializer=Zeros(), name="item")
+      >>> lookup = table.lookup([[7, 3], [7, 9]])
+      >>> with tf.GradientTape() as tape:
+      ...     tape.watch(lookup.rows)
+      ...     loss = tf.reduce_sum(tf.gather(lookup.rows, lookup.inverse))
+      >>> table.apply_gradients(lookup.keys, tape.gradient(loss, lookup.rows))
+      >>> table.lookup([7, 3], insert=False).rows.numpy()  # 7 stood there twice
+      array([[-1. , -1. , -1. , -1. ],
+             [-0.5, -0.5, -0.5, -0.5]], dtype=float32)
+      >>> int(table.size())
+      3
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: SparseOptimizer | None = None,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        name: str = "hash_table",
+    ) -> None:
+        if dim < 1:
+            raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
+        if not -(2**63) <= seed < 2**63:
+            raise ConfigError(f"table {name!r}: seed must fit int64, got {seed}")
+        super().__init__(device="CPU")
+        self._dim = int(dim)
+        self._optimizer = optimizer if optimizer is not None else Adam()
+        self._initializer = initializer if initializer is not None else Normal()
+        self._seed = int(seed)
+        self._name = name
+        with tf.init_scope():
+            _ = self.resource_handle  # made now, not inside the first tf.function that uses it
+
+    dim = property(lambda self: self._dim, doc="Width of a row.")
+    optimizer = property(lambda self: self._optimizer, doc="The `SparseOptimizer` of the rows.")
+    initializer = property(lambda self: self._initializer, doc="The `Initializer` of new rows.")
+    seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
+    name = property(lambda self: self._name, doc="The table's name.")
+
+    def __repr__(self) -> str:
+        return (
+            f"HashTable({self._dim}, optimizer={self._optimizer}, initializer={self._initializer}, "
+            f"seed={self._seed}, name={self._name!r})"
+        )
+
+    @property
+    def _owner(self) -> str:
+        return f"table {self._name!r}"
+
+    def _create_resource(self) -> tf.Tensor:
+        return _native.gmeta_hash_table(
+            optimizer_parameters=tf.constant(self._optimizer.hyperparameters, tf.float64),
+            initializer_parameters=tf.constant(self._initializer.parameters, tf.float64),
+            table_name=self._name,
+            dim=self._dim,
+            optimizer=self._optimizer.kind,
+            initializer=self._initializer.kind,
+            seed=self._seed,
+        )
+
+    def lookup(self, ids: Any, insert: bool | tf.Tensor = True) -> Lookup:
+        """The rows of the distinct ids.
+
+        Args:
+          ids: Integers of any shape; any int64 is a valid id, and an id may stand there any number of times.
+          insert: Whether missing keys are stored with their initial row, and the use is counted in the
+            records' frequency and last step (training). Otherwise a missing key reads its initial row and
+            the table stays as it is (evaluation).
+
+        Returns:
+          A `Lookup`.
+
+        Raises:
+          ConfigError: ``ids`` are not integers.
+        """
+        keys, inverse = unique(ids_tensor(ids, self._owner))
+        return Lookup(self.lookup_keys(keys, insert), keys, inverse)
+
+    def lookup_keys(self, keys: Any, insert: bool | tf.Tensor = True) -> tf.Tensor:
+        """The row of each key: the second half of `lookup`, for callers that have made the keys distinct.
+
+        Args:
+          keys: (n,) integers. Each occurrence of a key counts as a use.
+          insert: As in `lookup`.
+
+        Returns:
+          (n, dim) float32.
+
+        Raises:
+          ConfigError: ``keys`` is not a vector of integers.
+        """
+        return _native.gmeta_hash_table_lookup(
+            table=self.resource_handle,
+            keys=keys_vector(keys, self._owner),
+            insert=tf.convert_to_tensor(insert, tf.bool),
+            dim=self._dim,
+        )
+
+    def apply_gradients(
+        self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None
+    ) -> tf.Operation | None:
+        """One optimizer step for the rows of ``keys``.
+
+        Gradients of equal keys are summed first. Keys that the table doesn't hold are left out, and counted
+        in ``statistics().ignored``. The table's step goes up by one.
+
+        Args:
+          keys: (n,) integers, as a `Lookup` gave them.
+          grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` that
+            a gather leaves, whose rows then alone are updated.
+          learning_rate: Replaces the optimizer's for this call.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          ConfigError: Wrong dtypes or shapes, or ``grads`` is None: the loss doesn't depend on the rows.
+        """
+        if grads is None:
+            raise ConfigError(
+                f"{self._owner}: grads is None: the loss doesn't depend on the rows, or the tape didn't "
+                "watch them (tape.watch(lookup.rows) before they are used)"
+            )
+        keys = keys_vector(keys, self._owner)
+        if isinstance(grads, tf.IndexedSlices):
+            keys, grads = tf.gather(keys, grads.indices), grads.values
+        rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
+        return _native.gmeta_hash_table_update(
+            table=self.resource_handle,
+            keys=keys,
+            gradients=float_matrix(grads, self._owner, "grads", keys, self._dim),
+            learning_rate=tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32),
+        )
+
+    def remove(self, keys: Any) -> tf.Tensor:
+        """Remove keys with their records; absent ones are passed over.
+
+        Args:
+          keys: (n,) integers.
+
+        Returns:
+          () int64, how many were there.
+
+        Raises:
+          ConfigError: ``keys`` is not a vector of integers.
+        """
+        return _native.gmeta_hash_table_remove(self.resource_handle, keys_vector(keys, self._owner))
+
+    def contains(self, keys: Any) -> tf.Tensor:
+        """Which keys the table holds.
+
+        Args:
+          keys: (n,) integers.
+
+        Returns:
+          (n,) bool.
+
+        Raises:
+          ConfigError: ``keys`` is not a vector of integers.
+        """
+        return _native.gmeta_hash_table_contains(self.resource_handle, keys_vector(keys, self._owner))
+
+    def size(self) -> tf.Tensor:
+        """The number of keys, () int64."""
+        return _native.gmeta_hash_table_size(self.resource_handle)
+
+    def step(self) -> tf.Tensor:
+        """The number of `apply_gradients` calls so far, () int64."""
+        return _native.gmeta_hash_table_step(self.resource_handle)
+
+    def statistics(self) -> Statistics:
+        """What the table holds and what has happened to it, as a `Statistics`."""
+        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 9)
+        return Statistics(size, capacity, size / capacity, *rest)
+
+    def export(self) -> Records:
+        """A snapshot of all records; batches wait meanwhile."""
+        return Records(*_native.gmeta_hash_table_export(self.resource_handle, dim=self._dim))
+
+    def import_(self, records: Records, replace: bool = False) -> tf.Operation | None:
+        """Take in whole records, as `export` gave them.
+
+        Args:
+          records: The records; their keys must be distinct.
+          replace: Whether the table then holds these records alone and has their step. Otherwise they are
+            added to its content, replacing records of the same keys, and its step stays.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          ConfigError: Wrong dtypes or shapes.
+          tf.errors.InvalidArgumentError: The records are of another width or another optimizer.
+        """
+        keys = keys_vector(records.keys, self._owner)
+        width = self._dim * len(self._optimizer.slots)
+        return _native.gmeta_hash_table_import(
+            table=self.resource_handle,
+            keys=keys,
+            rows=float_matrix(records.rows, self._owner, "rows", keys, self._dim),
+            slots=float_matrix(records.slots, self._owner, "slots", keys, width),
+            frequency=tf.cast(records.frequency, tf.int64),
+            last_step=tf.cast(records.last_step, tf.int64),
+            step=tf.cast(records.step, tf.int64),
+            replace=replace,
+        )
+
+    # Checkpoints. TensorFlow calls these two; the names of the tensors are part of the file format.
+
+    def _layout(self) -> str:
+        return json.dumps({"dim": self._dim, "optimizer": self._optimizer.kind})
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        tensors = {f"-{name}": tensor for name, tensor in self.export()._asdict().items()}
+        return {**tensors, "-layout": tf.constant(self._layout())}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
+        layout = restored_tensors["-layout"]
+        if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
+            raise ConfigError(
+                f"{self._owner} is {self._layout()}, but the checkpoint holds {layout.numpy().decode()}: "
+                "restore it into a table of that form"
+            )
+        records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
+        return self.import_(records, replace=True)

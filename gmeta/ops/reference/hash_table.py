@@ -1,0 +1,126 @@
+"""The dynamic embedding table as a Python dict of NumPy records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.ops.initializers import Initializer
+from gmeta.ops.optimizers import SGD, Adagrad, Adam, SparseOptimizer
+from gmeta.ops.reference.initializers import initial_rows
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Record:
+    """One row: weights (dim,), slots (s, dim), and the metadata."""
+
+    row: Floats
+    slots: Floats
+    frequency: int
+    last_step: int
+
+
+def update_row(
+    optimizer: SparseOptimizer, row: Floats, slots: Floats, gradient: Floats, learning_rate: float, step: int
+) -> None:
+    """One optimizer step, in place.
+
+    Args:
+      optimizer: `SGD`, `Adagrad` or `Adam`.
+      row: (dim,) weights.
+      slots: (s, dim), the optimizer's slots.
+      gradient: (dim,).
+      learning_rate: For this step.
+      step: The table's step, counted from 1.
+
+    Raises:
+      TypeError: Another optimizer.
+    """
+    rate = np.float32(learning_rate)
+    match optimizer:
+        case SGD():
+            row -= rate * gradient
+        case Adagrad():
+            slots[0] += gradient * gradient
+            row -= rate * gradient / np.sqrt(slots[0] + np.float32(optimizer.epsilon))
+        case Adam(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon):
+            m, v = slots
+            m += (gradient - m) * np.float32(1 - beta_1)
+            v += (gradient * gradient - v) * np.float32(1 - beta_2)
+            alpha = np.float32(float(rate) * np.sqrt(1 - beta_2**step) / (1 - beta_1**step))
+            row -= m * alpha / (np.sqrt(v) + np.float32(epsilon))
+        case _:
+            raise TypeError(f"no reference for {optimizer}")
+
+
+class ReferenceHashTable:
+    """`gmeta.ops.HashTable`, method by method, on NumPy arrays.
+
+    Args:
+      dim: Width of a row.
+      optimizer: How a gradient changes a row.
+      initializer: What a new row holds.
+      seed: Seed of the initial rows.
+    """
+
+    def __init__(self, dim: int, optimizer: SparseOptimizer, initializer: Initializer, seed: int = 0) -> None:
+        self.dim, self.optimizer, self.initializer, self.seed = dim, optimizer, initializer, seed
+        self.records: dict[int, Record] = {}
+        self.step = 0
+        self.counts = dict.fromkeys(("hits", "misses", "inserts", "removes", "updates", "ignored"), 0)
+
+    def lookup(self, ids: Ints, insert: bool = True) -> tuple[Floats, Ints, npt.NDArray[np.int32]]:
+        """Rows (u, dim), keys (u,) in the order of first appearance, and the inverse of the ids' shape."""
+        ids = np.asarray(ids, np.int64)
+        keys = np.array(list(dict.fromkeys(ids.reshape(-1).tolist())), np.int64)
+        place = {key: index for index, key in enumerate(keys.tolist())}
+        inverse = np.array([place[key] for key in ids.reshape(-1).tolist()], np.int32).reshape(ids.shape)
+        rows = initial_rows(self.initializer, self.seed, keys, self.dim)
+        for index, key in enumerate(keys.tolist()):
+            found = key in self.records
+            self.counts["hits" if found else "misses"] += 1
+            if insert and not found:
+                self.counts["inserts"] += 1
+                self.records[key] = Record(rows[index].copy(), self._new_slots(), 0, 0)
+            if key in self.records:
+                rows[index] = self.records[key].row
+            if insert:
+                self.records[key].frequency += 1
+                self.records[key].last_step = self.step
+        return rows, keys, inverse
+
+    def _new_slots(self) -> Floats:
+        initial = self.optimizer.initial_accumulator_value if isinstance(self.optimizer, Adagrad) else 0.0
+        return np.full((len(self.optimizer.slots), self.dim), initial, np.float32)
+
+    def apply_gradients(self, keys: Ints, grads: Floats, learning_rate: float) -> None:
+        """One optimizer step for the rows of ``keys`` (n,) with ``grads`` (n, dim)."""
+        self.step += 1
+        sums: dict[int, Floats] = {}
+        for key, gradient in zip(np.asarray(keys).tolist(), np.asarray(grads, np.float32), strict=True):
+            sums[key] = sums[key] + gradient if key in sums else gradient
+        for key, gradient in sums.items():
+            record = self.records.get(key)
+            self.counts["ignored" if record is None else "updates"] += 1
+            if record is not None:
+                update_row(self.optimizer, record.row, record.slots, gradient, learning_rate, self.step)
+                record.last_step = self.step
+
+    def remove(self, keys: Ints) -> int:
+        """Removes keys; returns how many were there."""
+        removed = sum(self.records.pop(key, None) is not None for key in np.asarray(keys).tolist())
+        self.counts["removes"] += removed
+        return removed
+
+    def contains(self, keys: Ints) -> npt.NDArray[np.bool_]:
+        """Which keys there are."""
+        return np.array([key in self.records for key in np.asarray(keys).tolist()], bool)
+
+    def size(self) -> int:
+        """The number of keys."""
+        return len(self.records)

@@ -1,0 +1,137 @@
+"""The initial rows of a table, as ``ops/hash_table/initializer.h`` makes them, in NumPy.
+
+The same operations on float32 in the same order: the results are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.ops.initializers import Initializer
+
+Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint32]
+
+_LOG = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_CENTER = (
+    2.81022636e-08,
+    3.43273939e-07,
+    -3.5233877e-06,
+    -4.39150654e-06,
+    0.00021858087,
+    -0.00125372503,
+    -0.00417768164,
+    0.246640727,
+    1.50140941,
+)
+_TAIL = (
+    -0.000200214257,
+    0.000100950558,
+    0.00134934322,
+    -0.00367342844,
+    0.00573950773,
+    -0.0076224613,
+    0.00943887047,
+    1.00167406,
+    2.83297682,
+)
+_TRUNCATION = np.float32(0.95449973610364158)  # erf(sqrt(2))
+
+
+def philox4x32(key: int, counters: Words) -> Words:
+    """Philox4x32-10: blocks of four random words.
+
+    Args:
+      key: The 64-bit key.
+      counters: (n, 4) uint32, the counter of each block, least word first.
+
+    Returns:
+      (n, 4) uint32.
+    """
+    c0, c1, c2, c3 = (counters[:, i].astype(np.uint64) for i in range(4))
+    low = np.uint64(0xFFFFFFFF)
+    k0, k1 = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    for _ in range(10):
+        product0, product1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0 = product1 >> np.uint64(32) ^ c1 ^ np.uint64(k0)
+        c2 = product0 >> np.uint64(32) ^ c3 ^ np.uint64(k1)
+        c1, c3 = product1 & low, product0 & low
+        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
+    value = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = np.float32(coefficient) + value * x
+    return value
+
+
+def _log(x: Floats) -> Floats:
+    bits = x.view(np.uint32)
+    m = (bits & np.uint32(0x007FFFFF) | np.uint32(0x3F000000)).view(np.float32)
+    low = m < np.float32(0.707106781186547524)
+    e = ((bits >> np.uint32(23)).astype(np.int32) - 126).astype(np.float32) - low.astype(np.float32)
+    m = (m - np.float32(1)) + np.where(low, m, np.float32(0))
+    z = m * m
+    p = _polynomial(_LOG, m) * m * z
+    p = p + e * np.float32(-2.12194440e-4)
+    p = p - np.float32(0.5) * z
+    return (m + p) + e * np.float32(0.693359375)
+
+
+def _erfinv(x: Floats) -> Floats:
+    one = np.float32(1)
+    w = -_log((one - x) * (one + x))
+    center = _polynomial(_CENTER, w - np.float32(2.5))
+    tail = _polynomial(_TAIL, np.sqrt(np.maximum(w, np.float32(5))) - np.float32(3))
+    return np.where(w < 5, center, tail) * x
+
+
+def initial_rows(initializer: Initializer, seed: int, keys: npt.NDArray[np.int64], dim: int) -> Floats:
+    """The initial rows of keys.
+
+    Args:
+      initializer: The distribution.
+      seed: The table's seed, any int64.
+      keys: (n,) int64.
+      dim: Width of a row.
+
+    Returns:
+      (n, dim) float32.
+
+    Example:
+      >>> initial_rows(Uniform(0, 1), 0, np.array([5, -1]), 2)
+      array([[0.32, 0.61],
+             [0.73, 0.3 ]], dtype=float32)
+    """
+    parameters = [np.float32(value) for value in initializer.parameters]
+    if initializer.kind == "constant":
+        return np.full((len(keys), dim), parameters[0])
+    blocks = -(-dim // 4)
+    bits = np.asarray(keys, np.int64).view(np.uint64)
+    counters = np.zeros((len(bits), blocks, 4), np.uint32)
+    counters[..., 0] = np.arange(blocks)
+    counters[..., 2] = (bits & np.uint64(0xFFFFFFFF))[:, None]
+    counters[..., 3] = (bits >> np.uint64(32))[:, None]
+    words = philox4x32(seed, counters.reshape(-1, 4)).reshape(len(bits), -1)[:, :dim]
+    integers = (words >> np.uint32(8)).astype(np.int32)
+    unit = np.float32(2.0**-24)
+    a, b = parameters
+    if initializer.kind == "uniform":
+        return a + (b - a) * (integers.astype(np.float32) * unit)
+    x = (2 * integers + 1 - (1 << 24)).astype(np.float32) * unit
+    if initializer.kind == "truncated_normal":
+        x = _TRUNCATION * x
+    return a + b * np.float32(np.sqrt(2.0)) * _erfinv(x)

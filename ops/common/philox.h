@@ -1,0 +1,61 @@
+// Philox4x32-10: a counter-based random number generator (Salmon, Moraes, Dror, Shaw: "Parallel
+// Random Numbers: As Easy as 1, 2, 3", SC 2011).
+//
+// A block of four 32-bit words is a pure function of a 64-bit key and a 128-bit counter, with no
+// state between calls. gmeta uses it for initial rows: key = table seed, counter = (block, 0, low
+// and high half of the row's key). So a row is the same on every rank, at every step, in any order
+// of insertion.
+//
+// Blocks are computed kPhiloxLanes at a time, lane by lane in the innermost loop, which compilers
+// turn into vector instructions.
+
+#ifndef GMETA_OPS_COMMON_PHILOX_H_
+#define GMETA_OPS_COMMON_PHILOX_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gmeta {
+
+inline constexpr size_t kPhiloxLanes = 8;
+inline constexpr size_t kPhiloxWords = 4 * kPhiloxLanes;
+
+struct PhiloxCounter {
+  uint32_t words[4];
+};
+
+// Writes the blocks of counters (first.words[0] + lane, words[1], words[2], words[3]): word w of
+// the block of a lane goes to out[4 * lane + w].
+inline void Philox4x32(uint64_t key, const PhiloxCounter& first, uint32_t out[kPhiloxWords]) {
+  uint32_t c0[kPhiloxLanes], c1[kPhiloxLanes], c2[kPhiloxLanes], c3[kPhiloxLanes];
+  for (size_t lane = 0; lane < kPhiloxLanes; ++lane) {
+    c0[lane] = first.words[0] + static_cast<uint32_t>(lane);
+    c1[lane] = first.words[1];
+    c2[lane] = first.words[2];
+    c3[lane] = first.words[3];
+  }
+  uint32_t k0 = static_cast<uint32_t>(key);
+  uint32_t k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (size_t lane = 0; lane < kPhiloxLanes; ++lane) {
+      const uint64_t product0 = uint64_t{0xD2511F53} * c0[lane];
+      const uint64_t product1 = uint64_t{0xCD9E8D57} * c2[lane];
+      c0[lane] = static_cast<uint32_t>(product1 >> 32) ^ c1[lane] ^ k0;
+      c1[lane] = static_cast<uint32_t>(product1);
+      c2[lane] = static_cast<uint32_t>(product0 >> 32) ^ c3[lane] ^ k1;
+      c3[lane] = static_cast<uint32_t>(product0);
+    }
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  for (size_t lane = 0; lane < kPhiloxLanes; ++lane) {
+    out[4 * lane + 0] = c0[lane];
+    out[4 * lane + 1] = c1[lane];
+    out[4 * lane + 2] = c2[lane];
+    out[4 * lane + 3] = c3[lane];
+  }
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_COMMON_PHILOX_H_

@@ -1,0 +1,157 @@
+// Registration of the ops on a dynamic hash table. A table is an anonymous resource: it lives as
+// long as a handle to it does.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gmeta {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status ScalarInput(InferenceContext* c, int input) {
+  ShapeHandle unused;
+  return c->WithRank(c->input(input), 0, &unused);
+}
+
+absl::Status VectorInput(InferenceContext* c, int input) {
+  ShapeHandle unused;
+  return c->WithRank(c->input(input), 1, &unused);
+}
+
+}  // namespace
+
+// `optimizer_parameters` and `initializer_parameters` are float64 inputs because float attributes
+// are float32: 1 - beta2 would lose five digits.
+REGISTER_OP("GmetaHashTable")
+    .Input("optimizer_parameters: float64")
+    .Input("initializer_parameters: float64")
+    .Output("table: resource")
+    .Attr("table_name: string")
+    .Attr("dim: int >= 1")
+    .Attr("optimizer: {'sgd', 'adagrad', 'adam'}")
+    .Attr("initializer: {'constant', 'uniform', 'normal', 'truncated_normal'}")
+    .Attr("seed: int")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(VectorInput(c, 0));
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// `dim` repeats the table's, so that the shape of `rows` is known when a graph is built.
+REGISTER_OP("GmetaHashTableLookup")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("insert: bool")
+    .Output("rows: float32")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      TF_RETURN_IF_ERROR(ScalarInput(c, 2));
+      int dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(c->input(1), 0), dim));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaHashTableUpdate")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("gradients: float32")
+    .Input("learning_rate: float32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle gradients;
+      tensorflow::shape_inference::DimensionHandle unused;
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &gradients));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(c->input(1), 0), c->Dim(gradients, 0), &unused));
+      return ScalarInput(c, 3);
+    });
+
+REGISTER_OP("GmetaHashTableRemove")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaHashTableContains")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("found: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      c->set_output(0, c->Vector(c->Dim(c->input(1), 0)));
+      return absl::OkStatus();
+    });
+
+// size, capacity, bytes, hits, misses, inserts, removes, updates, ignored
+REGISTER_OP("GmetaHashTableStatistics")
+    .Input("table: resource")
+    .Output("statistics: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(9));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaHashTableSize")
+    .Input("table: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("GmetaHashTableStep")
+    .Input("table: resource")
+    .Output("step: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("GmetaHashTableExport")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("rows: float32")
+    .Output("slots: float32")
+    .Output("frequency: int64")
+    .Output("last_step: int64")
+    .Output("step: int64")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      const auto rows = c->MakeDim(InferenceContext::kUnknownDim);
+      int dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Vector(rows));
+      c->set_output(1, c->Matrix(rows, dim));
+      c->set_output(2, c->Matrix(rows, InferenceContext::kUnknownDim));
+      c->set_output(3, c->Vector(rows));
+      c->set_output(4, c->Vector(rows));
+      c->set_output(5, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// With `replace`, the table then holds these records and nothing else, and its step is `step`.
+REGISTER_OP("GmetaHashTableImport")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("rows: float32")
+    .Input("slots: float32")
+    .Input("frequency: int64")
+    .Input("last_step: int64")
+    .Input("step: int64")
+    .Attr("replace: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+}  // namespace gmeta

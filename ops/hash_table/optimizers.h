@@ -1,0 +1,112 @@
+// Sparse optimizers as policies: each says how many floats a row keeps beside its weights, what
+// they start as, and how one gradient changes them. The table runs the policy inside its update
+// pass, on the record that is in the cache already ("fused").
+//
+// A policy is a struct of hyperparameters with
+//   size_t SlotFloats(size_t dim) const;                       floats kept for a row of dim weights
+//   float InitialSlot() const;                                 what they are in a new row
+//   Step Begin(float learning_rate, int64_t step) const;       constants of one update call; step
+//   counts from 1 Step::operator()(size_t dim, const float* g, float* w, float* slots) const
+// and a place in SparseOptimizer and in MakeOptimizer. The formulas are tf_keras's; tests hold them
+// equal.
+//
+// All are lazy: a row without a gradient in a call is left alone, its momenta don't decay. Where
+// every row has a gradient in every call, this is the dense optimizer. Adam's bias correction uses
+// the table's step, the number of update calls so far, which is the same for all rows.
+
+#ifndef GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_
+#define GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace gmeta {
+
+// w -= lr * g
+struct Sgd {
+  size_t SlotFloats(size_t) const { return 0; }
+  float InitialSlot() const { return 0.0f; }
+
+  struct Step {
+    float learning_rate;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w, float*) const {
+      for (size_t i = 0; i < dim; ++i) w[i] -= learning_rate * g[i];
+    }
+  };
+  Step Begin(float learning_rate, int64_t) const { return {learning_rate}; }
+};
+
+// a += g^2; w -= lr * g / sqrt(a + epsilon)
+struct Adagrad {
+  double initial_accumulator;
+  double epsilon;
+
+  size_t SlotFloats(size_t dim) const { return dim; }
+  float InitialSlot() const { return static_cast<float>(initial_accumulator); }
+
+  struct Step {
+    float learning_rate, epsilon;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                    float* __restrict a) const {
+      for (size_t i = 0; i < dim; ++i) {
+        a[i] += g[i] * g[i];
+        w[i] -= learning_rate * g[i] / std::sqrt(a[i] + epsilon);
+      }
+    }
+  };
+  Step Begin(float learning_rate, int64_t) const {
+    return {learning_rate, static_cast<float>(epsilon)};
+  }
+};
+
+// m += (1 - beta1) (g - m); v += (1 - beta2) (g^2 - v)
+// w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon), t = the table's step
+struct Adam {
+  double beta1;
+  double beta2;
+  double epsilon;
+
+  size_t SlotFloats(size_t dim) const { return 2 * dim; }
+  float InitialSlot() const { return 0.0f; }
+
+  struct Step {
+    float alpha, one_minus_beta1, one_minus_beta2, epsilon;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                    float* __restrict slots) const {
+      float* __restrict m = slots;
+      float* __restrict v = slots + dim;
+      for (size_t i = 0; i < dim; ++i) {
+        m[i] += (g[i] - m[i]) * one_minus_beta1;
+        v[i] += (g[i] * g[i] - v[i]) * one_minus_beta2;
+        w[i] -= m[i] * alpha / (std::sqrt(v[i]) + epsilon);
+      }
+    }
+  };
+  Step Begin(float learning_rate, int64_t step) const {
+    const double t = static_cast<double>(step);
+    const double correction = std::sqrt(1.0 - std::pow(beta2, t)) / (1.0 - std::pow(beta1, t));
+    return {static_cast<float>(learning_rate * correction), static_cast<float>(1.0 - beta1),
+            static_cast<float>(1.0 - beta2), static_cast<float>(epsilon)};
+  }
+};
+
+using SparseOptimizer = std::variant<Sgd, Adagrad, Adam>;
+
+// The optimizer of a name and its hyperparameters, in the order of its fields; nothing where there
+// is no such optimizer or it takes another number of them.
+inline std::optional<SparseOptimizer> MakeOptimizer(const std::string& name,
+                                                    const std::vector<double>& p) {
+  if (name == "sgd" && p.empty()) return Sgd{};
+  if (name == "adagrad" && p.size() == 2) return Adagrad{p[0], p[1]};
+  if (name == "adam" && p.size() == 3) return Adam{p[0], p[1], p[2]};
+  return std::nullopt;
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_

@@ -1,0 +1,72 @@
+// One row of a table, in one piece of memory:
+//
+//   offset 0   uint32  frequency   lookups that may insert and have read the row (saturating)
+//   offset 4   uint32  last step   the table's step at the latest such lookup or update
+//   offset 8   float32 weights[dim]
+//              float32 slots[slot_floats]   what the optimizer keeps for the row
+//
+// Weights, optimizer state and the metadata that admission and eviction read live and die together,
+// and a training step that touches a row touches one run of cache lines. A record carries no key:
+// keys are in the key index, so that growing the index moves no record.
+
+#ifndef GMETA_OPS_HASH_TABLE_ROW_RECORD_H_
+#define GMETA_OPS_HASH_TABLE_ROW_RECORD_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace gmeta {
+
+struct RowHeader {
+  uint32_t frequency;
+  uint32_t last_step;
+
+  void Touch(uint32_t step) {
+    frequency += frequency != UINT32_MAX;
+    last_step = step;
+  }
+};
+static_assert(sizeof(RowHeader) == 8);
+
+// Where the parts of a record of given widths lie.
+class RowLayout {
+ public:
+  RowLayout(size_t dim, size_t slot_floats) : dim_(dim), slot_floats_(slot_floats) {}
+
+  size_t dim() const { return dim_; }
+  size_t slot_floats() const { return slot_floats_; }
+  size_t bytes() const { return sizeof(RowHeader) + sizeof(float) * (dim_ + slot_floats_); }
+
+  static RowHeader* header(char* record) { return reinterpret_cast<RowHeader*>(record); }
+  static float* weights(char* record) {
+    return reinterpret_cast<float*>(record + sizeof(RowHeader));
+  }
+  float* slots(char* record) const { return weights(record) + dim_; }
+
+  // Asks for the header and weights (what a lookup reads) or for the whole record (what an update
+  // does).
+  void PrefetchWeights(const char* record) const {
+    PrefetchBytes(record, sizeof(RowHeader) + sizeof(float) * dim_);
+  }
+  void PrefetchRecord(const char* record) const { PrefetchBytes(record, bytes()); }
+
+ private:
+  static constexpr size_t kLine = 64;
+  // The first lines hide the latency; beyond this many the hardware's streamer has caught on, and
+  // more requests only fill the line buffers.
+  static constexpr size_t kMostBytes = 16 * kLine;
+
+  static void PrefetchBytes(const char* record, size_t size) {
+    const char* end = record + std::min(size, kMostBytes);
+    for (const char* line = record; line < end; line += kLine) __builtin_prefetch(line);
+    __builtin_prefetch(end - 1);
+  }
+
+  size_t dim_;
+  size_t slot_floats_;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_HASH_TABLE_ROW_RECORD_H_
