@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import gmeta  # noqa: F401  selects Keras 2 before TensorFlow is imported
 from gmeta.cli import main
 from gmeta.core import collectives, doctor, native
 from gmeta.core.doctor import Finding, Status

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import gmeta  # noqa: F401  selects Keras 2 before TensorFlow is imported
 from gmeta.core import native
 from gmeta.core.errors import NativeLibraryError
 

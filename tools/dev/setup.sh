@@ -13,6 +13,18 @@ supported() {
     *) return 1 ;;
   esac
 }
+# Looks through all of PATH for each name: behind a shim that fails there may be one that runs.
+first_python() (
+  IFS=:
+  for name in python3.11 python3.12 python3.10 python3; do
+    for folder in $PATH; do
+      if [ -x "$folder/$name" ] && supported "$folder/$name"; then
+        echo "$folder/$name"
+        return
+      fi
+    done
+  done
+)
 fail() {
   echo "setup: error: $1" >&2
   exit 1
@@ -28,12 +40,7 @@ if [ -n "${PYTHON:-}" ]; then
 elif [ -f .venv/.setup/venv ] && supported .venv/bin/python; then
   PYTHON=.venv/bin/python # what is there stays, whatever else PATH offers today
 else
-  for candidate in python3.11 python3.12 python3.10 python3 /usr/bin/python3; do
-    if supported "$candidate"; then
-      PYTHON=$candidate
-      break
-    fi
-  done
-  [ -n "${PYTHON:-}" ] || fail "no Python 3.10, 3.11 or 3.12 that runs is on PATH; $advice"
+  PYTHON=$(first_python)
+  [ -n "$PYTHON" ] || fail "no Python 3.10, 3.11 or 3.12 that runs is on PATH; $advice"
 fi
 exec "$PYTHON" tools/dev/setup_env.py

@@ -68,9 +68,11 @@ def make_environment(steps: Steps) -> None:
 
     # setup.sh runs this file under .venv's own Python where .venv is whole and no other Python was named.
     if Path(sys.prefix).resolve() != VENV:
-        if steps.due("venv", python):
+        there = environments_python()
+        if there != python:
             machine.check_python()
-        steps.step("venv", f".venv with Python {python}", python, lambda: create(steps, python))
+            steps.forget("venv")
+        steps.step("venv", f".venv with Python {python}", python, lambda: create(steps, there == python))
     if steps.due("packages", packages) or steps.due("horovod", wheel):
         machine.check_disk(ROOT)
     steps.step("packages", "the packages of constraints.txt", packages, lambda: install_packages(steps))
@@ -82,15 +84,19 @@ def make_environment(steps: Steps) -> None:
     steps.step("gmeta", "gmeta, editable", package, lambda: install_gmeta(steps))
 
 
-def create(steps: Steps, python: str) -> None:
-    """Make .venv, or keep one that was made by hand with the same Python and has pip."""
+def environments_python() -> str | None:
+    """The version of .venv's Python, if that runs and has pip: a broken-off environment lacks it."""
+    ask = [str(PYTHON), "-c", "import pip, platform; print(platform.python_version())"]
     try:
-        ask = [str(PYTHON), "-c", "import pip, platform; print(platform.python_version())"]
-        if subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == python:
-            return
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        pass  # none, or one that broke off
-    steps.run(sys.executable, "-m", "venv", "--clear", VENV)
+        return None
+
+
+def create(steps: Steps, keep: bool) -> None:
+    """Make .venv, unless one that was made by hand can be kept."""
+    if not keep:
+        steps.run(sys.executable, "-m", "venv", "--clear", VENV)
 
 
 def install_packages(steps: Steps) -> None:

@@ -1,0 +1,46 @@
+"""Builds and runs the native cores' own tests, `tests/native/*_test.cc`; `make test-asan` sanitizes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "test-native"
+NAMES = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """The folder of the built tests; only what changed is compiled."""
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert cmake is not None
+    options = ("-DGMETA_BUILD_OPS=OFF", "-DGMETA_BUILD_TESTS=ON", "-DGMETA_CUDA=OFF", "-DGMETA_SANITIZE=")
+    jobs = str(len(os.sched_getaffinity(0)))
+    for command in (("-S", ROOT, "-B", BUILD, *options), ("--build", BUILD, "--parallel", jobs)):
+        done = run(cmake, *command)
+        assert done.returncode == 0, done.stdout[-8000:]
+    return BUILD
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_native_core(programs: Path, name: str) -> None:
+    done = run(programs / name)
+    assert done.returncode == 0, done.stdout[-8000:]

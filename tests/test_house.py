@@ -1,0 +1,169 @@
+"""The habits of the house: what every file keeps to, whoever writes it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 500  # lines; what is longer holds more than one idea
+SUPPORTED = ("3.10", "3.11", "3.12")
+# Whose machine a path is from, and whose mirror a host is, is nobody else's business. In pieces, so that this
+# file isn't its own offender.
+PRIVATE = re.compile(
+    r"(?<![\w.~$})/])/(?:work|root|tmp|home|mnt|Users)/[\w.-]"
+    r"|\b(?:pypi\.org|pythonhosted\.org|index-url|trusted-host|find-links)\b"
+    r"|file:" + "///"
+)
+
+
+def tracked() -> list[Path]:
+    """The files that git knows, or would take."""
+    names = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def requirement_lines() -> list[str]:
+    value = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = value["project"]["optional-dependencies"].values()
+    wanted = [*value["project"]["dependencies"], *value["build-system"]["requires"]]
+    return sorted({*wanted, *(line for lines in extras for line in lines)})
+
+
+@pytest.fixture(scope="module")
+def pins() -> list[Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so what belongs to the project can't be told")
+    offenders = []
+    for path in tracked():
+        if path == Path(__file__) or path.suffix in (".png", ".npz"):
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            offenders += [f"{shown(path)}:{number}: {line.strip()}" for _ in PRIVATE.finditer(line)]
+    assert offenders == []
+
+
+@pytest.mark.parametrize(
+    ("text", "private"),
+    [
+        ("/tm" + "p/x", True),
+        ("see /ro" + "ot/.cache", True),
+        ("https://pypi" + ".org/simple", True),
+        ("/usr/bin/python3", False),
+        ("tests/tmp/x", False),
+        ("$(HOME)/tmp/x", False),
+    ],
+)
+def test_what_counts_as_private(text: str, private: bool) -> None:
+    assert bool(PRIVATE.search(text)) is private
+
+
+@pytest.mark.parametrize("requirement", requirement_lines())
+@pytest.mark.parametrize("python", SUPPORTED)
+def test_a_requirement_has_one_pin_on_each_python(
+    requirement: str, python: str, pins: list[Requirement]
+) -> None:
+    wanted = Requirement(requirement)
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    if wanted.marker is not None and not wanted.marker.evaluate(environment):
+        pytest.skip(f"not needed on Python {python}")
+    versions = [
+        next(iter(pin.specifier)).version
+        for pin in pins
+        if pin.name == wanted.name and (pin.marker is None or pin.marker.evaluate(environment))
+    ]
+    assert len(versions) == 1
+    assert wanted.specifier.contains(versions[0], prereleases=True)
+
+
+def test_every_pin_is_exact(pins: list[Requirement]) -> None:
+    assert [str(pin) for pin in pins if [s.operator for s in pin.specifier] != ["=="]] == []
+
+
+def test_the_changelog_has_a_place_for_what_comes() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+
+
+def test_the_build_server_runs_what_a_developer_runs() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111 == 0o111
+    assert script.read_text().rstrip().splitlines()[-1] == "make test"
+
+
+SOURCES = [
+    path
+    for pattern in (
+        "gmeta/**/*.py",
+        "tools/**/*.py",
+        "tests/**/*.py",
+        "ops/**/*.*",
+        "io/**/*.*",
+        "tests/**/*.cc",
+    )
+    for path in sorted(ROOT.glob(pattern))
+]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=shown)
+def test_a_file_holds_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def can_fail(function: ast.FunctionDef) -> bool:
+    """Whether a test asserts something, itself or through a helper that says so by its name."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if re.match(r"raises$|warns$|fail$|assert|check|expect", name):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("path", TESTS, ids=shown)
+def test_every_test_can_fail(path: Path) -> None:
+    functions = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert functions
+    assert [function.name for function in functions if not can_fail(function)] == []
+
+
+def test_tests_lie_in_the_rooms_that_they_test() -> None:
+    rooms = {path.parent.name for path in (ROOT / "gmeta").glob("*/__init__.py")}
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in TESTS if path.parent.name != "tests"}
+    assert sorted(folders - rooms - {"native", "distributed", "dev", "tools", "docs"}) == []
+    assert list((ROOT / "tests").rglob("__init__.py")) == []

@@ -1,0 +1,170 @@
+"""Who may import whom: between the rooms of gmeta, and between the layers of the native code.
+
+The rules keep cores testable without TensorFlow, `import gmeta` quick, and rooms replaceable. They are read
+from the source, so that an import inside a function counts too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "gmeta"
+EVERY = frozenset({"core", "ops", "io", "preprocess", "meta", "layers", "models", "training"})
+# Room -> the rooms that it may import besides its own.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "core": frozenset(),
+    "ops": frozenset({"core"}),
+    "io": frozenset({"core"}),
+    "preprocess": frozenset({"core"}),
+    "meta": frozenset({"core"}),
+    "layers": frozenset({"core", "ops"}),
+    "models": frozenset({"core", "ops", "layers", "meta"}),
+    "training": EVERY,
+    "testing": EVERY,  # for tests alone
+    "cli": EVERY,  # the way in; nothing imports it
+}
+PYTHON = sorted(PACKAGE.rglob("*.py"))
+NATIVE = sorted(
+    path
+    for room in ("ops", "io")
+    for path in (ROOT / room).rglob("*")
+    if path.suffix in (".h", ".cuh", ".cc", ".cu")
+)
+# What a core may include besides its own headers: C++ by a bare name, the system's, intrinsics.
+STANDARD = re.compile(r"[a-z_]+|[a-z]*intrin\.h|sys/[a-z]+\.h|(fcntl|unistd)\.h")
+CUDA = re.compile(r"cuda[a-z_]*\.(h|hpp)|cub/.+|cooperative_groups(/.+)?\.h|cuda/.+|mma\.h")
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(path: Path) -> str:
+    """The room of a module; "" for those that stand in the package itself."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Full names of what a module imports, `from package import name` as package.name."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [] if node.level == 0 else list(package[: len(package) - node.level + 1])
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def all_imports(path: Path) -> list[str]:
+    return list(imports(ast.parse(path.read_text(), shown(path)), path))
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def test_every_room_has_a_rule() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", [p for p in PYTHON if room_of(p)], ids=shown)
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    room = room_of(path)
+    used = {
+        parts[1] for name in all_imports(path) if (parts := name.split("."))[0] == "gmeta" and len(parts) > 1
+    }
+    assert sorted(used & set(MAY_IMPORT) - MAY_IMPORT[room] - {room}) == []
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=shown)
+def test_the_package_imports_nothing_that_stands_on_it(path: Path) -> None:
+    outside = {"models", "tools", "tests", "setup"}
+    assert [name for name in all_imports(path) if name.split(".")[0] in outside] == []
+
+
+def test_one_module_imports_horovod() -> None:
+    users = [shown(p) for p in PYTHON if any(name.split(".")[0] == "horovod" for name in all_imports(p))]
+    assert users == ["gmeta/core/collectives.py"]
+
+
+def test_preprocessing_loads_no_tensorflow() -> None:
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in PYTHON
+        if room_of(path) == "preprocess" and path.stem != "__init__"
+    ]
+    code = f"import sys, {', '.join(modules)}; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_native_rooms_have_sources() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in NATIVE} == {"ops", "io"}
+
+
+@pytest.mark.parametrize("path", [p for p in NATIVE if p.suffix in (".h", ".cuh", ".cu")], ids=shown)
+def test_a_core_needs_only_the_standard_library(path: Path) -> None:
+    allowed = [STANDARD] if path.suffix == ".h" else [STANDARD, CUDA]
+    foreign = [
+        name
+        for name in includes(path)
+        if not (ROOT / name).is_file() and not any(pattern.fullmatch(name) for pattern in allowed)
+    ]
+    assert foreign == []
+
+
+@pytest.mark.parametrize("path", [p for p in NATIVE if p.suffix == ".h"], ids=shown)
+def test_a_header_is_included_once(path: Path) -> None:
+    guard = f"GMETA_{shown(path).upper().replace('/', '_').replace('.', '_')}_"
+    text = path.read_text()
+    assert "#pragma once" in text or (f"#ifndef {guard}" in text and f"#define {guard}" in text)
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=shown)
+def test_native_rooms_share_only_the_common_one(path: Path) -> None:
+    own = path.relative_to(ROOT).parts[0]
+    other = {"ops": "io", "io": "ops"}[own]
+    borrowed = [name for name in includes(path) if name.startswith(f"{other}/")]
+    assert [name for name in borrowed if not name.startswith("ops/common/")] == []
+
+
+@pytest.mark.parametrize("path", [p for p in NATIVE if p.name == "ops.cc"], ids=shown)
+def test_ops_files_only_register(path: Path) -> None:
+    text = path.read_text()
+    assert "REGISTER_OP(" in text
+    assert not re.search(r"REGISTER_KERNEL_BUILDER|\bOpKernel\b", text)
+    foreign = [name for name in includes(path) if not name.startswith("tensorflow/core/framework/")]
+    assert [name for name in foreign if not STANDARD.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("path", [p for p in NATIVE if p.name.startswith("kernels")], ids=shown)
+def test_kernels_do_not_register_ops(path: Path) -> None:
+    assert "REGISTER_OP(" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/native").glob("*.cc")), ids=shown)
+def test_native_tests_know_no_tensorflow(path: Path) -> None:
+    assert [name for name in includes(path) if name.startswith(("tensorflow", "absl", "unsupported"))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import horovod.tensorflow as hvd", ["horovod.tensorflow"]),
+        ("def f():\n  from gmeta.ops import hash_table", ["gmeta.ops.hash_table"]),
+        ("from . import melu", ["gmeta.models.melu"]),
+        ("from ..training.trainer import train", ["gmeta.training.trainer.train"]),
+    ],
+)
+def test_the_reader_of_imports_sees_every_form(source: str, found: list[str]) -> None:
+    assert list(imports(ast.parse(source), PACKAGE / "models" / "meta_model.py")) == found
