@@ -8,6 +8,7 @@ for an engine to map.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from gmeta.preprocess.movielens_records import (
 from gmeta.preprocess.raw_file import RawFile
 
 RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
-_MOST_NAMES = 8
+_MOST_NAMES = 12  # a message is one line
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,13 @@ def detect(folder: Path) -> Layout:
     """Which layout a folder has, by its ratings file.
 
     Raises:
-      DataError: It isn't a folder, has neither ratings file, or both. Says what was looked for and found.
+      DataError: It can't be listed, has neither ratings file, or both. Says what was looked for and found.
     """
-    if not folder.is_dir():
-        raise DataError("no such folder" if not folder.exists() else "not a folder", path=folder)
-    found = [layout for layout in LAYOUTS if (folder / layout.ratings.name).exists()]
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise DataError(f"can't list the folder: {error.strerror}", path=folder) from error
+    found = [layout for layout in LAYOUTS if layout.ratings.name in names]
     if len(found) == 1:
         return found[0]
     sought = " or ".join(f"{layout.ratings.name} ({layout.name})" for layout in LAYOUTS)
@@ -116,17 +119,23 @@ def detect(folder: Path) -> Layout:
         raise DataError(
             f"holds both {sought.replace(' or ', ' and ')}", path=folder, advice="keep one of them"
         )
-    names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:_MOST_NAMES]) or "nothing"
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    inside = next(
-        (name for name in names if any((folder / name / x.ratings.name).exists() for x in LAYOUTS)), None
-    )
+    inside = _first_inside(folder, names)
     raise DataError(
         f"not a MovieLens folder: looked for {sought}, found {shown}{more}",
         path=folder,
-        advice=f"did you mean {folder / inside}?" if inside else None,
+        advice=f"did you mean {inside}?" if inside else None,
     )
+
+
+def _first_inside(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first subfolder that has a ratings file; None if there is none, or one may not be looked into."""
+    with suppress(OSError):
+        for name in names:
+            if any((folder / name / layout.ratings.name).exists() for layout in LAYOUTS):
+                return folder / name
+    return None
 
 
 def open_folder(folder: Path, bad: BadRecords) -> MovieLens:

@@ -12,6 +12,22 @@ from gmeta.core.errors import GmetaError
 
 
 @contextmanager
+def write_errors_explained(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into one line that names the path and the cause.
+
+    Args:
+      path: Named where the error itself names no file.
+
+    Raises:
+      GmetaError: In place of the ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise GmetaError(f"can't write {error.filename or path}: {error.strerror or error}") from error
+
+
+@contextmanager
 def staged_folder(final: Path) -> Iterator[Path]:
     """Fill a hidden folder beside ``final`` and give it that name at the end.
 
@@ -22,26 +38,25 @@ def staged_folder(final: Path) -> Iterator[Path]:
       The empty folder to fill, on the same file system as ``final``.
 
     Raises:
-      GmetaError: The disk is full, or something may not be written: in one line, with the path and the cause.
+      GmetaError: The disk is full, or something may not be written.
     """
     target = Path(os.path.realpath(final))  # a link to a folder stays a link
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     previous = target.with_name(f".{target.name}.{os.getpid()}.previous")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this process's id
-        partial.mkdir()
-        yield partial
-        if target.exists():
-            target.rename(previous)
-        try:
-            partial.rename(target)
-        except BaseException:
-            if previous.exists():
-                previous.rename(target)
-            raise
-    except OSError as error:
-        raise GmetaError(f"can't write {error.filename or final}: {error.strerror or error}") from error
+        with write_errors_explained(final):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this process's id
+            partial.mkdir()
+            yield partial
+            if target.exists():
+                target.rename(previous)
+            try:
+                partial.rename(target)
+            except BaseException:
+                if previous.exists():
+                    previous.rename(target)
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(previous, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""``gmeta prepare``: raw rating files to a prepared data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gmeta.preprocess.config import PrepareConfig
+
+_DEFAULT = PrepareConfig()
+
+
+@click.command("prepare")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="MovieLens folder with u.data (100K) or ratings.dat (1M).  [default: generate synthetic data]",
+)
+@click.option(
+    "--on-bad",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="What a bad record does: end the run, or be counted and left out.",
+)
+@click.option(
+    "--seed", default=_DEFAULT.seed, show_default=True, help="Seeds the tasks' order and the synthetic data."
+)
+@click.option(
+    "--cold-modulus",
+    default=_DEFAULT.cold_modulus,
+    show_default=True,
+    help="Users whose id is divisible by it are cold.",
+)
+@click.option(
+    "--min-ratings", default=_DEFAULT.min_ratings, show_default=True, help="Fewest ratings of a kept user."
+)
+@click.option(
+    "--max-ratings", default=_DEFAULT.max_ratings, show_default=True, help="Most ratings of a kept user."
+)
+@click.option(
+    "--batch-rows", type=int, help="Cut users into batches of this size.  [default: a user a batch]"
+)
+@click.option("--shards", default=_DEFAULT.shards, show_default=True, help="Files a split.")
+@click.option("--overwrite", is_flag=True, help="Replace a data set that was prepared otherwise.")
+def prepare(data: Path | None, out: Path, on_bad: str, overwrite: bool, **settings: Any) -> None:
+    """Turn raw MovieLens files into a data set that `gmeta train` reads.
+
+    A user is a task. Users with --min-ratings to --max-ratings ratings are kept, and split by their ids into
+    warm ones, to train on, and cold ones, to evaluate on. OUT appears whole or not at all. Made from the same
+    files with the same settings before, it is used as it is.
+    """
+    from gmeta.cli.prepare_output import PrepareProgress, print_summary
+    from gmeta.preprocess import prepare as run
+    from gmeta.preprocess.staging import write_errors_explained
+    from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
+
+    config = PrepareConfig(**settings)
+    if data is None:
+        click.echo(
+            f"no --data: using a synthetic data set in MovieLens-100K's layout, seed {config.seed}", err=True
+        )
+    with PrepareProgress() as progress:
+        summary = run(data, out, config, on_bad, overwrite=overwrite, progress=progress)
+    if not summary.reused:
+        with write_errors_explained(out):
+            draw_task_sizes(summary, config, out / FILE_NAME)
+    print_summary(summary)

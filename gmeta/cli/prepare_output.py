@@ -1,0 +1,100 @@
+"""What ``gmeta prepare`` shows: bars while it works, and a table of what came of it."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from gmeta.preprocess import PrepareSummary
+
+STAGES = {"read": "reading ratings", "write": "writing records"}
+
+
+class _Rate(ProgressColumn):
+    """Rows a second over the stage so far."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} rows/s" if speed else "")
+
+
+class PrepareProgress:
+    """A bar a stage on standard error; on anything but a terminal, one line when a stage is over.
+
+    It is called as `gmeta.preprocess.local_engine.Progress`.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            _Rate(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._stages: dict[str, tuple[TaskID, float]] = {}
+
+    def __enter__(self) -> PrepareProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Move the stage's bar."""
+        if stage not in self._stages:
+            self._stages[stage] = self._bars.add_task(STAGES[stage], total=total), time.monotonic()
+        bar, started = self._stages[stage]
+        self._bars.update(bar, completed=done)
+        if done == total and self._bars.disable:
+            seconds = time.monotonic() - started
+            self._console.print(f"{STAGES[stage]}: {total:,} rows in {seconds:.1f} s", highlight=False)
+
+
+def print_summary(summary: PrepareSummary, console: Console | None = None) -> None:
+    """Print what was kept and what was left out, with the first bad records by name."""
+    console = console or Console()
+    console.print(_table(summary))
+    for kind in summary.bad:
+        for example in kind.examples:
+            console.print(f"skipped: {example}", highlight=False, markup=False, soft_wrap=True)
+        if kind.count > len(kind.examples):
+            more = kind.count - len(kind.examples)
+            console.print(
+                f"skipped: {more:,} more in {kind.file}: {kind.reason}", highlight=False, markup=False
+            )
+    if summary.reused:
+        text = f"already prepared, from the same files with the same settings: {summary.out}"
+    else:
+        text = f"prepared in {summary.seconds:.1f} s: {summary.out}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(summary: PrepareSummary) -> Table:
+    least, _, median, _, most = summary.size_quantiles()
+    table = Table(
+        title=f"{summary.source}: {summary.rows_read:,} ratings",
+        caption=f"ratings a task: {least} to {most}, median {median}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("")
+    table.add_column("tasks", justify="right")
+    table.add_column("ratings", justify="right")
+    for name, split in summary.splits.items():
+        table.add_row(name, f"{split.tasks:,}", f"{split.rows:,}")
+    for entry in summary.left_out:
+        table.add_row(f"left out: {entry.reason}", f"{entry.tasks:,}", f"{entry.rows:,}")
+    for kind in summary.bad:
+        table.add_row(f"bad: {kind.reason} ({kind.file})", "", f"{kind.count:,}")
+    return table

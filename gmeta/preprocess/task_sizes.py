@@ -1,0 +1,86 @@
+"""A picture of how many ratings tasks have, and which of them the selection keeps."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.files import write_atomically
+from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.summary import PrepareSummary
+
+FILE_NAME = "task_sizes.png"
+_KEPT, _LEFT_OUT, _INK, _MUTED, _RULE = "#0072B2", "#b8bec6", "#1a1a1a", "#5f6670", "#dfe3e8"
+_BINS_A_DECADE = 14
+
+
+def draw_task_sizes(summary: PrepareSummary, config: PrepareConfig, path: Path) -> Path:
+    """Draw the histogram of ratings a task, on a logarithmic axis, and write it as a PNG.
+
+    Args:
+      summary: Has the sizes of all tasks.
+      config: Has the bounds of the selection.
+      path: The file to write.
+
+    Returns:
+      ``path``.
+
+    Raises:
+      OSError: The file can't be written.
+    """
+    from matplotlib.figure import Figure  # takes a second: only where a picture is wanted
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    sizes = np.array(list(summary.task_sizes), np.float64)
+    counts = np.array(list(summary.task_sizes.values()), np.int64)
+    edges = bin_edges(int(sizes.min()), int(sizes.max()), config)
+    heights, _ = np.histogram(sizes, edges, weights=counts)
+    kept = (edges[:-1] >= config.min_ratings - 0.5) & (edges[1:] <= config.max_ratings + 0.5)
+
+    figure = Figure(figsize=(7.2, 3.4), dpi=150, facecolor="white")
+    axes = figure.add_axes((0.08, 0.16, 0.88, 0.62))
+    colours = [_KEPT if keep else _LEFT_OUT for keep in kept]
+    axes.bar(
+        edges[:-1], heights, np.diff(edges), align="edge", color=colours, edgecolor="white", linewidth=0.6
+    )
+    axes.set_xscale("log")
+    axes.set_xlim(edges[0], edges[-1])
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("ratings of a task (logarithmic scale)", fontsize=10, color=_MUTED)
+    axes.grid(axis="y", color=_RULE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, labelsize=9.5, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    bounds = f"{config.min_ratings} to {config.max_ratings}"
+    title = f"{summary.tasks:,} of {counts.sum():,} tasks have {bounds} ratings and are kept"
+    figure.text(0.012, 0.965, title, fontsize=12.5, weight="bold", color=_INK, va="top")
+    median = summary.size_quantiles((0.5,))[0]
+    most = int(sizes.max())
+    about = f"number of tasks by size; {summary.source}, median {median}, most {most:,} ratings a task"
+    figure.text(0.012, 0.875, about, fontsize=9.5, color=_MUTED, va="top")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    return write_atomically(path, picture.getvalue())
+
+
+def bin_edges(smallest: int, largest: int, config: PrepareConfig) -> NDArray[np.float64]:
+    """Edges of equal width on a logarithmic axis, with one at each bound of the selection.
+
+    Edges lie halfway between whole numbers, and no bin is narrower than one, so that small sizes don't
+    leave empty bins between full ones.
+    """
+    low, high = config.min_ratings - 0.5, config.max_ratings + 0.5
+    marks = sorted({min(smallest - 0.5, low), low, high, max(largest + 0.5, high)})
+    edges = [marks[0]]
+    for start, end in itertools.pairwise(marks):
+        bins = max(1, round(np.log10(end / start) * _BINS_A_DECADE))
+        inner = np.floor(np.geomspace(start, end, bins + 1)[1:]) + 0.5
+        edges += [*inner[:-1].tolist(), end]
+    return np.unique(edges)
