@@ -28,10 +28,10 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: str) -> None:
     from gmeta.training import experiment
     from gmeta.training.report import write_report
     from gmeta.training.run_folder import RunFolder
-    from gmeta.training.table import evaluation_table
+    from gmeta.training.table import rich_table
 
     evaluation = experiment.evaluate(RunFolder(run_path), on_bad=on_bad)
-    Console().print(evaluation_table(evaluation))
+    Console().print(rich_table(evaluation))
     if json_path:
         evaluation.save(json_path)
         click.echo(f"table as data: {json_path}")

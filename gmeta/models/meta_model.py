@@ -125,7 +125,7 @@ class MetaModel(tf.keras.Model):
         labels = tf.gather(batch["label"], part["index"])
 
         def loss(weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
-            return meta.task_means(self._losses(labels, self.network(x, weights)), part["mask"])
+            return meta.task_means(self._loss_of(labels, self.network(x, weights)), part["mask"])
 
         return loss
 
@@ -174,7 +174,7 @@ class MetaModel(tf.keras.Model):
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         predictions = self(batch, training=False)
         labels = tf.gather(batch["label"], batch["query"]["index"])
-        losses = self._losses(labels, predictions[..., tf.newaxis])
+        losses = self._loss_of(labels, predictions[..., tf.newaxis])
         mask = batch["query"]["mask"]
         self._update_metrics(labels, predictions, mask)
         return self._report(meta.reduce_tasks(losses, mask), batch)
@@ -190,7 +190,7 @@ class MetaModel(tf.keras.Model):
         steps = self.inner.evaluation_steps
         return self.inner.steps if steps is None else steps
 
-    def _losses(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    def _loss_of(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """Labels (tasks, samples) and outputs (tasks, samples, 1) -> losses (tasks, samples)."""
         return self._sample_loss(labels[..., tf.newaxis], predictions)
 
@@ -203,7 +203,7 @@ class MetaModel(tf.keras.Model):
         predictions = self.predict_samples(embeddings, index, weights)
         labels = tf.gather(batch["label"], index)
         self._update_metrics(labels, predictions, mask)
-        return meta.reduce_tasks(self._losses(labels, predictions[..., tf.newaxis]), mask)
+        return meta.reduce_tasks(self._loss_of(labels, predictions[..., tf.newaxis]), mask)
 
     def _update_metrics(self, labels: tf.Tensor, predictions: tf.Tensor, mask: tf.Tensor) -> None:
         real = mask > 0

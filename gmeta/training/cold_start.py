@@ -68,29 +68,23 @@ def predict_after(
     Returns:
       Steps -> (rows,) predictions, in the order of `query_rows`.
     """
-    wanted = sorted(set(steps))
-
-    @tf.function(reduce_retracing=True)
-    def trajectory(batch: Mapping[str, Any]) -> list[tf.Tensor]:
+    parts: dict[int, list[Floats]] = {goal: [] for goal in sorted(set(steps))}
+    # Eagerly: a batch is a few hundred large ops, and tracing an unrolled loop costs more than running it.
+    for batch in batches:
+        batch = _latest_support(batch, support_size)
         lookup = model.collection.lookup(batch["features"], insert=False)
         embeddings = model.collection.concat(lookup)
         weights = model.initial_weights(batch)
         loss = model.support_loss(batch, embeddings)
-        predictions, taken = [], 0
-        for goal in wanted:
+        taken = 0
+        for goal, predictions in parts.items():
             weights = meta.adapt(
                 loss, weights, steps=goal - taken, learning_rate=model.inner.learning_rate, order=1
             )
             taken = goal
             rows = model.predict_samples(embeddings, batch["query"]["index"], weights)
-            predictions.append(tf.boolean_mask(rows, batch["query"]["mask"] > 0))
-        return predictions
-
-    parts = [trajectory(_latest_support(batch, support_size)) for batch in batches]
-    return {
-        goal: np.concatenate([part[k].numpy() for part in parts]).astype(np.float64)
-        for k, goal in enumerate(wanted)
-    }
+            predictions.append(tf.boolean_mask(rows, batch["query"]["mask"] > 0).numpy())
+    return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in parts.items()}
 
 
 def item_means(batches: Iterable[Mapping[str, Any]], rows: QueryRows) -> Floats:

@@ -48,7 +48,7 @@ class TrainingProgress:
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
-        self._bars.console.print(text, highlight=False)
+        self._bars.console.print(text, highlight=False, soft_wrap=True)
 
 
 class _EpochBar(tf.keras.callbacks.Callback):
@@ -61,4 +61,4 @@ class _EpochBar(tf.keras.callbacks.Callback):
         text = "  ".join(f"{name} {value:.4f}" for name, value in (logs or {}).items())
         self._bars.update(self._task, completed=epoch + 1, logs=text)
         if self._bars.disable and epoch + 1 == self._epochs:
-            self._bars.console.print(f"{self._label}: {epoch + 1} epochs, {text}", highlight=False)
+            self._bars.console.print(f"{self._label}: {epoch + 1} epochs, {text}", highlight=False, soft_wrap=True)

@@ -46,6 +46,8 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
         loss="mse",
         metrics=[tf.keras.metrics.MeanAbsoluteError(name="mae")],
     )
+    # A checkpoint restores the optimizer's moments into variables that exist, so they have to exist now.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
