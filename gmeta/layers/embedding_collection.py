@@ -173,7 +173,7 @@ def _keys(ids: tf.Tensor, merged: MergedTable, feature: FeatureConfig) -> tf.Ten
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(excess, 0)),
         [
-            f"feature '{feature.name}': ids must be in [0, {merged.id_limit}); got some in the range of",
+            f"feature {feature.name}: ids must be in [0, {merged.id_limit}); got some in the range of",
             tf.reduce_min(ids),
             "to",
             tf.reduce_max(ids),
