@@ -73,8 +73,7 @@ def group_batch(
             f"group_batch: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least "
             f"1, shuffle_buffer={shuffle_buffer} at least 0"
         )
-    if on_bad not in ("raise", "skip"):
-        raise ConfigError(f"group_batch: on_bad must be 'raise' or 'skip', got {on_bad!r}")
+    check_on_bad(on_bad)
     columns = [column for column in schema if column.name not in (schema.task, schema.batch)]
     vector = tf.TensorSpec((None,), tf.int64)
     flat = [vector, vector, vector]
@@ -109,6 +108,16 @@ def group_batch(
 
     # No thread of its own: it only names what is there.
     return tf.data.experimental.from_variant(variant, tuple(flat)).map(structure)
+
+
+def check_on_bad(on_bad: str) -> None:
+    """Refuse what isn't an `OnBad`.
+
+    Raises:
+      ConfigError: It is neither.
+    """
+    if on_bad not in ("raise", "skip"):
+        raise ConfigError(f"on_bad must be 'raise' or 'skip', got {on_bad!r}")
 
 
 def _files(files: Path | Sequence[Path] | tf.Tensor) -> tf.Tensor:

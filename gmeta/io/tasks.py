@@ -13,7 +13,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest, Split
 from gmeta.core.schema import Schema
-from gmeta.io.group_batch import OnBad, group_batch
+from gmeta.io.group_batch import OnBad, check_on_bad, group_batch
 from gmeta.io.reader_stats import ReaderStats
 
 _BUFFER = 8192  # groups; all of a small data set, some hundred megabytes of a large one
@@ -86,6 +86,7 @@ def tasks(
             f"tasks: tasks_per_batch={tasks_per_batch}, query={query} and shuffle_buffer={shuffle_buffer} "
             f"must be at least 1, first_epoch={first_epoch} at least 0"
         )
+    check_on_bad(on_bad)
     schema, split, files = _open(Path(path), on_bad)
     names = _features(schema, features, label)
 
