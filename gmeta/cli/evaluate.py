@@ -6,18 +6,15 @@ from pathlib import Path
 
 import click
 
+from gmeta.cli.options import on_bad_option, run_option
+from gmeta.core.on_bad import OnBad
+
 
 @click.command("evaluate")
-@click.option("--run", "run_path", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@run_option
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the table as data.")
-@click.option(
-    "--on-bad",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="What a bad record or a task too small to split does.",
-)
-def evaluate(run_path: Path, json_path: Path | None, on_bad: str) -> None:
+@on_bad_option
+def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad) -> None:
     """Measure adaptation to new users, and write the report.
 
     Cold users are measured before adaptation and after several inner steps, beside joint training and the

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gmeta.cli.options import on_bad_option
+from gmeta.core.on_bad import OnBad
 from gmeta.preprocess.config import PrepareConfig
 
 _DEFAULT = PrepareConfig()
@@ -19,13 +21,7 @@ _DEFAULT = PrepareConfig()
     type=click.Path(path_type=Path),
     help="MovieLens folder with u.data (100K) or ratings.dat (1M).  [default: generate synthetic data]",
 )
-@click.option(
-    "--on-bad",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="What a bad record does: end the run, or be counted and left out.",
-)
+@on_bad_option
 @click.option(
     "--seed", default=_DEFAULT.seed, show_default=True, help="Seeds the tasks' order and the synthetic data."
 )
@@ -46,7 +42,7 @@ _DEFAULT = PrepareConfig()
 )
 @click.option("--shards", default=_DEFAULT.shards, show_default=True, help="Files a split.")
 @click.option("--overwrite", is_flag=True, help="Replace a data set that was prepared otherwise.")
-def prepare(data: Path | None, out: Path, on_bad: str, overwrite: bool, **settings: Any) -> None:
+def prepare(data: Path | None, out: Path, on_bad: OnBad, overwrite: bool, **settings: Any) -> None:
     """Turn raw MovieLens files into a data set that `gmeta train` reads.
 
     A user is a task. Users with --min-ratings to --max-ratings ratings are kept, and split by their ids into

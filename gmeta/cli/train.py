@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from gmeta.cli.options import on_bad_option, run_option
+from gmeta.core.on_bad import OnBad
+
 
 @click.command("train")
-@click.option("--run", "run_path", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@run_option
 @click.option("--data", type=click.Path(path_type=Path), help="A prepared data set.  [default: RUN/data]")
 @click.option(
     "--config",
@@ -16,14 +19,8 @@ import click
     type=click.Path(path_type=Path),
     help="Settings in TOML.  [default: MeLU on MovieLens]",
 )
-@click.option(
-    "--on-bad",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="What a bad record or a task too small to split does.",
-)
-def train(run_path: Path, data: Path | None, config_path: Path | None, on_bad: str) -> None:
+@on_bad_option
+def train(run_path: Path, data: Path | None, config_path: Path | None, on_bad: OnBad) -> None:
     """Train on a prepared data set; resume where a run stopped.
 
     Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so.

@@ -9,7 +9,7 @@ tapes, and support and query ids that stand in one batch are fetched once (G-Met
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from gmeta.layers.merge_plan import MergedTable, merge_tables
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.optimizers import Adam, SparseOptimizer
 
-Ids = tf.Tensor | tf.RaggedTensor
+Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
 """A feature's int64 ids: (samples,), or ragged (samples, None) where it has a pooling."""
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.config import OnBad
+from gmeta.core.on_bad import OnBad
 
 
 class Reason(Enum):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from gmeta.core.errors import ConfigError
-
-OnBad = Literal["raise", "skip"]
-"""What a bad record gets: ``"raise"`` ends the run at the first one, ``"skip"`` counts it and goes on."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +52,3 @@ class PrepareConfig:
             )
         if not 1 <= self.shards <= 99_999:
             raise ConfigError(f"shards must be in 1..99999, got {self.shards}")
-
-
-def check_on_bad(on_bad: str) -> OnBad:
-    """Return ``on_bad`` if it is one of the two rules.
-
-    Raises:
-      ConfigError: It isn't.
-    """
-    for rule in get_args(OnBad):
-        if on_bad == rule:
-            return rule
-    raise ConfigError(f"on_bad must be one of {', '.join(get_args(OnBad))}; got {on_bad!r}")

@@ -12,9 +12,10 @@ from typing import Any
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.manifest import FILE_NAME as MANIFEST
 from gmeta.core.manifest import Manifest
+from gmeta.core.on_bad import check_on_bad
 from gmeta.preprocess import local_engine, movielens, synthetic
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.config import PrepareConfig, check_on_bad
+from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.local_engine import LocalResult, Progress, no_progress
 from gmeta.preprocess.movielens import ML_100K, MovieLens
 from gmeta.preprocess.plan import PLAN_VERSION, SCHEMA, split_of

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Helpers of the tests: data, fixtures, references. Nothing else imports this."""

@@ -12,6 +12,7 @@ from gmeta import io
 from gmeta.core.config import to_mapping
 from gmeta.core.errors import DataError
 from gmeta.core.manifest import Manifest
+from gmeta.core.on_bad import OnBad
 from gmeta.training import cold_start
 from gmeta.training.cold_start import QueryRows
 from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
@@ -25,7 +26,12 @@ ITEM_MEAN = "item_mean"
 
 
 def run_training(
-    config: ExperimentConfig, run: RunFolder, data: Path, *, progress: TrainingProgress, on_bad: str = "raise"
+    config: ExperimentConfig,
+    run: RunFolder,
+    data: Path,
+    *,
+    progress: TrainingProgress,
+    on_bad: OnBad = "raise",
 ) -> None:
     """Train every method with every seed; go on with what is half done, and leave what is done.
 
@@ -41,6 +47,7 @@ def run_training(
       DataError: Bad records, or a checkpoint that can't be restored.
     """
     run.begin(config, data)
+    left_out: set[str] = set()
     for method, settings in config.methods.items():
         for seed in config.seeds:
             label = f"{settings.label}, seed {seed}"
@@ -58,9 +65,13 @@ def run_training(
                 progress.say(f"{label}: all {settings.epochs} epochs were done before")
             elif outcome.epochs_before:
                 progress.say(f"{label}: resumed after epoch {outcome.epochs_before}")
+            for message in outcome.left_out:
+                if message not in left_out:
+                    progress.say(f"left out: {message}")
+            left_out |= set(outcome.left_out)
 
 
-def evaluate(run: RunFolder, on_bad: str = "raise") -> Evaluation:
+def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
     """Measure every method of a trained experiment on the cold tasks, beside the item mean.
 
     Raises:

@@ -61,4 +61,6 @@ class _EpochBar(tf.keras.callbacks.Callback):
         text = "  ".join(f"{name} {value:.4f}" for name, value in (logs or {}).items())
         self._bars.update(self._task, completed=epoch + 1, logs=text)
         if self._bars.disable and epoch + 1 == self._epochs:
-            self._bars.console.print(f"{self._label}: {epoch + 1} epochs, {text}", highlight=False, soft_wrap=True)
+            self._bars.console.print(
+                f"{self._label}: {epoch + 1} epochs, {text}", highlight=False, soft_wrap=True
+            )

@@ -9,6 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from gmeta import io
+from gmeta.core.on_bad import OnBad
 from gmeta.models import MetaModel, melu, melu_features
 from gmeta.training.checkpointing import EpochCheckpoints
 from gmeta.training.evaluation import TrainingRun
@@ -25,10 +26,12 @@ class Outcome:
     Attributes:
       run: Its curves.
       epochs_before: How many epochs an earlier call had done.
+      left_out: What was skipped in this call and why, each named once: "FILE at byte OFFSET: what".
     """
 
     run: TrainingRun
     epochs_before: int
+    left_out: tuple[str, ...] = ()
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
@@ -51,7 +54,9 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
     return model
 
 
-def cold_tasks(config: ExperimentConfig, data: Path, on_bad: str = "raise") -> tf.data.Dataset:
+def cold_tasks(
+    config: ExperimentConfig, data: Path, on_bad: OnBad = "raise", stats: io.ReaderStats | None = None
+) -> tf.data.Dataset:
     """The held-out tasks, in the order of the files."""
     return io.tasks(
         data / COLD,
@@ -59,6 +64,7 @@ def cold_tasks(config: ExperimentConfig, data: Path, on_bad: str = "raise") -> t
         query=config.query,
         shuffle=False,
         on_bad=on_bad,
+        stats=stats,
     )
 
 
@@ -70,7 +76,7 @@ def train(
     data: Path,
     folder: Path,
     callbacks: Sequence[tf.keras.callbacks.Callback] = (),
-    on_bad: str = "raise",
+    on_bad: OnBad = "raise",
 ) -> Outcome:
     """Train one method with one seed, or go on with it where its last checkpoint left off.
 
@@ -92,6 +98,7 @@ def train(
     model, checkpoints = restore(config, method, seed, folder=folder)
     done = len(checkpoints.run.epoch)
     epochs = config.methods[method].epochs
+    stats = io.ReaderStats()
     if done < epochs:
         warm = io.tasks(
             data / WARM,
@@ -100,17 +107,20 @@ def train(
             seed=seed,
             first_epoch=done,
             on_bad=on_bad,
+            stats=stats,
         )
         with io.data_errors():
             model.fit(
                 warm,
                 epochs=epochs,
                 initial_epoch=done,
-                validation_data=cold_tasks(config, data, on_bad),
+                validation_data=cold_tasks(config, data, on_bad, stats),
                 callbacks=[checkpoints, *callbacks],
                 verbose=0,
             )
-    return Outcome(checkpoints.run, done)
+    # Every epoch meets the same records again.
+    left_out = tuple(dict.fromkeys(stats.read().messages))
+    return Outcome(checkpoints.run, done, left_out)
 
 
 def restore(

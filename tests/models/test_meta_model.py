@@ -1,0 +1,218 @@
+"""MetaModel on small batches of its own: what a step computes, and that tasks don't see each other."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel
+from gmeta.ops.initializers import Normal
+from gmeta.ops.optimizers import SGD
+
+
+def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, optimizer=None):
+    start = Normal(0.0, 1.0)
+    model = MetaModel(
+        EmbeddingCollection(
+            [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 4, initializer=start)],
+            optimizer=SGD(0.1),
+        ),
+        DenseStack({"fc": 8, "out": 1}, adapt=["out"]),
+        inner=InnerLoop(steps=steps, learning_rate=0.05, order=order, evaluation_steps=evaluation_steps),
+        outer_samples=outer_samples,
+    )
+    model.compile(optimizer=optimizer or tf.keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    return model
+
+
+def make_batch(sizes, query=2, seed=0, pad=0):
+    """Tasks of the given support sizes, with ids that overlap between support and query."""
+    rng = np.random.default_rng(seed)
+    total = sum(sizes) + query * len(sizes)
+    width = max(sizes) + pad
+    starts = np.cumsum([0, *(size + query for size in sizes)])[:-1]
+    steps = np.arange(width)
+    mask = steps < np.array(sizes)[:, None]
+    return {
+        "features": {
+            "user": tf.constant(np.repeat(np.arange(len(sizes)), np.array(sizes) + query), tf.int64),
+            "item": tf.constant(rng.integers(0, 6, total), tf.int64),
+        },
+        "label": tf.constant(rng.normal(size=total), tf.float32),
+        "task": tf.range(len(sizes), dtype=tf.int64),
+        "support": {
+            "index": tf.constant(np.where(mask, starts[:, None] + steps, 0), tf.int64),
+            "mask": tf.constant(mask, tf.float32),
+        },
+        "query": {
+            "index": tf.constant(starts[:, None] + np.array(sizes)[:, None] + np.arange(query), tf.int64),
+            "mask": tf.ones([len(sizes), query]),
+        },
+    }
+
+
+def alone(batch, task):
+    """One task of a batch as a batch of its own."""
+    real = batch["support"]["mask"][task] > 0
+    index = tf.concat([batch["support"]["index"][task][real], batch["query"]["index"][task]], axis=0)
+    size, query = int(tf.reduce_sum(tf.cast(real, tf.int32))), batch["query"]["index"].shape[1]
+    return {
+        "features": {name: tf.gather(ids, index) for name, ids in batch["features"].items()},
+        "label": tf.gather(batch["label"], index),
+        "task": batch["task"][task : task + 1],
+        "support": {"index": tf.range(size, dtype=tf.int64)[None], "mask": tf.ones([1, size])},
+        "query": {
+            "index": tf.range(size, size + query, dtype=tf.int64)[None],
+            "mask": tf.ones([1, query]),
+        },
+    }
+
+
+def rows_by_key(lookup, gradients):
+    return dict(zip(lookup.keys[0].numpy(), gradients[0].numpy(), strict=True))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_batch_of_tasks_equals_the_mean_of_tasks_alone(order):
+    model, batch = make_model(steps=3, order=order), make_batch([1, 4, 2], pad=3)
+    loss, lookup, dense, rows = model.gradients(batch)
+    parts = [model.gradients(alone(batch, task)) for task in range(3)]
+    np.testing.assert_allclose(loss, np.mean([part[0] for part in parts]), rtol=1e-5)
+    for k, gradient in enumerate(dense):
+        expected = np.mean([part[2][k] for part in parts], axis=0)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    expected = {}
+    for _, one, _, gradients in parts:
+        for key, gradient in rows_by_key(one, gradients).items():
+            expected[key] = expected.get(key, 0) + gradient / 3
+    found = rows_by_key(lookup, rows)
+    assert found.keys() == expected.keys()
+    for key, gradient in expected.items():
+        np.testing.assert_allclose(found[key], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_predictions_do_not_depend_on_neighbours_or_padding():
+    model, batch = make_model(steps=2), make_batch([3, 1, 5], pad=4)
+    together = model(batch)
+    for task in range(3):
+        np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
+
+
+def test_second_order_gradients_match_finite_differences():
+    model, batch = make_model(steps=2), make_batch([3, 2])
+    _, lookup, dense, (rows,) = model.gradients(batch)
+    (table,) = model.collection.tables
+    step = 1e-2
+
+    def loss():
+        return float(model.gradients(batch)[0])
+
+    kernel = model.network.trainable_variables[0]
+    nudge = tf.constant(np.random.default_rng(1).choice([-step, step], kernel.shape), kernel.dtype)
+    kernel.assign_add(nudge)
+    above = loss()
+    kernel.assign_sub(2 * nudge)
+    slope = above - loss()
+    kernel.assign_add(nudge)
+    np.testing.assert_allclose(slope, 2 * float(tf.reduce_sum(dense[0] * nudge)), rtol=2e-2)
+
+    # The same for embedding rows, by updates of the table itself: SGD at rate 1 subtracts what it is given.
+    nudge = tf.constant(np.random.default_rng(2).choice([-step, step], rows.shape), tf.float32)
+    table.apply_gradients(lookup.keys[0], -nudge, learning_rate=1.0)
+    above = loss()
+    table.apply_gradients(lookup.keys[0], 2 * nudge, learning_rate=1.0)
+    slope = above - loss()
+    np.testing.assert_allclose(slope, 2 * float(tf.reduce_sum(rows * nudge)), rtol=2e-2)
+
+
+def test_a_step_makes_one_lookup_for_support_and_query_together():
+    model, batch = make_model(), make_batch([3, 2])
+    (table,) = model.collection.tables
+    model.gradients(batch)
+    counts = table.statistics()
+    distinct = {(name, raw) for name, ids in batch["features"].items() for raw in ids.numpy()}
+    assert int(counts.hits) + int(counts.misses) == len(distinct)
+
+
+def test_without_inner_steps_and_over_all_samples_it_is_joint_training():
+    model, batch = make_model(steps=0, outer_samples="all"), make_batch([3, 2])
+    loss, _, dense, _ = model.gradients(batch)
+    lookup = model.collection.lookup(batch["features"])
+    with tf.GradientTape() as tape:
+        predictions = model.network(model.collection.concat(lookup))[:, 0]
+        expected = tf.reduce_mean((predictions - batch["label"]) ** 2)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for ours, theirs in zip(dense, tape.gradient(expected, model.network.trainable_variables), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_tasks_without_query_samples_change_nothing():
+    model, batch = make_model(), make_batch([3, 2])
+    batch["query"]["mask"] = tf.zeros([2, 2])
+    loss, _, dense, rows = model.gradients(batch)
+    for gradient in (loss, *dense, *rows):
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+
+
+def test_fit_learns_and_evaluate_stores_nothing():
+    model = make_model(optimizer=tf.keras.optimizers.Adam(1e-2))
+    batch = make_batch([4, 3, 5, 2])
+    data = tf.data.Dataset.from_tensors(batch)
+    history = model.fit(data, epochs=40, verbose=0).history
+    assert history["loss"][-1] < 0.3 * history["loss"][0]
+    (table,) = model.collection.tables
+    size = int(table.size())
+    strange = {**batch, "features": {**batch["features"], "item": batch["features"]["item"] + 1000}}
+    measured = model.evaluate(tf.data.Dataset.from_tensors(strange), verbose=0, return_dict=True)
+    assert set(measured) == {"loss", "mae"}
+    assert int(table.size()) == size
+
+
+def test_evaluation_reports_the_exact_mean_over_samples_of_uneven_batches():
+    model = make_model(evaluation_steps=2)
+    batches = [make_batch([3, 2]), make_batch([4], query=5, seed=1)]
+    data = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature())
+    measured = model.evaluate(data, verbose=0, return_dict=True)
+    errors = np.concatenate(
+        [np.ravel(model(b) - tf.gather(b["label"], b["query"]["index"])) for b in batches]
+    )
+    np.testing.assert_allclose(measured["loss"], np.mean(errors**2), rtol=1e-5)
+    np.testing.assert_allclose(measured["mae"], np.mean(np.abs(errors)), rtol=1e-5)
+
+
+def signature():
+    part = {"index": tf.TensorSpec([None, None], tf.int64), "mask": tf.TensorSpec([None, None])}
+    ids = tf.TensorSpec([None], tf.int64)
+    return {
+        "features": {"user": ids, "item": ids},
+        "label": tf.TensorSpec([None]),
+        "task": ids,
+        "support": part,
+        "query": part,
+    }
+
+
+def test_the_tables_learn_at_the_keras_optimizers_rate():
+    model, batch = make_model(optimizer=tf.keras.optimizers.SGD(0.0)), make_batch([3, 2])
+    lookup = model.collection.lookup(batch["features"])
+    model.train_step(batch)
+    np.testing.assert_array_equal(model.collection.lookup(batch["features"]).rows[0], lookup.rows[0])
+    model.optimizer.learning_rate = 0.5
+    model.train_step(batch)
+    assert not np.array_equal(model.collection.lookup(batch["features"]).rows[0], lookup.rows[0])
+
+
+def test_a_loss_object_serves_as_its_name_does():
+    batch = make_batch([3, 2])
+    named, made = make_model(), make_model()
+    made.compile(optimizer="sgd", loss=tf.keras.losses.MeanSquaredError())
+    np.testing.assert_array_equal(named.gradients(batch)[0], made.gradients(batch)[0])
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="'support'"):
+        make_model(outer_samples="support")
+    with pytest.raises(ConfigError, match="loss must be"):
+        make_model().compile(loss=None)
