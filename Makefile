@@ -5,9 +5,13 @@ DATA ?=
 RUN ?= runs/demo
 PYTEST_ARGS ?=
 
+JOBS := $(shell nproc)
 VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+
+# CMake's own makes needn't say which folder they are in.
+MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format native test-native test-asan test-tsan pins clean
@@ -39,13 +43,13 @@ format: setup  ## Rewrite Python and C++ in the house's style
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 native: setup  ## Compile what changed in ops/ and io/
-	$(BIN)/python setup.py -q build_ext --inplace
+	$(BIN)/python -W ignore setup.py -q build_ext --inplace
 
 # One build folder a sanitizer. The cores know no TensorFlow, so all of what runs is instrumented.
 test-native test-asan test-tsan: test-%: setup
 	$(BIN)/cmake -S . -B build/$@ -DGMETA_BUILD_OPS=OFF -DGMETA_BUILD_TESTS=ON -DGMETA_CUDA=OFF \
 	  -DGMETA_SANITIZE=$(SANITIZER_$*)
-	$(BIN)/cmake --build build/$@ --parallel
+	$(BIN)/cmake --build build/$@ --parallel $(JOBS)
 	cd build/$@ && ctest --output-on-failure
 SANITIZER_asan := address,undefined
 SANITIZER_tsan := thread
