@@ -18,11 +18,10 @@ def ids_tensor(ids: Any, owner: str, argument: str = "ids") -> tf.Tensor:
     Raises:
       ConfigError: They are not integers, or of a type that doesn't fit int64.
     """
-    tensor = tf.convert_to_tensor(ids, dtype_hint=tf.int64)
-    if tensor.dtype not in _INTEGERS:
-        empty = tensor.shape.num_elements() == 0 and not tf.is_tensor(ids)  # [] is float32 to TensorFlow
-        if not empty:
-            raise ConfigError(f"{owner}: {argument} must be integers (int64), got dtype {tensor.dtype.name}")
+    tensor = tf.convert_to_tensor(ids)  # without a dtype hint, which would make integers of booleans
+    no_ids = not tf.is_tensor(ids) and tensor.shape.num_elements() == 0  # [] is float32 to TensorFlow
+    if tensor.dtype not in _INTEGERS and not no_ids:
+        raise ConfigError(f"{owner}: {argument} must be integers (int64), got dtype {tensor.dtype.name}")
     return tf.cast(tensor, tf.int64)
 
 

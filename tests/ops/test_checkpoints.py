@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta import ops
+from gmeta.core.errors import ConfigError
+from gmeta.testing.tables import assert_same_tables
+
+KEYS = [-(2**63), -1, 0, 1, 2**63 - 1]
+OPTIMIZERS = [ops.SGD(0.1), ops.Adagrad(0.1), ops.Adam(0.01)]
+
+
+def trained(optimizer: ops.SparseOptimizer) -> ops.HashTable:
+    table = ops.HashTable(4, optimizer, ops.Normal(0, 1), seed=2, name="item")
+    for i in range(3):
+        lookup = table.lookup([*KEYS, i])
+        table.apply_gradients(
+            lookup.keys, tf.sin(tf.cast(lookup.keys, tf.float32))[:, None] * tf.ones([1, 4])
+        )
+    return table
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
+def test_a_checkpoint_carries_whole_records_and_the_step(tmp_path: Path, optimizer):
+    table = trained(optimizer)
+    path = tf.train.Checkpoint(table=table).save(tmp_path / "model")
+    other = ops.HashTable(4, optimizer, ops.Zeros(), name="other")
+    other.lookup([123456])  # what it held is replaced
+    tf.train.Checkpoint(table=other).restore(path).assert_consumed()
+    assert_same_tables(table, other)
+    # The next update is the same too: slots and Adam's step came along.
+    for each in (table, other):
+        each.apply_gradients(KEYS, tf.ones([5, 4]))
+    assert_same_tables(table, other)
+
+
+def test_an_empty_table_is_saved_and_restored(tmp_path: Path):
+    path = tf.train.Checkpoint(table=ops.HashTable(4, ops.SGD())).save(tmp_path / "model")
+    table = ops.HashTable(4, ops.SGD())
+    table.lookup([1, 2, 3])
+    tf.train.Checkpoint(table=table).restore(path).assert_consumed()
+    assert int(table.size()) == 0
+
+
+def test_a_manager_restores_a_table_that_is_made_later(tmp_path: Path):
+    table = trained(ops.Adam())
+    module = tf.Module()
+    module.table = table
+    tf.train.CheckpointManager(tf.train.Checkpoint(module=module), tmp_path, max_to_keep=2).save()
+    late = tf.Module()
+    checkpoint = tf.train.Checkpoint(module=late)
+    checkpoint.restore(tf.train.latest_checkpoint(tmp_path))
+    late.table = ops.HashTable(4, ops.Adam(), name="late")
+    assert_same_tables(late.table, table)
+
+
+class Embedding(tf.keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = ops.HashTable(3, ops.SGD(), ops.Normal(0, 1))
+        self.head = tf.keras.layers.Dense(1)
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        lookup = self.table.lookup(ids)
+        return self.head(tf.gather(lookup.rows, lookup.inverse))
+
+
+def test_keras_tracks_a_table_and_saves_it_with_the_weights(tmp_path: Path):
+    ids = tf.constant([[1], [2], [3]], tf.int64)
+    model = tf.keras.Sequential([Embedding()])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(ids, tf.ones([3, 1]), verbose=0)
+    table = model.layers[0].table
+    table.apply_gradients([1], tf.ones([1, 3]), learning_rate=5.0)
+    model.save_weights(tmp_path / "weights")
+    other = tf.keras.Sequential([Embedding()])
+    other(ids)
+    other.load_weights(tmp_path / "weights").assert_existing_objects_matched()
+    assert_same_tables(other.layers[0].table, table)
+    np.testing.assert_array_equal(other(ids), model(ids))
+
+
+@pytest.mark.parametrize(
+    ("dim", "optimizer"), [(5, ops.Adam()), (4, ops.Adagrad())], ids=["dim", "optimizer"]
+)
+def test_a_checkpoint_of_another_form_is_refused(tmp_path: Path, dim, optimizer):
+    path = tf.train.Checkpoint(table=trained(ops.Adam())).save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r'table .* is .*, but the checkpoint holds \{"dim": 4, .*"adam"\}'):
+        tf.train.Checkpoint(table=ops.HashTable(dim, optimizer)).restore(path)
+
+
+def test_import_merges_or_replaces():
+    source = trained(ops.SGD(0.1))
+    table = ops.HashTable(4, ops.SGD(0.1), ops.Zeros())
+    table.lookup([1, 77])
+    table.import_(source.export())
+    assert int(table.size()) == int(source.size()) + 1
+    assert int(table.step()) == 0
+    np.testing.assert_array_equal(table.lookup_keys([1]), source.lookup_keys([1]))
+    table.import_(source.export(), replace=True)
+    assert_same_tables(table, source)
