@@ -5,7 +5,7 @@ DATA ?=
 RUN ?= runs/demo
 PYTEST_ARGS ?=
 
-JOBS := $(shell nproc)
+JOBS = $(shell nproc)
 VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
