@@ -112,9 +112,9 @@ def initial_rows(initializer: Initializer, seed: int, keys: npt.NDArray[np.int64
       (n, dim) float32.
 
     Example:
-      >>> initial_rows(Uniform(0, 1), 0, np.array([5, -1]), 2)
-      array([[0.32, 0.61],
-             [0.73, 0.3 ]], dtype=float32)
+      >>> initial_rows(Uniform(0, 1), seed=0, keys=np.array([5, -1]), dim=2)
+      array([[0.79673123, 0.6647489 ],
+             [0.8379536 , 0.50708705]], dtype=float32)
     """
     parameters = [np.float32(value) for value in initializer.parameters]
     if initializer.kind == "constant":
