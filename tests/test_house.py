@@ -44,11 +44,23 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def requirement_lines() -> list[str]:
+def environment(python: str) -> dict[str, str]:
+    """What markers are evaluated in."""
+    return {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+
+
+def holds(requirement: Requirement, python: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(environment(python))
+
+
+def requirements() -> list[tuple[str, Requirement]]:
+    """Each supported Python with each requirement of pyproject.toml that it has."""
     value = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = value["project"]["optional-dependencies"].values()
     wanted = [*value["project"]["dependencies"], *value["build-system"]["requires"]]
-    return sorted({*wanted, *(line for lines in extras for line in lines)})
+    lines = sorted({*wanted, *(line for lines in extras for line in lines)})
+    every = [(python, Requirement(line)) for python in SUPPORTED for line in lines]
+    return [(python, requirement) for python, requirement in every if holds(requirement, python)]
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +96,12 @@ def test_what_counts_as_private(text: str, private: bool) -> None:
     assert bool(PRIVATE.search(text)) is private
 
 
-@pytest.mark.parametrize("requirement", requirement_lines())
-@pytest.mark.parametrize("python", SUPPORTED)
+@pytest.mark.parametrize(("python", "wanted"), requirements(), ids=str)
 def test_a_requirement_has_one_pin_on_each_python(
-    requirement: str, python: str, pins: list[Requirement]
+    python: str, wanted: Requirement, pins: list[Requirement]
 ) -> None:
-    wanted = Requirement(requirement)
-    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-    if wanted.marker is not None and not wanted.marker.evaluate(environment):
-        pytest.skip(f"not needed on Python {python}")
     versions = [
-        next(iter(pin.specifier)).version
-        for pin in pins
-        if pin.name == wanted.name and (pin.marker is None or pin.marker.evaluate(environment))
+        next(iter(pin.specifier)).version for pin in pins if pin.name == wanted.name and holds(pin, python)
     ]
     assert len(versions) == 1
     assert wanted.specifier.contains(versions[0], prereleases=True)
