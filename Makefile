@@ -2,7 +2,8 @@
 
 PYTHON ?=
 DATA ?=
-RUN ?= runs/demo
+# A run of its own for each data set, so that changing DATA neither mixes them nor is refused.
+RUN ?= runs/$(if $(DATA),$(notdir $(patsubst %/,%,$(DATA))),demo)
 PYTEST_ARGS ?=
 
 JOBS = $(shell nproc)
@@ -23,7 +24,7 @@ help:  ## Name the targets
 setup:  ## Make .venv with the pins, Horovod and the native libraries; seconds when it is there [PYTHON=python3.11]
 	@PYTHON='$(PYTHON)' sh tools/dev/setup.sh
 
-demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=runs/demo]
+demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=a folder]
 	$(BIN)/gmeta prepare --out '$(RUN)/data' $(if $(DATA),--data '$(DATA)')
 	$(BIN)/gmeta train --run '$(RUN)'
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'

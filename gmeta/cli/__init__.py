@@ -53,16 +53,20 @@ class CommandLine(click.Group):
         """
         try:
             return super().invoke(ctx)
-        except (GmetaError, KeyboardInterrupt) as error:
+        except (GmetaError, OSError, KeyboardInterrupt) as error:
             if ctx.params["debug"]:
                 raise
             return _leave(ctx, error)
 
 
-def _leave(ctx: click.Context, error: GmetaError | KeyboardInterrupt) -> NoReturn:
+def _leave(ctx: click.Context, error: GmetaError | OSError | KeyboardInterrupt) -> NoReturn:
     if isinstance(error, GmetaError):
         click.echo(f"gmeta: error: {error}", err=True)
         ctx.exit(error.exit_code)
+    if isinstance(error, OSError):  # a full disk, a folder that can't be written
+        where = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"gmeta: error: {where}{error.strerror or error}", err=True)
+        ctx.exit(GmetaError.exit_code)
     click.echo("gmeta: interrupted; what was finished is kept", err=True)
     ctx.exit(_INTERRUPTED)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
+from gmeta.core.on_bad import OnBad, check_on_bad
 from gmeta.core.schema import Schema
 from gmeta.io.reader_stats import ReaderStats
 
 Path: TypeAlias = str | os.PathLike[str]
-OnBad: TypeAlias = Literal["raise", "skip"]
 
 
 def group_batch(
@@ -108,16 +108,6 @@ def group_batch(
 
     # No thread of its own: it only names what is there.
     return tf.data.experimental.from_variant(variant, tuple(flat)).map(structure)
-
-
-def check_on_bad(on_bad: str) -> None:
-    """Refuse what isn't an `OnBad`.
-
-    Raises:
-      ConfigError: It is neither.
-    """
-    if on_bad not in ("raise", "skip"):
-        raise ConfigError(f"on_bad must be 'raise' or 'skip', got {on_bad!r}")
 
 
 def _files(files: Path | Sequence[Path] | tf.Tensor) -> tf.Tensor:

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest, Split
+from gmeta.core.on_bad import OnBad, check_on_bad
 from gmeta.core.schema import Schema
-from gmeta.io.group_batch import OnBad, check_on_bad, group_batch
+from gmeta.io.group_batch import group_batch
 from gmeta.io.reader_stats import ReaderStats
 
 _BUFFER = 8192  # groups; all of a small data set, some hundred megabytes of a large one
@@ -148,7 +149,9 @@ def _open(path: Path, on_bad: OnBad) -> tuple[Schema, Split, list[str]]:
         if on_bad == "skip" and file.exists() and file.stat().st_size != shard.bytes:
             # A file cut between two records looks whole to the reader.
             warnings.warn(f"{file}: not as long as the manifest says; reading what is there", stacklevel=3)
-    return manifest.schema, split, [str(path.parent / shard.name) for shard in split.shards]
+    # With few tasks and many shards some are empty; a file without a record is otherwise a fault.
+    full = [shard for shard in split.shards if shard.groups > 0]
+    return manifest.schema, split, [str(path.parent / shard.name) for shard in full]
 
 
 def _features(schema: Schema, features: Sequence[str] | None, label: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -28,8 +29,8 @@ RAW_FOLDER = "raw"
 
 
 def prepare(
-    data: Path | None,
-    out: Path,
+    data: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
     config: PrepareConfig | None = None,
     on_bad: str = "raise",
     *,
@@ -73,6 +74,7 @@ def prepare(
       (461, 121)
     """
     started = time.perf_counter()
+    data, out = None if data is None else Path(data), Path(out)
     config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
     raw = synthetic.files(synthetic.SyntheticConfig(seed=config.seed)) if data is None else {}
     if data is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from gmeta.core.errors import DataError
+from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import write_atomically
 from gmeta.training.evaluation import TrainingRun
 
@@ -68,11 +68,21 @@ class EpochCheckpoints(tf.keras.callbacks.Callback):
         return done
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Save the epoch that has just ended."""
+        """Save the epoch that has just ended.
+
+        Raises:
+          GmetaError: It can't be written; the checkpoint before it is whole.
+        """
         self._history = [*self._history[:epoch], {k: float(v) for k, v in (logs or {}).items()}]
-        write_atomically(self._file, json.dumps(self._history) + "\n")
         self._epoch.assign(epoch + 1)
-        self._manager.save()
+        try:
+            write_atomically(self._file, json.dumps(self._history) + "\n")
+            self._manager.save()
+        except (OSError, tf.errors.OpError) as error:
+            raise GmetaError(
+                f"{self._file.parent}: epoch {epoch + 1} can't be saved: {str(error).splitlines()[0]}; "
+                "make room or mend the folder, then run the same command to go on from the epoch before"
+            ) from error
 
     @property
     def run(self) -> TrainingRun:

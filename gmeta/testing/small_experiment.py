@@ -1,0 +1,40 @@
+"""An experiment that trains in seconds: a few tasks of synthetic ratings, a narrow network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gmeta.meta import InnerLoop
+from gmeta.preprocess import prepare
+from gmeta.testing.movielens_files import small_100k
+from gmeta.training.experiment_config import ExperimentConfig, MethodConfig
+
+
+def small_data(folder: Path) -> Path:
+    """Prepare a small synthetic data set below ``folder``."""
+    prepare(small_100k(folder / "raw"), folder / "data")
+    return folder / "data"
+
+
+def small_config(epochs: int = 3, seeds: tuple[int, ...] = (0,)) -> ExperimentConfig:
+    """Both methods of the default experiment, made small."""
+    return ExperimentConfig(
+        seeds=seeds,
+        tasks_per_batch=8,
+        query=4,
+        embedding_dim=4,
+        hidden=(8,),
+        support_sizes=(1, 4),
+        support_steps=1,
+        methods={
+            "maml": MethodConfig("MAML", "Adapts.", InnerLoop(1, 0.01), learning_rate=1e-2, epochs=epochs),
+            "joint": MethodConfig(
+                "joint training",
+                "Doesn't adapt.",
+                InnerLoop(0, 0.01),
+                outer_samples="all",
+                learning_rate=1e-2,
+                epochs=epochs,
+            ),
+        },
+    )

@@ -1,0 +1,123 @@
+"""The main job as a user runs it: prepare, train, evaluate, each a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gmeta.testing.movielens_files import small_100k
+
+TOML = """
+seeds = [0]
+tasks_per_batch = 8
+query = 4
+embedding_dim = 4
+hidden = [8]
+support_sizes = [1, 4]
+support_steps = 1
+[methods.maml]
+label = "MAML"
+description = "Adapts."
+inner = {{ steps = 1 }}
+learning_rate = 1e-2
+epochs = {epochs}
+"""
+
+
+def gmeta(*words, folder, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "gmeta", *map(str, words)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    small_100k(folder / "ml")
+    (folder / "short.toml").write_text(TOML.format(epochs=2))
+    (folder / "long.toml").write_text(TOML.format(epochs=100_000))
+    prepared = gmeta("prepare", "--data", "ml", "--out", "run/data", folder=folder)
+    assert prepared.returncode == 0, prepared.stderr
+    return folder
+
+
+def test_train_evaluate_and_report(folder):
+    trained = gmeta("train", "--run", "run", "--config", "short.toml", folder=folder)
+    assert trained.returncode == 0, trained.stderr
+    assert "MAML, seed 0: 2 epochs" in trained.stderr
+    assert "WARNING" not in trained.stderr + trained.stdout
+    measured = gmeta("evaluate", "--run", "run", "--json", "table.json", folder=folder)
+    assert measured.returncode == 0, measured.stderr
+    assert measured.stderr == ""
+    assert "item mean" in measured.stdout
+    assert "report: run/report.html" in measured.stdout
+    assert json.loads((folder / "table.json").read_text())["seeds"] == [0]
+    assert (folder / "run/report.html").stat().st_size > 10_000
+    assert {png.name for png in (folder / "run/figures").iterdir()} == {
+        "error-by-steps.png",
+        "error-by-support.png",
+        "training.png",
+    }
+
+
+def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
+    words = ["train", "--run", "stopped", "--data", "run/data", "--config", "long.toml"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gmeta", *words], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    history = folder / "stopped/maml/seed-0/history.json"
+    deadline = time.monotonic() + 120
+    while not (history.with_name("checkpoint").exists() and len(json.loads(history.read_text())) >= 3):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.splitlines() == ["gmeta: interrupted; what was finished is kept"]
+
+    done = len(json.loads(history.read_text()))
+    config = json.loads((folder / "stopped/config.json").read_text())
+    config["experiment"]["methods"]["maml"]["epochs"] = done + 1
+    (folder / "stopped/config.json").write_text(json.dumps(config))
+    (folder / "rest.toml").write_text(TOML.format(epochs=done + 1))
+    words[-1] = "rest.toml"
+    resumed = gmeta(*words, folder=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "MAML, seed 0: resumed after epoch" in resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["train", "--run", "new"],
+            r"new/data/manifest.json: no manifest: No such file or directory; run `gmeta prepare`",
+        ),
+        (["train", "--run", "run", "--config", "gone.toml"], "gone.toml: can't be read: No such file"),
+        (["evaluate", "--run", "nowhere"], "nowhere: no run was begun here; run `gmeta train` first"),
+        (["prepare", "--out", "x", "--data", "gone"], "gone"),
+    ],
+)
+def test_a_careless_command_gets_one_line(folder, words, message):
+    result = gmeta(*words, folder=folder)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("gmeta: error: ")
+    assert message in line
+
+
+def test_a_folder_that_cannot_be_written_gets_one_line(folder):
+    (folder / "file").write_text("")
+    words = ["train", "--run", "file/run", "--data", "run/data", "--config", "short.toml"]
+    result = gmeta(*words, folder=folder)
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert "file/run" in line

@@ -1,0 +1,118 @@
+"""Training runs: resumed ones equal uninterrupted ones, and broken ones say what is wrong."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import DataError, GmetaError
+from gmeta.testing.small_experiment import small_config, small_data
+from gmeta.training.trainer import WARM, restore, train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return small_data(tmp_path_factory.mktemp("small"))
+
+
+class StopAfter(tf.keras.callbacks.Callback):
+    """Ctrl-C in the middle of the epoch after ``epochs`` epochs."""
+
+    def __init__(self, epochs):
+        super().__init__()
+        self.epochs = epochs
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) > self.epochs * self.params["steps"]:
+            raise KeyboardInterrupt
+
+
+def state(model):
+    """Everything that training changes, tables in the order of their keys."""
+    records = model.collection.tables[0].export()
+    order = np.argsort(records.keys)
+    tables = [np.asarray(part)[order] for part in records[:-1]]
+    return [*tables, records.step, *model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
+
+
+@pytest.mark.parametrize("method", ["maml", "joint"])
+def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(data, tmp_path, method):
+    config = small_config(epochs=4)
+    whole = train(config, method, seed=1, data=data, folder=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, method, 1, data=data, folder=tmp_path / "parts", callbacks=[StopAfter(2)])
+    resumed = train(config, method, 1, data=data, folder=tmp_path / "parts")
+    assert (whole.epochs_before, resumed.epochs_before) == (0, 2)
+    assert resumed.run.epoch == [1, 2, 3, 4]
+    np.testing.assert_allclose(resumed.run.curves["loss"], whole.run.curves["loss"], rtol=1e-5)
+    models = [restore(config, method, 1, folder=tmp_path / name)[0] for name in ("whole", "parts")]
+    for ours, theirs in zip(*map(state, models), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_that_is_done_is_left_alone(data, tmp_path):
+    config = small_config(epochs=1)
+    train(config, "maml", 0, data=data, folder=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = train(config, "maml", 0, data=data, folder=tmp_path)
+    assert again.epochs_before == 1
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_seeds_differ_and_repeat(data, tmp_path):
+    config = small_config(epochs=1)
+    losses = [
+        train(config, "maml", seed, data=data, folder=tmp_path / str(run)).run.curves["loss"][0]
+        for run, seed in enumerate([0, 0, 1])
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert abs(losses[0] - losses[2]) > 1e-3
+
+
+def test_a_damaged_checkpoint_is_named(data, tmp_path):
+    config = small_config(epochs=1)
+    train(config, "maml", 0, data=data, folder=tmp_path)
+    (index,) = tmp_path.glob("*.index")
+    index.write_bytes(index.read_bytes()[:20])
+    with pytest.raises(DataError, match=r"ckpt-1.*can't be restored.*train anew"):
+        train(config, "maml", 0, data=data, folder=tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
+    config = small_config(epochs=1)
+    train(config, "maml", 0, data=data, folder=tmp_path)
+    with pytest.raises(DataError, match="can't be restored"):
+        restore(replace(config, embedding_dim=6), "maml", 0, folder=tmp_path)
+
+
+def test_a_bad_record_is_one_line_or_is_skipped_and_named(tmp_path):
+    data = small_data(tmp_path)
+    shard = next(data.glob(f"{WARM}-*.tfrecord"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0x55
+    shard.write_bytes(content)
+    config = small_config(epochs=2)
+    with pytest.raises(DataError, match=rf"{shard.name} at byte \d+: ") as caught:
+        train(config, "maml", 0, data=data, folder=tmp_path / "raise")
+    assert "\n" not in str(caught.value)
+    outcome = train(config, "maml", 0, data=data, folder=tmp_path / "skip", on_bad="skip")
+    assert len(outcome.left_out) == 1
+    assert f"{shard.name} at byte " in outcome.left_out[0]
+
+
+def test_a_full_disk_is_said_in_a_line_and_the_epoch_before_stays(data, tmp_path, monkeypatch):
+    config = small_config(epochs=3)
+    saves = []
+
+    def save(manager):
+        saves.append(manager)
+        if len(saves) == 2:
+            raise tf.errors.ResourceExhaustedError(None, None, "No space left on device\nwith a long tail")
+        return original(manager)
+
+    original = tf.train.CheckpointManager.save
+    monkeypatch.setattr(tf.train.CheckpointManager, "save", save)
+    with pytest.raises(GmetaError, match="epoch 2 can't be saved: No space left on device; make room"):
+        train(config, "maml", 0, data=data, folder=tmp_path)
+    assert train(config, "maml", 0, data=data, folder=tmp_path).epochs_before == 1
