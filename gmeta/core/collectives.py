@@ -10,6 +10,13 @@ from types import ModuleType
 
 from gmeta.core.errors import ConfigError
 
+HOW_TO_BUILD = (
+    "`make setup` in a checkout; elsewhere `pip install 'setuptools<70' wheel 'cmake<4'`, then "
+    "`HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-cache-dir --no-build-isolation "
+    "--force-reinstall horovod==0.28.1`"
+)
+"""How Horovod is built against the installed TensorFlow; pip alone builds it against none."""
+
 _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
 
 
@@ -28,15 +35,12 @@ def import_horovod() -> ModuleType:
       ConfigError: Horovod isn't installed, or doesn't load into the installed TensorFlow.
     """
     if horovod_version() is None:
-        raise ConfigError(
-            "Horovod is not installed: `make setup` builds it, or see 'More than one rank' in the README"
-        )
+        raise ConfigError(f"Horovod is not installed: {HOW_TO_BUILD}")
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # an extension built against another TensorFlow fails in many ways
         raise ConfigError(
-            f"Horovod {horovod_version()} doesn't load: {error}; build it against the installed TensorFlow: "
-            "`make setup`, or `pip install --force-reinstall --no-binary horovod horovod==0.28.1`"
+            f"Horovod {horovod_version()} doesn't load: {error}; build it anew: {HOW_TO_BUILD}"
         ) from error
     return hvd
 

@@ -149,7 +149,7 @@ def _horovod() -> Finding:
             "horovod",
             "not installed, so training runs on one rank",
             Status.NOTE,
-            "`make setup` builds it; README, 'More than one rank'",
+            collectives.HOW_TO_BUILD,
         )
     try:
         backends = collectives.built_backends()
