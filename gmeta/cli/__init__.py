@@ -54,7 +54,8 @@ class CommandLine(click.Group):
         try:
             return super().invoke(ctx)
         except (GmetaError, OSError, KeyboardInterrupt) as error:
-            if ctx.params["debug"]:
+            # Who reads the output may have read enough (`| head`): click leaves without a word then.
+            if ctx.params["debug"] or isinstance(error, BrokenPipeError):
                 raise
             return _leave(ctx, error)
 

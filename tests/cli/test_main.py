@@ -92,6 +92,18 @@ def test_an_interrupt_is_one_line_and_130(failing: list[BaseException]) -> None:
     assert done.stderr == "gmeta: interrupted; what was finished is kept\n"
 
 
+def test_a_reader_who_has_read_enough_is_no_error() -> None:
+    script = "from gmeta.cli import main\nmain(['doctor'])"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gmeta", "--version"], capture_output=True, text=True, check=False
