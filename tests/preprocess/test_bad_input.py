@@ -188,7 +188,7 @@ def test_lines_that_end_in_cr_lf_and_blank_lines_are_fine(raw, tmp_path):
 
 
 def test_an_unknown_rule(raw, tmp_path):
-    with pytest.raises(ConfigError, match="on_bad must be one of raise, skip; got 'ignore'"):
+    with pytest.raises(ConfigError, match="on_bad must be 'raise' or 'skip', got 'ignore'"):
         prepare(raw, tmp_path / "out", on_bad="ignore")
 
 

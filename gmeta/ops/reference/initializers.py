@@ -125,7 +125,7 @@ def initial_rows(initializer: Initializer, seed: int, keys: npt.NDArray[np.int64
     counters[..., 0] = np.arange(blocks)
     counters[..., 2] = (bits & np.uint64(0xFFFFFFFF))[:, None]
     counters[..., 3] = (bits >> np.uint64(32))[:, None]
-    words = philox4x32(seed, counters.reshape(-1, 4)).reshape(len(bits), -1)[:, :dim]
+    words = philox4x32(seed, counters.reshape(-1, 4)).reshape(len(bits), blocks * 4)[:, :dim]
     integers = (words >> np.uint32(8)).astype(np.int32)
     unit = np.float32(2.0**-24)
     a, b = parameters
