@@ -54,6 +54,7 @@
 
 #include "ops/common/memory_block.h"
 #include "ops/common/murmur_hash3.h"
+#include "ops/common/prefetch.h"
 #include "ops/hash_table/tag_match.h"
 
 namespace gmeta {
@@ -92,8 +93,8 @@ class GroupTable {
 
   void Prefetch(uint64_t hash) const {
     const KeyGroup* home = data() + (hash & mask_);
-    __builtin_prefetch(home);
-    __builtin_prefetch(home->keys);
+    gmeta::Prefetch(home);
+    gmeta::Prefetch(home->keys);
   }
 
   Slot Find(int64_t key, uint64_t hash) const {

@@ -12,7 +12,6 @@
 #ifndef GMETA_OPS_HASH_TABLE_ROW_RECORD_H_
 #define GMETA_OPS_HASH_TABLE_ROW_RECORD_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,7 +35,9 @@ class RowLayout {
 
   size_t dim() const { return dim_; }
   size_t slot_floats() const { return slot_floats_; }
-  size_t bytes() const { return sizeof(RowHeader) + sizeof(float) * (dim_ + slot_floats_); }
+  size_t bytes() const { return weights_end() + sizeof(float) * slot_floats_; }
+  // Bytes of header and weights, which is what a lookup reads.
+  size_t weights_end() const { return sizeof(RowHeader) + sizeof(float) * dim_; }
 
   static RowHeader* header(char* record) { return reinterpret_cast<RowHeader*>(record); }
   static float* weights(char* record) {
@@ -44,25 +45,7 @@ class RowLayout {
   }
   float* slots(char* record) const { return weights(record) + dim_; }
 
-  // Asks for the header and weights (what a lookup reads) or for the whole record (what an update
-  // does).
-  void PrefetchWeights(const char* record) const {
-    PrefetchBytes(record, sizeof(RowHeader) + sizeof(float) * dim_);
-  }
-  void PrefetchRecord(const char* record) const { PrefetchBytes(record, bytes()); }
-
  private:
-  static constexpr size_t kLine = 64;
-  // The first lines hide the latency; beyond this many the hardware's streamer has caught on, and
-  // more requests only fill the line buffers.
-  static constexpr size_t kMostBytes = 16 * kLine;
-
-  static void PrefetchBytes(const char* record, size_t size) {
-    const char* end = record + std::min(size, kMostBytes);
-    for (const char* line = record; line < end; line += kLine) __builtin_prefetch(line);
-    __builtin_prefetch(end - 1);
-  }
-
   size_t dim_;
   size_t slot_floats_;
 };

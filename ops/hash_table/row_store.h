@@ -53,13 +53,17 @@ class ChunkArena {
   }
 
  private:
-  // A 16th of what there is, within these bounds: memory follows the rows, in ever fewer steps.
   static constexpr size_t kSmallest = size_t{64} << 10;
   static constexpr size_t kLargest = size_t{64} << 20;
 
+  // A chunk is a sixteenth of what there is, so that memory follows the rows; and from one huge
+  // page on a 64th, in whole huge pages, since a part of one would be made of small pages.
   size_t NextBytes() const {
-    const size_t wish = std::max(block_bytes_, std::clamp(total_ / 16, kSmallest, kLargest));
-    return wish / block_bytes_ * block_bytes_;
+    const size_t share = std::min(total_ / 16, std::max(total_ / 64, MemoryBlock::kHugePage));
+    const size_t wish = std::max(block_bytes_, std::clamp(share, kSmallest, kLargest));
+    const size_t huge_pages = (wish + MemoryBlock::kHugePage - 1) / MemoryBlock::kHugePage;
+    return wish >= MemoryBlock::kHugePage ? huge_pages * MemoryBlock::kHugePage
+                                          : wish / block_bytes_ * block_bytes_;
   }
 
   void Advance() {

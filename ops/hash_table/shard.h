@@ -1,12 +1,17 @@
 // Shard: one of a table's sub-tables, a key index and a row store under one lock, and the passes
 // that a batch makes over it.
 //
-// A pass is a pipeline of three stages, some keys apart, so that many cache misses are in flight at
+// A pass takes blocks of 32 keys through four stages, so that many cache misses are in flight at
 // once and a batch is bound by memory bandwidth rather than by latency:
-//   1. hash the key, ask for its home group            (kGroupAhead keys before stage 2)
-//   2. find its row number, ask for the record         (kRecordAhead keys before stage 3)
-//   3. read or update the record
-// A row number found in stage 2 holds through stage 3: rows never move, and nothing is erased in a
+//   1. hash the key, ask for its home group            (a block ahead of the others)
+//   2. find its row number
+//   3. ask for the record and for the key's row in the caller's batch
+//   4. read or update the record
+// Each stage is a loop of its own, not a step of one loop over keys: a prefetch waits for its
+// address translation before it retires, so misses overlap only as far as the processor's window
+// reaches, and a window holds dozens of turns of a short loop but three or four of a long one.
+//
+// A row number found in stage 2 holds through stage 4: rows never move, and nothing is erased in a
 // pass.
 
 #ifndef GMETA_OPS_HASH_TABLE_SHARD_H_
@@ -23,6 +28,7 @@
 #include <vector>
 
 #include "ops/common/murmur_hash3.h"
+#include "ops/common/prefetch.h"
 #include "ops/hash_table/initializer.h"
 #include "ops/hash_table/key_index.h"
 #include "ops/hash_table/optimizers.h"
@@ -76,7 +82,7 @@ class alignas(128) Shard {
     uint64_t hits = 0;
     {
       std::shared_lock<std::shared_mutex> lock(mutex_);
-      Pipeline<false>(items, [&](const BatchItem& item, uint64_t, uint32_t row) {
+      const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
         float* to = out + item.position * layout.dim();
         if (row == kNoRow) {
           recipe_->initializer.Fill(item.key, layout.dim(), to);
@@ -84,7 +90,11 @@ class alignas(128) Shard {
         }
         ++hits;
         CopyWeights(rows_[row], to);
-      });
+      };
+      const auto ask = [&](const BatchItem& item, uint32_t row) {
+        PrefetchCopy<Intent::kRead>(item, row, out);
+      };
+      Pipeline(items, ask, use);
     }
     Count(&Counters::hits, hits);
     Count(&Counters::misses, items.size - hits);
@@ -96,7 +106,7 @@ class alignas(128) Shard {
     uint64_t inserts = 0;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
-      Pipeline<false>(items, [&](const BatchItem& item, uint64_t hash, uint32_t row) {
+      const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
         // A key that was absent in stage 2 may have been inserted since, by its double in the
         // batch.
         if (row == kNoRow) row = index_.Find(item.key, hash);
@@ -107,7 +117,11 @@ class alignas(128) Shard {
         char* record = rows_[row];
         RowLayout::header(record)->Touch(step);
         CopyWeights(record, out + item.position * layout.dim());
-      });
+      };
+      const auto ask = [&](const BatchItem& item, uint32_t row) {
+        PrefetchCopy<Intent::kWrite>(item, row, out);
+      };
+      Pipeline(items, ask, use);
       index_.Drain(DrainShare(items.size));
     }
     Count(&Counters::hits, items.size - inserts);
@@ -121,25 +135,27 @@ class alignas(128) Shard {
   void Update(BatchItems items, const float* gradients, uint32_t step, const Step& optimizer) {
     const RowLayout& layout = recipe_->layout;
     const size_t dim = layout.dim();
-    SummedGradients sums;
-    const bool doubles = sums.Add(items, gradients, dim);
-    const BatchItems distinct = doubles ? sums.items() : items;
-    const float* source = doubles ? sums.gradients() : gradients;
+    const DistinctGradients distinct(items, gradients, dim);
     uint64_t updates = 0;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
-      Pipeline<true>(distinct, [&](const BatchItem& item, uint64_t, uint32_t row) {
+      const auto ask = [&](const BatchItem& item, uint32_t row) {
+        if (row == kNoRow) return;
+        PrefetchBytes<Intent::kWrite>(rows_[row], layout.bytes());
+        PrefetchBytes<Intent::kRead>(distinct[item], sizeof(float) * dim);
+      };
+      const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
         if (row == kNoRow) return;
         ++updates;
         char* record = rows_[row];
         RowLayout::header(record)->last_step = step;
-        optimizer(dim, source + item.position * dim, RowLayout::weights(record),
-                  layout.slots(record));
-      });
+        optimizer(dim, distinct[item], RowLayout::weights(record), layout.slots(record));
+      };
+      Pipeline(distinct.items(), ask, use);
       index_.Drain(DrainShare(items.size));
     }
     Count(&Counters::updates, updates);
-    Count(&Counters::ignored, distinct.size - updates);
+    Count(&Counters::ignored, distinct.items().size - updates);
   }
 
   uint64_t Remove(BatchItems items) {
@@ -158,9 +174,11 @@ class alignas(128) Shard {
 
   void Contains(BatchItems items, bool* out) {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    Pipeline<false>(items, [&](const BatchItem& item, uint64_t, uint32_t row) {
+    const auto ask = [](const BatchItem&, uint32_t) {};
+    const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
       out[item.position] = row != kNoRow;
-    });
+    };
+    Pipeline(items, ask, use);
   }
 
   // Writes all records to places `start`, start + 1, ... of the columns.
@@ -229,8 +247,7 @@ class alignas(128) Shard {
   }
 
  private:
-  static constexpr size_t kGroupAhead = 24;
-  static constexpr size_t kRecordAhead = 8;
+  static constexpr size_t kBlock = 32;
 
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, removes{0}, updates{0}, ignored{0};
@@ -241,70 +258,89 @@ class alignas(128) Shard {
     (counters_.*counter).fetch_add(amount, std::memory_order_relaxed);
   }
 
-  // Distinct keys of a shard's items, and the sums of their gradients.
-  class SummedGradients {
+  // One gradient for each distinct key of a shard's items: the caller's own where the key stands
+  // once, which is the rule, and a sum in the order of the batch where it stands more often.
+  class DistinctGradients {
    public:
-    // Returns whether any key stands twice; only then are there sums.
-    bool Add(BatchItems items, const float* gradients, size_t dim) {
-      keys_.resize(items.size);
-      inverse_.resize(items.size);
-      const size_t found = finder_.Find(
-          items.size, [&](size_t i) { return items.data[i].key; }, keys_.data(), inverse_.data());
-      if (found == items.size) return false;
-      sums_.assign(found * dim, 0.0f);
-      items_.resize(found);
-      for (size_t i = 0; i < found; ++i) items_[i] = {keys_[i], static_cast<uint32_t>(i)};
+    DistinctGradients(BatchItems items, const float* gradients, size_t dim)
+        : items_(items), gradients_(gradients), dim_(dim) {
+      std::vector<int64_t> keys(items.size);
+      std::vector<int32_t> inverse(items.size);
+      const size_t found = UniqueFinder().Find(
+          items.size, [&](size_t i) { return items.data[i].key; }, keys.data(), inverse.data());
+      if (found == items.size) return;
+      distinct_.resize(found);
+      sums_.resize((items.size - found) * dim);  // room enough: each has two items at least
+      std::vector<float*> sum_of(found, nullptr);
+      float* next = sums_.data();
+      source_.assign(found, nullptr);
       for (size_t i = 0; i < items.size; ++i) {
+        const int32_t place = inverse[i];
         const float* gradient = gradients + items.data[i].position * dim;
-        float* sum = sums_.data() + inverse_[i] * dim;
-        for (size_t j = 0; j < dim; ++j) sum[j] += gradient[j];
+        if (source_[place] == nullptr) {
+          distinct_[place] = {keys[place], static_cast<uint32_t>(place)};
+          source_[place] = gradient;
+          continue;
+        }
+        if (sum_of[place] == nullptr) {
+          sum_of[place] = std::copy_n(source_[place], dim, next) - dim;
+          source_[place] = sum_of[place];
+          next += dim;
+        }
+        for (size_t j = 0; j < dim; ++j) sum_of[place][j] += gradient[j];
       }
-      return true;
+      items_ = {distinct_.data(), found};
     }
 
-    BatchItems items() const { return {items_.data(), items_.size()}; }
-    const float* gradients() const { return sums_.data(); }
+    BatchItems items() const { return items_; }
+    const float* operator[](const BatchItem& item) const {
+      return source_.empty() ? gradients_ + item.position * dim_ : source_[item.position];
+    }
 
    private:
-    UniqueFinder finder_;
-    std::vector<int64_t> keys_;
-    std::vector<int32_t> inverse_;
-    std::vector<BatchItem> items_;
+    BatchItems items_;
+    const float* const gradients_;
+    const size_t dim_;
+    // Empty where no key stands twice:
+    std::vector<BatchItem> distinct_;
+    std::vector<const float*> source_;
     std::vector<float> sums_;
   };
 
-  // Calls use(item, hash, row or kNoRow) for each item, in order. kWhole: records are read wholly,
-  // not only their weights.
-  template <bool kWhole, class Use>
-  void Pipeline(BatchItems items, const Use& use) {
-    constexpr size_t kRing = 32;  // a power of two, at least kGroupAhead + kRecordAhead
-    static_assert(kRing >= kGroupAhead + kRecordAhead);
-    uint64_t hashes[kRing];
-    uint32_t rows[kRing];
-    for (size_t i = 0; i < items.size + kGroupAhead + kRecordAhead; ++i) {
-      // The last stage goes first: it frees the place in the ring that the first stage fills.
-      if (i >= kGroupAhead + kRecordAhead) {
-        const size_t at = i - kGroupAhead - kRecordAhead;
-        use(items.data[at], hashes[at % kRing], rows[at % kRing]);
+  // Calls ask(item, row) for each item, which prefetches, and a block later use(item, hash, row),
+  // both in order; row may be kNoRow.
+  template <class Ask, class Use>
+  void Pipeline(BatchItems items, const Ask& ask, const Use& use) {
+    uint64_t hashes[2][kBlock];  // of this block and the next
+    uint32_t rows[kBlock];
+    const auto hash_block = [&](size_t begin, uint64_t* to) {
+      const size_t end = std::min(items.size, begin + kBlock);
+      for (size_t i = begin; i < end; ++i) {
+        to[i - begin] = MurmurHash3(items.data[i].key);
+        index_.Prefetch(to[i - begin]);
       }
-      if (i >= kGroupAhead && i - kGroupAhead < items.size) {
-        const size_t at = i - kGroupAhead;
-        const uint32_t row = index_.Find(items.data[at].key, hashes[at % kRing]);
-        rows[at % kRing] = row;
-        if (row != kNoRow) {
-          if constexpr (kWhole) {
-            recipe_->layout.PrefetchRecord(rows_[row]);
-          } else {
-            recipe_->layout.PrefetchWeights(rows_[row]);
-          }
-        }
-      }
-      if (i < items.size) {
-        const uint64_t hash = MurmurHash3(items.data[i].key);
-        hashes[i % kRing] = hash;
-        index_.Prefetch(hash);
-      }
+    };
+    hash_block(0, hashes[0]);
+    int side = 0;
+    for (size_t begin = 0; begin < items.size; begin += kBlock, side ^= 1) {
+      const BatchItem* block = items.data + begin;
+      const uint64_t* hash = hashes[side];
+      const size_t size = std::min(items.size - begin, kBlock);
+      for (size_t i = 0; i < size; ++i) rows[i] = index_.Find(block[i].key, hash[i]);
+      for (size_t i = 0; i < size; ++i) ask(block[i], rows[i]);
+      hash_block(begin + kBlock, hashes[side ^ 1]);
+      for (size_t i = 0; i < size; ++i) use(block[i], hash[i], rows[i]);
     }
+  }
+
+  // For passes that copy weights to `out`. A lookup that notes the use writes to the header.
+  template <Intent kHeader>
+  void PrefetchCopy(const BatchItem& item, uint32_t row, const float* out) const {
+    const RowLayout& layout = recipe_->layout;
+    PrefetchBytes<Intent::kWrite>(out + item.position * layout.dim(), sizeof(float) * layout.dim());
+    if (row == kNoRow) return;
+    Prefetch<kHeader>(rows_[row]);
+    PrefetchBytes<Intent::kRead>(rows_[row], layout.weights_end());
   }
 
   uint32_t InsertInitial(int64_t key, uint64_t hash) {

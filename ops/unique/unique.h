@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/common/murmur_hash3.h"
+#include "ops/common/prefetch.h"
 
 namespace gmeta {
 
@@ -38,7 +39,7 @@ class UniqueFinder {
       if (i + kAhead < n) {
         const size_t home = MurmurHash3(id(i + kAhead)) & mask;
         homes[i % kAhead] = home;
-        __builtin_prefetch(&slots_[home]);
+        Prefetch(&slots_[home]);
       }
       const int64_t key = id(i);
       while (slots_[at] != kEmpty && keys[slots_[at]] != key) at = (at + 1) & mask;
