@@ -65,6 +65,9 @@ void TestARowIsAPrefixOfAWiderOne() {
   const Initializer normal{Kind::kNormal, 1.0f, 2.0f, 99};
   std::vector<float> wide(200);
   normal.Fill(-3, wide.size(), wide.data());
+  for (size_t i = gmeta::kPhiloxWords; i < wide.size(); ++i) {  // no block is there twice
+    CHECK(wide[i] != wide[i - gmeta::kPhiloxWords]);
+  }
   for (size_t dim = 1; dim < wide.size(); dim += 13) {
     std::vector<float> row(dim + 1, -1234.0f);
     normal.Fill(-3, dim, row.data());
