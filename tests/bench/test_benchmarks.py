@@ -1,0 +1,45 @@
+"""Every benchmark runs at small sizes and writes JSON of the stated form; nothing here is timed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gmeta.cli import main
+
+FOLDER = Path(__file__).resolve().parents[2] / "tools" / "bench"
+SUBJECTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "harness")
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_smoke_run(subject, tmp_path):
+    file = tmp_path / "results.json"
+    words = [sys.executable, "-m", "gmeta", "bench", subject, "--smoke", "--rounds", "1", "--json", str(file)]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=FOLDER.parents[1])
+    assert run.returncode == 0, run.stderr
+    about, *results = json.loads(file.read_text())
+    assert {"date", "command", "cpu", "cores"} <= about.keys()
+    assert results
+    for result in results:
+        assert result["name"].startswith(f"{subject}/")
+        assert result["name"] in run.stdout
+        assert isinstance(result["value"], float | int)
+        assert result["unit"]
+        if result.get("peer_value"):
+            better = result["value"] / result["peer_value"]
+            assert result["ratio"] == pytest.approx(better if result["unit"].endswith("/s") else 1 / better)
+
+
+def test_without_a_subject_it_names_them():
+    done = CliRunner().invoke(main, ["bench"])
+    assert done.exit_code == 0
+    assert done.output.splitlines()[-1] == f"Subjects: {', '.join(SUBJECTS)}"
+
+
+def test_an_unknown_subject_is_refused():
+    done = CliRunner().invoke(main, ["bench", "tabel"])
+    assert done.exit_code == 2
+    assert "no benchmark 'tabel'; there are " in done.output

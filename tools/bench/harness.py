@@ -1,0 +1,158 @@
+"""What every benchmark shares: interleaved timing, results with peers, a table and JSON.
+
+These machines are shared and noisy, so a number alone says little. Contenders are timed in turn, round after
+round, in one process; what is reported is the median, and the ratio to a peer of the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROUNDS = 7
+"""At least five, so that a median leaves out two outliers on either side."""
+
+WARM_UP = 2
+"""Untimed rounds before."""
+
+_HIGHER_IS_BETTER = ("/s",)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure, alone or beside a peer's.
+
+    Attributes:
+      name: A path from the general to the particular, such as ``table/lookup/uniform/dim64/rows10M``.
+      value: The figure.
+      unit: Its unit; a rate ends in ``/s``.
+      peer: What it is compared with.
+      peer_value: The peer's figure in the same unit; None where the peer isn't installed.
+    """
+
+    name: str
+    value: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better than the peer: more of a rate, less of anything else."""
+        if not self.peer_value or not self.value:
+            return None
+        better = self.value / self.peer_value
+        return better if self.unit.endswith(_HIGHER_IS_BETTER) else 1 / better
+
+    def to_json(self) -> dict[str, Any]:
+        """The object in the JSON file."""
+        found: dict[str, Any] = {"name": self.name, "value": self.value, "unit": self.unit}
+        if self.peer is not None:
+            found |= {"peer": self.peer, "peer_value": self.peer_value, "ratio": self.ratio}
+        return found
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[int], object]], *, rounds: int = ROUNDS, warm_up: int = WARM_UP
+) -> dict[str, float]:
+    """Time contenders in turn.
+
+    Args:
+      contenders: Name -> what to time; it is called with the number of the round, to choose its input by.
+      rounds: Timed rounds.
+      warm_up: Rounds before, untimed.
+
+    Returns:
+      Name -> median seconds of a call.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(warm_up + rounds):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run(number)
+            if number >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """When, where and by which command: the first object of a JSON file."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark takes."""
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--json", type=Path, help="also write the results to this file")
+    options.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds (default: %(default)s)")
+    options.add_argument("--smoke", action="store_true", help="small sizes, to see that it runs")
+    return options
+
+
+def report(title: str, results: Sequence[Result], path: Path | None, **facts: Any) -> None:
+    """Print the results as a table; write them as JSON if ``path`` is given.
+
+    Args:
+      title: Above the table.
+      results: The figures.
+      path: A JSON file.
+      facts: More of the machine's description, such as versions of peers.
+    """
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "value", "unit", "peer", "its value", "times better"):
+        table.add_column(heading, justify="left" if heading in ("", "unit", "peer") else "right")
+    for result in results:
+        absent = result.peer is not None and result.peer_value is None
+        table.add_row(
+            result.name,
+            _short(result.value),
+            result.unit,
+            result.peer or "",
+            "absent" if absent else _short(result.peer_value),
+            f"{result.ratio:.2f}" if result.ratio else "",
+        )
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        objects = [{**machine(), **facts}, *(result.to_json() for result in results)]
+        path.write_text(json.dumps(objects, indent=1) + "\n")
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return ""
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:.2f}{letter}"
+    return f"{value:.3g}"
