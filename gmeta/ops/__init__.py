@@ -16,6 +16,10 @@ from gmeta.ops.initializers import Zeros as Zeros
 from gmeta.ops.optimizers import SGD as SGD
 from gmeta.ops.optimizers import Adagrad as Adagrad
 from gmeta.ops.optimizers import Adam as Adam
+from gmeta.ops.optimizers import AdamW as AdamW
+from gmeta.ops.optimizers import Ftrl as Ftrl
+from gmeta.ops.optimizers import Momentum as Momentum
+from gmeta.ops.optimizers import RowWiseAdagrad as RowWiseAdagrad
 from gmeta.ops.optimizers import SparseOptimizer as SparseOptimizer
 from gmeta.ops.unique import Unique as Unique
 from gmeta.ops.unique import unique as unique

@@ -43,7 +43,7 @@ class Records(NamedTuple):
     Attributes:
       keys: (n,) int64, distinct.
       rows: (n, dim) float32, the weights.
-      slots: (n, s * dim) float32, what the optimizer keeps: its ``slots``, one after another.
+      slots: (n, slot_floats) float32, what the optimizer keeps: its ``slots``, one after another.
       frequency: (n,) int64, how many inserting lookups have read the row.
       last_step: (n,) int64, the table's step when the row was last updated or read by an inserting lookup.
       step: () int64, the table's step.
@@ -305,7 +305,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           tf.errors.InvalidArgumentError: The records are of another width or another optimizer.
         """
         keys = keys_vector(records.keys, self._owner)
-        width = self._dim * len(self._optimizer.slots)
+        width = self._optimizer.slot_floats(self._dim)
         return _native.gmeta_hash_table_import(
             table=self.resource_handle,
             keys=keys,

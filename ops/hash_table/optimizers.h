@@ -4,9 +4,11 @@
 //
 // A policy is a struct of hyperparameters with
 //   size_t SlotFloats(size_t dim) const;                       floats kept for a row of dim weights
-//   float InitialSlot() const;                                 what they are in a new row
+//   float InitialSlot() const;                                 what the first of its slots starts
+//                                                              as (at most dim floats); others at 0
 //   Step Begin(float learning_rate, int64_t step) const;       constants of one update call; step
-//   counts from 1 Step::operator()(size_t dim, const float* g, float* w, float* slots) const
+//                                                              counts from 1
+//   Step::operator()(size_t dim, const float* g, float* w, float* slots) const
 // and a place in SparseOptimizer and in MakeOptimizer. The formulas are tf_keras's; tests hold them
 // equal.
 //
@@ -17,6 +19,7 @@
 #ifndef GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_
 #define GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -95,7 +98,124 @@ struct Adam {
   }
 };
 
-using SparseOptimizer = std::variant<Sgd, Adagrad, Adam>;
+// m = momentum * m - lr * g; w += m, or with Nesterov's look-ahead w += momentum * m - lr * g
+struct Momentum {
+  double momentum;
+  bool nesterov;
+
+  size_t SlotFloats(size_t dim) const { return dim; }
+  float InitialSlot() const { return 0.0f; }
+
+  struct Step {
+    float learning_rate, momentum;
+    bool nesterov;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                    float* __restrict m) const {
+      for (size_t i = 0; i < dim; ++i) {
+        const float step = learning_rate * g[i];
+        m[i] = momentum * m[i] - step;
+        w[i] += nesterov ? momentum * m[i] - step : m[i];
+      }
+    }
+  };
+  Step Begin(float learning_rate, int64_t) const {
+    return {learning_rate, static_cast<float>(momentum), nesterov};
+  }
+};
+
+// a += mean of g^2; w -= lr * g / sqrt(a + epsilon): one float of state for a whole row.
+struct RowWiseAdagrad {
+  double initial_accumulator;
+  double epsilon;
+
+  size_t SlotFloats(size_t) const { return 1; }
+  float InitialSlot() const { return static_cast<float>(initial_accumulator); }
+
+  struct Step {
+    float learning_rate, epsilon;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w, float* a) const {
+      float squares = 0.0f;
+      for (size_t i = 0; i < dim; ++i) squares += g[i] * g[i];
+      *a += squares / static_cast<float>(dim);
+      const float scale = learning_rate / std::sqrt(*a + epsilon);
+      for (size_t i = 0; i < dim; ++i) w[i] -= scale * g[i];
+    }
+  };
+  Step Begin(float learning_rate, int64_t) const {
+    return {learning_rate, static_cast<float>(epsilon)};
+  }
+};
+
+// w -= lr * weight_decay * w, then Adam: the decay isn't scaled by the moments.
+struct AdamW {
+  Adam adam;
+  double weight_decay;
+
+  size_t SlotFloats(size_t dim) const { return adam.SlotFloats(dim); }
+  float InitialSlot() const { return adam.InitialSlot(); }
+
+  struct Step {
+    Adam::Step adam;
+    float decay;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                    float* __restrict slots) const {
+      for (size_t i = 0; i < dim; ++i) w[i] -= decay * w[i];
+      adam(dim, g, w, slots);
+    }
+  };
+  Step Begin(float learning_rate, int64_t step) const {
+    return {adam.Begin(learning_rate, step), static_cast<float>(learning_rate * weight_decay)};
+  }
+};
+
+// FTRL-proximal with shrinkage, p = -learning_rate_power:
+//   a' = a + g^2; z += g + 2 shrinkage w - (a'^p - a^p) / lr * w; a = a'
+//   w = (clip(z, -l1, l1) - z) / (a^p / lr + 2 (l2 + beta / (2 lr)))
+struct Ftrl {
+  double learning_rate_power;
+  double initial_accumulator;
+  double l1;
+  double l2;
+  double l2_shrinkage;
+  double beta;
+
+  size_t SlotFloats(size_t dim) const { return 2 * dim; }
+  float InitialSlot() const { return static_cast<float>(initial_accumulator); }
+
+  struct Step {
+    float learning_rate, power, l1, twice_l2, twice_shrinkage;
+    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                    float* __restrict slots) const {
+      if (power == 0.5f) {  // the usual one, and far cheaper than std::pow
+        Run(dim, g, w, slots, [](float a) { return std::sqrt(a); });
+      } else {
+        Run(dim, g, w, slots, [p = power](float a) { return std::pow(a, p); });
+      }
+    }
+
+   private:
+    template <class Power>
+    void Run(size_t dim, const float* __restrict g, float* __restrict w, float* __restrict slots,
+             const Power& raised) const {
+      float* __restrict a = slots;
+      float* __restrict z = slots + dim;
+      for (size_t i = 0; i < dim; ++i) {
+        const float before = raised(a[i]);
+        a[i] += g[i] * g[i];
+        const float after = raised(a[i]);
+        z[i] += g[i] + twice_shrinkage * w[i] - (after - before) / learning_rate * w[i];
+        w[i] = (std::clamp(z[i], -l1, l1) - z[i]) / (after / learning_rate + twice_l2);
+      }
+    }
+  };
+  Step Begin(float learning_rate, int64_t) const {
+    return {learning_rate, static_cast<float>(-learning_rate_power), static_cast<float>(l1),
+            static_cast<float>(2.0 * l2 + beta / learning_rate),
+            static_cast<float>(2.0 * l2_shrinkage)};
+  }
+};
+
+using SparseOptimizer = std::variant<Sgd, Adagrad, Adam, Momentum, RowWiseAdagrad, AdamW, Ftrl>;
 
 // The optimizer of a name and its hyperparameters, in the order of its fields; nothing where there
 // is no such optimizer or it takes another number of them.
@@ -104,6 +224,10 @@ inline std::optional<SparseOptimizer> MakeOptimizer(const std::string& name,
   if (name == "sgd" && p.empty()) return Sgd{};
   if (name == "adagrad" && p.size() == 2) return Adagrad{p[0], p[1]};
   if (name == "adam" && p.size() == 3) return Adam{p[0], p[1], p[2]};
+  if (name == "momentum" && p.size() == 2) return Momentum{p[0], p[1] != 0.0};
+  if (name == "rowwise_adagrad" && p.size() == 2) return RowWiseAdagrad{p[0], p[1]};
+  if (name == "adamw" && p.size() == 4) return AdamW{{p[0], p[1], p[2]}, p[3]};
+  if (name == "ftrl" && p.size() == 6) return Ftrl{p[0], p[1], p[2], p[3], p[4], p[5]};
   return std::nullopt;
 }
 

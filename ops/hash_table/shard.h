@@ -43,7 +43,7 @@ namespace gmeta {
 struct RowRecipe {
   RowLayout layout;
   Initializer initializer;
-  float initial_slot;
+  float initial_slot;  // of the first slot, at most dim floats; the others start at 0
 };
 
 struct TableStatistics {
@@ -349,7 +349,9 @@ class alignas(128) Shard {
     char* record = rows_[row];
     *RowLayout::header(record) = {0, 0};
     recipe_->initializer.Fill(key, layout.dim(), RowLayout::weights(record));
-    std::fill_n(layout.slots(record), layout.slot_floats(), recipe_->initial_slot);
+    const size_t first = std::min(layout.dim(), layout.slot_floats());
+    float* slots = std::fill_n(layout.slots(record), first, recipe_->initial_slot);
+    std::fill_n(slots, layout.slot_floats() - first, 0.0f);
     index_.Insert(key, hash, row);
     return row;
   }

@@ -5,37 +5,51 @@ import pytest
 import tensorflow as tf
 
 from gmeta import ops
+from gmeta.core.errors import ConfigError
 
-KERAS = {
-    "sgd": tf.keras.optimizers.SGD,
-    "adagrad": tf.keras.optimizers.Adagrad,
-    "adam": tf.keras.optimizers.Adam,
+keras = tf.keras.optimizers
+FTRL = {"l2_shrinkage": 0.03, "beta": 0.1}
+PAIRS = {
+    "sgd": (ops.SGD(0.05), keras.SGD(0.05)),
+    "momentum": (ops.Momentum(0.01, 0.9), keras.SGD(0.01, 0.9)),
+    "nesterov": (ops.Momentum(0.01, 0.9, nesterov=True), keras.SGD(0.01, 0.9, nesterov=True)),
+    "adagrad": (ops.Adagrad(0.05), keras.Adagrad(0.05)),
+    "adam": (ops.Adam(0.001), keras.Adam(0.001)),
+    "adamw": (ops.AdamW(0.001, weight_decay=0.1), keras.AdamW(0.001, weight_decay=0.1)),
+    "ftrl": (ops.Ftrl(0.05), keras.Ftrl(0.05)),
+    "ftrl with everything": (
+        ops.Ftrl(0.05, l1=0.01, l2=0.02, **FTRL),
+        keras.Ftrl(
+            0.05,
+            l1_regularization_strength=0.01,
+            l2_regularization_strength=0.02,
+            l2_shrinkage_regularization_strength=FTRL["l2_shrinkage"],
+            beta=FTRL["beta"],
+        ),
+    ),
 }
+LAZY_IN_KERAS = (
+    "sgd",
+    "adagrad",
+)  # in the others a row without a gradient moves too; see the lazy forms below
 
 
-# Keras' Adam decays the moments of rows without a gradient, so here every row has one. The lazy form is next.
 @pytest.mark.parametrize(
-    ("sparse", "every_row"),
-    [
-        (ops.SGD(0.05), True),
-        (ops.SGD(0.05), False),
-        (ops.Adagrad(0.05), True),
-        (ops.Adagrad(0.05), False),
-        (ops.Adam(0.001), True),
-    ],
-    ids=lambda value: getattr(value, "kind", "every row" if value else "some rows"),
+    ("name", "every_row"), [*((name, True) for name in PAIRS), *((name, False) for name in LAZY_IN_KERAS)]
 )
-def test_optimizers_equal_keras_over_200_steps(sparse, every_row):
+def test_optimizers_equal_keras_over_200_steps(name, every_row):
+    sparse, optimizer = PAIRS[name][0], PAIRS[name][1].from_config(PAIRS[name][1].get_config())
     random = np.random.default_rng(0)
     rows, dim = 20, 7
     table = ops.HashTable(dim, sparse, ops.Normal(0, 1), seed=1)
     keys = np.arange(rows) * 1_000_003 - 7
     variable = tf.Variable(table.lookup_keys(keys))
-    optimizer = KERAS[sparse.kind](sparse.learning_rate)
 
     @tf.function
     def keras_step(grads: tf.Tensor, indices: tf.Tensor) -> None:
-        optimizer.apply_gradients([(tf.IndexedSlices(grads, indices, [rows, dim]), variable)])
+        gradient = tf.IndexedSlices(grads, indices, [rows, dim])
+        # Keras' Ftrl takes dense gradients only.
+        optimizer.apply_gradients([(tf.convert_to_tensor(gradient) if every_row else gradient, variable)])
 
     for _ in range(200):
         chosen = np.arange(rows) if every_row else random.choice(rows, 6, replace=False)
@@ -45,17 +59,31 @@ def test_optimizers_equal_keras_over_200_steps(sparse, every_row):
     np.testing.assert_allclose(table.lookup_keys(keys, insert=False), variable, rtol=0, atol=1e-6)
 
 
-def test_lazy_adam_equals_keras_adam_with_lazy_moments():
-    # Keras' own Adam on a dense variable; rows without a gradient get their state of before back.
+def test_rowwise_adagrad_equals_adagrad_on_rows_of_one():
+    random = np.random.default_rng(0)
+    tables = [ops.HashTable(1, kind(0.05), ops.Normal(0, 1)) for kind in (ops.RowWiseAdagrad, ops.Adagrad)]
+    keys = np.arange(5)
+    for table in tables:
+        table.lookup(keys)
+    for _ in range(200):
+        grads = random.normal(size=(5, 1)).astype(np.float32)
+        for table in tables:
+            table.apply_gradients(keys, grads)
+    np.testing.assert_allclose(*(table.lookup_keys(keys) for table in tables), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw", "ftrl with everything"])
+def test_lazy_forms_equal_keras_with_rows_without_a_gradient_put_back(name):
+    # Keras' own optimizer on a dense variable; rows without a gradient get their state of before back.
     random = np.random.default_rng(0)
     rows, dim = 12, 5
-    table = ops.HashTable(dim, ops.Adam(0.001), ops.Normal(0, 1), seed=1)
+    sparse, optimizer = PAIRS[name][0], PAIRS[name][1].from_config(PAIRS[name][1].get_config())
+    table = ops.HashTable(dim, sparse, ops.Normal(0, 1), seed=1)
     keys = np.arange(rows)
     variable = tf.Variable(table.lookup_keys(keys))
-    optimizer = tf.keras.optimizers.Adam(0.001)
     optimizer.build([variable])
     state = [variable, *(v for v in optimizer.variables if v.shape == variable.shape)]
-    assert len(state) == 3
+    assert len(state) == 1 + len(sparse.slots)
 
     @tf.function
     def keras_step(grads: tf.Tensor, has_grad: tf.Tensor) -> None:
@@ -71,6 +99,21 @@ def test_lazy_adam_equals_keras_adam_with_lazy_moments():
         table.apply_gradients(chosen, grads[chosen])
         keras_step(tf.constant(grads), tf.constant(np.isin(keys, chosen)))
     np.testing.assert_allclose(table.lookup_keys(keys, insert=False), variable, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ops.Momentum(momentum=1.0),
+        lambda: ops.AdamW(weight_decay=-0.1),
+        lambda: ops.Ftrl(learning_rate=0.0),
+        lambda: ops.Ftrl(learning_rate_power=0.5),
+        lambda: ops.Ftrl(l1=-1.0),
+    ],
+)
+def test_settings_out_of_range_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
 
 
 def test_learning_rate_is_a_number_a_schedule_or_an_argument():

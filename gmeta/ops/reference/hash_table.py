@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops.initializers import Initializer
-from gmeta.ops.optimizers import SGD, Adagrad, Adam, SparseOptimizer
+from gmeta.ops.optimizers import SparseOptimizer
 from gmeta.ops.reference.initializers import initial_rows
+from gmeta.ops.reference.optimizers import update_row
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -17,45 +18,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class Record:
-    """One row: weights (dim,), slots (s, dim), and the metadata."""
+    """One row: weights (dim,), the optimizer's slots (slot_floats,), and the metadata."""
 
     row: Floats
     slots: Floats
     frequency: int
     last_step: int
-
-
-def update_row(
-    optimizer: SparseOptimizer, row: Floats, slots: Floats, gradient: Floats, learning_rate: float, step: int
-) -> None:
-    """One optimizer step, in place.
-
-    Args:
-      optimizer: `SGD`, `Adagrad` or `Adam`.
-      row: (dim,) weights.
-      slots: (s, dim), the optimizer's slots.
-      gradient: (dim,).
-      learning_rate: For this step.
-      step: The table's step, counted from 1.
-
-    Raises:
-      TypeError: Another optimizer.
-    """
-    rate = np.float32(learning_rate)
-    match optimizer:
-        case SGD():
-            row -= rate * gradient
-        case Adagrad():
-            slots[0] += gradient * gradient
-            row -= rate * gradient / np.sqrt(slots[0] + np.float32(optimizer.epsilon))
-        case Adam(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon):
-            m, v = slots
-            m += (gradient - m) * np.float32(1 - beta_1)
-            v += (gradient * gradient - v) * np.float32(1 - beta_2)
-            alpha = np.float32(float(rate) * np.sqrt(1 - beta_2**step) / (1 - beta_1**step))
-            row -= m * alpha / (np.sqrt(v) + np.float32(epsilon))
-        case _:
-            raise TypeError(f"no reference for {optimizer}")
 
 
 class ReferenceHashTable:
@@ -95,8 +63,9 @@ class ReferenceHashTable:
         return rows, keys, inverse
 
     def _new_slots(self) -> Floats:
-        initial = self.optimizer.initial_accumulator_value if isinstance(self.optimizer, Adagrad) else 0.0
-        return np.full((len(self.optimizer.slots), self.dim), initial, np.float32)
+        slots = np.zeros(self.optimizer.slot_floats(self.dim), np.float32)
+        slots[: self.dim] = self.optimizer.initial_slot
+        return slots
 
     def apply_gradients(self, keys: Ints, grads: Floats, learning_rate: float) -> None:
         """One optimizer step for the rows of ``keys`` (n,) with ``grads`` (n, dim)."""
