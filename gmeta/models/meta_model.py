@@ -144,6 +144,8 @@ class MetaModel(tf.keras.Model):
         weights = self.adapt(batch, embeddings, steps=self._evaluation_steps, order=1)
         return self.predict_samples(embeddings, batch["query"]["index"], weights)
 
+    # AutoGraph would rewrite 600 functions of Keras' own for the first step: 8 s for nothing.
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
         loss, lookup, dense_gradients, row_gradients = self.gradients(batch)
@@ -170,6 +172,7 @@ class MetaModel(tf.keras.Model):
         dense_gradients, row_gradients = tape.gradient(loss, (variables, lookup.rows))
         return loss, lookup, dense_gradients, [tf.convert_to_tensor(g) for g in row_gradients]
 
+    @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         predictions = self(batch, training=False)
