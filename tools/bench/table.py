@@ -25,11 +25,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
 from harness import WARM_UP, Result, interleave, parser, report
-
-import gmeta.ops as ops
 
 BATCH = 65_536
 _NUMBERS = itertools.count()
