@@ -6,6 +6,7 @@ The dynamic embedding table is `HashTable`; `reference` holds the same ops in Nu
 from gmeta.ops.hash_table import HashTable as HashTable
 from gmeta.ops.hash_table import Lookup as Lookup
 from gmeta.ops.hash_table import Records as Records
+from gmeta.ops.hash_table import ShardRecords as ShardRecords
 from gmeta.ops.hash_table import Statistics as Statistics
 from gmeta.ops.initializers import Constant as Constant
 from gmeta.ops.initializers import Initializer as Initializer

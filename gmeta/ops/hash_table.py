@@ -20,6 +20,8 @@ from gmeta.ops.unique import unique
 _native = load_op_library("ops")
 for _name in ("Lookup", "Update", "Remove", "Contains", "Statistics", "Size", "Step", "Export", "Import"):
     tf.no_gradient(f"GmetaHashTable{_name}")
+for _name in ("ExportShards", "StartJournal", "JournalSaved", "JournalWhole"):
+    tf.no_gradient(f"GmetaHashTable{_name}")
 
 
 class Lookup(NamedTuple):
@@ -55,6 +57,40 @@ class Records(NamedTuple):
     frequency: tf.Tensor
     last_step: tf.Tensor
     step: tf.Tensor
+
+
+class ShardRecords(NamedTuple):
+    """Records of a range of logical shards, sorted by logical shard and then by key.
+
+    A key's logical shard is the top ten bits of its MurmurHash3, so there are 1024, in any process.
+
+    Attributes:
+      keys: (n,) int64, distinct.
+      rows: (n, dim) float32, as in `Records`.
+      slots: (n, slot_floats) float32, as in `Records`.
+      frequency: (n,) int64, as in `Records`.
+      last_step: (n,) int64, as in `Records`.
+      row_splits: (shards + 1,) int64: shard number i of the range has records ``row_splits[i]`` up to
+        ``row_splits[i + 1]``.
+      removed: (r,) int64, the keys that the journal has noted as removed from these shards, sorted likewise,
+        each once. Some may be back, and then stand in ``keys`` too: removals come first.
+      removed_splits: (shards + 1,) int64, as ``row_splits``.
+      live: (shards,) int64, how many rows each shard has, exported or not.
+      step: () int64, the table's step.
+      journal_whole: () bool, whether ``removed`` has every removal since `HashTable.start_journal`.
+    """
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+    slots: tf.Tensor
+    frequency: tf.Tensor
+    last_step: tf.Tensor
+    row_splits: tf.Tensor
+    removed: tf.Tensor
+    removed_splits: tf.Tensor
+    live: tf.Tensor
+    step: tf.Tensor
+    journal_whole: tf.Tensor
 
 
 class Statistics(NamedTuple):
@@ -288,6 +324,60 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     def export(self) -> Records:
         """A snapshot of all records; batches wait meanwhile."""
         return Records(*_native.gmeta_hash_table_export(self.resource_handle, dim=self._dim))
+
+    def export_shards(self, first: int, last: int, min_last_step: int = 0) -> ShardRecords:
+        """A snapshot of some logical shards: what a save that is to need little memory goes through.
+
+        Batches wait while a range is copied, and may run between two ranges. Save between two steps for a
+        save of one moment. Otherwise each range is of its own moment; no record is torn.
+
+        The export takes the removed keys out of the journal's notes, up to `journal_saved`: an export that
+        fails on its way to the disk loses none.
+
+        Args:
+          first: The first of the 1024 logical shards.
+          last: One past the last; with ``first == last`` nothing is exported.
+          min_last_step: Leave out rows whose last step is below it. With the table's step at the beginning of
+            the save before, what is left is every row that was read by an inserting lookup or updated since
+            (and those of that very step).
+
+        Returns:
+          `ShardRecords`.
+
+        Raises:
+          tf.errors.InvalidArgumentError: The range isn't within [0, 1024), or ``min_last_step`` not within
+            [0, 2^32).
+        """
+        return ShardRecords(
+            *_native.gmeta_hash_table_export_shards(
+                self.resource_handle,
+                shards=tf.cast([first, last], tf.int64),
+                min_last_step=tf.cast(min_last_step, tf.int64),
+            )
+        )
+
+    def start_journal(self, limit: int) -> tf.Operation | None:
+        """Note removed keys from now on, so that `export_shards` can tell them to an incremental save.
+
+        Args:
+          limit: About how many to keep, of 8 bytes each; 0 ends the journal. When more distinct keys are
+            removed between two saves, the journal gives up, and the next save must be a full one.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          tf.errors.InvalidArgumentError: ``limit`` is negative.
+        """
+        return _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(limit, tf.int64))
+
+    def journal_saved(self) -> tf.Operation | None:
+        """Forget the removed keys that `export_shards` has given: they are safe."""
+        return _native.gmeta_hash_table_journal_saved(self.resource_handle)
+
+    def journal_whole(self) -> tf.Tensor:
+        """Whether every removal since `start_journal` is noted, () bool: `import_` breaks the journal too."""
+        return tf.cast(_native.gmeta_hash_table_journal_whole(self.resource_handle), tf.bool)
 
     def import_(self, records: Records, replace: bool = False) -> tf.Operation | None:
         """Take in whole records, as `export` gave them.

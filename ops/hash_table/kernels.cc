@@ -134,7 +134,7 @@ class TableOp : public OpKernel {
     tensorflow::core::RefCountPtr<HashTableResource> resource;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &resource));
-    if (context->num_inputs() > 1) {
+    if (takes_keys() && context->num_inputs() > 1) {
       const Tensor& keys = context->input(1);
       OP_REQUIRES(context, TensorShapeUtils::IsVector(keys.shape()),
                   Invalid("table '", resource->name(), "': keys must be a vector, got shape ",
@@ -148,6 +148,9 @@ class TableOp : public OpKernel {
 
  protected:
   virtual void Run(OpKernelContext* context, const std::string& name, Table& table) = 0;
+
+  // Whether the input after the table, if there is one, is a vector of keys.
+  virtual bool takes_keys() const { return true; }
 
   static const int64_t* Keys(OpKernelContext* context) {
     return context->input(1).flat<int64_t>().data();
@@ -287,6 +290,86 @@ class ExportOp : public TableOp {
   }
 };
 
+class ExportShardsOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  bool takes_keys() const override { return false; }
+
+  void Run(OpKernelContext* context, const std::string& name, Table& table) override {
+    OP_REQUIRES_OK(context, CheckShape(context, name, "shards", 1, TensorShape({2})));
+    OP_REQUIRES_OK(context, CheckShape(context, name, "min_last_step", 2, TensorShape({})));
+    const auto shards = context->input(1).flat<int64_t>();
+    const int64_t min_last_step = context->input(2).scalar<int64_t>()();
+    OP_REQUIRES(context, 0 <= shards(0) && shards(0) <= shards(1) && shards(1) <= kLogicalShards,
+                Invalid("table '", name, "': logical shards are [first, last) within [0, ",
+                        kLogicalShards, "), got [", shards(0), ", ", shards(1), ")"));
+    const int64_t limit = std::numeric_limits<uint32_t>::max();
+    OP_REQUIRES(context, 0 <= min_last_step && min_last_step <= limit,
+                Invalid("table '", name, "': min_last_step must lie in [0, ", limit, "], got ",
+                        min_last_step));
+    const LogicalRange range{static_cast<uint32_t>(shards(0)), static_cast<uint32_t>(shards(1))};
+    absl::Status status;
+    const auto allocate = [&](const ShardExportSizes& sizes) -> std::optional<ShardExportColumns> {
+      const int64_t n = static_cast<int64_t>(sizes.rows);
+      const int64_t count = static_cast<int64_t>(range.size());
+      const TensorShape shapes[] = {TensorShape({n}),
+                                    TensorShape({n, static_cast<int64_t>(table.dim())}),
+                                    TensorShape({n, static_cast<int64_t>(table.slot_floats())}),
+                                    TensorShape({n}),
+                                    TensorShape({n}),
+                                    TensorShape({count + 1}),
+                                    TensorShape({static_cast<int64_t>(sizes.removed)}),
+                                    TensorShape({count + 1}),
+                                    TensorShape({count}),
+                                    TensorShape({}),
+                                    TensorShape({})};
+      Tensor* tensors[11];
+      for (int i = 0; i < 11 && status.ok(); ++i) {
+        status = context->allocate_output(i, shapes[i], &tensors[i]);
+      }
+      if (!status.ok()) return std::nullopt;
+      tensors[9]->scalar<int64_t>()() = sizes.step;
+      tensors[10]->scalar<bool>()() = sizes.journal_whole;
+      const auto ints = [&](int i) { return tensors[i]->flat<int64_t>().data(); };
+      return ShardExportColumns{{ints(0), tensors[1]->flat<float>().data(),
+                                 tensors[2]->flat<float>().data(), ints(3), ints(4)},
+                                ints(5),
+                                ints(6),
+                                ints(7),
+                                ints(8)};
+    };
+    table.ExportShards(range, static_cast<uint32_t>(min_last_step), allocate,
+                       PoolParallelFor(context));
+    OP_REQUIRES_OK(context, status);
+  }
+};
+
+class StartJournalOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  bool takes_keys() const override { return false; }
+
+  void Run(OpKernelContext* context, const std::string& name, Table& table) override {
+    OP_REQUIRES_OK(context, CheckShape(context, name, "limit", 1, TensorShape({})));
+    const int64_t limit = context->input(1).scalar<int64_t>()();
+    OP_REQUIRES(context, limit >= 0,
+                Invalid("table '", name, "': the journal's limit must be at least 0, got ", limit));
+    table.StartJournal(static_cast<size_t>(limit));
+  }
+};
+
+class JournalSavedOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Run(OpKernelContext*, const std::string&, Table& table) override { table.DropCutRemovals(); }
+};
+
 class ImportOp : public TableOp {
  public:
   explicit ImportOp(OpKernelConstruction* context) : TableOp(context) {
@@ -328,6 +411,11 @@ REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStatistics").Device(DEVICE_CPU), Sta
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableSize").Device(DEVICE_CPU), ScalarOp<&Table::size>);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStep").Device(DEVICE_CPU), ScalarOp<&Table::step>);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExport").Device(DEVICE_CPU), ExportOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExportShards").Device(DEVICE_CPU), ExportShardsOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStartJournal").Device(DEVICE_CPU), StartJournalOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableJournalSaved").Device(DEVICE_CPU), JournalSavedOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableJournalWhole").Device(DEVICE_CPU),
+                        ScalarOp<&Table::JournalWhole>);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableImport").Device(DEVICE_CPU), ImportOp);
 
 }  // namespace

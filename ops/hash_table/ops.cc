@@ -141,6 +141,56 @@ REGISTER_OP("GmetaHashTableExport")
       return absl::OkStatus();
     });
 
+// Logical shards [shards[0], shards[1]), sorted by shard and key: the rows with last_step >=
+// min_last_step; the journal's removed keys; and how many rows each shard has, exported or not. The
+// splits are of rows and of removed keys by logical shard.
+REGISTER_OP("GmetaHashTableExportShards")
+    .Input("table: resource")
+    .Input("shards: int64")
+    .Input("min_last_step: int64")
+    .Output("keys: int64")
+    .Output("rows: float32")
+    .Output("slots: float32")
+    .Output("frequency: int64")
+    .Output("last_step: int64")
+    .Output("row_splits: int64")
+    .Output("removed: int64")
+    .Output("removed_splits: int64")
+    .Output("live: int64")
+    .Output("step: int64")
+    .Output("journal_whole: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (const int i : {0, 3, 4, 5, 6, 7, 8}) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+      }
+      for (const int i : {1, 2}) {
+        c->set_output(i, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
+      }
+      for (const int i : {9, 10}) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// From now on, notes up to about `limit` removed keys; 0: none.
+REGISTER_OP("GmetaHashTableStartJournal")
+    .Input("table: resource")
+    .Input("limit: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The removed keys that were exported are safe.
+REGISTER_OP("GmetaHashTableJournalSaved")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// 1 if every removal since the journal was started has been noted, else 0.
+REGISTER_OP("GmetaHashTableJournalWhole")
+    .Input("table: resource")
+    .Output("whole: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
 // With `replace`, the table then holds these records and nothing else, and its step is `step`.
 REGISTER_OP("GmetaHashTableImport")
     .Input("table: resource")

@@ -31,8 +31,10 @@
 #include "ops/common/prefetch.h"
 #include "ops/hash_table/initializer.h"
 #include "ops/hash_table/key_index.h"
+#include "ops/hash_table/logical_shards.h"
 #include "ops/hash_table/optimizers.h"
 #include "ops/hash_table/partition.h"
+#include "ops/hash_table/removal_journal.h"
 #include "ops/hash_table/row_record.h"
 #include "ops/hash_table/row_store.h"
 #include "ops/unique/unique.h"
@@ -162,11 +164,7 @@ class alignas(128) Shard {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     uint64_t removes = 0;
     for (size_t i = 0; i < items.size; ++i) {
-      const int64_t key = items.data[i].key;
-      const uint32_t row = index_.Erase(key, MurmurHash3(key));
-      if (row == kNoRow) continue;
-      rows_.Free(row);
-      ++removes;
+      removes += RemoveRow(items.data[i].key, MurmurHash3(items.data[i].key));
     }
     Count(&Counters::removes, removes);
     return removes;
@@ -183,18 +181,59 @@ class alignas(128) Shard {
 
   // Writes all records to places `start`, start + 1, ... of the columns.
   void Export(uint64_t start, const RecordColumns& to) {
-    const RowLayout& layout = recipe_->layout;
     std::shared_lock<std::shared_mutex> lock(mutex_);
+    index_.ForEach([&](int64_t key, uint32_t row) { ExportRow(key, row, start++, to); });
+  }
+
+  // The rows of a range of logical shards whose last step is `min_last_step` or later, and the keys
+  // that were removed from them, which the journal cuts. Adds the number of all their rows to
+  // live[logical shard - range.first].
+  ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
+    ShardSelection selection;
+    std::unique_lock<std::shared_mutex> lock(mutex_);
     index_.ForEach([&](int64_t key, uint32_t row) {
-      char* record = rows_[row];
-      to.keys[start] = key;
-      to.frequency[start] = RowLayout::header(record)->frequency;
-      to.last_step[start] = RowLayout::header(record)->last_step;
-      CopyWeights(record, to.rows + start * layout.dim());
-      std::copy_n(layout.slots(record), layout.slot_floats(),
-                  to.slots + start * layout.slot_floats());
-      ++start;
+      const uint32_t logical = LogicalShard(MurmurHash3(key));
+      if (!range.contains(logical)) return;
+      ++live[logical - range.first];
+      if (min_last_step > 0 && RowLayout::header(rows_[row])->last_step < min_last_step) return;
+      selection.items.push_back({logical, row, key});
     });
+    std::sort(selection.items.begin(), selection.items.end());
+    selection.journal_whole = journal_.whole();
+    journal_.Cut(
+        [&](int64_t key) { return range.contains(LogicalShard(MurmurHash3(key))); },
+        [&](int64_t key) { selection.removed.push_back({LogicalShard(MurmurHash3(key)), key}); });
+    std::stable_sort(selection.removed.begin(), selection.removed.end(),
+                     [](const auto& a, const auto& b) { return a.logical < b.logical; });
+    return selection;
+  }
+
+  // Writes selected records to places `start`, start + 1, ... of the columns. Nothing may have
+  // changed the shard since they were selected.
+  void ExportSelected(const ShardSelection& selection, uint64_t start, const RecordColumns& to) {
+    constexpr size_t kAhead = 8;
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto& items = selection.items;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i + kAhead < items.size()) {
+        PrefetchBytes<Intent::kRead>(rows_[items[i + kAhead].row], recipe_->layout.bytes());
+      }
+      ExportRow(items[i].key, items[i].row, start + i, to);
+    }
+  }
+
+  // See removal_journal.h.
+  void StartJournal(size_t limit) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Start(limit);
+  }
+  void DropCutRemovals() {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.DropCut();
+  }
+  bool journal_whole() {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    return journal_.whole();
   }
 
   // Writes the records of the items' positions in the columns; a key that is there already is
@@ -202,6 +241,7 @@ class alignas(128) Shard {
   void Import(BatchItems items, const ConstRecordColumns& from) {
     const RowLayout& layout = recipe_->layout;
     std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Break();
     index_.Reserve(index_.size() + items.size);
     for (size_t i = 0; i < items.size; ++i) {
       const auto [key, position] = items.data[i];
@@ -222,6 +262,7 @@ class alignas(128) Shard {
 
   void Clear() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Break();
     index_.Clear();
     rows_.Clear();
   }
@@ -236,7 +277,7 @@ class alignas(128) Shard {
       std::shared_lock<std::shared_mutex> lock(mutex_);
       sum->size += index_.size();
       sum->capacity += index_.capacity();
-      sum->bytes += index_.bytes() + rows_.directory_bytes();
+      sum->bytes += index_.bytes() + rows_.directory_bytes() + journal_.bytes();
     }
     sum->hits += counters_.hits.load(std::memory_order_relaxed);
     sum->misses += counters_.misses.load(std::memory_order_relaxed);
@@ -356,6 +397,25 @@ class alignas(128) Shard {
     return row;
   }
 
+  // Takes a key out with its record. Every removal goes through here, so that the journal sees it.
+  bool RemoveRow(int64_t key, uint64_t hash) {
+    const uint32_t row = index_.Erase(key, hash);
+    if (row == kNoRow) return false;
+    rows_.Free(row);
+    journal_.Note(key);
+    return true;
+  }
+
+  void ExportRow(int64_t key, uint32_t row, uint64_t at, const RecordColumns& to) const {
+    const RowLayout& layout = recipe_->layout;
+    char* record = rows_[row];
+    to.keys[at] = key;
+    to.frequency[at] = RowLayout::header(record)->frequency;
+    to.last_step[at] = RowLayout::header(record)->last_step;
+    CopyWeights(record, to.rows + at * layout.dim());
+    std::copy_n(layout.slots(record), layout.slot_floats(), to.slots + at * layout.slot_floats());
+  }
+
   void CopyWeights(char* record, float* to) const {
     std::memcpy(to, RowLayout::weights(record), sizeof(float) * recipe_->layout.dim());
   }
@@ -367,6 +427,7 @@ class alignas(128) Shard {
   const RowRecipe* const recipe_;
   KeyIndex index_;
   RowStore rows_;
+  RemovalJournal journal_;
   Counters counters_;
 };
 

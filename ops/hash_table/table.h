@@ -28,33 +28,61 @@
 // Order
 //   Results don't depend on threads: rows come back at the position of their key, initial rows
 //   don't depend on the order of insertion, and gradients of a key that stands twice in a batch are
-//   added up in the batch's order before one update. Only the order of an export does depend on
-//   history.
+//   added up in the batch's order before one update. Only the order of Export does depend on
+//   history; ExportShards sorts by key.
+//
+// Saving
+//   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
+//   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
+//   Batches may run between two ranges; then the save as a whole is of no one moment, but every
+//   record in it is whole, and all that changes after the save has begun is in the next incremental
+//   save, because its last step isn't below the step at which this one began. Who wants a save of
+//   one moment saves between two steps.
 
 #ifndef GMETA_OPS_HASH_TABLE_TABLE_H_
 #define GMETA_OPS_HASH_TABLE_TABLE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <shared_mutex>
 #include <variant>
 #include <vector>
 
+#include "ops/hash_table/logical_shards.h"
 #include "ops/hash_table/optimizers.h"
 #include "ops/hash_table/partition.h"
 #include "ops/hash_table/shard.h"
 
 namespace gmeta {
 
+// How much an export of logical shards holds.
+struct ShardExportSizes {
+  uint64_t rows;
+  uint64_t removed;
+  int64_t step;
+  bool journal_whole;  // `removed` is complete: the save may be an increment
+};
+
+// Where it goes. Splits have an entry more than there are logical shards, as a ragged tensor's.
+struct ShardExportColumns {
+  RecordColumns records;
+  int64_t* row_splits;
+  int64_t* removed;
+  int64_t* removed_splits;
+  int64_t* live;  // rows of each logical shard, saved or not
+};
+
 struct TableOptions {
   size_t dim = 1;
   SparseOptimizer optimizer = Sgd{};
   Initializer initializer;
-  int log2_shards = 6;
+  int log2_shards = 6;  // at most kLog2LogicalShards
 };
 
 class Table {
@@ -144,6 +172,75 @@ class Table {
                    for (size_t i = first; i < last; ++i) shards_[i]->Export(starts[i], *columns);
                  });
     return true;
+  }
+
+  // Exports the rows of a range of logical shards whose last step is `min_last_step` or later (0:
+  // all), sorted by logical shard and key, and the keys that the journal has noted for them.
+  // allocate(ShardExportSizes) returns the ShardExportColumns to fill, or nothing: then the export
+  // is given up and false returned. No batch runs meanwhile.
+  template <class Allocate, class ParallelFor>
+  bool ExportShards(LogicalRange range, uint32_t min_last_step, const Allocate& allocate,
+                    const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const int shift = kLog2LogicalShards - log2_shards_;
+    const size_t begin = range.first >> shift;
+    const size_t count = range.size() == 0 ? 0 : ((range.last - 1) >> shift) + 1 - begin;
+    std::vector<ShardSelection> selections(count);
+    std::vector<int64_t> live(range.size(), 0);
+    parallel_for(count, size() / shards_.size() * 20 + 1, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; ++i) {
+        selections[i] = shards_[begin + i]->Select(range, min_last_step, live.data());
+      }
+    });
+    std::vector<uint64_t> starts(count);
+    ShardExportSizes sizes{0, 0, step(), true};
+    for (size_t i = 0; i < count; ++i) {
+      starts[i] = sizes.rows;
+      sizes.rows += selections[i].items.size();
+      sizes.removed += selections[i].removed.size();
+      sizes.journal_whole = sizes.journal_whole && selections[i].journal_whole;
+    }
+    const std::optional<ShardExportColumns> to = allocate(sizes);
+    if (!to) return false;
+    parallel_for(count, sizes.rows / (count + 1) * (20 + dim()) + 1,
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) {
+                     shards_[begin + i]->ExportSelected(selections[i], starts[i], to->records);
+                   }
+                 });
+    std::copy(live.begin(), live.end(), to->live);
+    std::fill_n(to->row_splits, range.size() + 1, 0);
+    std::fill_n(to->removed_splits, range.size() + 1, 0);
+    int64_t* removed = to->removed;
+    for (const ShardSelection& selection : selections) {
+      for (const auto& item : selection.items) ++to->row_splits[item.logical - range.first + 1];
+      for (const auto& gone : selection.removed) {
+        ++to->removed_splits[gone.logical - range.first + 1];
+        *removed++ = gone.key;
+      }
+    }
+    std::partial_sum(to->row_splits, to->row_splits + range.size() + 1, to->row_splits);
+    std::partial_sum(to->removed_splits, to->removed_splits + range.size() + 1, to->removed_splits);
+    return true;
+  }
+
+  // Notes up to about `limit` removed keys from now on (0: none), so that the next save may be
+  // incremental. An import breaks the journal.
+  void StartJournal(size_t limit) {
+    for (const auto& shard : shards_) {
+      shard->StartJournal(limit == 0 ? 0 : std::max<size_t>(limit / shards_.size(), 2));
+    }
+  }
+
+  // The removals that ExportShards has given are safe: forget them.
+  void DropCutRemovals() {
+    for (const auto& shard : shards_) shard->DropCutRemovals();
+  }
+
+  // Whether every removal since StartJournal has been noted.
+  bool JournalWhole() {
+    return std::all_of(shards_.begin(), shards_.end(),
+                       [](const auto& shard) { return shard->journal_whole(); });
   }
 
   // Replaces the content by n records, whose keys are distinct, and the step count.

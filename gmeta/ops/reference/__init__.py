@@ -2,3 +2,4 @@
 
 from gmeta.ops.reference.hash_table import ReferenceHashTable as ReferenceHashTable
 from gmeta.ops.reference.initializers import initial_rows as initial_rows
+from gmeta.ops.reference.logical_shards import logical_shards as logical_shards

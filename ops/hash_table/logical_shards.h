@@ -1,0 +1,56 @@
+// Logical shards: the unit in which a table is saved, loaded and owned by ranks.
+//
+// A key's logical shard is the top ten bits of MurmurHash3(key), whatever the process, the rank or
+// the number of ranks. A Table's own shards are fewer, by fewer of the same bits, so a logical
+// shard lies in one of them.
+
+#ifndef GMETA_OPS_HASH_TABLE_LOGICAL_SHARDS_H_
+#define GMETA_OPS_HASH_TABLE_LOGICAL_SHARDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gmeta {
+
+inline constexpr int kLog2LogicalShards = 10;
+inline constexpr uint32_t kLogicalShards = uint32_t{1} << kLog2LogicalShards;
+
+inline uint32_t LogicalShard(uint64_t hash) {
+  return static_cast<uint32_t>(hash >> (64 - kLog2LogicalShards));
+}
+
+// Logical shards [first, last).
+struct LogicalRange {
+  uint32_t first;
+  uint32_t last;
+
+  uint32_t size() const { return last - first; }
+  bool contains(uint32_t shard) const { return first <= shard && shard < last; }
+};
+
+// Where the rows to save of a range stand, by logical shard, then by key: an order that depends on
+// the content alone, not on history or threads.
+struct ShardSelection {
+  struct Item {
+    uint32_t logical;
+    uint32_t row;
+    int64_t key;
+
+    friend bool operator<(const Item& a, const Item& b) {
+      return a.logical != b.logical ? a.logical < b.logical : a.key < b.key;
+    }
+  };
+  struct Removed {
+    uint32_t logical;
+    int64_t key;
+  };
+
+  std::vector<Item> items;
+  std::vector<Removed> removed;  // in the same order
+  bool journal_whole = true;     // `removed` is all that was removed since the journal began
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_HASH_TABLE_LOGICAL_SHARDS_H_
