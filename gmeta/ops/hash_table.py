@@ -308,6 +308,25 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         """
         return _native.gmeta_hash_table_contains(self.resource_handle, keys_vector(keys, self._owner))
 
+    def reserve(self, rows: int) -> tf.Operation | None:
+        """Make room for ``rows`` rows in all, so that none of them waits for memory or for growth.
+
+        The table grows by itself without this, and goes on growing beyond it. What it saves is the time that
+        the system takes to supply fresh memory, which is more than all else that is done with a new row.
+
+        Args:
+          rows: How many rows to make room for, those that are there included.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          ConfigError: ``rows`` is negative.
+        """
+        if rows < 0:
+            raise ConfigError(f"{self._owner}: rows to reserve must be >= 0, got {rows}")
+        return _native.gmeta_hash_table_reserve(self.resource_handle, rows=rows)
+
     def size(self) -> tf.Tensor:
         """The number of keys, () int64."""
         return _native.gmeta_hash_table_size(self.resource_handle)

@@ -1,11 +1,14 @@
 // Initial rows: element j of the row of a key is a pure function of (initializer, seed, key, j).
 //
 // Word j % 4 of Philox block j / 4 under (seed, key) is turned into a number by inversion, one word
-// for one number:
-//   x = (2 * (word >> 8) + 1 - 2^24) / 2^24     a multiple of 2^-24 in (-1, 1), symmetric, exact in
-//   float32 uniform            low + (high - low) * (word >> 8) / 2^24 normal             mean +
-//   stddev * sqrt(2) * erfinv(x)                  |z| < 5.3 truncated normal   mean + stddev *
-//   sqrt(2) * erfinv(erf(sqrt(2)) * x)   |z| < 2, without rejection
+// for one number. With x = (2 * (word >> 8) + 1 - 2^24) / 2^24, a multiple of 2^-24 in (-1, 1) that
+// is symmetric and exact in float32:
+//
+//   uniform            low + (high - low) * (word >> 8) / 2^24
+//
+//   normal             mean + stddev * sqrt(2) * erfinv(x)                       |z| < 5.3
+//
+//   truncated normal   mean + stddev * sqrt(2) * erfinv(erf(sqrt(2)) * x)        |z| < 2
 //
 // Only +, -, *, sqrt and integer operations of IEEE float32 are used, in a fixed order and without
 // fused multiply-add: the same bits come out on every machine, and in NumPy

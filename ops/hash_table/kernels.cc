@@ -234,6 +234,21 @@ class ContainsOp : public TableOp {
   }
 };
 
+class ReserveOp : public TableOp {
+ public:
+  explicit ReserveOp(OpKernelConstruction* context) : TableOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
+  }
+
+ protected:
+  void Run(OpKernelContext*, const std::string&, Table& table) override {
+    table.Reserve(static_cast<uint64_t>(rows_));
+  }
+
+ private:
+  int64_t rows_;
+};
+
 class StatisticsOp : public TableOp {
  public:
   using TableOp::TableOp;
@@ -407,6 +422,7 @@ REGISTER_KERNEL_BUILDER(Name("GmetaHashTableLookup").Device(DEVICE_CPU), LookupO
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableUpdate").Device(DEVICE_CPU), UpdateOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableRemove").Device(DEVICE_CPU), RemoveOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableContains").Device(DEVICE_CPU), ContainsOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableReserve").Device(DEVICE_CPU), ReserveOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStatistics").Device(DEVICE_CPU), StatisticsOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableSize").Device(DEVICE_CPU), ScalarOp<&Table::size>);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStep").Device(DEVICE_CPU), ScalarOp<&Table::step>);

@@ -90,6 +90,7 @@ class GroupTable {
   uint64_t capacity() const { return groups_ * kTagWidth; }
   size_t bytes() const { return memory_.bytes(); }
   KeyGroup* data() const { return reinterpret_cast<KeyGroup*>(memory_.data()); }
+  void Populate() const { memory_.Populate(); }
 
   void Prefetch(uint64_t hash) const {
     const KeyGroup* home = data() + (hash & mask_);
@@ -219,7 +220,9 @@ class KeyIndex {
   void Reserve(uint64_t keys) {
     uint64_t groups = current_.groups();
     while (3 * groups * kTagWidth < 4 * keys) groups *= 2;
-    if (groups > current_.groups()) Grow(groups);
+    if (groups <= current_.groups()) return;
+    Grow(groups);
+    current_.Populate();
   }
 
   void Clear() { *this = KeyIndex(); }

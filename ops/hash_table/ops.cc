@@ -97,6 +97,12 @@ REGISTER_OP("GmetaHashTableContains")
     });
 
 // size, capacity, bytes, hits, misses, inserts, removes, updates, ignored
+REGISTER_OP("GmetaHashTableReserve")
+    .Input("table: resource")
+    .Attr("rows: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 REGISTER_OP("GmetaHashTableStatistics")
     .Input("table: resource")
     .Output("statistics: int64")

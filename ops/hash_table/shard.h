@@ -260,6 +260,12 @@ class alignas(128) Shard {
     }
   }
 
+  // Makes room in the index for `keys` keys in all.
+  void ReserveKeys(uint64_t keys) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    index_.Reserve(keys);
+  }
+
   void Clear() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();

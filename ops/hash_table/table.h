@@ -44,6 +44,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -258,6 +259,19 @@ class Table {
   void Merge(const ConstRecordColumns& columns, size_t n, const ParallelFor& parallel_for) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     Import(columns, n, parallel_for);
+  }
+
+  // Makes room for `rows` rows in all, so that none of them waits for memory or for growth. Rows
+  // beyond them are welcome as ever.
+  void Reserve(uint64_t rows) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const uint64_t held = size();
+    if (rows <= held) return;
+    // A shard's share varies like a Poisson number; six deviations above the mean is never reached.
+    const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
+    const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
+    for (const auto& shard : shards_) shard->ReserveKeys(share);
+    arena_.Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }
 
   uint64_t size() const {

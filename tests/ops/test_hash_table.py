@@ -116,6 +116,25 @@ def test_any_integers_that_fit_are_ids(dtype):
     assert lookup.inverse.numpy().tolist() == [[0, 1], [0, 0]]
 
 
+def test_a_reserved_table_takes_its_rows_without_growing_and_holds_the_same():
+    reserved, plain = (ops.HashTable(3, ops.Adam(), ops.Normal(), seed=4) for _ in range(2))
+    for table in (reserved, plain):
+        table.lookup(range(50))
+    reserved.reserve(200_000)
+    before = reserved.statistics()
+    keys = np.arange(-100_000, 100_000)
+    for table in (reserved, plain):
+        table.lookup_keys(keys)
+    after = reserved.statistics()
+    assert int(after.capacity) == int(before.capacity)
+    assert int(after.bytes) < 1.01 * int(before.bytes)  # the directories of blocks grow
+    assert_same_tables(reserved, plain)
+    reserved.lookup_keys(np.arange(10**6, 10**6 + 200_000))  # beyond what was reserved
+    assert int(reserved.size()) == 400_000
+    with pytest.raises(ConfigError, match="must be >= 0, got -1"):
+        plain.reserve(-1)
+
+
 def test_no_ids_and_one_id():
     table = ops.HashTable(2)
     assert table.lookup([]).rows.shape == (0, 2)
