@@ -178,6 +178,13 @@ class KeyIndex {
     return slot.group == nullptr ? kNoRow : slot.group->rows[slot.index];
   }
 
+  // The same, to be changed where it stands; null where the key is absent.
+  uint32_t* FindValue(int64_t key, uint64_t hash) {
+    GroupTable::Slot slot = current_.Find(key, hash);
+    if (slot.group == nullptr && is_draining()) slot = draining_.Find(key, hash);
+    return slot.group == nullptr ? nullptr : &slot.group->rows[slot.index];
+  }
+
   // Adds a key that is absent.
   void Insert(int64_t key, uint64_t hash, uint32_t row) {
     if (4 * (size_ + 1) > 3 * capacity()) Grow(2 * current_.groups());

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from gmeta import ops
 from gmeta.core.errors import ConfigError
 from gmeta.ops.reference import ReferenceHashTable
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from gmeta.testing.tables import assert_agrees, assert_same_tables, sorted_records
 
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
@@ -74,19 +74,7 @@ def test_any_sequence_of_operations_agrees_with_the_reference(operations, optimi
             fresh = ops.HashTable(dim, optimizer, initializer, seed)
             fresh.import_(records, replace=True)
             assert_same_tables(fresh, table)
-    assert int(table.size()) == model.size()
-    assert int(table.step()) == model.step
-    statistics = table.statistics()
-    assert {name: int(getattr(statistics, name)) for name in model.counts} == model.counts
-    records = sorted_records(table)
-    for index, key in enumerate(records["keys"].tolist()):
-        record = model.records[key]
-        np.testing.assert_allclose(records["rows"][index], record.row, rtol=2e-6, atol=1e-7)
-        np.testing.assert_allclose(records["slots"][index], record.slots, rtol=2e-6, atol=1e-7)
-        assert (records["frequency"][index], records["last_step"][index]) == (
-            record.frequency,
-            record.last_step,
-        )
+    assert_agrees(table, model)
 
 
 def test_a_large_table_agrees_with_the_reference():
