@@ -19,6 +19,7 @@ COMMANDS = {
     "prepare": "Turn raw rating files into a prepared data set.",
     "train": "Train on a prepared data set; resume where a run stopped.",
     "evaluate": "Measure adaptation to new users, and write the report.",
+    "export": "Write a trained model for TensorFlow Serving.",
     "bench": "Measure a part of gmeta beside its peers.",
 }
 """Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.<name>``."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import ids_tensor
+from gmeta.ops.portable import is_portable
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaUnique")
@@ -45,4 +46,8 @@ def unique(ids: Any) -> Unique:
       array([[0, 1],
              [0, 2]], dtype=int32)
     """
-    return Unique(*_native.gmeta_unique(ids=ids_tensor(ids, "unique")))
+    ids = ids_tensor(ids, "unique")
+    if is_portable():
+        keys, inverse = tf.unique(tf.reshape(ids, [-1]))
+        return Unique(keys, tf.reshape(inverse, tf.shape(ids)))
+    return Unique(*_native.gmeta_unique(ids=ids))

@@ -13,6 +13,7 @@ from gmeta.core.config import to_mapping
 from gmeta.core.errors import DataError
 from gmeta.core.manifest import Manifest
 from gmeta.core.on_bad import OnBad
+from gmeta.models import MetaModel
 from gmeta.training import cold_start
 from gmeta.training.cold_start import QueryRows
 from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
@@ -140,14 +141,7 @@ def _measure(
     cold: Sequence[Mapping[str, Any]],
     rows: QueryRows,
 ) -> _Measured:
-    model, checkpoints = restore(config, method, seed, folder=run.training(method, seed))
-    done, wanted = len(checkpoints.run.epoch), config.methods[method].epochs
-    if done < wanted:
-        raise DataError(
-            f"{method}, seed {seed}: {done} of {wanted} epochs are trained",
-            path=run.path,
-            advice="run `gmeta train` again to finish",
-        )
+    model, training = trained(config, run, method, seed)
     predictions = cold_start.predict_after(model, cold, config.evaluation_steps)
     support_mae = {}
     for size in config.support_sizes:
@@ -156,8 +150,27 @@ def _measure(
     return _Measured(
         {steps: rows.measure(predicted) for steps, predicted in predictions.items()},
         support_mae,
-        checkpoints.run,
+        training,
     )
+
+
+def trained(
+    config: ExperimentConfig, run: RunFolder, method: str, seed: int
+) -> tuple[MetaModel, TrainingRun]:
+    """A model of a run and its curves.
+
+    Raises:
+      DataError: It isn't trained to the end, or its checkpoint can't be restored.
+    """
+    model, checkpoints = restore(config, method, seed, folder=run.training(method, seed))
+    done, wanted = len(checkpoints.run.epoch), config.methods[method].epochs
+    if done < wanted:
+        raise DataError(
+            f"{method}, seed {seed}: {done} of {wanted} epochs are trained",
+            path=run.path,
+            advice="run `gmeta train` again to finish",
+        )
+    return model, checkpoints.run
 
 
 def _by_metric(measurements: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:

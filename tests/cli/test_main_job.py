@@ -6,9 +6,14 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from gmeta.testing.movielens_files import small_100k
+from gmeta.testing.serving import ask
+from gmeta.training.run_folder import RunFolder
+from gmeta.training.trainer import restore
 
 TOML = """
 seeds = [0]
@@ -67,6 +72,26 @@ def test_train_evaluate_and_report(folder):
     }
 
 
+def test_a_trained_run_is_exported_to_the_next_version(folder):
+    trained = gmeta("train", "--run", "served", "--data", "run/data", "--config", "short.toml", folder=folder)
+    assert trained.returncode == 0, trained.stderr
+    for version in (1, 2):
+        result = gmeta("export", "--run", "served", "--out", "models/melu", folder=folder)
+        assert result.returncode == 0, result.stderr
+        first, last = result.stdout.splitlines()
+        assert first.startswith("predict: year int64 [null], genre int64 [null, null], ")
+        assert last.startswith(f"exported: models/melu/{version}, ")
+    samples = {name: np.arange(3) for name in ("year", "gender", "age", "occupation", "area")}
+    samples["genre"] = np.array([[1, 2], [3, -1], [-1, -1]])
+    answer = ask(folder / "models/melu/2", "serving_default", samples)["rating"]
+    config, _ = RunFolder(folder / "served").load()
+    model, _ = restore(config, "maml", 0, folder=folder / "served/maml/seed-0")
+    genres = tf.ragged.boolean_mask(tf.constant(samples["genre"]), samples["genre"] >= 0)
+    features = {name: tf.constant(value) for name, value in samples.items()} | {"genre": genres}
+    embeddings = model.collection.concat(model.collection.lookup(features, insert=False))
+    np.testing.assert_allclose(answer, model.predict_samples(embeddings, [[0, 1, 2]])[0], rtol=1e-5)
+
+
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     words = ["train", "--run", "stopped", "--data", "run/data", "--config", "long.toml"]
     process = subprocess.Popen(
@@ -102,6 +127,11 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
             r"new/data/manifest.json: no manifest: No such file or directory; run `gmeta prepare`",
         ),
         (["train", "--run", "run", "--config", "gone.toml"], "gone.toml: can't be read: No such file"),
+        (
+            ["export", "--run", "stopped", "--method", "sgd", "--out", "m"],
+            "stopped has no method 'sgd'; it has maml",
+        ),
+        (["export", "--run", "stopped", "--seed", "5", "--out", "m"], "stopped has no seed 5; it has 0"),
         (["evaluate", "--run", "nowhere"], "nowhere: no run was begun here; run `gmeta train` first"),
         (["prepare", "--out", "x", "--data", "gone"], "gone"),
     ],

@@ -13,7 +13,7 @@ from gmeta.ops.initializers import Initializer
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 
-_LOG = (
+LOG = (
     7.0376836292e-2,
     -1.1514610310e-1,
     1.1676998740e-1,
@@ -24,7 +24,7 @@ _LOG = (
     -2.4999993993e-1,
     3.3333331174e-1,
 )
-_CENTER = (
+CENTER = (
     2.81022636e-08,
     3.43273939e-07,
     -3.5233877e-06,
@@ -35,7 +35,7 @@ _CENTER = (
     0.246640727,
     1.50140941,
 )
-_TAIL = (
+TAIL = (
     -0.000200214257,
     0.000100950558,
     0.00134934322,
@@ -46,7 +46,7 @@ _TAIL = (
     1.00167406,
     2.83297682,
 )
-_TRUNCATION = np.float32(0.95449973610364158)  # erf(sqrt(2))
+TRUNCATION = np.float32(0.95449973610364158)  # erf(sqrt(2))
 
 
 def philox4x32(key: int, counters: Words) -> Words:
@@ -85,7 +85,7 @@ def _log(x: Floats) -> Floats:
     e = ((bits >> np.uint32(23)).astype(np.int32) - 126).astype(np.float32) - low.astype(np.float32)
     m = (m - np.float32(1)) + np.where(low, m, np.float32(0))
     z = m * m
-    p = _polynomial(_LOG, m) * m * z
+    p = _polynomial(LOG, m) * m * z
     p = p + e * np.float32(-2.12194440e-4)
     p = p - np.float32(0.5) * z
     return (m + p) + e * np.float32(0.693359375)
@@ -94,8 +94,8 @@ def _log(x: Floats) -> Floats:
 def _erfinv(x: Floats) -> Floats:
     one = np.float32(1)
     w = -_log((one - x) * (one + x))
-    center = _polynomial(_CENTER, w - np.float32(2.5))
-    tail = _polynomial(_TAIL, np.sqrt(np.maximum(w, np.float32(5))) - np.float32(3))
+    center = _polynomial(CENTER, w - np.float32(2.5))
+    tail = _polynomial(TAIL, np.sqrt(np.maximum(w, np.float32(5))) - np.float32(3))
     return np.where(w < 5, center, tail) * x
 
 
@@ -133,5 +133,5 @@ def initial_rows(initializer: Initializer, seed: int, keys: npt.NDArray[np.int64
         return a + (b - a) * (integers.astype(np.float32) * unit)
     x = (2 * integers + 1 - (1 << 24)).astype(np.float32) * unit
     if initializer.kind == "truncated_normal":
-        x = _TRUNCATION * x
+        x = TRUNCATION * x
     return a + b * np.float32(np.sqrt(2.0)) * _erfinv(x)

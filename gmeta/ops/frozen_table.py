@@ -1,0 +1,94 @@
+"""A table as it stands, in plain TensorFlow ops: for serving, where gmeta's own ops aren't loaded.
+
+Keys and rows are variables, so they lie in the SavedModel's variable files: a graph holds at most 2 GB of
+constants, and a variable holds what memory holds. A static hash table maps a key to its row's number; it is
+filled from the keys when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import tensorflow as tf
+
+UnknownRows = Callable[[tf.Tensor], tf.Tensor]
+"""Maps (n,) keys that a table doesn't hold to the (n, dim) rows that they read."""
+
+_ABSENT = -1
+
+
+class _RowNumbers(tf.saved_model.experimental.TrackableResource):
+    """A static hash table from the values of a variable to their positions.
+
+    Not a ``tf.lookup.StaticHashTable``, whose initializers write the keys into the graph.
+    """
+
+    def __init__(self, keys: tf.Variable) -> None:
+        super().__init__(device="CPU")
+        self._variable = keys
+        self._shared_name = f"gmeta_frozen_{uuid.uuid4().hex}"
+        with tf.init_scope():
+            _ = self.resource_handle
+            self._initialize()
+
+    def _create_resource(self) -> tf.Tensor:
+        return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name)
+
+    def _initialize(self) -> None:
+        """Fill the table. A SavedModel's loader calls it when the variables have been restored."""
+        keys = self._variable.read_value()
+        values = tf.range(tf.size(keys, tf.int64), dtype=tf.int64)
+        tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=keys, values=values)
+
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=self.resource_handle, keys=keys, default_value=tf.constant(_ABSENT, tf.int64)
+        )
+
+
+def _all_absent(keys: tf.Tensor) -> tf.Tensor:
+    return tf.fill(tf.shape(keys), tf.constant(_ABSENT, tf.int64))
+
+
+class FrozenTable(tf.Module):
+    """Constant rows by key, in plain TensorFlow ops.
+
+    Args:
+      keys: (n,) int64, distinct.
+      rows: (n, dim) float32.
+      unknown: The rows of keys that aren't there; run for those keys alone.
+
+    Example:
+      >>> table = FrozenTable(
+      ...     keys=tf.constant([7, 3], tf.int64),
+      ...     rows=tf.constant([[1.0], [2.0]]),
+      ...     unknown=lambda keys: tf.zeros([tf.size(keys), 1]),
+      ... )
+      >>> table.lookup_keys(tf.constant([3, 5, 7], tf.int64)).numpy()
+      array([[2.], [0.], [1.]], dtype=float32)
+    """
+
+    def __init__(self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows) -> None:
+        super().__init__()
+        self.dim = int(rows.shape[1])
+        self._unknown = unknown
+        self._keys = tf.Variable(keys, trainable=False, name="keys")
+        self._rows = tf.Variable(rows, trainable=False, name="rows")
+        # TensorFlow can't fill a static table with nothing.
+        self._index = _RowNumbers(self._keys) if self._keys.shape[0] else _all_absent
+
+    @property
+    def size(self) -> int:
+        """The number of keys."""
+        return int(self._keys.shape[0])
+
+    def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """The (n, dim) rows of (n,) int64 keys."""
+        index = self._index(keys)
+        part = tf.cast(tf.equal(index, _ABSENT), tf.int32)
+        found, _ = tf.dynamic_partition(index, part, 2)
+        _, absent = tf.dynamic_partition(keys, part, 2)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
+        rows = tf.dynamic_stitch(places, [tf.gather(self._rows, found), self._unknown(absent)])
+        return tf.ensure_shape(rows, [None, self.dim])

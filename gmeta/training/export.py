@@ -1,0 +1,189 @@
+"""A trained model as a SavedModel that stock TensorFlow Serving loads.
+
+The graph has TensorFlow's own ops only. Every embedding table becomes a static hash table from key to row
+number, and rows in a variable; an id that was never trained reads, by default, the row that training would
+have started it with, which is computed in the graph (a pure function of seed and key).
+
+Clients send tensors by name. A feature with several ids a sample is a dense (samples, width) tensor here, its
+rows filled up with `PADDING`: of the forms that a ragged batch can take, this is the one that TensorFlow
+Serving takes everywhere, because all inputs have the samples as their first dimension (REST's row format and
+the server's own batching need that).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.ops import HashTable, portable_ops
+from gmeta.preprocess.staging import staged_folder
+from gmeta.training.unknown_ids import Unknown, unknown_rows
+
+PADDING = -1
+"""Stands for "no id" in the dense form of ragged inputs. No id is negative."""
+
+DEFAULT_SIGNATURE = "serving_default"
+"""The signature that TensorFlow Serving calls when a client names none."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Something that a client can ask of an exported model.
+
+    Attributes:
+      function: Maps the inputs by name to a tensor, or to tensors by name.
+      inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of int64 ids, (samples, None), which
+        clients send dense and padded, and ``function`` gets ragged.
+    """
+
+    function: Callable[[dict[str, Any]], tf.Tensor | Mapping[str, tf.Tensor]]
+    inputs: Mapping[str, tf.TypeSpec]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+      folder: The SavedModel.
+      signatures: Signature -> name of an input -> its dtype and shape, as clients send it.
+      rows: Embedding rows, of all tables.
+    """
+
+    folder: Path
+    signatures: Mapping[str, Mapping[str, str]]
+    rows: int
+
+
+def feature_inputs(features: Sequence[FeatureConfig]) -> dict[str, tf.TypeSpec]:
+    """Feature -> the spec of its ids: (samples,), or ragged (samples, None) where they are pooled."""
+    return {
+        feature.name: tf.TensorSpec([None], tf.int64)
+        if feature.pooling is None
+        else tf.RaggedTensorSpec([None, None], tf.int64)
+        for feature in features
+    }
+
+
+def export_model(
+    model: tf.keras.Model,
+    folder: Path,
+    *,
+    signatures: Mapping[str, Signature] | None = None,
+    unknown: Unknown = "initial",
+) -> Exported:
+    """Write a model as a SavedModel without custom ops.
+
+    Args:
+      model: Any Keras model; embedding collections may be anywhere in it.
+      folder: To make. TensorFlow Serving expects ``<model>/<number>``, and takes a new number into service as
+        soon as it appears; here it appears whole.
+      signatures: What clients can ask, by name; the first is also served as `DEFAULT_SIGNATURE`. By default
+        the model's own call with ``training=False``, whose inputs are a functional model's inputs, and
+        otherwise the features of its embedding collections.
+      unknown: What an id reads that was never trained; see `gmeta.training.unknown_ids.Unknown`.
+
+    Raises:
+      ConfigError: ``folder`` exists; inputs can't be told or sent; a signature inserts rows, or still has an
+        op of gmeta in its graph.
+      GmetaError: The folder can't be written.
+
+    Example:
+      ::
+
+        export_model(model, Path("serving/my_model/1"))
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists: name a new folder")
+    parts = [model, *tf.train.TrackableView(model).descendants()]
+    collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
+    chosen = signatures or {DEFAULT_SIGNATURE: _own_call(model, collections)}
+    with portable_ops(unknown_rows(unknown, collections)) as tables:
+        traced = {name: _trace(name, signature) for name, signature in chosen.items()}
+        module = tf.Module()
+        module.tables = list(tables)
+    module.variables_read = list({id(v): v for f in traced.values() for v in f.variables}.values())
+    # Lookup tables of preprocessing layers, say. The trained tables stay behind.
+    module.resources = [
+        part
+        for part in parts
+        if isinstance(part, tf.saved_model.experimental.TrackableResource) and not isinstance(part, HashTable)
+    ]
+    served = {DEFAULT_SIGNATURE: next(iter(traced.values())), **traced}
+    with staged_folder(folder) as staging:
+        try:
+            tf.saved_model.save(module, str(staging), signatures=served)
+        except tf.errors.OpError as error:
+            raise GmetaError(f"can't write {folder}: {str(error).splitlines()[0]}") from error
+    return Exported(
+        folder,
+        {name: _as_sent(signature.inputs) for name, signature in chosen.items()},
+        sum(table.size for table in module.tables),
+    )
+
+
+def _own_call(model: tf.keras.Model, collections: Sequence[EmbeddingCollection]) -> Signature:
+    if getattr(model, "inputs", None):  # a functional model knows its inputs, and of what structure they are
+        tensors = tf.nest.flatten(model.input)
+        return Signature(
+            lambda inputs: model(
+                tf.nest.pack_sequence_as(model.input, [inputs[tensor.name] for tensor in tensors]),
+                training=False,
+            ),
+            {tensor.name: tensor.type_spec for tensor in tensors},
+        )
+    if not collections:
+        raise ConfigError(f"{model.name} has no inputs or features of its own: give signatures")
+    features = [feature for collection in collections for feature in collection.features]
+    return Signature(lambda inputs: model(inputs, training=False), feature_inputs(features))
+
+
+def _trace(name: str, signature: Signature) -> tf.types.experimental.ConcreteFunction:
+    specs = {key: _wire_spec(key, spec) for key, spec in signature.inputs.items()}
+
+    @tf.function(autograph=False)
+    def serve(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        outputs = signature.function(
+            {key: _received(inputs[key], spec) for key, spec in signature.inputs.items()}
+        )
+        return dict(outputs) if isinstance(outputs, Mapping) else {"output": outputs}
+
+    traced = serve.get_concrete_function(**specs)
+    definition = traced.graph.as_graph_def()
+    nodes = [*definition.node, *(n for function in definition.library.function for n in function.node_def)]
+    foreign = sorted({node.op for node in nodes if node.op.startswith("Gmeta")})
+    if foreign:
+        raise ConfigError(
+            f"signature {name!r} still has {', '.join(foreign)} in its graph, which TensorFlow Serving "
+            "doesn't have: it calls a tf.function that was traced before, or changes a table"
+        )
+    return traced
+
+
+def _wire_spec(name: str, spec: tf.TypeSpec) -> tf.TensorSpec:
+    if isinstance(spec, tf.TensorSpec):
+        return tf.TensorSpec(spec.shape, spec.dtype, name)
+    if isinstance(spec, tf.RaggedTensorSpec) and spec.dtype == tf.int64 and spec.shape.rank == 2:
+        return tf.TensorSpec([spec.shape[0], None], tf.int64, name)
+    raise ConfigError(
+        f"input {name!r} must be a TensorSpec or a RaggedTensorSpec of int64 ids with shape (samples, None), "
+        f"got {spec}"
+    )
+
+
+def _received(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.ragged.boolean_mask(value, tf.not_equal(value, PADDING))
+    return value
+
+
+def _as_sent(inputs: Mapping[str, tf.TypeSpec]) -> dict[str, str]:
+    specs = {name: _wire_spec(name, spec) for name, spec in inputs.items()}
+    return {name: f"{spec.dtype.name} {json.dumps(spec.shape.as_list())}" for name, spec in specs.items()}
