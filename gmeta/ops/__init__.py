@@ -5,6 +5,7 @@ The dynamic embedding table is `HashTable`; `reference` holds the same ops in Nu
 
 from gmeta.ops.frozen_table import FrozenTable as FrozenTable
 from gmeta.ops.frozen_table import UnknownRows as UnknownRows
+from gmeta.ops.hash_table import AdmissionState as AdmissionState
 from gmeta.ops.hash_table import HashTable as HashTable
 from gmeta.ops.hash_table import Lookup as Lookup
 from gmeta.ops.hash_table import Records as Records
@@ -24,6 +25,16 @@ from gmeta.ops.optimizers import Ftrl as Ftrl
 from gmeta.ops.optimizers import Momentum as Momentum
 from gmeta.ops.optimizers import RowWiseAdagrad as RowWiseAdagrad
 from gmeta.ops.optimizers import SparseOptimizer as SparseOptimizer
+from gmeta.ops.policies import LFU as LFU
+from gmeta.ops.policies import LRU as LRU
+from gmeta.ops.policies import TTL as TTL
+from gmeta.ops.policies import Admission as Admission
+from gmeta.ops.policies import Always as Always
+from gmeta.ops.policies import Bloom as Bloom
+from gmeta.ops.policies import CountAdmission as CountAdmission
+from gmeta.ops.policies import Eviction as Eviction
+from gmeta.ops.policies import MinNorm as MinNorm
+from gmeta.ops.policies import ProbabilityAdmission as ProbabilityAdmission
 from gmeta.ops.portable import initial_rows_of as initial_rows_of
 from gmeta.ops.portable import portable_ops as portable_ops
 from gmeta.ops.unique import Unique as Unique

@@ -15,13 +15,16 @@ from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.initializers import Initializer, Normal
 from gmeta.ops.optimizers import Adam, SparseOptimizer
+from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction
 from gmeta.ops.portable import frozen
 from gmeta.ops.unique import unique
 
 _native = load_op_library("ops")
-for _name in ("Lookup", "Update", "Remove", "Contains", "Statistics", "Size", "Step", "Export", "Import"):
-    tf.no_gradient(f"GmetaHashTable{_name}")
-for _name in ("ExportShards", "StartJournal", "JournalSaved", "JournalWhole"):
+for _name in (
+    *("Lookup", "Update", "Remove", "Contains", "Evict", "Statistics", "Size", "Step"),
+    *("Export", "Import", "ExportAdmission", "ImportAdmission"),
+    *("ExportShards", "StartJournal", "JournalSaved", "JournalWhole"),
+):
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
@@ -94,6 +97,20 @@ class ShardRecords(NamedTuple):
     journal_whole: tf.Tensor
 
 
+class AdmissionState(NamedTuple):
+    """What a table's admission remembers of ids that have no row; all empty where it remembers nothing.
+
+    Attributes:
+      keys: (c,) int64, the ids that an exact `gmeta.ops.CountAdmission` counts, in no particular order.
+      counts: (c,) int64, how often each was turned away.
+      filter: (b,) uint8, the counters of its `gmeta.ops.Bloom` filter.
+    """
+
+    keys: tf.Tensor
+    counts: tf.Tensor
+    filter: tf.Tensor
+
+
 class Statistics(NamedTuple):
     """Scalar int64 tensors (``load_factor``: float64). Counts are since the table was made.
 
@@ -101,13 +118,15 @@ class Statistics(NamedTuple):
       size: Keys in the table.
       capacity: Slots of the key index.
       load_factor: ``size / capacity``; the index doubles at 0.75, a shard at a time.
-      bytes: Memory of index and records.
+      bytes: Memory of index, records, and what admission remembers.
       hits: Keys that were looked up and found.
       misses: Keys that were looked up and absent.
       inserts: Rows that lookups made.
-      removes: Rows that were removed.
+      removes: Rows that `HashTable.remove` removed.
       updates: Rows that a gradient updated.
       ignored: Gradients of absent keys, which had nothing to update.
+      rejects: Misses of inserting lookups that admission turned away.
+      evictions: Rows that eviction removed.
     """
 
     size: tf.Tensor
@@ -120,6 +139,8 @@ class Statistics(NamedTuple):
     removes: tf.Tensor
     updates: tf.Tensor
     ignored: tf.Tensor
+    rejects: tf.Tensor
+    evictions: tf.Tensor
 
 
 class HashTable(tf.saved_model.experimental.TrackableResource):
@@ -139,11 +160,15 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       dim: Width of a row, >= 1.
       optimizer: How `apply_gradients` updates a row.
       initializer: What a new row holds.
+      admission: Which missing ids get a row: `gmeta.ops.Always`, `gmeta.ops.CountAdmission`,
+        `gmeta.ops.ProbabilityAdmission`.
+      eviction: Which rows go, and the bound: `gmeta.ops.LRU`, `gmeta.ops.LFU`, `gmeta.ops.TTL`,
+        `gmeta.ops.MinNorm`. None: rows stay until they are removed.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: Names the table in messages and, unless it is an attribute of something, nowhere else.
 
     Raises:
-      ConfigError: ``dim`` is below 1, or ``seed`` doesn't fit int64.
+      ConfigError: ``dim`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes holds no row.
 
     Example:
       >>> table = HashTable(4, optimizer=SGD(0.5), initializer=Zeros(), name="item")
@@ -166,6 +191,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         initializer: Initializer | None = None,
         seed: int = 0,
         name: str = "hash_table",
+        *,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
     ) -> None:
         if dim < 1:
             raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
@@ -175,22 +203,33 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         self._dim = int(dim)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._initializer = initializer if initializer is not None else Normal()
+        self._admission = admission if admission is not None else Always()
+        self._eviction = eviction
         self._seed = int(seed)
         self._name = name
+        self._check_bound()
         with tf.init_scope():
             _ = self.resource_handle  # made now, not inside the first tf.function that uses it
 
     dim = property(lambda self: self._dim, doc="Width of a row.")
     optimizer = property(lambda self: self._optimizer, doc="The `SparseOptimizer` of the rows.")
     initializer = property(lambda self: self._initializer, doc="The `Initializer` of new rows.")
+    admission = property(lambda self: self._admission, doc="The `Admission` of missing keys.")
+    eviction = property(lambda self: self._eviction, doc="The `Eviction` of rows, or None.")
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
 
     def __repr__(self) -> str:
         return (
             f"HashTable({self._dim}, optimizer={self._optimizer}, initializer={self._initializer}, "
-            f"seed={self._seed}, name={self._name!r})"
+            f"seed={self._seed}, name={self._name!r}, admission={self._admission}, eviction={self._eviction})"
         )
+
+    def _check_bound(self) -> None:
+        bound = self._eviction.max_bytes if self._eviction is not None else None
+        row = 8 + 4 * (self._dim + self._optimizer.slot_floats(self._dim)) + ROW_INDEX_BYTES
+        if bound is not None and bound < row:
+            raise ConfigError(f"{self._owner}: max_bytes is {bound}, but one row takes {row}")
 
     @property
     def _owner(self) -> str:
@@ -200,10 +239,16 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return _native.gmeta_hash_table(
             optimizer_parameters=tf.constant(self._optimizer.hyperparameters, tf.float64),
             initializer_parameters=tf.constant(self._initializer.parameters, tf.float64),
+            admission_parameters=tf.constant(self._admission.settings, tf.float64),
+            eviction_parameters=tf.constant(
+                self._eviction.settings if self._eviction is not None else (), tf.float64
+            ),
             table_name=self._name,
             dim=self._dim,
             optimizer=self._optimizer.kind,
             initializer=self._initializer.kind,
+            admission=self._admission.kind,
+            eviction=self._eviction.kind if self._eviction is not None else "none",
             seed=self._seed,
         )
 
@@ -213,8 +258,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         Args:
           ids: Integers of any shape; any int64 is a valid id, and an id may stand there any number of times.
           insert: Whether missing keys are stored with their initial row, and the use is counted in the
-            records' frequency and last step (training). Otherwise a missing key reads its initial row and
-            the table stays as it is (evaluation).
+            records' frequency and last step (training); rows may be evicted before, and a missing key that
+            is not admitted reads its initial row. Otherwise every missing key does, and the table stays as
+            it is (evaluation).
 
         Returns:
           A `Lookup`.
@@ -299,6 +345,17 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         """
         return _native.gmeta_hash_table_remove(self.resource_handle, keys_vector(keys, self._owner))
 
+    def evict(self) -> tf.Tensor:
+        """Evict now: rows that have expired, and in shards above their bound the rows of the lowest rank.
+
+        Lookups and updates evict by themselves (see `gmeta.ops.policies.Eviction`); this is for moments when
+        none comes, such as before a checkpoint. It does nothing in a table without eviction.
+
+        Returns:
+          () int64, how many rows went.
+        """
+        return _native.gmeta_hash_table_evict(self.resource_handle)
+
     def contains(self, keys: Any) -> tf.Tensor:
         """Which keys the table holds.
 
@@ -313,6 +370,25 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         """
         return _native.gmeta_hash_table_contains(self.resource_handle, keys_vector(keys, self._owner))
 
+    def reserve(self, rows: int) -> tf.Operation | None:
+        """Make room for ``rows`` rows in all, so that none of them waits for memory or for growth.
+
+        The table grows by itself without this, and goes on growing beyond it. What it saves is the time that
+        the system takes to supply fresh memory, which is more than all else that is done with a new row.
+
+        Args:
+          rows: How many rows to make room for, those that are there included.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          ConfigError: ``rows`` is negative.
+        """
+        if rows < 0:
+            raise ConfigError(f"{self._owner}: rows to reserve must be >= 0, got {rows}")
+        return _native.gmeta_hash_table_reserve(self.resource_handle, rows=rows)
+
     def size(self) -> tf.Tensor:
         """The number of keys, () int64."""
         return _native.gmeta_hash_table_size(self.resource_handle)
@@ -323,7 +399,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
     def statistics(self) -> Statistics:
         """What the table holds and what has happened to it, as a `Statistics`."""
-        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 9)
+        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 11)
         return Statistics(size, capacity, size / capacity, *rest)
 
     def export(self) -> Records:
@@ -389,8 +465,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
         Args:
           records: The records; their keys must be distinct.
-          replace: Whether the table then holds these records alone and has their step. Otherwise they are
-            added to its content, replacing records of the same keys, and its step stays.
+          replace: Whether the table then holds these records alone, has their step, and has forgotten what
+            admission remembered. Otherwise they are added to its content, replacing records of the same
+            keys, and its step stays. Either way a bound is enforced by the next lookup, not here.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -412,6 +489,33 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             replace=replace,
         )
 
+    def export_admission(self) -> AdmissionState:
+        """What admission remembers of keys that have no row; batches wait meanwhile."""
+        return AdmissionState(*_native.gmeta_hash_table_export_admission(self.resource_handle))
+
+    def import_admission(self, state: AdmissionState) -> tf.Operation | None:
+        """Replace what admission remembers, as `export_admission` gave it.
+
+        Parts that the table's admission has no use for are passed over, and a part that is missing (empty)
+        starts afresh: so a table goes on under another policy than it was saved under.
+
+        Args:
+          state: The state.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          ConfigError: ``state.keys`` is not a vector of integers.
+          tf.errors.InvalidArgumentError: The filter is of another size, so of another capacity or error.
+        """
+        return _native.gmeta_hash_table_import_admission(
+            table=self.resource_handle,
+            keys=keys_vector(state.keys, self._owner),
+            counts=tf.cast(state.counts, tf.int64),
+            filter=tf.cast(state.filter, tf.uint8),
+        )
+
     # Checkpoints. TensorFlow calls these two; the names of the tensors are part of the file format.
 
     def _layout(self) -> str:
@@ -419,6 +523,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         tensors = {f"-{name}": tensor for name, tensor in self.export()._asdict().items()}
+        tensors |= {f"-admission_{name}": t for name, t in self.export_admission()._asdict().items()}
         return {**tensors, "-layout": tf.constant(self._layout())}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
@@ -429,4 +534,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
                 "restore it into a table of that form"
             )
         records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
-        return self.import_(records, replace=True)
+        admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
+        replaced = self.import_(records, replace=True)
+        with tf.control_dependencies([] if replaced is None else [replaced]):
+            return self.import_admission(admission)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops import HashTable
+from gmeta.ops.reference import ReferenceHashTable
 
 
 def sorted_records(table: HashTable) -> dict[str, npt.NDArray[Any]]:
@@ -22,3 +23,20 @@ def assert_same_tables(a: HashTable, b: HashTable) -> None:
     mine, other = sorted_records(a), sorted_records(b)
     for name, value in mine.items():
         np.testing.assert_array_equal(value, other[name], name)
+
+
+def assert_agrees(table: HashTable, model: ReferenceHashTable) -> None:
+    """Asserts that a table and its reference hold the same records, step and counts."""
+    assert int(table.step()) == model.step
+    statistics = table.statistics()
+    assert {name: int(getattr(statistics, name)) for name in model.counts} == model.counts
+    records = sorted_records(table)
+    keys = sorted(model.records)
+    assert records["keys"].tolist() == keys
+    assert int(table.size()) == model.size() == len(keys)
+    expected = [model.records[key] for key in keys]
+    assert records["frequency"].tolist() == [record.frequency for record in expected]
+    assert records["last_step"].tolist() == [record.last_step for record in expected]
+    for name, parts in (("rows", [r.row for r in expected]), ("slots", [r.slots for r in expected])):
+        if expected:
+            np.testing.assert_allclose(records[name], np.stack(parts), rtol=2e-6, atol=1e-7)

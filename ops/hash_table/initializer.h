@@ -1,15 +1,19 @@
 // Initial rows: element j of the row of a key is a pure function of (initializer, seed, key, j).
 //
 // Word j % 4 of Philox block j / 4 under (seed, key) is turned into a number by inversion, one word
-// for one number:
-//   x = (2 * (word >> 8) + 1 - 2^24) / 2^24     a multiple of 2^-24 in (-1, 1), symmetric, exact in
-//   float32 uniform            low + (high - low) * (word >> 8) / 2^24 normal             mean +
-//   stddev * sqrt(2) * erfinv(x)                  |z| < 5.3 truncated normal   mean + stddev *
-//   sqrt(2) * erfinv(erf(sqrt(2)) * x)   |z| < 2, without rejection
+// for one number. With x = (2 * (word >> 8) + 1 - 2^24) / 2^24, a multiple of 2^-24 in (-1, 1) that
+// is symmetric and exact in float32:
+//
+//   uniform            low + (high - low) * (word >> 8) / 2^24
+//
+//   normal             mean + stddev * sqrt(2) * erfinv(x)                       |z| < 5.3
+//
+//   truncated normal   mean + stddev * sqrt(2) * erfinv(erf(sqrt(2)) * x)        |z| < 2
 //
 // Only +, -, *, sqrt and integer operations of IEEE float32 are used, in a fixed order and without
 // fused multiply-add: the same bits come out on every machine, and in NumPy
-// (gmeta/ops/reference/initializers.py). The loops have no branch, so they vectorize.
+// (gmeta/ops/reference/initializers.py). The loops have no branch, so they vectorize; that of the
+// normal distributions is compiled for wide vectors too.
 //
 // erfinv is M. Giles' single-precision approximation ("Approximating the erfinv function", GPU
 // Computing Gems, 2011), log is Cephes' logf; together they are within 4e-7 of the exact normal
@@ -24,11 +28,12 @@
 #include <cstring>
 
 #include "ops/common/philox.h"
+#include "ops/common/vector_target.h"
 
 namespace gmeta {
 
 // The natural logarithm of a positive normal number.
-inline float NaturalLog(float x) {
+GMETA_ALWAYS_INLINE float NaturalLog(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   const uint32_t mantissa_bits = (bits & 0x007fffffu) | 0x3f000000u;  // in [0.5, 1)
@@ -54,7 +59,7 @@ inline float NaturalLog(float x) {
 }
 
 // The inverse of the error function, for |x| < 1.
-inline float InverseErf(float x) {
+GMETA_ALWAYS_INLINE float InverseErf(float x) {
   const float w = -NaturalLog((1.0f - x) * (1.0f + x));
   const float c = w - 2.5f;
   float center = 2.81022636e-08f;
@@ -79,6 +84,21 @@ inline float InverseErf(float x) {
   return (w < 5.0f ? center : tail) * x;
 }
 
+// out[i] = mean + sigma * erfinv(scale * x) of n words.
+GMETA_ALWAYS_INLINE void NormalLoop(const uint32_t* words, size_t n, float mean, float sigma,
+                                    float scale, float* out) {
+  constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t odd = 2 * static_cast<int32_t>(words[i] >> 8) + 1 - (1 << 24);
+    out[i] = mean + sigma * InverseErf(scale * (static_cast<float>(odd) * kUnit));
+  }
+}
+
+GMETA_VECTOR_VERSIONS(NormalFromWords, NormalLoop,
+                      (const uint32_t* words, size_t n, float mean, float sigma, float scale,
+                       float* out),
+                      (words, n, mean, sigma, scale, out))
+
 struct Initializer {
   enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
 
@@ -93,37 +113,40 @@ struct Initializer {
       std::fill_n(row, dim, a);
       return;
     }
-    const uint64_t k = static_cast<uint64_t>(key);
-    PhiloxCounter counter{{0, 0, static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32)}};
-    uint32_t words[kPhiloxWords];
-    float numbers[kPhiloxWords];
-    for (size_t start = 0; start < dim; start += kPhiloxWords) {
-      Philox4x32(seed, counter, words);
-      Transform(words, numbers);
-      std::copy_n(numbers, std::min(kPhiloxWords, dim - start), row + start);
-      counter.words[0] += kPhiloxLanes;
+    uint32_t words[kPiece];
+    for (size_t start = 0; start < dim; start += kPiece) {
+      const size_t n = std::min(kPiece, dim - start);
+      Words(static_cast<uint64_t>(key), start, n, words);
+      Transform(words, n, row + start);
     }
   }
 
  private:
-  static constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
-  static constexpr float kSqrt2 = 1.41421356237309504880f;
-  static constexpr float kTruncation =
-      0.95449973610364158f;  // erf(sqrt(2)): two standard deviations
+  static constexpr size_t kPiece = 128;
+  static_assert(kPiece % kPhiloxWords == 0);
 
-  void Transform(const uint32_t* words, float* out) const {
+  // Words `start` ... of a key's stream, n or a few more.
+  void Words(uint64_t key, size_t start, size_t n, uint32_t* words) const {
+    PhiloxCounter counter{{static_cast<uint32_t>(start / 4), 0, static_cast<uint32_t>(key),
+                           static_cast<uint32_t>(key >> 32)}};
+    for (size_t i = 0; i < n; i += kPhiloxWords) {
+      Philox4x32(seed, counter, words + i);
+      counter.words[0] += kPhiloxLanes;
+    }
+  }
+
+  void Transform(const uint32_t* words, size_t n, float* out) const {
+    constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
+    constexpr float kSqrt2 = 1.41421356237309504880f;
+    constexpr float kTruncation = 0.95449973610364158f;  // erf(sqrt(2)): two standard deviations
     if (kind == Kind::kUniform) {
       const float range = b - a;
-      for (size_t i = 0; i < kPhiloxWords; ++i) {
+      for (size_t i = 0; i < n; ++i) {
         out[i] = a + range * (static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * kUnit);
       }
-      return;
-    }
-    const float scale = kind == Kind::kTruncatedNormal ? kTruncation : 1.0f;
-    const float sigma = b * kSqrt2;
-    for (size_t i = 0; i < kPhiloxWords; ++i) {
-      const int32_t odd = 2 * static_cast<int32_t>(words[i] >> 8) + 1 - (1 << 24);
-      out[i] = a + sigma * InverseErf(scale * (static_cast<float>(odd) * kUnit));
+    } else {
+      const float scale = kind == Kind::kTruncatedNormal ? kTruncation : 1.0f;
+      NormalFromWords(words, n, a, b * kSqrt2, scale, out);
     }
   }
 };

@@ -80,6 +80,8 @@ class CreateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
     OP_REQUIRES_OK(context, context->GetAttr("optimizer", &optimizer_));
     OP_REQUIRES_OK(context, context->GetAttr("initializer", &initializer_));
+    OP_REQUIRES_OK(context, context->GetAttr("admission", &admission_));
+    OP_REQUIRES_OK(context, context->GetAttr("eviction", &eviction_));
     options_.dim = static_cast<size_t>(dim);
     options_.initializer.seed = static_cast<uint64_t>(seed);
   }
@@ -93,6 +95,8 @@ class CreateOp : public OpKernel {
                         parameters.size(), " hyperparameters"));
     options.optimizer = *optimizer;
     OP_REQUIRES_OK(context, SetInitializer(Values(context->input(1)), &options.initializer));
+    OP_REQUIRES_OK(context, SetAdmission(Values(context->input(2)), &options));
+    OP_REQUIRES_OK(context, SetEviction(Values(context->input(3)), &options));
     Tensor* handle;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &handle));
     handle->scalar<tensorflow::ResourceHandle>()() =
@@ -121,7 +125,32 @@ class CreateOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  std::string name_, optimizer_, initializer_;
+  absl::Status SetAdmission(const std::vector<double>& p, TableOptions* out) const {
+    const std::optional<Admission> admission = MakeAdmission(admission_, p, out->initializer.seed);
+    if (!admission) {
+      return Invalid("table '", name_, "': admission '", admission_, "' doesn't take ", p.size(),
+                     " settings");
+    }
+    out->admission = *admission;
+    return absl::OkStatus();
+  }
+
+  // Bounds in rows and bytes and the steps between sweeps, then the policy's own settings.
+  absl::Status SetEviction(const std::vector<double>& p, TableOptions* out) const {
+    if (eviction_ == "none") return absl::OkStatus();
+    constexpr size_t kCommon = 3;
+    std::optional<EvictionPolicy> policy;
+    if (p.size() >= kCommon) policy = MakeEvictionPolicy(eviction_, {p.begin() + kCommon, p.end()});
+    if (!policy) {
+      return Invalid("table '", name_, "': eviction '", eviction_, "' doesn't take ", p.size(),
+                     " settings");
+    }
+    out->eviction = Eviction{*policy, static_cast<uint64_t>(p[0]), static_cast<uint64_t>(p[1]),
+                             static_cast<uint32_t>(p[2])};
+    return absl::OkStatus();
+  }
+
+  std::string name_, optimizer_, initializer_, admission_, eviction_;
   TableOptions options_;
 };
 
@@ -234,6 +263,31 @@ class ContainsOp : public TableOp {
   }
 };
 
+class ReserveOp : public TableOp {
+ public:
+  explicit ReserveOp(OpKernelConstruction* context) : TableOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
+  }
+
+ protected:
+  void Run(OpKernelContext*, const std::string&, Table& table) override {
+    table.Reserve(static_cast<uint64_t>(rows_));
+  }
+
+ private:
+  int64_t rows_;
+};
+
+class EvictOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Table& table) override {
+    SetScalar(context, 0, static_cast<int64_t>(table.Evict(PoolParallelFor(context))));
+  }
+};
+
 class StatisticsOp : public TableOp {
  public:
   using TableOp::TableOp;
@@ -242,9 +296,9 @@ class StatisticsOp : public TableOp {
   void Run(OpKernelContext* context, const std::string&, Table& table) override {
     const TableStatistics s = table.Statistics();
     Tensor* out;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({9}), &out));
-    const uint64_t values[] = {s.size,    s.capacity, s.bytes,   s.hits,   s.misses,
-                               s.inserts, s.removes,  s.updates, s.ignored};
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({11}), &out));
+    const uint64_t values[] = {s.size,    s.capacity, s.bytes,   s.hits,    s.misses,   s.inserts,
+                               s.removes, s.updates,  s.ignored, s.rejects, s.evictions};
     std::copy(std::begin(values), std::end(values), out->flat<int64_t>().data());
   }
 };
@@ -402,11 +456,58 @@ class ImportOp : public TableOp {
   bool replace_;
 };
 
+class ExportAdmissionOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Table& table) override {
+    absl::Status status;
+    const auto allocate = [&](uint64_t counters,
+                              uint64_t filter_bytes) -> std::optional<AdmissionColumns> {
+      const uint64_t sizes[] = {counters, counters, filter_bytes};
+      Tensor* tensors[3];
+      for (int i = 0; i < 3 && status.ok(); ++i) {
+        status =
+            context->allocate_output(i, TensorShape({static_cast<int64_t>(sizes[i])}), &tensors[i]);
+      }
+      if (!status.ok()) return std::nullopt;
+      return AdmissionColumns{tensors[0]->flat<int64_t>().data(),
+                              tensors[1]->flat<int64_t>().data(),
+                              tensors[2]->flat<uint8_t>().data()};
+    };
+    table.ExportAdmission(allocate);
+    OP_REQUIRES_OK(context, status);
+  }
+};
+
+class ImportAdmissionOp : public TableOp {
+ public:
+  using TableOp::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string& name, Table& table) override {
+    OP_REQUIRES_OK(context,
+                   CheckShape(context, name, "counts", 2, TensorShape({KeyCount(context)})));
+    const ConstAdmissionColumns columns{Keys(context), context->input(2).flat<int64_t>().data(),
+                                        context->input(3).flat<uint8_t>().data()};
+    const int64_t filter_bytes = context->input(3).NumElements();
+    OP_REQUIRES(context,
+                table.ReplaceAdmission(columns, static_cast<size_t>(KeyCount(context)),
+                                       static_cast<size_t>(filter_bytes)),
+                Invalid("table '", name, "': a filter of ", filter_bytes,
+                        " bytes is not of this table's admission: make the table with the "
+                        "filter's capacity and error, and the eviction bound, that it was saved "
+                        "with"));
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTable").Device(DEVICE_CPU), CreateOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableLookup").Device(DEVICE_CPU), LookupOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableUpdate").Device(DEVICE_CPU), UpdateOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableRemove").Device(DEVICE_CPU), RemoveOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableContains").Device(DEVICE_CPU), ContainsOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableReserve").Device(DEVICE_CPU), ReserveOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStatistics").Device(DEVICE_CPU), StatisticsOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableSize").Device(DEVICE_CPU), ScalarOp<&Table::size>);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStep").Device(DEVICE_CPU), ScalarOp<&Table::step>);
@@ -417,6 +518,11 @@ REGISTER_KERNEL_BUILDER(Name("GmetaHashTableJournalSaved").Device(DEVICE_CPU), J
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableJournalWhole").Device(DEVICE_CPU),
                         ScalarOp<&Table::JournalWhole>);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableImport").Device(DEVICE_CPU), ImportOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableEvict").Device(DEVICE_CPU), EvictOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExportAdmission").Device(DEVICE_CPU),
+                        ExportAdmissionOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableImportAdmission").Device(DEVICE_CPU),
+                        ImportAdmissionOp);
 
 }  // namespace
 }  // namespace gmeta

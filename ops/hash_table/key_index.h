@@ -90,6 +90,7 @@ class GroupTable {
   uint64_t capacity() const { return groups_ * kTagWidth; }
   size_t bytes() const { return memory_.bytes(); }
   KeyGroup* data() const { return reinterpret_cast<KeyGroup*>(memory_.data()); }
+  void Populate() const { memory_.Populate(); }
 
   void Prefetch(uint64_t hash) const {
     const KeyGroup* home = data() + (hash & mask_);
@@ -177,6 +178,13 @@ class KeyIndex {
     return slot.group == nullptr ? kNoRow : slot.group->rows[slot.index];
   }
 
+  // The same, to be changed where it stands; null where the key is absent.
+  uint32_t* FindValue(int64_t key, uint64_t hash) {
+    GroupTable::Slot slot = current_.Find(key, hash);
+    if (slot.group == nullptr && is_draining()) slot = draining_.Find(key, hash);
+    return slot.group == nullptr ? nullptr : &slot.group->rows[slot.index];
+  }
+
   // Adds a key that is absent.
   void Insert(int64_t key, uint64_t hash, uint32_t row) {
     if (4 * (size_ + 1) > 3 * capacity()) Grow(2 * current_.groups());
@@ -219,7 +227,9 @@ class KeyIndex {
   void Reserve(uint64_t keys) {
     uint64_t groups = current_.groups();
     while (3 * groups * kTagWidth < 4 * keys) groups *= 2;
-    if (groups > current_.groups()) Grow(groups);
+    if (groups <= current_.groups()) return;
+    Grow(groups);
+    current_.Populate();
   }
 
   void Clear() { *this = KeyIndex(); }

@@ -23,21 +23,24 @@ absl::Status VectorInput(InferenceContext* c, int input) {
 
 }  // namespace
 
-// `optimizer_parameters` and `initializer_parameters` are float64 inputs because float attributes
-// are float32: 1 - beta2 would lose five digits.
+// The parameters are float64 inputs because float attributes are float32: 1 - beta2 would lose five
+// digits.
 REGISTER_OP("GmetaHashTable")
     .Input("optimizer_parameters: float64")
     .Input("initializer_parameters: float64")
+    .Input("admission_parameters: float64")
+    .Input("eviction_parameters: float64")
     .Output("table: resource")
     .Attr("table_name: string")
     .Attr("dim: int >= 1")
     .Attr("optimizer: {'sgd', 'adagrad', 'adam', 'momentum', 'rowwise_adagrad', 'adamw', 'ftrl'}")
     .Attr("initializer: {'constant', 'uniform', 'normal', 'truncated_normal'}")
+    .Attr("admission: {'all', 'count', 'filter', 'chance'}")
+    .Attr("eviction: {'none', 'age', 'frequency', 'expired', 'norm'}")
     .Attr("seed: int")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(VectorInput(c, 0));
-      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      for (int i = 0; i < 4; ++i) TF_RETURN_IF_ERROR(VectorInput(c, i));
       c->set_output(0, c->Scalar());
       return absl::OkStatus();
     });
@@ -96,13 +99,19 @@ REGISTER_OP("GmetaHashTableContains")
       return absl::OkStatus();
     });
 
-// size, capacity, bytes, hits, misses, inserts, removes, updates, ignored
+REGISTER_OP("GmetaHashTableReserve")
+    .Input("table: resource")
+    .Attr("rows: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// size, capacity, bytes, hits, misses, inserts, removes, updates, ignored, rejects, evictions
 REGISTER_OP("GmetaHashTableStatistics")
     .Input("table: resource")
     .Output("statistics: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(9));
+      c->set_output(0, c->Vector(11));
       return absl::OkStatus();
     });
 
@@ -201,6 +210,35 @@ REGISTER_OP("GmetaHashTableImport")
     .Input("last_step: int64")
     .Input("step: int64")
     .Attr("replace: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("GmetaHashTableEvict")
+    .Input("table: resource")
+    .Output("evicted: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// What admission remembers: exact counters, or the bytes of a filter.
+REGISTER_OP("GmetaHashTableExportAdmission")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("counts: int64")
+    .Output("filter: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      const auto counters = c->MakeDim(InferenceContext::kUnknownDim);
+      c->set_output(0, c->Vector(counters));
+      c->set_output(1, c->Vector(counters));
+      c->set_output(2, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaHashTableImportAdmission")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("counts: int64")
+    .Input("filter: uint8")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 

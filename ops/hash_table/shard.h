@@ -12,7 +12,8 @@
 // reaches, and a window holds dozens of turns of a short loop but three or four of a long one.
 //
 // A row number found in stage 2 holds through stage 4: rows never move, and nothing is erased in a
-// pass.
+// pass. A lookup that inserts evicts before its pass (eviction.h), and asks in stage 4 whether a
+// missing key is admitted (admission.h).
 
 #ifndef GMETA_OPS_HASH_TABLE_SHARD_H_
 #define GMETA_OPS_HASH_TABLE_SHARD_H_
@@ -23,12 +24,15 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <variant>
 #include <vector>
 
 #include "ops/common/murmur_hash3.h"
 #include "ops/common/prefetch.h"
+#include "ops/hash_table/admission.h"
+#include "ops/hash_table/eviction.h"
 #include "ops/hash_table/initializer.h"
 #include "ops/hash_table/key_index.h"
 #include "ops/hash_table/logical_shards.h"
@@ -41,11 +45,13 @@
 
 namespace gmeta {
 
-// How rows are made; the same for all shards of a table.
+// How rows are made and unmade; the same for all shards of a table.
 struct RowRecipe {
   RowLayout layout;
   Initializer initializer;
   float initial_slot;  // of the first slot, at most dim floats; the others start at 0
+  Admission admission;
+  std::optional<Eviction> eviction;
 };
 
 struct TableStatistics {
@@ -53,12 +59,14 @@ struct TableStatistics {
   uint64_t capacity = 0;  // slots of the key index
   uint64_t bytes = 0;     // of index and rows, allocated
   // Counted since the table was made:
-  uint64_t hits = 0;     // keys looked up and found
-  uint64_t misses = 0;   // keys looked up and absent
-  uint64_t inserts = 0;  // rows made by lookups
-  uint64_t removes = 0;  // rows removed
-  uint64_t updates = 0;  // rows updated by a gradient
-  uint64_t ignored = 0;  // gradients of absent keys
+  uint64_t hits = 0;       // keys looked up and found
+  uint64_t misses = 0;     // keys looked up and absent
+  uint64_t inserts = 0;    // rows made by lookups
+  uint64_t removes = 0;    // rows removed
+  uint64_t updates = 0;    // rows updated by a gradient
+  uint64_t ignored = 0;    // gradients of absent keys
+  uint64_t rejects = 0;    // keys looked up and not admitted
+  uint64_t evictions = 0;  // rows evicted
 };
 
 // Columns of whole records, for import (const) and export.
@@ -75,8 +83,13 @@ using ConstRecordColumns = BasicRecordColumns<const int64_t, const float>;
 
 class alignas(128) Shard {
  public:
-  Shard(const RowRecipe* recipe, ChunkArena* arena)
-      : recipe_(recipe), rows_(recipe->layout.bytes(), arena) {}
+  // Number `shard` of `shards`.
+  Shard(const RowRecipe* recipe, ChunkArena* arena, size_t shard, size_t shards)
+      : recipe_(recipe),
+        rows_(recipe->layout.bytes(), arena),
+        admission_(BeginAdmission(recipe->admission, shards)),
+        schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
+                                   : EvictionSchedule()) {}
 
   // Copies rows out. A missing key reads its initial row; nothing changes but the statistics.
   void Lookup(BatchItems items, float* out) {
@@ -102,33 +115,25 @@ class alignas(128) Shard {
     Count(&Counters::misses, items.size - hits);
   }
 
-  // Copies rows out, making those of missing keys first, and notes the use.
+  // Copies rows out, making those of missing keys that are admitted first, and notes the use.
+  // Before, rows are evicted if it is time.
   void LookupOrInsert(BatchItems items, uint32_t step, float* out) {
-    const RowLayout& layout = recipe_->layout;
-    uint64_t inserts = 0;
+    uint64_t inserts = 0, rejects = 0, evictions = 0;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
-      const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
-        // A key that was absent in stage 2 may have been inserted since, by its double in the
-        // batch.
-        if (row == kNoRow) row = index_.Find(item.key, hash);
-        if (row == kNoRow) {
-          row = InsertInitial(item.key, hash);
-          ++inserts;
-        }
-        char* record = rows_[row];
-        RowLayout::header(record)->Touch(step);
-        CopyWeights(record, out + item.position * layout.dim());
-      };
-      const auto ask = [&](const BatchItem& item, uint32_t row) {
-        PrefetchCopy<Intent::kWrite>(item, row, out);
-      };
-      Pipeline(items, ask, use);
+      if (recipe_->eviction) evictions = MakeRoom(step, false);
+      std::visit(
+          [&](auto& admission) {
+            LookupOrInsert(items, step, &admission, out, &inserts, &rejects);
+          },
+          admission_);
       index_.Drain(DrainShare(items.size));
     }
-    Count(&Counters::hits, items.size - inserts);
-    Count(&Counters::misses, inserts);
+    Count(&Counters::hits, items.size - inserts - rejects);
+    Count(&Counters::misses, inserts + rejects);
     Count(&Counters::inserts, inserts);
+    Count(&Counters::rejects, rejects);
+    Count(&Counters::evictions, evictions);
   }
 
   // One optimizer step for each distinct key, with the sum of its gradients in the order of the
@@ -260,12 +265,36 @@ class alignas(128) Shard {
     }
   }
 
+  // Makes room in the index for `keys` keys in all.
+  void ReserveKeys(uint64_t keys) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    index_.Reserve(keys);
+  }
+
   void Clear() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
     index_.Clear();
     rows_.Clear();
+    std::visit([](auto& admission) { admission.Clear(); }, admission_);
   }
+
+  // Whether the update of a step is to end with Evict.
+  bool IsSweepDue(uint64_t step) const { return schedule_.IsSweepDue(step); }
+
+  // Evicts what has expired and what is above the bound. Returns how many rows went.
+  uint64_t Evict(uint32_t step) {
+    uint64_t evictions;
+    {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      evictions = recipe_->eviction ? MakeRoom(step, true) : 0;
+    }
+    Count(&Counters::evictions, evictions);
+    return evictions;
+  }
+
+  // What admission remembers. Only for callers that have the table to themselves.
+  AdmissionState& admission() { return admission_; }
 
   uint64_t size() {
     std::shared_lock<std::shared_mutex> lock(mutex_);
@@ -278,6 +307,7 @@ class alignas(128) Shard {
       sum->size += index_.size();
       sum->capacity += index_.capacity();
       sum->bytes += index_.bytes() + rows_.directory_bytes() + journal_.bytes();
+      sum->bytes += std::visit([](const auto& admission) { return admission.bytes(); }, admission_);
     }
     sum->hits += counters_.hits.load(std::memory_order_relaxed);
     sum->misses += counters_.misses.load(std::memory_order_relaxed);
@@ -285,18 +315,115 @@ class alignas(128) Shard {
     sum->removes += counters_.removes.load(std::memory_order_relaxed);
     sum->updates += counters_.updates.load(std::memory_order_relaxed);
     sum->ignored += counters_.ignored.load(std::memory_order_relaxed);
+    sum->rejects += counters_.rejects.load(std::memory_order_relaxed);
+    sum->evictions += counters_.evictions.load(std::memory_order_relaxed);
   }
 
  private:
   static constexpr size_t kBlock = 32;
+  static constexpr size_t kAhead = 16;
 
   struct Counters {
-    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, removes{0}, updates{0}, ignored{0};
+    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, removes{0}, updates{0}, ignored{0},
+        rejects{0}, evictions{0};
   };
 
   // Readers count too, so that counting needs no exclusive lock: one addition a batch.
   void Count(std::atomic<uint64_t> Counters::* counter, uint64_t amount) {
     (counters_.*counter).fetch_add(amount, std::memory_order_relaxed);
+  }
+
+  template <class AdmissionOfShard>
+  void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission, float* out,
+                      uint64_t* inserts, uint64_t* rejects) {
+    const size_t dim = recipe_->layout.dim();
+    const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
+      float* to = out + item.position * dim;
+      // A key that was absent in stage 2 may have been inserted since, by its double in the batch.
+      if (row == kNoRow) row = index_.Find(item.key, hash);
+      if (row == kNoRow) {
+        if (!admission->Admit(item.key, step)) {
+          recipe_->initializer.Fill(item.key, dim, to);
+          ++*rejects;
+          return;
+        }
+        row = InsertInitial(item.key, hash);
+        ++*inserts;
+      }
+      char* record = rows_[row];
+      RowLayout::header(record)->Touch(step);
+      CopyWeights(record, to);
+    };
+    const auto ask = [&](const BatchItem& item, uint32_t row) {
+      if (row == kNoRow) admission->Prefetch(item.key);
+      PrefetchCopy<Intent::kWrite>(item, row, out);
+    };
+    Pipeline(items, ask, use);
+  }
+
+  // A row, as eviction policies see it.
+  class JudgedRow {
+   public:
+    JudgedRow(const RowLayout& layout, char* record) : layout_(layout), record_(record) {}
+
+    uint32_t frequency() const { return RowLayout::header(record_)->frequency; }
+    uint32_t last_step() const { return RowLayout::header(record_)->last_step; }
+    // In float64 and in the order of the elements, so that a model can say the same.
+    double SquaredNorm() const {
+      const float* weights = RowLayout::weights(record_);
+      double sum = 0.0;
+      for (size_t i = 0; i < layout_.dim(); ++i) {
+        sum += static_cast<double>(weights[i]) * static_cast<double>(weights[i]);
+      }
+      return sum;
+    }
+
+   private:
+    const RowLayout& layout_;
+    char* const record_;
+  };
+
+  // Evicts the expired rows if `sweep`, and, if the shard then is above a high mark, the rows of
+  // the lowest rank until it is at the low ones. Returns how many rows went.
+  uint64_t MakeRoom(uint32_t now, bool sweep) {
+    const auto is_full = [&] {
+      return index_.size() > schedule_.rows.high || charge() > schedule_.bytes.high;
+    };
+    if (!sweep && !is_full()) return 0;
+    std::vector<RankedRow> rows;
+    rows.reserve(index_.size());
+    index_.ForEach([&](int64_t key, uint32_t row) { rows.push_back({0, key, row}); });
+    const uint64_t before = rows.size();
+    std::visit(
+        [&](const auto& policy) {
+          size_t kept = 0;
+          for (size_t i = 0; i < before; ++i) {
+            if (i + kAhead < before) Prefetch(rows_[rows[i + kAhead].row]);
+            RankedRow row = rows[i];
+            const JudgedRow judged(recipe_->layout, rows_[row.row]);
+            if (sweep && policy.Expired(judged, now)) {
+              RemoveRow(row.key, MurmurHash3(row.key));
+            } else {
+              row.rank = policy.Rank(judged);
+              rows[kept++] = row;
+            }
+          }
+          rows.resize(kept);
+        },
+        recipe_->eviction->policy);
+    if (is_full()) {
+      const auto above = [&] {
+        return std::max(Excess(index_.size(), schedule_.rows.low, 1),
+                        Excess(charge(), schedule_.bytes.low, RowCharge()));
+      };
+      auto first = rows.begin();
+      for (uint64_t n = above(); n > 0; n = above()) {
+        const auto last = first + static_cast<ptrdiff_t>(n);
+        std::nth_element(first, last - 1, rows.end());
+        for (; first != last; ++first) RemoveRow(first->key, MurmurHash3(first->key));
+      }
+    }
+    return before - index_.size();
   }
 
   // One gradient for each distinct key of a shard's items: the caller's own where the key stands
@@ -384,6 +511,10 @@ class alignas(128) Shard {
     PrefetchBytes<Intent::kRead>(rows_[row], layout.weights_end());
   }
 
+  // What the rows count for against a bound in bytes.
+  uint64_t charge() const { return index_.size() * RowCharge(); }
+  uint64_t RowCharge() const { return recipe_->layout.bytes() + Eviction::kIndexBytes; }
+
   uint32_t InsertInitial(int64_t key, uint64_t hash) {
     const RowLayout& layout = recipe_->layout;
     const uint32_t row = rows_.Allocate();
@@ -428,6 +559,8 @@ class alignas(128) Shard {
   KeyIndex index_;
   RowStore rows_;
   RemovalJournal journal_;
+  AdmissionState admission_;
+  const EvictionSchedule schedule_;
   Counters counters_;
 };
 

@@ -29,7 +29,8 @@
 //   Results don't depend on threads: rows come back at the position of their key, initial rows
 //   don't depend on the order of insertion, and gradients of a key that stands twice in a batch are
 //   added up in the batch's order before one update. Only the order of Export does depend on
-//   history; ExportShards sorts by key.
+//   history; ExportShards sorts by key. Which keys are admitted and which rows evicted
+//   (admission.h, eviction.h) is a function of the batches in their order.
 //
 // Saving
 //   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
@@ -44,6 +45,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -82,19 +84,22 @@ struct TableOptions {
   size_t dim = 1;
   SparseOptimizer optimizer = Sgd{};
   Initializer initializer;
-  int log2_shards = 6;  // at most kLog2LogicalShards
+  Admission admission;               // of all keys, unless said otherwise
+  std::optional<Eviction> eviction;  // none, unless said otherwise
+  int log2_shards = 6;               // at most kLog2LogicalShards; a small bound asks for fewer
 };
 
 class Table {
  public:
   explicit Table(const TableOptions& options)
       : optimizer_(options.optimizer),
-        log2_shards_(options.log2_shards),
         recipe_(MakeRecipe(options)),
+        log2_shards_(Log2Shards(options, recipe_)),
         arena_(recipe_.layout.bytes()) {
-    shards_.reserve(size_t{1} << log2_shards_);
-    for (size_t i = 0; i < size_t{1} << log2_shards_; ++i) {
-      shards_.push_back(std::make_unique<Shard>(&recipe_, &arena_));
+    const size_t shards = size_t{1} << log2_shards_;
+    shards_.reserve(shards);
+    for (size_t i = 0; i < shards; ++i) {
+      shards_.push_back(std::make_unique<Shard>(&recipe_, &arena_, i, shards));
     }
   }
 
@@ -105,7 +110,7 @@ class Table {
   int64_t step() const { return step_.load(std::memory_order_relaxed); }
 
   // Row of keys[i] to out + i * dim. A missing key gets its initial row, which is stored if
-  // `insert`.
+  // `insert`, and if the key is admitted.
   template <class ParallelFor>
   void Lookup(const int64_t* keys, size_t n, bool insert, float* out,
               const ParallelFor& parallel_for) {
@@ -135,6 +140,7 @@ class Table {
           });
         },
         optimizer_);
+    if (recipe_.eviction) SweepDueShards(now, parallel_for);
   }
 
   // Returns how many rows were removed.
@@ -260,6 +266,88 @@ class Table {
     Import(columns, n, parallel_for);
   }
 
+  // Makes room for `rows` rows in all, so that none of them waits for memory or for growth. Rows
+  // beyond them are welcome as ever.
+  void Reserve(uint64_t rows) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const uint64_t held = size();
+    if (rows <= held) return;
+    // A shard's share varies like a Poisson number; six deviations above the mean is never reached.
+    const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
+    const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
+    for (const auto& shard : shards_) shard->ReserveKeys(share);
+    arena_.Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
+  }
+
+  // Evicts what has expired and what is above the bound, without waiting for a lookup. Returns how
+  // many rows went.
+  template <class ParallelFor>
+  uint64_t Evict(const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    const uint32_t now = static_cast<uint32_t>(step());
+    std::atomic<uint64_t> evictions{0};
+    parallel_for(shards_.size(), (size() / shards_.size() + 1) * 20,
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) evictions += shards_[i]->Evict(now);
+                 });
+    return evictions;
+  }
+
+  // Calls allocate(exact counters, bytes of the filter), which returns the AdmissionColumns to fill
+  // (or nothing: then the export is given up and false returned). No batch runs meanwhile.
+  template <class Allocate>
+  bool ExportAdmission(const Allocate& allocate) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    uint64_t counters = 0, filter_bytes = 0;
+    ForAdmissions([&](auto& admission) {
+      counters += admission.counters();
+      filter_bytes += admission.filter_bytes();
+    });
+    std::optional<AdmissionColumns> columns = allocate(counters, filter_bytes);
+    if (!columns) return false;
+    ForAdmissions([&](auto& admission) {
+      admission.ForEachCounter([&](int64_t key, uint32_t count) {
+        *columns->keys++ = key;
+        *columns->counts++ = count;
+      });
+      columns->filter = std::copy_n(admission.filter(), admission.filter_bytes(), columns->filter);
+    });
+    return true;
+  }
+
+  // Replaces what admission remembers by n counters and by a filter. Parts that the policy has no
+  // use for are passed over, and a filter of no bytes is an empty one; one of another size is
+  // refused, and false returned.
+  bool ReplaceAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    uint64_t own_bytes = 0;
+    ForAdmissions([&](auto& admission) { own_bytes += admission.filter_bytes(); });
+    if (own_bytes != 0 && filter_bytes != 0 && filter_bytes != own_bytes) return false;
+    const uint8_t* filter = columns.filter;
+    ForAdmissions([&](auto& admission) {
+      admission.Clear();
+      if (filter_bytes == 0 || own_bytes == 0) return;
+      std::copy_n(filter, admission.filter_bytes(), admission.filter());
+      filter += admission.filter_bytes();
+    });
+    const Partition partition(columns.keys, n, log2_shards_,
+                              [](size_t total, size_t, const auto& work) {
+                                if (total > 0) work(size_t{0}, total);
+                              });
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      std::visit(
+          [&](auto& admission) {
+            const BatchItems items = partition[i];
+            for (size_t j = 0; j < items.size; ++j) {
+              const auto [key, position] = items.data[j];
+              admission.SetCounter(key, static_cast<uint32_t>(columns.counts[position]));
+            }
+          },
+          shards_[i]->admission());
+    }
+    return true;
+  }
+
   uint64_t size() const {
     uint64_t sum = 0;
     for (const auto& shard : shards_) sum += shard->size();
@@ -278,9 +366,16 @@ class Table {
     return std::visit(
         [&](const auto& optimizer) {
           return RowRecipe{RowLayout(options.dim, optimizer.SlotFloats(options.dim)),
-                           options.initializer, optimizer.InitialSlot()};
+                           options.initializer, optimizer.InitialSlot(), options.admission,
+                           options.eviction};
         },
         options.optimizer);
+  }
+
+  static int Log2Shards(const TableOptions& options, const RowRecipe& recipe) {
+    return options.eviction
+               ? options.eviction->Log2Shards(options.log2_shards, recipe.layout.bytes())
+               : options.log2_shards;
   }
 
   // Calls work(shard, its items) for every shard that the keys meet. `cost` is of one key, in
@@ -299,14 +394,31 @@ class Table {
   }
 
   template <class ParallelFor>
+  void SweepDueShards(int64_t now, const ParallelFor& parallel_for) {
+    std::vector<Shard*> due;
+    for (const auto& shard : shards_) {
+      if (shard->IsSweepDue(static_cast<uint64_t>(now))) due.push_back(shard.get());
+    }
+    parallel_for(due.size(), (size() / shards_.size() + 1) * 20, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; ++i) due[i]->Evict(static_cast<uint32_t>(now));
+    });
+  }
+
+  // Calls visit(state of the shard's admission) for each shard, in order.
+  template <class Visit>
+  void ForAdmissions(const Visit& visit) {
+    for (const auto& shard : shards_) std::visit(visit, shard->admission());
+  }
+
+  template <class ParallelFor>
   void Import(const ConstRecordColumns& columns, size_t n, const ParallelFor& parallel_for) {
     ForShards(columns.keys, n, 60 + dim(), parallel_for,
               [&](Shard& shard, BatchItems items) { shard.Import(items, columns); });
   }
 
   const SparseOptimizer optimizer_;
-  const int log2_shards_;
   const RowRecipe recipe_;
+  const int log2_shards_;
   ChunkArena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::shared_mutex snapshot_;

@@ -75,7 +75,22 @@ void TestWideRecords() {
 
 }  // namespace
 
+void TestReservedMemoryIsUsedBeforeNew() {
+  constexpr size_t kBytes = 1000;
+  ChunkArena arena(kBytes);
+  RowStore store(kBytes, &arena);
+  store.Allocate();
+  arena.Reserve(100000);
+  const size_t reserved = arena.bytes();
+  CHECK(reserved >= 100000 * kBytes);
+  for (int i = 1; i < 100000; ++i) std::memset(store[store.Allocate()], 1, kBytes);
+  CHECK_EQ(arena.bytes(), reserved);
+  arena.Reserve(1);  // there is room for it
+  CHECK_EQ(arena.bytes(), reserved);
+}
+
 int main() {
+  TestReservedMemoryIsUsedBeforeNew();
   TestRecordsStayWhereTheyAre();
   TestFreedRowsAreUsedFirst();
   TestClearedRowsAreUsedAgain();

@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 from gmeta.ops.initializers import Initializer
 from gmeta.ops.optimizers import SparseOptimizer
+from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction
 from gmeta.ops.reference.initializers import initial_rows
 from gmeta.ops.reference.optimizers import update_row
+from gmeta.ops.reference.policies import AdmissionModel, EvictionModel, shard_count
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -34,13 +36,28 @@ class ReferenceHashTable:
       optimizer: How a gradient changes a row.
       initializer: What a new row holds.
       seed: Seed of the initial rows.
+      admission: Which missing ids get a row.
+      eviction: Which rows go.
     """
 
-    def __init__(self, dim: int, optimizer: SparseOptimizer, initializer: Initializer, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        optimizer: SparseOptimizer,
+        initializer: Initializer,
+        seed: int = 0,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
+    ) -> None:
         self.dim, self.optimizer, self.initializer, self.seed = dim, optimizer, initializer, seed
         self.records: dict[int, Record] = {}
         self.step = 0
-        self.counts = dict.fromkeys(("hits", "misses", "inserts", "removes", "updates", "ignored"), 0)
+        counts = ("hits", "misses", "inserts", "removes", "updates", "ignored", "rejects", "evictions")
+        self.counts = dict.fromkeys(counts, 0)
+        record_bytes = 8 + 4 * (dim + optimizer.slot_floats(dim))
+        shards = shard_count(eviction, record_bytes)
+        self.admission = AdmissionModel(admission or Always(), seed, shards)
+        self.eviction = EvictionModel(eviction, shards, lambda _: record_bytes + ROW_INDEX_BYTES)
 
     def lookup(self, ids: Ints, insert: bool = True) -> tuple[Floats, Ints, npt.NDArray[np.int32]]:
         """Rows (u, dim), keys (u,) in the order of first appearance, and the inverse of the ids' shape."""
@@ -49,17 +66,21 @@ class ReferenceHashTable:
         place = {key: index for index, key in enumerate(keys.tolist())}
         inverse = np.array([place[key] for key in ids.reshape(-1).tolist()], np.int32).reshape(ids.shape)
         rows = initial_rows(self.initializer, self.seed, keys, self.dim)
+        if insert:
+            self.counts["evictions"] += self.eviction.make_room(self.records, self.step, place)
         for index, key in enumerate(keys.tolist()):
             found = key in self.records
             self.counts["hits" if found else "misses"] += 1
             if insert and not found:
-                self.counts["inserts"] += 1
-                self.records[key] = Record(rows[index].copy(), self._new_slots(), 0, 0)
+                admitted = self.admission.admit(key, self.step)
+                self.counts["inserts" if admitted else "rejects"] += 1
+                if admitted:
+                    self.records[key] = Record(rows[index].copy(), self._new_slots(), 0, 0)
             if key in self.records:
                 rows[index] = self.records[key].row
-            if insert:
-                self.records[key].frequency += 1
-                self.records[key].last_step = self.step
+                if insert:
+                    self.records[key].frequency += 1
+                    self.records[key].last_step = self.step
         return rows, keys, inverse
 
     def _new_slots(self) -> Floats:
@@ -79,12 +100,19 @@ class ReferenceHashTable:
             if record is not None:
                 update_row(self.optimizer, record.row, record.slots, gradient, learning_rate, self.step)
                 record.last_step = self.step
+        self.counts["evictions"] += self.eviction.end_update(self.records, self.step)
 
     def remove(self, keys: Ints) -> int:
         """Removes keys; returns how many were there."""
         removed = sum(self.records.pop(key, None) is not None for key in np.asarray(keys).tolist())
         self.counts["removes"] += removed
         return removed
+
+    def evict(self) -> int:
+        """Evicts now; returns how many rows went."""
+        evicted = self.eviction.evict(self.records, self.step)
+        self.counts["evictions"] += evicted
+        return evicted
 
     def contains(self, keys: Ints) -> npt.NDArray[np.bool_]:
         """Which keys there are."""
