@@ -1,0 +1,1 @@
+"""The files of a sharded checkpoint; imports no TensorFlow, so any tool may read them."""

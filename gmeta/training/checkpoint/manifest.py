@@ -1,0 +1,247 @@
+"""The manifest of a sharded checkpoint: what is in which file, written last.
+
+It is JSON, and together with the Arrow files all that a reader needs::
+
+    {"format": "gmeta-sharded-checkpoint", "version": 1, "id": ..., "base": folder name or null,
+     "base_id": ..., "world_size": 2, "metadata": {...},
+     "files": {"dense/...": {"bytes": ..., "crc32": ...}},
+     "tables": {name: {"dim": 64, "optimizer": "adam", "slots": ["m", "v"], "slot_floats": 128, ...,
+                       "parts": [{"rank": 0, "first_shard": 0, "last_shard": 512, "kind": "full", ...,
+                                  "rows": {"name": ..., "bytes": ..., "segments": {"shard": [...], ...}}}]}},
+     "digest": SHA-256 of all of the above}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import DataError
+from gmeta.core.files import write_atomically
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.training.checkpoint.record_file import Segment
+
+FILE_NAME = "manifest.json"
+FORMAT, VERSION = "gmeta-sharded-checkpoint", 1
+
+FULL, INCREMENT = "full", "increment"
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """An Arrow file: its name inside the checkpoint's folder, its size, and its batches."""
+
+    name: str
+    bytes: int
+    segments: tuple[Segment, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Columns, not rows: a thousand segments stay readable."""
+        columns = {f.name: [getattr(s, f.name) for s in self.segments] for f in fields(Segment)}
+        return {"name": self.name, "bytes": self.bytes, "segments": columns}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SegmentFile:
+        """The inverse of `to_json`."""
+        columns = [value["segments"][f.name] for f in fields(Segment)]
+        return cls(value["name"], value["bytes"], tuple(map(Segment, *columns)))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank saved of one table.
+
+    Attributes:
+      rank: The rank.
+      first_shard: The first logical shard that it owned.
+      last_shard: One past the last.
+      kind: ``"full"``: all records of these shards. ``"increment"``: those that were touched since the base
+        checkpoint, and the keys that were removed; nothing else has changed.
+      since: The table's step when the base was saved; 0 for a full part.
+      step: The table's step.
+      live: For each of the shards, how many rows the table had in it.
+      rows: The records.
+      removed: The removed keys; they come before the records. None if there are none.
+      reason: Why the part is full although a base was given; else empty.
+    """
+
+    rank: int
+    first_shard: int
+    last_shard: int
+    kind: str
+    since: int
+    step: int
+    live: tuple[int, ...]
+    rows: SegmentFile
+    removed: SegmentFile | None
+    reason: str = ""
+
+    @property
+    def files(self) -> tuple[SegmentFile, ...]:
+        """The part's files."""
+        return (self.rows,) if self.removed is None else (self.rows, self.removed)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        value = {f.name: getattr(self, f.name) for f in fields(self)}
+        removed = None if self.removed is None else self.removed.to_json()
+        return {**value, "live": list(self.live), "rows": self.rows.to_json(), "removed": removed}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Part:
+        """The inverse of `to_json`."""
+        removed = None if value["removed"] is None else SegmentFile.from_json(value["removed"])
+        rows = SegmentFile.from_json(value["rows"])
+        return cls(**{**value, "live": tuple(value["live"]), "rows": rows, "removed": removed})
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One table.
+
+    Attributes:
+      dim: Width of a row.
+      optimizer: The kind of its optimizer.
+      slots: Names of the optimizer's slots, in their order in the column ``slots``.
+      slot_floats: The width of that column.
+      settings: The optimizer's, initializer's and table's settings, for the reader's information.
+      parts: What each rank saved; together, they have every logical shard once.
+    """
+
+    dim: int
+    optimizer: str
+    slots: tuple[str, ...]
+    slot_floats: int
+    settings: Mapping[str, Any]
+    parts: tuple[Part, ...]
+
+    @property
+    def step(self) -> int:
+        """The table's step."""
+        return max(part.step for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """How many rows the table had."""
+        return sum(sum(part.live) for part in self.parts)
+
+    def live_in(self, shards: range) -> int:
+        """How many rows the table had in some logical shards."""
+        return sum(
+            sum(part.live[max(shards.start - part.first_shard, 0) : max(shards.stop - part.first_shard, 0)])
+            for part in self.parts
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Of the table's files in this checkpoint alone."""
+        return sum(file.bytes for part in self.parts for file in part.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        value = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**value, "slots": list(self.slots), "parts": [part.to_json() for part in self.parts]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableEntry:
+        """The inverse of `to_json`."""
+        parts = tuple(Part.from_json(part) for part in value["parts"])
+        return cls(**{**value, "slots": tuple(value["slots"]), "parts": parts})
+
+
+@dataclass(frozen=True)
+class OtherFile:
+    """A file that isn't a table's, such as the dense weights'."""
+
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+      id: Unlike any other checkpoint's.
+      base: The name of the folder, beside this one, of the checkpoint that the increments continue; or None.
+      base_id: Its id.
+      world_size: How many ranks saved it.
+      metadata: The caller's, as JSON values.
+      files: Name inside the folder -> other files.
+      tables: Name -> table.
+    """
+
+    id: str
+    base: str | None
+    base_id: str | None
+    world_size: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, OtherFile] = field(default_factory=dict)
+    tables: Mapping[str, TableEntry] = field(default_factory=dict)
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "id": self.id,
+            "base": self.base,
+            "base_id": self.base_id,
+            "logical_shards": LOGICAL_SHARDS,
+            "world_size": self.world_size,
+            "metadata": dict(self.metadata),
+            "files": {name: asdict(file) for name, file in self.files.items()},
+            "tables": {name: table.to_json() for name, table in self.tables.items()},
+        }
+
+    @property
+    def bytes(self) -> int:
+        """Of all files but the manifest."""
+        tables = sum(table.bytes for table in self.tables.values())
+        return tables + sum(file.bytes for file in self.files.values())
+
+    def parts(self) -> Iterator[Part]:
+        """Every part of every table."""
+        for table in self.tables.values():
+            yield from table.parts
+
+    def save(self, folder: Path) -> Path:
+        """Write ``manifest.json`` into ``folder``, whole or not at all."""
+        body = self._body()
+        return write_atomically(folder / FILE_NAME, json.dumps({**body, "digest": _digest(body)}) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read the manifest of a checkpoint.
+
+        Raises:
+          DataError: There is none, or it isn't what was written.
+        """
+        path = folder / FILE_NAME
+        advice = "name the folder of a whole checkpoint"
+        try:
+            value = json.loads(path.read_bytes())
+        except OSError as error:
+            raise DataError(f"no checkpoint here: {error.strerror}", path=path, advice=advice) from error
+        except ValueError as error:
+            raise DataError(f"damaged: {error}", path=path, advice=advice) from error
+        if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, VERSION):
+            raise DataError(f"not a {FORMAT} manifest of version {VERSION}", path=path, advice=advice)
+        if value.pop("digest", None) != _digest(value):
+            raise DataError("damaged: its digest doesn't match its content", path=path, advice=advice)
+        return cls(
+            id=value["id"],
+            base=value["base"],
+            base_id=value["base_id"],
+            world_size=value["world_size"],
+            metadata=value["metadata"],
+            files={name: OtherFile(**file) for name, file in value["files"].items()},
+            tables={name: TableEntry.from_json(table) for name, table in value["tables"].items()},
+        )
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

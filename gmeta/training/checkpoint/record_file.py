@@ -1,0 +1,227 @@
+"""Arrow IPC files with a record batch a logical shard, and where each batch stands.
+
+Any Arrow reader opens such a file as a table. Who knows where a batch stands (the checkpoint's manifest says
+it) reads that batch alone: in the file it is one run of bytes, an Arrow message with its body. The CRC-32 of
+the run, which ``zlib.crc32`` gives too, tells whether it still is what was written.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gmeta.core.errors import DataError
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+RESTORE_ADVICE = "bring the file back from a copy, or load the checkpoint before"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One record batch in a file: a logical shard's records.
+
+    Attributes:
+      shard: The logical shard.
+      rows: How many records.
+      offset: Where the batch begins in the file.
+      bytes: How long it is.
+      crc32: Of these bytes.
+    """
+
+    shard: int
+    rows: int
+    offset: int
+    bytes: int
+    crc32: int
+
+
+class _Tap:
+    """A binary file that remembers what was written since it was last asked, without copying it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._written: list[memoryview] = []
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._written.append(view)
+        rest = view.cast("B") if view.nbytes else view
+        while rest.nbytes:
+            rest = rest[self._file.write(rest) :]
+        return view.nbytes
+
+    def take(self) -> list[memoryview]:
+        written, self._written = self._written, []
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def rows_schema(dim: int, slot_floats: int) -> pa.Schema:
+    """The columns of records: ``key``, ``weights``, ``slots`` (if any), ``frequency``, ``last_step``."""
+    vectors = {"weights": dim, "slots": slot_floats}
+    return pa.schema(
+        [
+            pa.field("key", pa.int64(), nullable=False),
+            *(
+                pa.field(
+                    name, pa.list_(pa.field("item", pa.float32(), nullable=False), width), nullable=False
+                )
+                for name, width in vectors.items()
+                if width > 0
+            ),
+            pa.field("frequency", pa.uint32(), nullable=False),
+            pa.field("last_step", pa.uint32(), nullable=False),
+        ]
+    )
+
+
+def removed_schema() -> pa.Schema:
+    """The column of removed keys: ``key``."""
+    return pa.schema([pa.field("key", pa.int64(), nullable=False)])
+
+
+class RecordFileWriter:
+    """Writes a file of record batches. A context manager; on leaving, the bytes are on the disk.
+
+    Args:
+      path: The file; its folder exists.
+      schema: The columns.
+      metadata: Goes into the file's schema, for who reads the file alone.
+
+    Attributes:
+      path: The file.
+      segments: What was written so far.
+      bytes: The size of the file; known when it is closed.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, metadata: Mapping[str, str]) -> None:
+        self.path = path
+        self._schema = schema.with_metadata(dict(metadata))
+        self._tap = _Tap(path)
+        self._sink = pa.PythonFile(self._tap, "w")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+        self.segments: list[Segment] = []
+        self.bytes = 0
+
+    def write(self, shard: int, columns: Arrays) -> None:
+        """Add a logical shard's records: (n,) or (n, width) contiguous arrays, by column."""
+        arrays = []
+        for field in self._schema:
+            flat = pa.array(columns[field.name].reshape(-1))
+            vectors = pa.types.is_fixed_size_list(field.type)
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type) if vectors else flat)
+        batch = pa.record_batch(arrays, schema=self._schema)
+        size = pa.ipc.get_record_batch_size(batch)
+        self._writer.write_batch(batch)
+        # Before the first batch, the schema was written.
+        written = self._tap.take()
+        before = sum(view.nbytes for view in written) - size
+        crc = 0
+        for view in written:
+            if before > 0:
+                before -= view.nbytes
+            else:
+                crc = zlib.crc32(view, crc)
+        self.segments.append(Segment(shard, batch.num_rows, self._sink.tell() - size, size, crc))
+
+    def __enter__(self) -> RecordFileWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._writer.close()
+            self.bytes = self._sink.tell()
+        finally:
+            self._tap.close()
+
+
+class RecordFileReader:
+    """Reads single batches of a file. A context manager.
+
+    Args:
+      path: The file.
+      schema: Its columns.
+      size: Its bytes, as the manifest has them.
+
+    Attributes:
+      bytes_read: How many bytes have been read.
+
+    Raises:
+      DataError: The file is missing or of another size.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, size: int) -> None:
+        self._path, self._schema, self.bytes_read = path, schema, 0
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise DataError(
+                f"the checkpoint's manifest names this file, but it can't be read: {error.strerror}",
+                path=path,
+                advice=RESTORE_ADVICE,
+            ) from error
+        found = os.fstat(self._file.fileno()).st_size
+        if found != size:
+            self._file.close()
+            raise DataError(f"{found} bytes, the manifest says {size}", path=path, advice=RESTORE_ADVICE)
+
+    def read(self, segment: Segment) -> dict[str, npt.NDArray[Any]]:
+        """The columns of one batch, (n,) or (n, width), as views of the bytes that were read.
+
+        Raises:
+          DataError: The bytes aren't those that were written.
+        """
+        data = self._bytes(segment)
+        crc = zlib.crc32(data.data)
+        if crc != segment.crc32:
+            raise DataError(
+                f"logical shard {segment.shard} is damaged: its CRC-32 is {crc:08x}, the manifest says "
+                f"{segment.crc32:08x}",
+                path=self._path,
+                offset=segment.offset,
+                advice=RESTORE_ADVICE,
+            )
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+        columns = {}
+        for field in self._schema:
+            column = batch.column(field.name)
+            if pa.types.is_fixed_size_list(field.type):
+                columns[field.name] = np.asarray(column.flatten()).reshape(-1, field.type.list_size)
+            else:
+                columns[field.name] = np.asarray(column)
+        return columns
+
+    def _bytes(self, segment: Segment) -> npt.NDArray[np.uint8]:
+        data = np.empty(segment.bytes, np.uint8)
+        rest, at = data.data, segment.offset
+        while rest.nbytes:
+            count = os.preadv(self._file.fileno(), [rest], at)
+            if count == 0:
+                raise DataError("the file ends here", path=self._path, offset=at, advice=RESTORE_ADVICE)
+            rest, at = rest[count:], at + count
+        self.bytes_read += segment.bytes
+        return data
+
+    def __enter__(self) -> RecordFileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

@@ -1,0 +1,277 @@
+"""Sharded checkpoints of embedding tables: streamed, incremental, crash-safe, for any number of ranks.
+
+A checkpoint is a folder::
+
+    step-000000000200/
+      manifest.json                         written last: what is where, with checksums
+      item/rows-00000-of-00002.arrow        a record batch a logical shard: key, weights, slots, frequency,
+      item/rows-00001-of-00002.arrow        last_step, sorted by key; a file a rank
+      item/removed-00000-of-00002.arrow     in an increment: the keys that are gone
+      dense/...                             what the caller adds, such as the dense weights
+
+Any Arrow reader opens the files; `gmeta.training.checkpoint.chain.CheckpointReader` reads them with NumPy.
+
+A crash at any moment leaves what was there: all is written under a hidden name, flushed to the disk, and
+renamed. Memory beyond the tables' own stays near two engine shards, a thirty-second of a table.
+
+Which keys an increment holds: those whose last step isn't below the table's step at the save before, that is
+all that were read by an inserting lookup or updated since then, and those of that very step, which may stand
+in both. Removed keys come from the table's journal (`HashTable.start_journal`). A table that can't tell what
+has changed (it was imported into, its journal overflowed, or it was last saved elsewhere) is saved in full;
+the part's ``reason`` says why, and a reader begins there.
+
+A save is of one moment if no batch runs meanwhile: save between two steps. If batches do run, each logical
+shard is of one moment, and the next increment has all that the save missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.files import write_atomically
+from gmeta.core.logical_shards import owned_shards
+from gmeta.ops.hash_table import HashTable
+from gmeta.training.checkpoint import folder as folders
+from gmeta.training.checkpoint.chain import CheckpointReader, crc32_of
+from gmeta.training.checkpoint.manifest import FULL, INCREMENT, Manifest, OtherFile, TableEntry
+from gmeta.training.sharded_tables import Baseline, baselines, check_layout, load_table, save_table
+
+Tables = Mapping[str, HashTable]
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint that was saved or loaded.
+
+    Attributes:
+      folder: Where it is.
+      id: Unlike any other checkpoint's.
+      kinds: Table -> ``"full"`` or ``"increment"``, for this rank.
+      rows: Table -> how many records this rank wrote or read.
+      bytes: Of records that this rank wrote or read.
+      seconds: How long it took.
+      reasons: Table -> why it was saved in full although a base was given.
+      metadata: The caller's.
+    """
+
+    folder: Path
+    id: str
+    kinds: Mapping[str, str]
+    rows: Mapping[str, int]
+    bytes: int
+    seconds: float
+    reasons: Mapping[str, str]
+    metadata: Mapping[str, Any]
+
+
+def save(
+    folder: str | os.PathLike[str],
+    tables: Tables,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    base: str | os.PathLike[str] | None = None,
+    journal: int = 0,
+    dense: Callable[[Path], None] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    barrier: Callable[[], None] | None = None,
+) -> CheckpointInfo:
+    """Save tables, each rank the logical shards that it owns.
+
+    Args:
+      folder: The checkpoint to make; its parent is made if it is missing. All ranks name the same folder, in
+        a file system that they share.
+      tables: Name -> this rank's table. All ranks name the same tables.
+      rank: This rank; it saves the shards of `gmeta.core.logical_shards.owned_shards`.
+      world_size: How many ranks save.
+      base: The checkpoint before, a folder beside this one: only what changed since then is saved, and this
+        one needs it to be loaded. It must be the one that these tables were last saved to or loaded from,
+        with a journal; a table for which it isn't is saved in full.
+      journal: About how many removed keys a table notes from now on, 8 bytes each, so that the next save can
+        continue this one; 0: it can't.
+      dense: Called by rank 0 with an empty folder inside the checkpoint, to write what isn't in the tables.
+      metadata: JSON values to keep in the manifest.
+      barrier: Waits for all ranks; called three times. Needed if there are several.
+
+    Returns:
+      What this rank saved.
+
+    Raises:
+      ConfigError: ``folder`` is there already, ``base`` isn't beside it, or a table holds keys of shards that
+        this rank doesn't own.
+      DataError: ``base`` is not a whole checkpoint, or a rank saved nothing.
+      GmetaError: The disk is full, or the folder can't be written. What was saved before is whole.
+
+    Example:
+      ::
+
+        save("ckpt/a", {"item": table}, journal=1_000_000)
+        ...                                                    # train
+        save("ckpt/b", {"item": table}, base="ckpt/a", journal=1_000_000)
+        load("ckpt/b", {"item": fresh_table})
+    """
+    started = time.perf_counter()
+    target, shards = Path(folder).resolve(), owned_shards(rank, world_size)
+    base_manifest = _checked(target, tables, base)
+    if world_size > 1 and barrier is None:
+        raise ConfigError(f"{world_size} ranks save together: pass barrier=, a function that waits for all")
+    wait = barrier or (lambda: None)
+    try:
+        if rank == 0:
+            folders.begin(target)
+        wait()
+        staging = folders.staging_of(target)
+        written = {
+            name: save_table(
+                staging, name, table, rank=rank, world_size=world_size, base=base_manifest, journal=journal
+            )
+            for name, table in tables.items()
+        }
+        parts = {name: entry.to_json() for name, (entry, _) in written.items()}
+        write_atomically(staging / _part_name(rank), json.dumps(parts))
+        wait()
+        if rank == 0:
+            _commit(
+                target,
+                world_size,
+                base_manifest,
+                None if base is None else Path(base).resolve().name,
+                dense,
+                metadata or {},
+            )
+        wait()
+    except OSError as error:
+        raise GmetaError(
+            f"{target}: the checkpoint can't be written: {error.strerror or error}; make room or mend the "
+            "folder: the checkpoints before it are whole"
+        ) from error
+    manifest = Manifest.load(target)
+    for name, table in tables.items():
+        table.journal_saved()
+        baselines[table] = Baseline(manifest.id, written[name][1], shards)
+    own = {name: entry.parts[0] for name, (entry, _) in written.items()}
+    return CheckpointInfo(
+        folder=target,
+        id=manifest.id,
+        kinds={name: part.kind for name, part in own.items()},
+        rows={name: sum(segment.rows for segment in part.rows.segments) for name, part in own.items()},
+        bytes=sum(file.bytes for part in own.values() for file in part.files),
+        seconds=time.perf_counter() - started,
+        reasons={name: part.reason for name, part in own.items() if part.reason},
+        metadata=manifest.metadata,
+    )
+
+
+def load(
+    folder: str | os.PathLike[str],
+    tables: Tables,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    journal: int = 0,
+) -> CheckpointInfo:
+    """Load tables, each rank the logical shards that it owns; it reads no others.
+
+    Args:
+      folder: The checkpoint. Those that it continues lie beside it.
+      tables: Name -> the table to fill; what it held is replaced. Tables of the checkpoint that aren't named
+        are left alone.
+      rank: This rank.
+      world_size: How many ranks load; it may be another number than saved.
+      journal: As for `save`: so that the next save can be an increment on this checkpoint.
+
+    Returns:
+      What this rank loaded.
+
+    Raises:
+      ConfigError: A table has another width or optimizer than was saved.
+      DataError: The checkpoint lacks a table, or is damaged. The tables' content is then undefined: load
+        another checkpoint.
+    """
+    started, shards = time.perf_counter(), owned_shards(rank, world_size)
+    path = Path(folder).resolve()
+    with CheckpointReader(path) as reader:
+        for name, table in tables.items():
+            check_layout(reader, name, table)
+        rows = {name: load_table(reader, name, table, shards) for name, table in tables.items()}
+    for name, table in tables.items():
+        table.start_journal(journal)
+        baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
+    return CheckpointInfo(
+        folder=path,
+        id=reader.manifest.id,
+        kinds=dict.fromkeys(tables, FULL),
+        rows=rows,
+        bytes=reader.bytes_read,
+        seconds=time.perf_counter() - started,
+        reasons={},
+        metadata=reader.manifest.metadata,
+    )
+
+
+def _checked(target: Path, tables: Tables, base: str | os.PathLike[str] | None) -> Manifest | None:
+    if target.exists():
+        raise ConfigError(f"{target} is there already: a checkpoint isn't written over; choose another name")
+    if not tables:
+        raise ConfigError("no tables to save")
+    if base is None:
+        return None
+    if Path(base).resolve().parent != target.parent:
+        raise ConfigError(f"base must lie beside {target}, got {os.fspath(base)}")
+    return Manifest.load(Path(base))
+
+
+def _part_name(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def _commit(
+    target: Path,
+    world_size: int,
+    base: Manifest | None,
+    base_name: str | None,
+    dense: Callable[[Path], None] | None,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Rank 0's last steps: gather what the ranks wrote, write the manifest, give the folder its name."""
+    staging = folders.staging_of(target)
+    files = {}
+    if dense is not None:
+        (staging / "dense").mkdir()
+        dense(staging / "dense")
+        for path in sorted(p for p in (staging / "dense").rglob("*") if p.is_file()):
+            files[path.relative_to(staging).as_posix()] = OtherFile(path.stat().st_size, crc32_of(path))
+    entries: dict[str, list[TableEntry]] = {}
+    for rank in range(world_size):
+        path = staging / _part_name(rank)
+        if not path.exists():
+            raise DataError(f"rank {rank} of {world_size} has saved nothing", path=path)
+        for name, value in json.loads(path.read_bytes()).items():
+            entries.setdefault(name, []).append(TableEntry.from_json(value))
+        path.unlink()
+    tables = {}
+    for name, ranks in entries.items():
+        if len(ranks) != world_size or any(
+            replace(e, parts=()) != replace(ranks[0], parts=()) for e in ranks
+        ):
+            raise ConfigError(f"table {name!r} isn't the same table on all {world_size} ranks")
+        tables[name] = replace(ranks[0], parts=tuple(entry.parts[0] for entry in ranks))
+    continues = base is not None and any(part.kind == INCREMENT for t in tables.values() for part in t.parts)
+    Manifest(
+        id=uuid.uuid4().hex,
+        base=base_name if continues else None,
+        base_id=base.id if base is not None and continues else None,
+        world_size=world_size,
+        metadata=metadata,
+        files=files,
+        tables=tables,
+    ).save(staging)
+    folders.commit(target)

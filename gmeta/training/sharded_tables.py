@@ -1,0 +1,302 @@
+"""One table into a sharded checkpoint and out of it: this rank's part."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
+from gmeta.ops.hash_table import HashTable, Records
+from gmeta.training.checkpoint.chain import CheckpointReader
+from gmeta.training.checkpoint.manifest import (
+    FULL,
+    INCREMENT,
+    Manifest,
+    Part,
+    SegmentFile,
+    TableEntry,
+)
+from gmeta.training.checkpoint.record_file import RecordFileWriter, removed_schema, rows_schema
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_SHARDS_AT_A_TIME = 16  # one of the engine's 64 shards: its index is walked once
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The checkpoint to which a table's journal and last steps relate.
+
+    Attributes:
+      id: The checkpoint's.
+      step: The table's step when that was saved.
+      shards: The logical shards that the table held of it.
+    """
+
+    id: str
+    step: int
+    shards: range
+
+
+baselines: WeakKeyDictionary[HashTable, Baseline] = WeakKeyDictionary()
+"""Table -> the checkpoint that it was last saved to or loaded from, by this process."""
+
+
+def layout(table: HashTable) -> dict[str, Any]:
+    """What must agree between a table and a checkpoint."""
+    optimizer = table.optimizer
+    return {
+        "dim": table.dim,
+        "optimizer": optimizer.kind,
+        "slots": tuple(optimizer.slots),
+        "slot_floats": optimizer.slot_floats(table.dim),
+    }
+
+
+def save_table(
+    folder: Path,
+    name: str,
+    table: HashTable,
+    *,
+    rank: int,
+    world_size: int,
+    base: Manifest | None,
+    journal: int,
+) -> tuple[TableEntry, int]:
+    """Write this rank's part of a table.
+
+    Args:
+      folder: The checkpoint's, while it is made.
+      name: The table's name in the checkpoint.
+      table: The table.
+      rank: This rank.
+      world_size: How many ranks save.
+      base: The checkpoint to continue, or None.
+      journal: How many removed keys the table notes from now on.
+
+    Returns:
+      The table's entry with this rank's part alone, and the table's step when the save began.
+
+    Raises:
+      ConfigError: The table holds keys of shards that this rank doesn't own.
+      GmetaError: The journal broke in the middle of an incremental save.
+    """
+    shards = owned_shards(rank, world_size)
+    reason = "" if base is None else _why_full(name, table, base, shards)
+    increment = base is not None and not reason
+    since = baselines[table].step if increment else 0
+    if not increment:  # before anything is read, so that nothing that is removed from now on is missed
+        baselines.pop(table, None)
+        table.start_journal(journal)
+    place = folder / urllib.parse.quote(name, safe=" +@")
+    place.mkdir(exist_ok=True)
+    suffix = f"{rank:05d}-of-{world_size:05d}.arrow"
+    described = {f"gmeta.{key}": json.dumps(value) for key, value in {"table": name, **layout(table)}.items()}
+    schema = rows_schema(table.dim, layout(table)["slot_floats"])
+    with ExitStack() as stack:
+        rows = stack.enter_context(RecordFileWriter(place / f"rows-{suffix}", schema, described))
+        removed = (
+            stack.enter_context(RecordFileWriter(place / f"removed-{suffix}", removed_schema(), described))
+            if increment
+            else None
+        )
+        live, steps = _write(table, shards, since, rows, removed)
+    if increment and not bool(table.journal_whole()):
+        raise GmetaError(
+            f"table {name!r} was imported into, or its journal overflowed, while it was saved: save again, "
+            "that will be a full save"
+        )
+    _refuse_foreign(name, table, rank, shards)
+    part = Part(
+        rank=rank,
+        first_shard=shards.start,
+        last_shard=shards.stop,
+        kind=INCREMENT if increment else FULL,
+        since=since,
+        step=steps[-1],
+        live=tuple(live),
+        rows=_file(folder, rows),
+        removed=_file(folder, removed) if removed is not None and removed.segments else None,
+        reason=reason,
+    )
+    if removed is not None and not removed.segments:
+        removed.path.unlink()
+    settings = {
+        "optimizer": repr(table.optimizer),
+        "initializer": repr(table.initializer),
+        "seed": table.seed,
+    }
+    return TableEntry(**layout(table), settings=settings, parts=(part,)), steps[0]
+
+
+def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str:
+    """Why an increment on ``base`` isn't possible; empty if it is."""
+    baseline = baselines.get(table)
+    if name not in base.tables:
+        return "the base doesn't have this table"
+    if baseline is None:
+        return "this process has neither saved nor loaded the table before"
+    if baseline.id != base.id:
+        return "the table was last saved to or loaded from another checkpoint than the base"
+    if baseline.shards != shards:
+        return "this rank held other logical shards at the base"
+    if not bool(table.journal_whole()):
+        return "no journal since the base: it was off, it overflowed, or the table was imported into"
+    return ""
+
+
+def _write(
+    table: HashTable, shards: range, since: int, rows: RecordFileWriter, removed: RecordFileWriter | None
+) -> tuple[list[int], list[int]]:
+    """Writes all ranges. Returns the live rows of each shard, and the table's step at each range."""
+    live: list[int] = []
+    steps: list[int] = []
+    for first, range_ in _ranges(table, shards, since):
+        columns = {
+            "key": range_["keys"],
+            "weights": range_["rows"],
+            "slots": range_["slots"],
+            "frequency": range_["frequency"].astype(np.uint32),
+            "last_step": range_["last_step"].astype(np.uint32),
+        }
+        _write_shards(rows, first, range_["row_splits"], columns)
+        if removed is not None:
+            _write_shards(removed, first, range_["removed_splits"], {"key": range_["removed"]})
+        live += range_["live"].tolist()
+        steps.append(int(range_["step"]))
+    return live, steps
+
+
+def _ranges(table: HashTable, shards: range, since: int) -> Iterator[tuple[int, Arrays]]:
+    """The exports of short ranges of shards. The next one is made while one is being written."""
+
+    def export(first: int) -> Arrays:
+        last = min(shards.stop, (first // _SHARDS_AT_A_TIME + 1) * _SHARDS_AT_A_TIME)
+        with tf.device("CPU"):
+            part = table.export_shards(first, last, since)
+        # np.asarray shares the tensor's memory, .numpy() would copy it.
+        return {field: np.asarray(value) for field, value in part._asdict().items()}
+
+    firsts = [first for first in shards if first == shards.start or first % _SHARDS_AT_A_TIME == 0]
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(export, firsts[0])
+        for first, after in zip(firsts, [*firsts[1:], None], strict=True):
+            ready = coming.result()
+            if after is not None:
+                coming = ahead.submit(export, after)
+            yield first, ready
+            del ready
+
+
+def _write_shards(file: RecordFileWriter, first: int, splits: npt.NDArray[Any], columns: Arrays) -> None:
+    for place in np.flatnonzero(np.diff(splits)).tolist():
+        begin, end = splits[place], splits[place + 1]
+        file.write(first + place, {name: values[begin:end] for name, values in columns.items()})
+
+
+def _refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> None:
+    """Keys of other ranks' shards would be lost without a word."""
+    outside = sum(
+        int(np.sum(np.asarray(table.export_shards(first, last, 2**32 - 1).live)))
+        for first, last in ((0, shards.start), (shards.stop, LOGICAL_SHARDS))
+        if first < last
+    )
+    if outside:
+        raise ConfigError(
+            f"table {name!r} of rank {rank} holds {outside} keys of logical shards outside "
+            f"[{shards.start}, {shards.stop}), which other ranks save: route keys by their logical shard, or "
+            "save with world_size=1"
+        )
+
+
+def _file(folder: Path, written: RecordFileWriter) -> SegmentFile:
+    return SegmentFile(written.path.relative_to(folder).as_posix(), written.bytes, tuple(written.segments))
+
+
+def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
+    """Refuse a table that the checkpoint's records don't fit.
+
+    Raises:
+      ConfigError: Another width or optimizer.
+      DataError: The checkpoint doesn't have the table.
+    """
+    path, tables = reader.links[-1].folder, reader.manifest.tables
+    if name not in tables:
+        raise DataError(
+            f"no table {name!r} in this checkpoint",
+            path=path,
+            advice=f"it has {', '.join(map(repr, tables)) or 'none'}",
+        )
+    mine, entry = layout(table), tables[name]
+    saved = {key: getattr(entry, key) for key in mine}
+    if mine != saved:
+        raise ConfigError(
+            f"{path}: table {name!r} was saved with {_in_words(saved)}, but the table to fill has "
+            f"{_in_words(mine)}: make it with the saved dim and optimizer"
+        )
+
+
+def _in_words(form: Mapping[str, Any]) -> str:
+    return f"dim {form['dim']}, optimizer {form['optimizer']} ({form['slot_floats']} slot floats a row)"
+
+
+def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> int:
+    """Replace what a table holds by some logical shards of a checkpoint.
+
+    Args:
+      reader: The checkpoint.
+      name: The table's name in it.
+      table: The table; `check_layout` has let it pass.
+      shards: The logical shards to load.
+
+    Returns:
+      How many rows it has now.
+
+    Raises:
+      DataError: A file is missing or damaged. The table's content is then undefined.
+    """
+    baselines.pop(table, None)
+    entry = reader.manifest.tables[name]
+    nothing = np.empty(0, np.int64)
+    empty = Records(
+        nothing,
+        np.empty((0, entry.dim), np.float32),
+        np.empty((0, entry.slot_floats), np.float32),
+        nothing,
+        nothing,
+        np.int64(entry.step),
+    )
+    table.import_(empty, replace=True)
+    table.reserve(entry.live_in(shards))
+    rows = 0
+    with ThreadPoolExecutor(1) as ahead:  # reads a shard while the one before goes into the table
+        coming = ahead.submit(reader.read_shard, name, shards.start)
+        for shard in shards:
+            columns = coming.result()
+            if shard + 1 < shards.stop:
+                coming = ahead.submit(reader.read_shard, name, shard + 1)
+            rows += len(columns["key"])
+            if len(columns["key"]):
+                table.import_(
+                    Records(
+                        columns["key"],
+                        columns["weights"],
+                        columns["slots"],
+                        columns["frequency"].astype(np.int64),
+                        columns["last_step"].astype(np.int64),
+                        np.int64(entry.step),
+                    )
+                )
+    return rows
