@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from gmeta.training.checkpoint.record_file import RecordFileWriter, removed_sche
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
+_ROWS_AT_A_TIME = 4096
 _SHARDS_AT_A_TIME = 16  # one of the engine's 64 shards: its index is walked once
 
 
@@ -281,22 +282,36 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
     table.import_(empty, replace=True)
     table.reserve(entry.live_in(shards))
     rows = 0
-    with ThreadPoolExecutor(1) as ahead:  # reads a shard while the one before goes into the table
-        coming = ahead.submit(reader.read_shard, name, shards.start)
-        for shard in shards:
-            columns = coming.result()
-            if shard + 1 < shards.stop:
-                coming = ahead.submit(reader.read_shard, name, shard + 1)
-            rows += len(columns["key"])
-            if len(columns["key"]):
-                table.import_(
-                    Records(
-                        columns["key"],
-                        columns["weights"],
-                        columns["slots"],
-                        columns["frequency"].astype(np.int64),
-                        columns["last_step"].astype(np.int64),
-                        np.int64(entry.step),
-                    )
-                )
+    for columns in _batches(reader, name, shards):
+        rows += len(columns["key"])
+        table.import_(
+            Records(
+                columns["key"],
+                columns["weights"],
+                columns["slots"],
+                columns["frequency"].astype(np.int64),
+                columns["last_step"].astype(np.int64),
+                np.int64(entry.step),
+            )
+        )
     return rows
+
+
+def _batches(reader: CheckpointReader, name: str, shards: range) -> Iterator[Arrays]:
+    """The shards' records. Small shards come together: an import costs as much as some hundreds of rows."""
+
+    def read(first: int) -> tuple[Arrays, int]:
+        found = [reader.read_shard(name, first)]
+        while first + len(found) < shards.stop and sum(len(c["key"]) for c in found) < _ROWS_AT_A_TIME:
+            found.append(reader.read_shard(name, first + len(found)))
+        if len(found) == 1:
+            return found[0], first + 1
+        joined = {field: np.concatenate([columns[field] for columns in found]) for field in found[0]}
+        return joined, first + len(found)
+
+    with ThreadPoolExecutor(1) as ahead:  # reads the next ones while these go into the table
+        coming: Future[tuple[Arrays, int]] | None = ahead.submit(read, shards.start)
+        while coming is not None:
+            columns, after = coming.result()
+            coming = ahead.submit(read, after) if after < shards.stop else None
+            yield columns

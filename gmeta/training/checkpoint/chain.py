@@ -21,6 +21,7 @@ from gmeta.training.checkpoint.record_file import (
     Segment,
     removed_schema,
     rows_schema,
+    unreadable,
 )
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -180,11 +181,7 @@ class CheckpointReader:
             try:
                 crc = crc32_of(path)
             except OSError as error:
-                raise DataError(
-                    f"the checkpoint's manifest names this file, but it can't be read: {error.strerror}",
-                    path=path,
-                    advice=RESTORE_ADVICE,
-                ) from error
+                raise unreadable(path, error) from error
             if crc != file.crc32:
                 raise DataError(
                     f"damaged: its CRC-32 is {crc:08x}, the manifest says {file.crc32:08x}",

@@ -25,6 +25,15 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 RESTORE_ADVICE = "bring the file back from a copy, or load the checkpoint before"
 
 
+def unreadable(path: Path, error: OSError) -> DataError:
+    """The error for a file that a manifest names and that can't be opened."""
+    return DataError(
+        f"the checkpoint's manifest names this file, but it can't be read: {error.strerror}",
+        path=path,
+        advice=RESTORE_ADVICE,
+    )
+
+
 @dataclass(frozen=True)
 class Segment:
     """One record batch in a file: a logical shard's records.
@@ -173,11 +182,7 @@ class RecordFileReader:
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
-            raise DataError(
-                f"the checkpoint's manifest names this file, but it can't be read: {error.strerror}",
-                path=path,
-                advice=RESTORE_ADVICE,
-            ) from error
+            raise unreadable(path, error) from error
         found = os.fstat(self._file.fileno()).st_size
         if found != size:
             self._file.close()

@@ -1,0 +1,171 @@
+"""A folder of sharded checkpoints of one training run: named by step, the last ones kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.training.checkpoint import folder as folders
+from gmeta.training.checkpoint.chain import Link, read_links
+from gmeta.training.checkpoint.manifest import FILE_NAME
+from gmeta.training.sharded_checkpoint import CheckpointInfo, Tables, load, save
+
+_NAME = re.compile(r"step-(\d{12})")
+
+
+class CheckpointStore:
+    """Saves full checkpoints and increments on them, keeps the last ones, and finds the latest.
+
+    After a full checkpoint come increments, until there are ``max_increments`` of them or they are together
+    half as large as the full one; then the next is a full one again. A chain is compacted by what is saved
+    anyway, never by rewriting files.
+
+    Args:
+      root: The folder, of this run alone; one job at a time saves in it.
+      keep: How many checkpoints to keep. Those that a kept one continues stay too.
+      max_increments: How many increments follow a full checkpoint; 0: all are full.
+      journal: About how many removed keys each table notes between two saves; when more are removed, the next
+        save is a full one.
+      rank: This rank.
+      world_size: How many ranks there are.
+      barrier: Waits for all ranks; needed if there are several.
+
+    Raises:
+      ConfigError: ``keep`` is below 1, or ``max_increments`` or ``journal`` below 0.
+
+    Example:
+      ::
+
+        store = CheckpointStore("runs/a/checkpoints", keep=3)
+        if store.latest() is not None:
+            store.load({"item": table})
+        for step in range(...):
+            ...
+            store.save({"item": table}, step)
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        max_increments: int = 10,
+        journal: int = 1_000_000,
+        rank: int = 0,
+        world_size: int = 1,
+        barrier: Callable[[], None] | None = None,
+    ) -> None:
+        if keep < 1 or max_increments < 0 or journal < 0:
+            raise ConfigError(
+                "keep must be at least 1, max_increments and journal at least 0, got "
+                f"keep={keep}, max_increments={max_increments}, journal={journal}"
+            )
+        self.root = Path(root).resolve()
+        self._keep, self._max_increments = keep, max_increments
+        self._journal = journal if max_increments else 0
+        self._rank, self._world_size, self._barrier = rank, world_size, barrier
+
+    def checkpoints(self) -> list[Path]:
+        """The whole checkpoints, the oldest first."""
+        found = self.root.glob("step-*/" + FILE_NAME) if self.root.exists() else ()
+        return sorted(path.parent for path in found if _NAME.fullmatch(path.parent.name))
+
+    def latest(self) -> Path | None:
+        """The latest whole checkpoint; None if there is none."""
+        return next(reversed(self.checkpoints()), None)
+
+    def save(
+        self,
+        tables: Tables,
+        step: int,
+        *,
+        dense: Callable[[Path], None] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> CheckpointInfo:
+        """Save as ``step-<step>``, then remove what isn't kept any more.
+
+        Args:
+          tables: Name -> table.
+          step: Names the checkpoint; above that of the latest one.
+          dense: As in `gmeta.training.sharded_checkpoint.save`.
+          metadata: Likewise.
+
+        Raises:
+          ConfigError: The step isn't above the latest one's.
+          GmetaError: As in `gmeta.training.sharded_checkpoint.save`.
+        """
+        latest = self.latest()
+        if latest is not None and step <= step_of(latest):
+            raise ConfigError(
+                f"{self.root} has {latest.name}: a checkpoint of step {step} would come before it; load it "
+                "first, or save in another folder"
+            )
+        info = save(
+            self.root / f"step-{step:012d}",
+            tables,
+            rank=self._rank,
+            world_size=self._world_size,
+            base=self._base(latest),
+            journal=self._journal,
+            dense=dense,
+            metadata=metadata,
+            barrier=self._barrier,
+        )
+        if self._rank == 0:
+            self._retire()
+        return info
+
+    def load(self, tables: Tables, checkpoint: Path | None = None) -> CheckpointInfo:
+        """Load a checkpoint, the latest one unless another is named. See `sharded_checkpoint.load`.
+
+        Raises:
+          DataError: There is none, or it is damaged.
+        """
+        chosen = checkpoint or self.latest()
+        if chosen is None:
+            raise DataError("no checkpoint in this folder", path=self.root)
+        return load(chosen, tables, rank=self._rank, world_size=self._world_size, journal=self._journal)
+
+    def _base(self, latest: Path | None) -> Path | None:
+        """The checkpoint to continue; None if a full one is due."""
+        if latest is None or not self._max_increments:
+            return None
+        try:
+            links = read_links(latest)
+        except DataError:
+            return None
+        increments = sum(link.manifest.bytes for link in links[1:])
+        long = len(links) > self._max_increments or 2 * increments >= links[0].manifest.bytes
+        return None if long and len(links) > 1 else latest
+
+    def _retire(self) -> None:
+        folders.sweep(self.root)
+        every = self.checkpoints()
+        needed = {link.folder for kept in every[-self._keep :] for link in _links(kept)}
+        # The newest first: what a crash leaves can be loaded.
+        for path in reversed(every):
+            if path not in needed:
+                folders.discard(path)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name.
+
+    Raises:
+      ConfigError: It isn't named by a step.
+    """
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise ConfigError(f"{checkpoint} isn't named step-<12 digits>")
+    return int(match[1])
+
+
+def _links(checkpoint: Path) -> list[Link]:
+    try:
+        return read_links(checkpoint)
+    except DataError:  # damaged from outside: nothing is known to be needed for it
+        return []
