@@ -8,8 +8,6 @@ from gmeta.ops.frozen_table import UnknownRows as UnknownRows
 from gmeta.ops.hash_table import AdmissionState as AdmissionState
 from gmeta.ops.hash_table import HashTable as HashTable
 from gmeta.ops.hash_table import Lookup as Lookup
-from gmeta.ops.hash_table import Records as Records
-from gmeta.ops.hash_table import ShardRecords as ShardRecords
 from gmeta.ops.hash_table import Statistics as Statistics
 from gmeta.ops.initializers import Constant as Constant
 from gmeta.ops.initializers import Initializer as Initializer
@@ -37,5 +35,7 @@ from gmeta.ops.policies import MinNorm as MinNorm
 from gmeta.ops.policies import ProbabilityAdmission as ProbabilityAdmission
 from gmeta.ops.portable import initial_rows_of as initial_rows_of
 from gmeta.ops.portable import portable_ops as portable_ops
+from gmeta.ops.records import Records as Records
+from gmeta.ops.records import ShardRecords as ShardRecords
 from gmeta.ops.unique import Unique as Unique
 from gmeta.ops.unique import unique as unique

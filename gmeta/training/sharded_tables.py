@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
-from gmeta.ops.hash_table import HashTable, Records
+from gmeta.ops.hash_table import HashTable
+from gmeta.ops.records import Records
 from gmeta.training.checkpoint.chain import CheckpointReader
 from gmeta.training.checkpoint.manifest import (
     FULL,
