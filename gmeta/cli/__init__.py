@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "Measure adaptation to new users, and write the report.",
     "export": "Write a trained model for TensorFlow Serving.",
     "bench": "Measure a part of gmeta beside its peers.",
+    "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
 }
 """Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.<name>``."""
 
