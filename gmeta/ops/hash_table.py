@@ -15,7 +15,7 @@ from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.initializers import Initializer, Normal
 from gmeta.ops.optimizers import Adam, SparseOptimizer
-from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction
+from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
 from gmeta.ops.portable import frozen
 from gmeta.ops.records import Records, ShardRecords
 from gmeta.ops.unique import unique
@@ -74,6 +74,7 @@ class Statistics(NamedTuple):
       ignored: Gradients of absent keys, which had nothing to update.
       rejects: Misses of inserting lookups that admission turned away.
       evictions: Rows that eviction removed.
+      half_rows: Rows that are now in half precision (`gmeta.ops.TwoPrecisions`); the others are in float32.
     """
 
     size: tf.Tensor
@@ -88,6 +89,7 @@ class Statistics(NamedTuple):
     ignored: tf.Tensor
     rejects: tf.Tensor
     evictions: tf.Tensor
+    half_rows: tf.Tensor
 
 
 class HashTable(tf.saved_model.experimental.TrackableResource):
@@ -111,6 +113,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         `gmeta.ops.ProbabilityAdmission`.
       eviction: Which rows go, and the bound: `gmeta.ops.LRU`, `gmeta.ops.LFU`, `gmeta.ops.TTL`,
         `gmeta.ops.MinNorm`. None: rows stay until they are removed.
+      precision: `gmeta.ops.TwoPrecisions` keeps rarely used rows in half precision. None: all in float32.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: Names the table in messages and, unless it is an attribute of something, nowhere else.
 
@@ -141,6 +144,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         *,
         admission: Admission | None = None,
         eviction: Eviction | None = None,
+        precision: TwoPrecisions | None = None,
     ) -> None:
         if dim < 1:
             raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
@@ -152,6 +156,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         self._initializer = initializer if initializer is not None else Normal()
         self._admission = admission if admission is not None else Always()
         self._eviction = eviction
+        self._precision = precision
         self._seed = int(seed)
         self._name = name
         self._check_bound()
@@ -163,13 +168,15 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     initializer = property(lambda self: self._initializer, doc="The `Initializer` of new rows.")
     admission = property(lambda self: self._admission, doc="The `Admission` of missing keys.")
     eviction = property(lambda self: self._eviction, doc="The `Eviction` of rows, or None.")
+    precision = property(lambda self: self._precision, doc="The `TwoPrecisions` of rows, or None: float32.")
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
 
     def __repr__(self) -> str:
         return (
             f"HashTable({self._dim}, optimizer={self._optimizer}, initializer={self._initializer}, "
-            f"seed={self._seed}, name={self._name!r}, admission={self._admission}, eviction={self._eviction})"
+            f"seed={self._seed}, name={self._name!r}, admission={self._admission}, "
+            f"eviction={self._eviction}, precision={self._precision})"
         )
 
     def _check_bound(self) -> None:
@@ -196,6 +203,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             initializer=self._initializer.kind,
             admission=self._admission.kind,
             eviction=self._eviction.kind if self._eviction is not None else "none",
+            half_below=self._precision.threshold if self._precision is not None else 0,
             seed=self._seed,
         )
 
@@ -346,7 +354,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
     def statistics(self) -> Statistics:
         """What the table holds and what has happened to it, as a `Statistics`."""
-        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 11)
+        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 12)
         return Statistics(size, capacity, size / capacity, *rest)
 
     def export(self) -> Records:

@@ -29,6 +29,7 @@ def assert_agrees(table: HashTable, model: ReferenceHashTable) -> None:
     """Asserts that a table and its reference hold the same records, step and counts."""
     assert int(table.step()) == model.step
     statistics = table.statistics()
+    assert int(statistics.half_rows) == model.half_rows()
     assert {name: int(getattr(statistics, name)) for name in model.counts} == model.counts
     records = sorted_records(table)
     keys = sorted(model.records)

@@ -38,12 +38,16 @@
 
 namespace gmeta {
 
-// Least recently used first: by last step, then frequency.
-struct EvictByAge {
+// Of policies that act under a bound alone.
+struct NeverExpires {
   template <class Row>
   static bool Expired(const Row&, uint32_t) {
     return false;
   }
+};
+
+// Least recently used first: by last step, then frequency.
+struct EvictByAge : NeverExpires {
   template <class Row>
   static uint64_t Rank(const Row& row) {
     return uint64_t{row.last_step()} << 32 | row.frequency();
@@ -51,11 +55,7 @@ struct EvictByAge {
 };
 
 // Least frequently used first: by frequency, then last step.
-struct EvictByFrequency {
-  template <class Row>
-  static bool Expired(const Row&, uint32_t) {
-    return false;
-  }
+struct EvictByFrequency : NeverExpires {
   template <class Row>
   static uint64_t Rank(const Row& row) {
     return uint64_t{row.frequency()} << 32 | row.last_step();

@@ -74,7 +74,7 @@ class PoolParallelFor {
 class CreateOp : public OpKernel {
  public:
   explicit CreateOp(OpKernelConstruction* context) : OpKernel(context) {
-    int64_t dim, seed;
+    int64_t dim, seed, half_below;
     OP_REQUIRES_OK(context, context->GetAttr("table_name", &name_));
     OP_REQUIRES_OK(context, context->GetAttr("dim", &dim));
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
@@ -82,6 +82,8 @@ class CreateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("initializer", &initializer_));
     OP_REQUIRES_OK(context, context->GetAttr("admission", &admission_));
     OP_REQUIRES_OK(context, context->GetAttr("eviction", &eviction_));
+    OP_REQUIRES_OK(context, context->GetAttr("half_below", &half_below));
+    options_.half_below = static_cast<uint32_t>(half_below);
     options_.dim = static_cast<size_t>(dim);
     options_.initializer.seed = static_cast<uint64_t>(seed);
   }
@@ -296,9 +298,10 @@ class StatisticsOp : public TableOp {
   void Run(OpKernelContext* context, const std::string&, Table& table) override {
     const TableStatistics s = table.Statistics();
     Tensor* out;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({11}), &out));
-    const uint64_t values[] = {s.size,    s.capacity, s.bytes,   s.hits,    s.misses,   s.inserts,
-                               s.removes, s.updates,  s.ignored, s.rejects, s.evictions};
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({12}), &out));
+    const uint64_t values[] = {s.size,    s.capacity, s.bytes,     s.hits,
+                               s.misses,  s.inserts,  s.removes,   s.updates,
+                               s.ignored, s.rejects,  s.evictions, s.half_rows};
     std::copy(std::begin(values), std::end(values), out->flat<int64_t>().data());
   }
 };

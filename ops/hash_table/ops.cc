@@ -37,6 +37,7 @@ REGISTER_OP("GmetaHashTable")
     .Attr("initializer: {'constant', 'uniform', 'normal', 'truncated_normal'}")
     .Attr("admission: {'all', 'count', 'filter', 'chance'}")
     .Attr("eviction: {'none', 'age', 'frequency', 'expired', 'norm'}")
+    .Attr("half_below: int >= 0")
     .Attr("seed: int")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -105,13 +106,14 @@ REGISTER_OP("GmetaHashTableReserve")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// size, capacity, bytes, hits, misses, inserts, removes, updates, ignored, rejects, evictions
+// size, capacity, bytes, hits, misses, inserts, removes, updates, ignored, rejects, evictions,
+// half_rows
 REGISTER_OP("GmetaHashTableStatistics")
     .Input("table: resource")
     .Output("statistics: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(11));
+      c->set_output(0, c->Vector(12));
       return absl::OkStatus();
     });
 

@@ -5,6 +5,11 @@
 //   offset 8   float32 weights[dim]
 //              float32 slots[slot_floats]   what the optimizer keeps for the row
 //
+// A half record, of tables that mix two precisions (rows.h), has the same header, then
+//   offset 8   float16 weights[dim]
+//              bfloat16 slots[slot_floats]
+// and is padded to whole words.
+//
 // Weights, optimizer state and the metadata that admission and eviction read live and die together,
 // and a training step that touches a row touches one run of cache lines. A record carries no key:
 // keys are in the key index, so that growing the index moves no record.
@@ -48,6 +53,27 @@ class RowLayout {
  private:
   size_t dim_;
   size_t slot_floats_;
+};
+
+// The same of a half record.
+class HalfLayout {
+ public:
+  explicit HalfLayout(const RowLayout& full) : dim_(full.dim()), slots_(full.slot_floats()) {}
+
+  size_t bytes() const {
+    const size_t end = weights_end() + sizeof(uint16_t) * slots_;
+    return (end + alignof(RowHeader) - 1) / alignof(RowHeader) * alignof(RowHeader);
+  }
+  size_t weights_end() const { return sizeof(RowHeader) + sizeof(uint16_t) * dim_; }
+
+  static uint16_t* weights(char* record) {
+    return reinterpret_cast<uint16_t*>(record + sizeof(RowHeader));
+  }
+  uint16_t* slots(char* record) const { return weights(record) + dim_; }
+
+ private:
+  size_t dim_;
+  size_t slots_;
 };
 
 }  // namespace gmeta

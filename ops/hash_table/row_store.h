@@ -99,7 +99,13 @@ class ChunkArena {
 
 class RowStore {
  public:
-  RowStore(size_t record_bytes, ChunkArena* arena) : record_bytes_(record_bytes), arena_(arena) {}
+  // The last block of 2^32 rows is given up, so that no row has the number kEnd.
+  static constexpr uint64_t kMostRows = uint64_t{1} << 32;
+
+  RowStore(size_t record_bytes, ChunkArena* arena, uint64_t most_rows = kMostRows)
+      : record_bytes_(record_bytes),
+        most_rows_(most_rows - ChunkArena::kBlockRows),
+        arena_(arena) {}
 
   char* operator[](uint32_t row) const {
     return directory_[row / ChunkArena::kBlockRows] + row % ChunkArena::kBlockRows * record_bytes_;
@@ -113,7 +119,9 @@ class RowStore {
       return row;
     }
     if (next_row_ == directory_.size() * ChunkArena::kBlockRows) {
-      if (next_row_ == kMostRows) throw std::length_error("a shard of a table is full: 2^32 rows");
+      if (next_row_ == most_rows_) {
+        throw std::length_error("a shard of a table is full: it has no numbers for more rows");
+      }
       directory_.push_back(arena_->AllocateBlock());
     }
     return static_cast<uint32_t>(next_row_++);
@@ -134,10 +142,9 @@ class RowStore {
 
  private:
   static constexpr uint32_t kEnd = UINT32_MAX;
-  // The last block is given up, so that no row has the number kEnd.
-  static constexpr uint64_t kMostRows = (uint64_t{1} << 32) - ChunkArena::kBlockRows;
 
   const size_t record_bytes_;
+  const uint64_t most_rows_;
   ChunkArena* const arena_;
   std::vector<char*> directory_;
   uint64_t next_row_ = 0;

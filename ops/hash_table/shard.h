@@ -12,8 +12,9 @@
 // reaches, and a window holds dozens of turns of a short loop but three or four of a long one.
 //
 // A row number found in stage 2 holds through stage 4: rows never move, and nothing is erased in a
-// pass. A lookup that inserts evicts before its pass (eviction.h), and asks in stage 4 whether a
-// missing key is admitted (admission.h).
+// pass (but half rows are promoted, rows.h). Passes over records are compiled for each form of rows
+// and each admission, and chosen once a batch. A lookup that inserts evicts before its pass
+// (eviction.h), and asks in stage 4 whether a missing key is admitted (admission.h).
 
 #ifndef GMETA_OPS_HASH_TABLE_SHARD_H_
 #define GMETA_OPS_HASH_TABLE_SHARD_H_
@@ -32,6 +33,7 @@
 #include "ops/common/murmur_hash3.h"
 #include "ops/common/prefetch.h"
 #include "ops/hash_table/admission.h"
+#include "ops/hash_table/distinct_gradients.h"
 #include "ops/hash_table/eviction.h"
 #include "ops/hash_table/initializer.h"
 #include "ops/hash_table/key_index.h"
@@ -41,7 +43,7 @@
 #include "ops/hash_table/removal_journal.h"
 #include "ops/hash_table/row_record.h"
 #include "ops/hash_table/row_store.h"
-#include "ops/unique/unique.h"
+#include "ops/hash_table/rows.h"
 
 namespace gmeta {
 
@@ -52,6 +54,7 @@ struct RowRecipe {
   float initial_slot;  // of the first slot, at most dim floats; the others start at 0
   Admission admission;
   std::optional<Eviction> eviction;
+  uint32_t half_below;  // rows of a frequency below it are half; 0: none
 };
 
 struct TableStatistics {
@@ -67,6 +70,8 @@ struct TableStatistics {
   uint64_t ignored = 0;    // gradients of absent keys
   uint64_t rejects = 0;    // keys looked up and not admitted
   uint64_t evictions = 0;  // rows evicted
+  // And now:
+  uint64_t half_rows = 0;  // of `size`, in half precision
 };
 
 // Columns of whole records, for import (const) and export.
@@ -84,32 +89,37 @@ using ConstRecordColumns = BasicRecordColumns<const int64_t, const float>;
 class alignas(128) Shard {
  public:
   // Number `shard` of `shards`.
-  Shard(const RowRecipe* recipe, ChunkArena* arena, size_t shard, size_t shards)
+  Shard(const RowRecipe* recipe, RowArenas* arenas, size_t shard, size_t shards)
       : recipe_(recipe),
-        rows_(recipe->layout.bytes(), arena),
+        rows_(MakeRows(recipe->layout, recipe->half_below, arenas)),
         admission_(BeginAdmission(recipe->admission, shards)),
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
                                    : EvictionSchedule()) {}
 
   // Copies rows out. A missing key reads its initial row; nothing changes but the statistics.
   void Lookup(BatchItems items, float* out) {
-    const RowLayout& layout = recipe_->layout;
+    const size_t dim = recipe_->layout.dim();
     uint64_t hits = 0;
     {
       std::shared_lock<std::shared_mutex> lock(mutex_);
-      const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
-        float* to = out + item.position * layout.dim();
-        if (row == kNoRow) {
-          recipe_->initializer.Fill(item.key, layout.dim(), to);
-          return;
-        }
-        ++hits;
-        CopyWeights(rows_[row], to);
-      };
-      const auto ask = [&](const BatchItem& item, uint32_t row) {
-        PrefetchCopy<Intent::kRead>(item, row, out);
-      };
-      Pipeline(items, ask, use);
+      std::visit(
+          [&](const auto& rows) {
+            const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
+              float* to = out + item.position * dim;
+              if (row == kNoRow) {
+                ReadInitial(rows, item.key, to);
+              } else {
+                rows.CopyWeights(row, to);
+                ++hits;
+              }
+            };
+            const auto ask = [&](const BatchItem& item, uint32_t row) {
+              PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
+              if (row != kNoRow) rows.PrefetchWeights(row);
+            };
+            Pipeline(items, ask, use);
+          },
+          rows_);
     }
     Count(&Counters::hits, hits);
     Count(&Counters::misses, items.size - hits);
@@ -123,10 +133,10 @@ class alignas(128) Shard {
       std::unique_lock<std::shared_mutex> lock(mutex_);
       if (recipe_->eviction) evictions = MakeRoom(step, false);
       std::visit(
-          [&](auto& admission) {
-            LookupOrInsert(items, step, &admission, out, &inserts, &rejects);
+          [&](auto& admission, auto& rows) {
+            LookupOrInsert(items, step, &admission, &rows, out, &inserts, &rejects);
           },
-          admission_);
+          admission_, rows_);
       index_.Drain(DrainShare(items.size));
     }
     Count(&Counters::hits, items.size - inserts - rejects);
@@ -140,25 +150,29 @@ class alignas(128) Shard {
   // batch. Keys that are absent are left out.
   template <class Step>
   void Update(BatchItems items, const float* gradients, uint32_t step, const Step& optimizer) {
-    const RowLayout& layout = recipe_->layout;
-    const size_t dim = layout.dim();
+    const size_t dim = recipe_->layout.dim();
     const DistinctGradients distinct(items, gradients, dim);
     uint64_t updates = 0;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
-      const auto ask = [&](const BatchItem& item, uint32_t row) {
-        if (row == kNoRow) return;
-        PrefetchBytes<Intent::kWrite>(rows_[row], layout.bytes());
-        PrefetchBytes<Intent::kRead>(distinct[item], sizeof(float) * dim);
-      };
-      const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
-        if (row == kNoRow) return;
-        ++updates;
-        char* record = rows_[row];
-        RowLayout::header(record)->last_step = step;
-        optimizer(dim, distinct[item], RowLayout::weights(record), layout.slots(record));
-      };
-      Pipeline(distinct.items(), ask, use);
+      std::visit(
+          [&](auto& rows) {
+            const auto ask = [&](const BatchItem& item, uint32_t row) {
+              if (row == kNoRow) return;
+              rows.template PrefetchRecord<Intent::kWrite>(row);
+              PrefetchBytes<Intent::kRead>(distinct[item], sizeof(float) * dim);
+            };
+            const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
+              if (row == kNoRow) return;
+              ++updates;
+              rows.header(row)->last_step = step;
+              rows.Change(row, [&](float* weights, float* slots) {
+                optimizer(dim, distinct[item], weights, slots);
+              });
+            };
+            Pipeline(distinct.items(), ask, use);
+          },
+          rows_);
       index_.Drain(DrainShare(items.size));
     }
     Count(&Counters::updates, updates);
@@ -187,7 +201,12 @@ class alignas(128) Shard {
   // Writes all records to places `start`, start + 1, ... of the columns.
   void Export(uint64_t start, const RecordColumns& to) {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    index_.ForEach([&](int64_t key, uint32_t row) { ExportRow(key, row, start++, to); });
+    std::visit(
+        [&](const auto& rows) {
+          index_.ForEach(
+              [&](int64_t key, uint32_t row) { ExportRow(rows, key, row, start++, to); });
+        },
+        rows_);
   }
 
   // The rows of a range of logical shards whose last step is `min_last_step` or later, and the keys
@@ -196,13 +215,17 @@ class alignas(128) Shard {
   ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
     ShardSelection selection;
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    index_.ForEach([&](int64_t key, uint32_t row) {
-      const uint32_t logical = LogicalShard(MurmurHash3(key));
-      if (!range.contains(logical)) return;
-      ++live[logical - range.first];
-      if (min_last_step > 0 && RowLayout::header(rows_[row])->last_step < min_last_step) return;
-      selection.items.push_back({logical, row, key});
-    });
+    std::visit(
+        [&](const auto& rows) {
+          index_.ForEach([&](int64_t key, uint32_t row) {
+            const uint32_t logical = LogicalShard(MurmurHash3(key));
+            if (!range.contains(logical)) return;
+            ++live[logical - range.first];
+            if (min_last_step > 0 && rows.header(row)->last_step < min_last_step) return;
+            selection.items.push_back({logical, row, key});
+          });
+        },
+        rows_);
     std::sort(selection.items.begin(), selection.items.end());
     selection.journal_whole = journal_.whole();
     journal_.Cut(
@@ -219,12 +242,16 @@ class alignas(128) Shard {
     constexpr size_t kAhead = 8;
     std::shared_lock<std::shared_mutex> lock(mutex_);
     const auto& items = selection.items;
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (i + kAhead < items.size()) {
-        PrefetchBytes<Intent::kRead>(rows_[items[i + kAhead].row], recipe_->layout.bytes());
-      }
-      ExportRow(items[i].key, items[i].row, start + i, to);
-    }
+    std::visit(
+        [&](const auto& rows) {
+          for (size_t i = 0; i < items.size(); ++i) {
+            if (i + kAhead < items.size()) {
+              rows.template PrefetchRecord<Intent::kRead>(items[i + kAhead].row);
+            }
+            ExportRow(rows, items[i].key, items[i].row, start + i, to);
+          }
+        },
+        rows_);
   }
 
   // See removal_journal.h.
@@ -244,25 +271,14 @@ class alignas(128) Shard {
   // Writes the records of the items' positions in the columns; a key that is there already is
   // replaced.
   void Import(BatchItems items, const ConstRecordColumns& from) {
-    const RowLayout& layout = recipe_->layout;
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
     index_.Reserve(index_.size() + items.size);
-    for (size_t i = 0; i < items.size; ++i) {
-      const auto [key, position] = items.data[i];
-      const uint64_t hash = MurmurHash3(key);
-      uint32_t row = index_.Find(key, hash);
-      if (row == kNoRow) {
-        row = rows_.Allocate();
-        index_.Insert(key, hash, row);
-      }
-      char* record = rows_[row];
-      *RowLayout::header(record) = {static_cast<uint32_t>(from.frequency[position]),
-                                    static_cast<uint32_t>(from.last_step[position])};
-      std::copy_n(from.rows + position * layout.dim(), layout.dim(), RowLayout::weights(record));
-      std::copy_n(from.slots + position * layout.slot_floats(), layout.slot_floats(),
-                  layout.slots(record));
-    }
+    std::visit(
+        [&](auto& rows) {
+          for (size_t i = 0; i < items.size; ++i) ImportRow(&rows, items.data[i], from);
+        },
+        rows_);
   }
 
   // Makes room in the index for `keys` keys in all.
@@ -275,7 +291,7 @@ class alignas(128) Shard {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
     index_.Clear();
-    rows_.Clear();
+    std::visit([](auto& rows) { rows.Clear(); }, rows_);
     std::visit([](auto& admission) { admission.Clear(); }, admission_);
   }
 
@@ -306,7 +322,13 @@ class alignas(128) Shard {
       std::shared_lock<std::shared_mutex> lock(mutex_);
       sum->size += index_.size();
       sum->capacity += index_.capacity();
-      sum->bytes += index_.bytes() + rows_.directory_bytes() + journal_.bytes();
+      sum->bytes += index_.bytes() + journal_.bytes();
+      std::visit(
+          [&](const auto& rows) {
+            sum->bytes += rows.directory_bytes();
+            sum->half_rows += rows.half_rows();
+          },
+          rows_);
       sum->bytes += std::visit([](const auto& admission) { return admission.bytes(); }, admission_);
     }
     sum->hits += counters_.hits.load(std::memory_order_relaxed);
@@ -333,55 +355,39 @@ class alignas(128) Shard {
     (counters_.*counter).fetch_add(amount, std::memory_order_relaxed);
   }
 
-  template <class AdmissionOfShard>
-  void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission, float* out,
-                      uint64_t* inserts, uint64_t* rejects) {
+  template <class AdmissionOfShard, class RowsOfShard>
+  void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission,
+                      RowsOfShard* rows, float* out, uint64_t* inserts, uint64_t* rejects) {
     const size_t dim = recipe_->layout.dim();
     const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
       float* to = out + item.position * dim;
-      // A key that was absent in stage 2 may have been inserted since, by its double in the batch.
-      if (row == kNoRow) row = index_.Find(item.key, hash);
+      // A key that was absent in stage 2 may have been inserted since, by its double in the batch,
+      // and a half row promoted.
+      if (row == kNoRow || rows->IsHalf(row)) row = index_.Find(item.key, hash);
       if (row == kNoRow) {
         if (!admission->Admit(item.key, step)) {
-          recipe_->initializer.Fill(item.key, dim, to);
+          ReadInitial(*rows, item.key, to);
           ++*rejects;
           return;
         }
-        row = InsertInitial(item.key, hash);
+        row = InsertInitial(rows, item.key, hash);
         ++*inserts;
       }
-      char* record = rows_[row];
-      RowLayout::header(record)->Touch(step);
-      CopyWeights(record, to);
+      const uint32_t touched = rows->Touch(row, step);
+      if (touched != row) *index_.FindValue(item.key, hash) = touched;
+      rows->CopyWeights(touched, to);
     };
     const auto ask = [&](const BatchItem& item, uint32_t row) {
-      if (row == kNoRow) admission->Prefetch(item.key);
-      PrefetchCopy<Intent::kWrite>(item, row, out);
+      PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
+      if (row == kNoRow) {
+        admission->Prefetch(item.key);
+      } else {
+        rows->PrefetchHeader(row);
+        rows->PrefetchWeights(row);
+      }
     };
     Pipeline(items, ask, use);
   }
-
-  // A row, as eviction policies see it.
-  class JudgedRow {
-   public:
-    JudgedRow(const RowLayout& layout, char* record) : layout_(layout), record_(record) {}
-
-    uint32_t frequency() const { return RowLayout::header(record_)->frequency; }
-    uint32_t last_step() const { return RowLayout::header(record_)->last_step; }
-    // In float64 and in the order of the elements, so that a model can say the same.
-    double SquaredNorm() const {
-      const float* weights = RowLayout::weights(record_);
-      double sum = 0.0;
-      for (size_t i = 0; i < layout_.dim(); ++i) {
-        sum += static_cast<double>(weights[i]) * static_cast<double>(weights[i]);
-      }
-      return sum;
-    }
-
-   private:
-    const RowLayout& layout_;
-    char* const record_;
-  };
 
   // Evicts the expired rows if `sweep`, and, if the shard then is above a high mark, the rows of
   // the lowest rank until it is at the low ones. Returns how many rows went.
@@ -390,90 +396,74 @@ class alignas(128) Shard {
       return index_.size() > schedule_.rows.high || charge() > schedule_.bytes.high;
     };
     if (!sweep && !is_full()) return 0;
-    std::vector<RankedRow> rows;
-    rows.reserve(index_.size());
-    index_.ForEach([&](int64_t key, uint32_t row) { rows.push_back({0, key, row}); });
-    const uint64_t before = rows.size();
-    std::visit(
-        [&](const auto& policy) {
-          size_t kept = 0;
-          for (size_t i = 0; i < before; ++i) {
-            if (i + kAhead < before) Prefetch(rows_[rows[i + kAhead].row]);
-            RankedRow row = rows[i];
-            const JudgedRow judged(recipe_->layout, rows_[row.row]);
-            if (sweep && policy.Expired(judged, now)) {
-              RemoveRow(row.key, MurmurHash3(row.key));
-            } else {
-              row.rank = policy.Rank(judged);
-              rows[kept++] = row;
-            }
-          }
-          rows.resize(kept);
-        },
-        recipe_->eviction->policy);
+    const uint64_t before = index_.size();
+    std::vector<RankedRow> ranked = std::visit(
+        [&](const auto& policy, auto& rows) { return RankRows(policy, &rows, now, sweep); },
+        recipe_->eviction->policy, rows_);
     if (is_full()) {
+      const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // that a row charges
       const auto above = [&] {
         return std::max(Excess(index_.size(), schedule_.rows.low, 1),
-                        Excess(charge(), schedule_.bytes.low, RowCharge()));
+                        Excess(charge(), schedule_.bytes.low, most));
       };
-      auto first = rows.begin();
+      auto first = ranked.begin();
       for (uint64_t n = above(); n > 0; n = above()) {
         const auto last = first + static_cast<ptrdiff_t>(n);
-        std::nth_element(first, last - 1, rows.end());
+        std::nth_element(first, last - 1, ranked.end());
         for (; first != last; ++first) RemoveRow(first->key, MurmurHash3(first->key));
       }
     }
     return before - index_.size();
   }
 
-  // One gradient for each distinct key of a shard's items: the caller's own where the key stands
-  // once, which is the rule, and a sum in the order of the batch where it stands more often.
-  class DistinctGradients {
-   public:
-    DistinctGradients(BatchItems items, const float* gradients, size_t dim)
-        : items_(items), gradients_(gradients), dim_(dim) {
-      std::vector<int64_t> keys(items.size);
-      std::vector<int32_t> inverse(items.size);
-      const size_t found = UniqueFinder().Find(
-          items.size, [&](size_t i) { return items.data[i].key; }, keys.data(), inverse.data());
-      if (found == items.size) return;
-      distinct_.resize(found);
-      sums_.resize((items.size - found) * dim);  // room enough: each has two items at least
-      std::vector<float*> sum_of(found, nullptr);
-      float* next = sums_.data();
-      source_.assign(found, nullptr);
-      for (size_t i = 0; i < items.size; ++i) {
-        const int32_t place = inverse[i];
-        const float* gradient = gradients + items.data[i].position * dim;
-        if (source_[place] == nullptr) {
-          distinct_[place] = {keys[place], static_cast<uint32_t>(place)};
-          source_[place] = gradient;
-          continue;
-        }
-        if (sum_of[place] == nullptr) {
-          sum_of[place] = std::copy_n(source_[place], dim, next) - dim;
-          source_[place] = sum_of[place];
-          next += dim;
-        }
-        for (size_t j = 0; j < dim; ++j) sum_of[place][j] += gradient[j];
+  // All rows with their rank. Those that have expired are removed instead, if `sweep`.
+  template <class Policy, class RowsOfShard>
+  std::vector<RankedRow> RankRows(const Policy& policy, RowsOfShard* rows, uint32_t now,
+                                  bool sweep) {
+    std::vector<RankedRow> ranked;
+    ranked.reserve(index_.size());
+    index_.ForEach([&](int64_t key, uint32_t row) { ranked.push_back({0, key, row}); });
+    std::vector<float> weights(recipe_->layout.dim());
+    size_t kept = 0;
+    for (size_t i = 0; i < ranked.size(); ++i) {
+      if (i + kAhead < ranked.size()) rows->PrefetchHeader(ranked[i + kAhead].row);
+      RankedRow row = ranked[i];
+      const JudgedRow<RowsOfShard> judged{rows, row.row, &weights};
+      if (sweep && policy.Expired(judged, now)) {
+        RemoveRow(row.key, MurmurHash3(row.key));
+      } else {
+        row.rank = policy.Rank(judged);
+        ranked[kept++] = row;
       }
-      items_ = {distinct_.data(), found};
     }
+    ranked.resize(kept);
+    return ranked;
+  }
 
-    BatchItems items() const { return items_; }
-    const float* operator[](const BatchItem& item) const {
-      return source_.empty() ? gradients_ + item.position * dim_ : source_[item.position];
+  // A row, as eviction policies see it.
+  template <class RowsOfShard>
+  struct JudgedRow {
+    const RowsOfShard* rows;
+    uint32_t row;
+    std::vector<float>* weights;  // room for a row's
+
+    uint32_t frequency() const { return rows->header(row)->frequency; }
+    uint32_t last_step() const { return rows->header(row)->last_step; }
+    // In float64 and in the order of the elements, so that a model can say the same.
+    double SquaredNorm() const {
+      rows->CopyWeights(row, weights->data());
+      double sum = 0.0;
+      for (const float w : *weights) sum += static_cast<double>(w) * static_cast<double>(w);
+      return sum;
     }
-
-   private:
-    BatchItems items_;
-    const float* const gradients_;
-    const size_t dim_;
-    // Empty where no key stands twice:
-    std::vector<BatchItem> distinct_;
-    std::vector<const float*> source_;
-    std::vector<float> sums_;
   };
+
+  // What the rows count for against a bound in bytes.
+  uint64_t charge() const {
+    const uint64_t size = index_.size();
+    return size * Eviction::kIndexBytes +
+           std::visit([&](const auto& rows) { return rows.bytes(size); }, rows_);
+  }
 
   // Calls ask(item, row) for each item, which prefetches, and a block later use(item, hash, row),
   // both in order; row may be kNoRow.
@@ -501,54 +491,70 @@ class alignas(128) Shard {
     }
   }
 
-  // For passes that copy weights to `out`. A lookup that notes the use writes to the header.
-  template <Intent kHeader>
-  void PrefetchCopy(const BatchItem& item, uint32_t row, const float* out) const {
-    const RowLayout& layout = recipe_->layout;
-    PrefetchBytes<Intent::kWrite>(out + item.position * layout.dim(), sizeof(float) * layout.dim());
-    if (row == kNoRow) return;
-    Prefetch<kHeader>(rows_[row]);
-    PrefetchBytes<Intent::kRead>(rows_[row], layout.weights_end());
+  template <class RowsOfShard>
+  void ReadInitial(const RowsOfShard& rows, int64_t key, float* to) const {
+    recipe_->initializer.Fill(key, recipe_->layout.dim(), to);
+    rows.Round(to);
   }
 
-  // What the rows count for against a bound in bytes.
-  uint64_t charge() const { return index_.size() * RowCharge(); }
-  uint64_t RowCharge() const { return recipe_->layout.bytes() + Eviction::kIndexBytes; }
-
-  uint32_t InsertInitial(int64_t key, uint64_t hash) {
+  template <class RowsOfShard>
+  uint32_t InsertInitial(RowsOfShard* rows, int64_t key, uint64_t hash) {
     const RowLayout& layout = recipe_->layout;
-    const uint32_t row = rows_.Allocate();
-    char* record = rows_[row];
-    *RowLayout::header(record) = {0, 0};
-    recipe_->initializer.Fill(key, layout.dim(), RowLayout::weights(record));
-    const size_t first = std::min(layout.dim(), layout.slot_floats());
-    float* slots = std::fill_n(layout.slots(record), first, recipe_->initial_slot);
-    std::fill_n(slots, layout.slot_floats() - first, 0.0f);
+    const uint32_t row = rows->Allocate(0);
+    *rows->header(row) = {0, 0};
+    rows->Write(row, [&](float* weights, float* slots) {
+      recipe_->initializer.Fill(key, layout.dim(), weights);
+      const size_t first = std::min(layout.dim(), layout.slot_floats());
+      slots = std::fill_n(slots, first, recipe_->initial_slot);
+      std::fill_n(slots, layout.slot_floats() - first, 0.0f);
+    });
     index_.Insert(key, hash, row);
     return row;
+  }
+
+  template <class RowsOfShard>
+  void ImportRow(RowsOfShard* rows, const BatchItem& item, const ConstRecordColumns& from) {
+    const RowLayout& layout = recipe_->layout;
+    const auto [key, position] = item;
+    const uint64_t hash = MurmurHash3(key);
+    const RowHeader header = {static_cast<uint32_t>(from.frequency[position]),
+                              static_cast<uint32_t>(from.last_step[position])};
+    uint32_t row = index_.Find(key, hash);
+    if (row == kNoRow) {
+      row = rows->Allocate(header.frequency);
+      index_.Insert(key, hash, row);
+    } else if (!rows->Fits(row, header.frequency)) {
+      rows->Free(row);
+      row = rows->Allocate(header.frequency);
+      *index_.FindValue(key, hash) = row;
+    }
+    *rows->header(row) = header;
+    const float* own_weights = from.rows + position * layout.dim();
+    const float* own_slots = from.slots + position * layout.slot_floats();
+    rows->Write(row, [&](float* weights, float* slots) {
+      std::copy_n(own_weights, layout.dim(), weights);
+      std::copy_n(own_slots, layout.slot_floats(), slots);
+    });
   }
 
   // Takes a key out with its record. Every removal goes through here, so that the journal sees it.
   bool RemoveRow(int64_t key, uint64_t hash) {
     const uint32_t row = index_.Erase(key, hash);
     if (row == kNoRow) return false;
-    rows_.Free(row);
+    std::visit([&](auto& rows) { rows.Free(row); }, rows_);
     journal_.Note(key);
     return true;
   }
 
-  void ExportRow(int64_t key, uint32_t row, uint64_t at, const RecordColumns& to) const {
+  template <class RowsOfShard>
+  void ExportRow(const RowsOfShard& rows, int64_t key, uint32_t row, uint64_t at,
+                 const RecordColumns& to) const {
     const RowLayout& layout = recipe_->layout;
-    char* record = rows_[row];
     to.keys[at] = key;
-    to.frequency[at] = RowLayout::header(record)->frequency;
-    to.last_step[at] = RowLayout::header(record)->last_step;
-    CopyWeights(record, to.rows + at * layout.dim());
-    std::copy_n(layout.slots(record), layout.slot_floats(), to.slots + at * layout.slot_floats());
-  }
-
-  void CopyWeights(char* record, float* to) const {
-    std::memcpy(to, RowLayout::weights(record), sizeof(float) * recipe_->layout.dim());
+    to.frequency[at] = rows.header(row)->frequency;
+    to.last_step[at] = rows.header(row)->last_step;
+    rows.CopyWeights(row, to.rows + at * layout.dim());
+    rows.CopySlots(row, to.slots + at * layout.slot_floats());
   }
 
   // Batches that insert nothing end a drain too, so that later ones needn't probe twice.
@@ -557,7 +563,7 @@ class alignas(128) Shard {
   std::shared_mutex mutex_;
   const RowRecipe* const recipe_;
   KeyIndex index_;
-  RowStore rows_;
+  Rows rows_;
   RemovalJournal journal_;
   AdmissionState admission_;
   const EvictionSchedule schedule_;

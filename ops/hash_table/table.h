@@ -6,7 +6,7 @@
 //          +---------------+---------------+
 //       Shard 0         Shard 1   ...   Shard 63         a lock each
 //       KeyIndex        KeyIndex        KeyIndex         key -> row number        (key_index.h)
-//       RowStore        RowStore        RowStore         row number -> record     (row_store.h)
+//       Rows            Rows            Rows             row number -> record     (rows.h)
 //          +---------------+---------------+
 //                     ChunkArena                         memory of records, never moved
 //
@@ -86,6 +86,7 @@ struct TableOptions {
   Initializer initializer;
   Admission admission;               // of all keys, unless said otherwise
   std::optional<Eviction> eviction;  // none, unless said otherwise
+  uint32_t half_below = 0;           // rows of a frequency below it are kept in half precision
   int log2_shards = 6;               // at most kLog2LogicalShards; a small bound asks for fewer
 };
 
@@ -95,11 +96,11 @@ class Table {
       : optimizer_(options.optimizer),
         recipe_(MakeRecipe(options)),
         log2_shards_(Log2Shards(options, recipe_)),
-        arena_(recipe_.layout.bytes()) {
+        arenas_(recipe_.layout) {
     const size_t shards = size_t{1} << log2_shards_;
     shards_.reserve(shards);
     for (size_t i = 0; i < shards; ++i) {
-      shards_.push_back(std::make_unique<Shard>(&recipe_, &arena_, i, shards));
+      shards_.push_back(std::make_unique<Shard>(&recipe_, &arenas_, i, shards));
     }
   }
 
@@ -276,7 +277,8 @@ class Table {
     const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
     const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
     for (const auto& shard : shards_) shard->ReserveKeys(share);
-    arena_.Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
+    (recipe_.half_below == 0 ? arenas_.full : arenas_.half)
+        .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }
 
   // Evicts what has expired and what is above the bound, without waiting for a lookup. Returns how
@@ -357,7 +359,7 @@ class Table {
   TableStatistics Statistics() const {
     TableStatistics sum;
     for (const auto& shard : shards_) shard->AddStatistics(&sum);
-    sum.bytes += arena_.bytes();
+    sum.bytes += arenas_.bytes();
     return sum;
   }
 
@@ -366,8 +368,11 @@ class Table {
     return std::visit(
         [&](const auto& optimizer) {
           return RowRecipe{RowLayout(options.dim, optimizer.SlotFloats(options.dim)),
-                           options.initializer, optimizer.InitialSlot(), options.admission,
-                           options.eviction};
+                           options.initializer,
+                           optimizer.InitialSlot(),
+                           options.admission,
+                           options.eviction,
+                           options.half_below};
         },
         options.optimizer);
   }
@@ -419,7 +424,7 @@ class Table {
   const SparseOptimizer optimizer_;
   const RowRecipe recipe_;
   const int log2_shards_;
-  ChunkArena arena_;
+  RowArenas arenas_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::shared_mutex snapshot_;
   std::atomic<int64_t> step_{0};

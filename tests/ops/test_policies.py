@@ -44,12 +44,10 @@ operation = st.one_of(
 )
 
 
-def pair(admission, eviction, initializer=None, dim=3, seed=0):
+def pair(admission, eviction, initializer=None, dim=3, seed=0, precision=None):
     settings = (dim, ops.SGD(0.5), initializer or ops.Constant(1.0), seed)
-    return (
-        ops.HashTable(*settings, admission=admission, eviction=eviction),
-        ReferenceHashTable(*settings, admission=admission, eviction=eviction),
-    )
+    policies = {"admission": admission, "eviction": eviction, "precision": precision}
+    return ops.HashTable(*settings, **policies), ReferenceHashTable(*settings, **policies)
 
 
 @settings(max_examples=200)
@@ -57,10 +55,11 @@ def pair(admission, eviction, initializer=None, dim=3, seed=0):
     operations=st.lists(operation, max_size=30),
     admission=st.sampled_from(ADMISSIONS),
     eviction=st.sampled_from(EVICTIONS),
+    precision=st.sampled_from([None, None, ops.TwoPrecisions(2), ops.TwoPrecisions(4)]),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
-def test_any_trace_agrees_with_the_model(operations, admission, eviction, seed):
-    table, model = pair(admission, eviction, seed=seed)
+def test_any_trace_agrees_with_the_model(operations, admission, eviction, precision, seed):
+    table, model = pair(admission, eviction, seed=seed, precision=precision)
     for kind, keys, argument in operations:
         keys = np.array(keys, np.int64)
         if kind == "lookup":

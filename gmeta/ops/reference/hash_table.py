@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from gmeta.ops.initializers import Initializer
 from gmeta.ops.optimizers import SparseOptimizer
-from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction
+from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
 from gmeta.ops.reference.initializers import initial_rows
 from gmeta.ops.reference.optimizers import update_row
 from gmeta.ops.reference.policies import AdmissionModel, EvictionModel, shard_count
+from gmeta.ops.reference.precisions import round_to_bfloat16, round_to_float16
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ class ReferenceHashTable:
       seed: Seed of the initial rows.
       admission: Which missing ids get a row.
       eviction: Which rows go.
+      precision: Which rows are in half precision.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ReferenceHashTable:
         seed: int = 0,
         admission: Admission | None = None,
         eviction: Eviction | None = None,
+        precision: TwoPrecisions | None = None,
     ) -> None:
         self.dim, self.optimizer, self.initializer, self.seed = dim, optimizer, initializer, seed
         self.records: dict[int, Record] = {}
@@ -57,7 +60,13 @@ class ReferenceHashTable:
         record_bytes = 8 + 4 * (dim + optimizer.slot_floats(dim))
         shards = shard_count(eviction, record_bytes)
         self.admission = AdmissionModel(admission or Always(), seed, shards)
-        self.eviction = EvictionModel(eviction, shards, lambda _: record_bytes + ROW_INDEX_BYTES)
+        self.half_below = precision.threshold if precision is not None else 0
+        half_bytes = 8 + -(-(record_bytes - 8) // 8) * 4
+
+        def row_bytes(record: Record) -> int:
+            return ROW_INDEX_BYTES + (half_bytes if record.frequency < self.half_below else record_bytes)
+
+        self.eviction = EvictionModel(eviction, shards, row_bytes)
 
     def lookup(self, ids: Ints, insert: bool = True) -> tuple[Floats, Ints, npt.NDArray[np.int32]]:
         """Rows (u, dim), keys (u,) in the order of first appearance, and the inverse of the ids' shape."""
@@ -66,6 +75,8 @@ class ReferenceHashTable:
         place = {key: index for index, key in enumerate(keys.tolist())}
         inverse = np.array([place[key] for key in ids.reshape(-1).tolist()], np.int32).reshape(ids.shape)
         rows = initial_rows(self.initializer, self.seed, keys, self.dim)
+        if self.half_below:
+            rows = round_to_float16(rows)
         if insert:
             self.counts["evictions"] += self.eviction.make_room(self.records, self.step, place)
         for index, key in enumerate(keys.tolist()):
@@ -76,12 +87,23 @@ class ReferenceHashTable:
                 self.counts["inserts" if admitted else "rejects"] += 1
                 if admitted:
                     self.records[key] = Record(rows[index].copy(), self._new_slots(), 0, 0)
+                    self._round(self.records[key])
             if key in self.records:
                 rows[index] = self.records[key].row
                 if insert:
                     self.records[key].frequency += 1
                     self.records[key].last_step = self.step
         return rows, keys, inverse
+
+    def _round(self, record: Record) -> None:
+        """What storing does to the numbers of a half row."""
+        if record.frequency < self.half_below:
+            record.row = round_to_float16(record.row)
+            record.slots = round_to_bfloat16(record.slots)
+
+    def half_rows(self) -> int:
+        """How many rows are in half precision."""
+        return sum(record.frequency < self.half_below for record in self.records.values())
 
     def _new_slots(self) -> Floats:
         slots = np.zeros(self.optimizer.slot_floats(self.dim), np.float32)
@@ -100,6 +122,7 @@ class ReferenceHashTable:
             if record is not None:
                 update_row(self.optimizer, record.row, record.slots, gradient, learning_rate, self.step)
                 record.last_step = self.step
+                self._round(record)
         self.counts["evictions"] += self.eviction.end_update(self.records, self.step)
 
     def remove(self, keys: Ints) -> int:
