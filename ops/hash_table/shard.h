@@ -20,7 +20,6 @@
 #define GMETA_OPS_HASH_TABLE_SHARD_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -40,10 +39,13 @@
 #include "ops/hash_table/logical_shards.h"
 #include "ops/hash_table/optimizers.h"
 #include "ops/hash_table/partition.h"
+#include "ops/hash_table/record_columns.h"
 #include "ops/hash_table/removal_journal.h"
+#include "ops/hash_table/row_ranking.h"
 #include "ops/hash_table/row_record.h"
 #include "ops/hash_table/row_store.h"
 #include "ops/hash_table/rows.h"
+#include "ops/hash_table/statistics.h"
 
 namespace gmeta {
 
@@ -56,35 +58,6 @@ struct RowRecipe {
   std::optional<Eviction> eviction;
   uint32_t half_below;  // rows of a frequency below it are half; 0: none
 };
-
-struct TableStatistics {
-  uint64_t size = 0;      // keys now
-  uint64_t capacity = 0;  // slots of the key index
-  uint64_t bytes = 0;     // of index and rows, allocated
-  // Counted since the table was made:
-  uint64_t hits = 0;       // keys looked up and found
-  uint64_t misses = 0;     // keys looked up and absent
-  uint64_t inserts = 0;    // rows made by lookups
-  uint64_t removes = 0;    // rows removed
-  uint64_t updates = 0;    // rows updated by a gradient
-  uint64_t ignored = 0;    // gradients of absent keys
-  uint64_t rejects = 0;    // keys looked up and not admitted
-  uint64_t evictions = 0;  // rows evicted
-  // And now:
-  uint64_t half_rows = 0;  // of `size`, in half precision
-};
-
-// Columns of whole records, for import (const) and export.
-template <class Int, class Float>
-struct BasicRecordColumns {
-  Int* keys;
-  Float* rows;   // dim floats a key
-  Float* slots;  // slot_floats floats a key
-  Int* frequency;
-  Int* last_step;
-};
-using RecordColumns = BasicRecordColumns<int64_t, float>;
-using ConstRecordColumns = BasicRecordColumns<const int64_t, const float>;
 
 class alignas(128) Shard {
  public:
@@ -121,8 +94,8 @@ class alignas(128) Shard {
           },
           rows_);
     }
-    Count(&Counters::hits, hits);
-    Count(&Counters::misses, items.size - hits);
+    counters_.Add(&ShardCounters::hits, hits);
+    counters_.Add(&ShardCounters::misses, items.size - hits);
   }
 
   // Copies rows out, making those of missing keys that are admitted first, and notes the use.
@@ -139,11 +112,11 @@ class alignas(128) Shard {
           admission_, rows_);
       index_.Drain(DrainShare(items.size));
     }
-    Count(&Counters::hits, items.size - inserts - rejects);
-    Count(&Counters::misses, inserts + rejects);
-    Count(&Counters::inserts, inserts);
-    Count(&Counters::rejects, rejects);
-    Count(&Counters::evictions, evictions);
+    counters_.Add(&ShardCounters::hits, items.size - inserts - rejects);
+    counters_.Add(&ShardCounters::misses, inserts + rejects);
+    counters_.Add(&ShardCounters::inserts, inserts);
+    counters_.Add(&ShardCounters::rejects, rejects);
+    counters_.Add(&ShardCounters::evictions, evictions);
   }
 
   // One optimizer step for each distinct key, with the sum of its gradients in the order of the
@@ -175,8 +148,8 @@ class alignas(128) Shard {
           rows_);
       index_.Drain(DrainShare(items.size));
     }
-    Count(&Counters::updates, updates);
-    Count(&Counters::ignored, distinct.items().size - updates);
+    counters_.Add(&ShardCounters::updates, updates);
+    counters_.Add(&ShardCounters::ignored, distinct.items().size - updates);
   }
 
   uint64_t Remove(BatchItems items) {
@@ -185,7 +158,7 @@ class alignas(128) Shard {
     for (size_t i = 0; i < items.size; ++i) {
       removes += RemoveRow(items.data[i].key, MurmurHash3(items.data[i].key));
     }
-    Count(&Counters::removes, removes);
+    counters_.Add(&ShardCounters::removes, removes);
     return removes;
   }
 
@@ -305,7 +278,7 @@ class alignas(128) Shard {
       std::unique_lock<std::shared_mutex> lock(mutex_);
       evictions = recipe_->eviction ? MakeRoom(step, true) : 0;
     }
-    Count(&Counters::evictions, evictions);
+    counters_.Add(&ShardCounters::evictions, evictions);
     return evictions;
   }
 
@@ -331,29 +304,11 @@ class alignas(128) Shard {
           rows_);
       sum->bytes += std::visit([](const auto& admission) { return admission.bytes(); }, admission_);
     }
-    sum->hits += counters_.hits.load(std::memory_order_relaxed);
-    sum->misses += counters_.misses.load(std::memory_order_relaxed);
-    sum->inserts += counters_.inserts.load(std::memory_order_relaxed);
-    sum->removes += counters_.removes.load(std::memory_order_relaxed);
-    sum->updates += counters_.updates.load(std::memory_order_relaxed);
-    sum->ignored += counters_.ignored.load(std::memory_order_relaxed);
-    sum->rejects += counters_.rejects.load(std::memory_order_relaxed);
-    sum->evictions += counters_.evictions.load(std::memory_order_relaxed);
+    counters_.AddTo(sum);
   }
 
  private:
   static constexpr size_t kBlock = 32;
-  static constexpr size_t kAhead = 16;
-
-  struct Counters {
-    std::atomic<uint64_t> hits{0}, misses{0}, inserts{0}, removes{0}, updates{0}, ignored{0},
-        rejects{0}, evictions{0};
-  };
-
-  // Readers count too, so that counting needs no exclusive lock: one addition a batch.
-  void Count(std::atomic<uint64_t> Counters::* counter, uint64_t amount) {
-    (counters_.*counter).fetch_add(amount, std::memory_order_relaxed);
-  }
 
   template <class AdmissionOfShard, class RowsOfShard>
   void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission,
@@ -398,7 +353,11 @@ class alignas(128) Shard {
     if (!sweep && !is_full()) return 0;
     const uint64_t before = index_.size();
     std::vector<RankedRow> ranked = std::visit(
-        [&](const auto& policy, auto& rows) { return RankRows(policy, &rows, now, sweep); },
+        [&](const auto& policy, const auto& rows) {
+          return RankRows(policy, index_, rows, recipe_->layout.dim(), [&](const auto& row) {
+            return sweep && policy.Expired(row, now) && RemoveRow(row.key, MurmurHash3(row.key));
+          });
+        },
         recipe_->eviction->policy, rows_);
     if (is_full()) {
       const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // that a row charges
@@ -415,48 +374,6 @@ class alignas(128) Shard {
     }
     return before - index_.size();
   }
-
-  // All rows with their rank. Those that have expired are removed instead, if `sweep`.
-  template <class Policy, class RowsOfShard>
-  std::vector<RankedRow> RankRows(const Policy& policy, RowsOfShard* rows, uint32_t now,
-                                  bool sweep) {
-    std::vector<RankedRow> ranked;
-    ranked.reserve(index_.size());
-    index_.ForEach([&](int64_t key, uint32_t row) { ranked.push_back({0, key, row}); });
-    std::vector<float> weights(recipe_->layout.dim());
-    size_t kept = 0;
-    for (size_t i = 0; i < ranked.size(); ++i) {
-      if (i + kAhead < ranked.size()) rows->PrefetchHeader(ranked[i + kAhead].row);
-      RankedRow row = ranked[i];
-      const JudgedRow<RowsOfShard> judged{rows, row.row, &weights};
-      if (sweep && policy.Expired(judged, now)) {
-        RemoveRow(row.key, MurmurHash3(row.key));
-      } else {
-        row.rank = policy.Rank(judged);
-        ranked[kept++] = row;
-      }
-    }
-    ranked.resize(kept);
-    return ranked;
-  }
-
-  // A row, as eviction policies see it.
-  template <class RowsOfShard>
-  struct JudgedRow {
-    const RowsOfShard* rows;
-    uint32_t row;
-    std::vector<float>* weights;  // room for a row's
-
-    uint32_t frequency() const { return rows->header(row)->frequency; }
-    uint32_t last_step() const { return rows->header(row)->last_step; }
-    // In float64 and in the order of the elements, so that a model can say the same.
-    double SquaredNorm() const {
-      rows->CopyWeights(row, weights->data());
-      double sum = 0.0;
-      for (const float w : *weights) sum += static_cast<double>(w) * static_cast<double>(w);
-      return sum;
-    }
-  };
 
   // What the rows count for against a bound in bytes.
   uint64_t charge() const {
@@ -567,7 +484,7 @@ class alignas(128) Shard {
   RemovalJournal journal_;
   AdmissionState admission_;
   const EvictionSchedule schedule_;
-  Counters counters_;
+  ShardCounters counters_;
 };
 
 }  // namespace gmeta
