@@ -105,7 +105,7 @@ class CountAdmission(Admission):
 
     Args:
       threshold: >= 1; with a filter, at most 255.
-      filter: None counts exactly, in 21 to 43 bytes an id that waits (an id that never comes again waits for
+      filter: None counts exactly, in 21 to 64 bytes an id that waits (an id that never comes again waits for
         ever); a row that is evicted later has to be counted anew. A `Bloom` filter bounds the memory at a
         stated error, and forgets nothing: a row that was evicted comes back at once.
 

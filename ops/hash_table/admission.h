@@ -15,7 +15,8 @@
 //
 // By count. A key is admitted by the miss that brings its count to the threshold: its
 // threshold-th. Counts of keys that are not admitted yet are kept
-//   exactly (AdmitByCount): a KeyIndex whose values are counts, 21 to 43 bytes a key that waits;
+//   exactly (AdmitByCount): a KeyIndex whose values are counts, 21 to 43 bytes a key that waits, 64
+//   while it grows;
 //     admission frees the counter, so a row that is evicted later must earn its place anew.
 //   in a counting Bloom filter (AdmitByFilter; L. Fan et al., "Summary Cache", 2000) of one-byte
 //     counters with conservative update (C. Estan and G. Varghese, 2002): a key's count is the
