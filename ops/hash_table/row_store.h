@@ -57,11 +57,11 @@ class ChunkArena {
     reserved_ = next_.bytes();
   }
 
-  // Allocated bytes. A chunk ahead is left out unless it was reserved: nothing of it has been
-  // touched.
+  // Bytes that the system has supplied: all of a chunk that was reserved, and of others what is in
+  // use, because memory that wasn't touched takes up addresses only.
   size_t bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return total_ + reserved_;
+    return total_ + reserved_ - (populated_ ? 0 : current_bytes_ - used_);
   }
 
  private:
@@ -82,6 +82,7 @@ class ChunkArena {
     if (next_.bytes() == 0) next_ = MemoryBlock(NextBytes());
     current_bytes_ = next_.bytes();
     total_ += current_bytes_;
+    populated_ = reserved_ > 0;
     reserved_ = 0;
     chunks_.push_back(std::exchange(next_, MemoryBlock()));
     used_ = 0;
@@ -94,7 +95,8 @@ class ChunkArena {
   size_t current_bytes_ = 0;
   size_t used_ = 0;
   size_t total_ = 0;
-  size_t reserved_ = 0;  // of next_, if it was reserved
+  size_t reserved_ = 0;     // of next_, if it was reserved
+  bool populated_ = false;  // whether the current chunk was reserved
 };
 
 class RowStore {

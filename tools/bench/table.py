@@ -8,7 +8,8 @@ One table at a time is filled with random int64 keys and its optimizer's slots (
 
 lookup   rows of keys that are there; peers: TFRA's lookup, tf.gather of row numbers
 miss     keys that aren't there, without insertion; peer: TFRA's lookup with its default value
-insert   new keys, each a first appearance, of zeros and of random rows; peer: TFRA's insert of zeros
+insert   new keys into a table of this size; peer: TFRA's insert of zeros, into three tables where rows have
+         Adam's moments
 update   fused Adam, one call; peers: TFRA's weights and both moments looked up, Adam in TensorFlow, all three
          inserted again; gather, Adam, scatter on three dense variables
 lookup with deduplication   `HashTable.lookup`, which finds the distinct ids first (no peer does)
@@ -110,33 +111,32 @@ class Bench:
         self.case, self.rounds = case, rounds
         self.calls = rounds + WARM_UP
         self.rows = batches(case, self.calls, seed=1)
-        self.table = ops.HashTable(
+        self.table: Any = ops.HashTable(
             case.dim, optimizer=ops.Adam(1e-3), initializer=ops.Uniform(), name="bench"
         )
-        # As the peer's init_size does, so that neither waits for the system's memory while it is timed.
-        self.table.reserve(case.rows + self.calls * BATCH)
         for numbers in fill(case):
             self.table.lookup_keys(scramble(numbers))
-        self.dense = tf.Variable(tf.zeros([case.rows, case.dim]), trainable=False)
+        self.dense: Any = tf.Variable(tf.zeros([case.rows, case.dim]), trainable=False)
         self.tfra = find_tfra()
-        self.peer = make_tfra(self.tfra, case) if self.tfra else None
+        self.peer: Any = make_tfra(self.tfra, case) if self.tfra else None
 
     def compare(
         self,
         operation: str,
         keys: float,
         own: Callable[[int], object],
-        peer: Callable[[int], object],
+        peer: Callable[[int], object] | None,
         dense: Callable[[int], object] | None = None,
     ) -> Iterator[Result]:
         """Rates of the contenders that are there; ``keys`` in a call."""
         contenders = {"gmeta": own}
-        if self.tfra:
+        if peer and self.tfra:
             contenders[TFRA] = peer
         if dense:
             contenders[DENSE] = dense
         rate = {name: keys / s for name, s in interleave(contenders, rounds=self.rounds).items()}
-        yield Result(self.case.name(operation), rate["gmeta"], "keys/s", TFRA, rate.get(TFRA))
+        if peer:
+            yield Result(self.case.name(operation), rate["gmeta"], "keys/s", TFRA, rate.get(TFRA))
         if dense:
             yield Result(self.case.name(operation), rate["gmeta"], "keys/s", DENSE, rate[DENSE])
 
@@ -174,61 +174,88 @@ class Bench:
         )
 
     def update(self) -> Iterator[Result]:
-        """Adam on distinct keys, as a lookup gives them."""
+        """Adam on distinct keys, as a lookup gives them; one peer after the other, for want of memory."""
         distinct = [np.unique(batch) for batch in self.rows]
         dim = self.case.dim
         gradients = [tf.random.stateless_normal([len(d), dim], [1, k]) for k, d in enumerate(distinct)]
         keys = [tf.constant(scramble(d)) for d in distinct]
         indices = [tf.constant(d) for d in distinct]
+        count = float(np.median([len(d) for d in distinct]))
+
+        def own(k: int) -> object:
+            return self.table.apply_gradients(keys[k], gradients[k])
+
+        self.dense = None
         tables = [self.peer, *(make_tfra(self.tfra, self.case) for _ in range(2))] if self.tfra else []
-        variables = [self.dense, *(tf.Variable(tf.zeros_like(self.dense)) for _ in range(2))]
 
         def upsert(k: int) -> None:
             found = [table.lookup(keys[k]) for table in tables]
             for table, new in zip(tables, adam(*found, gradients[k]), strict=True):
                 table.insert(keys[k], new)
 
+        yield from self.compare("update_adam", count, own, upsert)
+        tables.clear()
+        self.peer = None
+        variables = [tf.Variable(tf.zeros([self.case.rows, dim]), trainable=False) for _ in range(3)]
+
         def scatter(k: int) -> None:
             found = [tf.gather(variable, indices[k]) for variable in variables]
             for variable, new in zip(variables, adam(*found, gradients[k]), strict=True):
                 variable.scatter_update(tf.IndexedSlices(new, indices[k]))
 
-        yield from self.compare(
-            "update_adam",
-            float(np.median([len(d) for d in distinct])),
-            lambda k: self.table.apply_gradients(keys[k], gradients[k]),
-            upsert,
-            scatter,
-        )
+        yield from self.compare("update_adam", count, own, None, scatter)
 
     def memory(self) -> Iterator[Result]:
         """What a row costs beside its record of header, weights and two moments.
 
-        The worst that growth leaves while an unreserved table fills, from a tenth of the rows on.
+        The worst that growth leaves while a table fills, from a tenth of the rows on. An index that has grown
+        drains its old half in the batches that follow, so some are run before each reading.
         """
         table = ops.HashTable(self.case.dim, optimizer=ops.Adam(), initializer=ops.Zeros(), name="memory")
         worst, rows = 0.0, min(self.case.rows, MEMORY_ROWS)
         for numbers in np.array_split(np.arange(rows), 40):
-            table.lookup_keys(scramble(numbers))
+            keys = tf.constant(scramble(numbers))
+            for _ in range(30):
+                table.lookup_keys(keys)
             now = table.statistics()
             if int(now.size) >= rows // 10:
                 worst = max(worst, int(now.bytes) / int(now.size) - (8 + 4 * 3 * self.case.dim))
         yield Result(self.case.name("bytes_beside_record"), worst, "bytes/row")
         yield Result(self.case.name("load_factor"), float(self.table.statistics().load_factor), "keys/slot")
+        self.table = None
 
     def insert(self) -> Iterator[Result]:
-        """New keys; the peer is handed rows that were made beforehand, and keeps no slots beside them."""
-        keys, made = self.unseen(1), tf.zeros([BATCH, self.case.dim])
-        yield from self.compare(
-            "insert",
-            BATCH,
-            lambda k: self.table.lookup_keys(keys[k]),
-            lambda k: self.peer.insert(keys[k], made),
-        )
-        table = ops.HashTable(self.case.dim, optimizer=ops.Adam(), initializer=ops.Normal(), name="normal")
-        table.reserve(self.calls * BATCH)
+        """New keys; the peer is handed rows that were made beforehand, and a table for each moment."""
+        made = tf.zeros([BATCH, self.case.dim])
+        for block, (name, optimizer, peers) in enumerate(
+            (("insert_without_slots", ops.SGD(), 1), ("insert_adam", ops.Adam(), 3)), start=1
+        ):
+            keys = self.unseen(block)
+            table = self.new_table(optimizer, ops.Zeros())
+            tables = [make_tfra(self.tfra, self.case) for _ in range(peers)] if self.tfra else []
+
+            def insert_all(k: int, tables: list[Any] = tables, keys: list[tf.Tensor] = keys) -> None:
+                for peer in tables:
+                    peer.insert(keys[k], made)
+
+            yield from self.compare(
+                name,
+                BATCH,
+                lambda k, table=table, keys=keys: table.lookup_keys(keys[k]),  # type: ignore[misc]
+                insert_all,
+            )
+        keys = self.unseen(3)
+        table = self.new_table(ops.Adam(), ops.Normal())
         seconds = interleave({"gmeta": lambda k: table.lookup_keys(keys[k])}, rounds=self.rounds)
-        yield Result(self.case.name("insert_normal_rows"), BATCH / seconds["gmeta"], "keys/s")
+        yield Result(self.case.name("insert_adam_normal_rows"), BATCH / seconds["gmeta"], "keys/s")
+
+    def new_table(self, optimizer: ops.SparseOptimizer, initializer: ops.Initializer) -> ops.HashTable:
+        """The case's keys, and room for more: as the peer's init_size, so that neither waits for memory."""
+        table = ops.HashTable(self.case.dim, optimizer=optimizer, initializer=initializer, name="insert")
+        table.reserve(self.case.rows + self.calls * BATCH)
+        for numbers in fill(self.case):
+            table.lookup_keys(scramble(numbers))
+        return table
 
 
 def fill(case: Case) -> Iterator[np.ndarray]:
