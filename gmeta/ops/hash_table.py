@@ -262,13 +262,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           keys: (n,) integers, as a `Lookup` gave them.
           grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` that
             a gather leaves, whose rows then alone are updated.
-          learning_rate: Replaces the optimizer's for this call.
+          learning_rate: Replaces the optimizer's for this call; needed where that is None.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
-          ConfigError: Wrong dtypes or shapes, or ``grads`` is None: the loss doesn't depend on the rows.
+          ConfigError: Wrong dtypes or shapes; no rate; or no ``grads``: the loss doesn't depend on the rows.
         """
         if grads is None:
             raise ConfigError(
@@ -279,6 +279,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         if isinstance(grads, tf.IndexedSlices):
             keys, grads = tf.gather(keys, grads.indices), grads.values
         rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
+        if rate is None:
+            raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: give this call one")
         return _native.gmeta_hash_table_update(
             table=self.resource_handle,
             keys=keys,

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from gmeta.core.errors import ConfigError
 
-LearningRate: TypeAlias = float | Callable[[Any], Any]
-"""A number, or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate."""
+LearningRate: TypeAlias = float | Callable[[Any], Any] | None
+"""A number; or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate; or None: it
+is for whoever updates the table to say, such as the Keras optimizer of the model that it stands in."""
 
 
 def _check(owner: object, name: str, value: float, high: float = float("inf")) -> None:
@@ -26,8 +27,9 @@ class SparseOptimizer:
     """Base of the sparse optimizers.
 
     Attributes:
-      learning_rate: A number >= 0, or a schedule of the table's step such as a
-        ``tf.keras.optimizers.schedules.LearningRateSchedule``.
+      learning_rate: A number >= 0; or a schedule of the table's step such as a
+        ``tf.keras.optimizers.schedules.LearningRateSchedule``; or None to follow the Keras optimizer of the
+        model that the table stands in.
     """
 
     learning_rate: LearningRate = 0.001
@@ -39,7 +41,7 @@ class SparseOptimizer:
     """What is kept beside a row's weights; each slot is as wide as the row, unless `slot_floats` says not."""
 
     def __post_init__(self) -> None:
-        if not callable(self.learning_rate):
+        if self.learning_rate is not None and not callable(self.learning_rate):
             _check(self, "learning_rate", self.learning_rate)
 
     @property
