@@ -25,6 +25,7 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.matmul(x, kernel) + tf.expand_dims(bias, -2)
 
 
+@tf.keras.saving.register_keras_serializable("gmeta")
 class DenseStack(tf.keras.layers.Layer):
     r"""A multilayer perceptron: ReLU between the layers, none after the last.
 

@@ -8,19 +8,24 @@ tapes, and support and query ids that stand in one batch are fetched once (G-Met
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers import settings
 from gmeta.layers.feature_config import FeatureConfig
+from gmeta.layers.feature_ids import Ids, feature_ids, flat_ids, like_ids
 from gmeta.layers.merge_plan import MergedTable, merge_tables
+from gmeta.layers.plan_check import PlanCheck
+from gmeta.layers.plan_table import plan_table
+from gmeta.layers.pooling import pool
+from gmeta.layers.recorded_lookups import TableGradient, active_recording
+from gmeta.layers.table_arrays import load_table, save_table
 from gmeta.ops.hash_table import HashTable
+from gmeta.ops.merge_keys import merge_keys
 from gmeta.ops.optimizers import Adam, SparseOptimizer
-
-Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
-"""A feature's int64 ids: (samples,), or ragged (samples, None) where it has a pooling."""
 
 
 class CollectionLookup(NamedTuple):
@@ -37,19 +42,43 @@ class CollectionLookup(NamedTuple):
     positions: dict[str, Ids]
 
 
+@tf.keras.saving.register_keras_serializable("gmeta")
 class EmbeddingCollection(tf.keras.layers.Layer):
-    """Dynamic embeddings of categorical features.
+    r"""Dynamic embeddings of categorical features, as a layer of any Keras model.
+
+    Called on a dict of ids, it gives a dict of vectors:
+
+    =============================================  =================  =========================
+    ids of a feature (any integers)                pooling            its vectors
+    =============================================  =================  =========================
+    Tensor (samples,)                              None               (samples, dim)
+    Tensor (samples, length)                       None               (samples, length, dim)
+    RaggedTensor or SparseTensor (samples, None)   None               ragged (samples, None, dim)
+    Tensor, RaggedTensor or SparseTensor, rank 2   sum, mean, sqrtn   (samples, dim)
+    =============================================  =================  =========================
+
+    In a dense Tensor every id counts; where samples have different numbers of ids, pass them ragged or
+    sparse. Rows are float32; under a ``mixed_float16`` policy the vectors that ``call`` gives are float16.
+
+    Training: inside a `gmeta.models.Model`, or within `record_lookups`, the layer may be called any number of
+    times in a step and shared between towers; gradients to the same key are summed before one update of each
+    table. With ``training=False`` nothing is stored: an id that was never seen reads the row that it would
+    start with. So it is too while ``layer.trainable`` is False.
 
     Args:
-      features: The features. Tables of equal width and equal initial rows are merged into one physical
-        table (see `gmeta.layers.merge_plan`); `plan` tells how.
-      optimizer: The sparse optimizer, fused into the tables' update.
+      features: The features. Tables of equal width and policy (initial rows, admission, eviction) are merged
+        into one physical table (see `gmeta.layers.merge_plan`); `plan` tells how.
+      optimizer: The sparse optimizer, fused into the tables' update. Where its ``learning_rate`` is a number
+        or a schedule, that is the tables' rate; where it is None, they follow the current rate of the Keras
+        optimizer, schedules and callbacks included. Without an optimizer: ``Adam(learning_rate=None)``. What
+        else the Keras optimizer has (clipping, weight decay, moving averages) is for dense weights alone.
       seed: Initial rows are a pure function of (seed, key).
 
     Raises:
-      ConfigError: Features that contradict each other.
+      ConfigError: Features that contradict each other; inputs of a shape that doesn't go with their feature;
+        a call with ``training=True`` where nothing records the lookups, so that the rows wouldn't be trained.
       tf.errors.InvalidArgumentError: In a lookup, an id that is negative or too large; it names the
-        feature and the limit.
+        feature, the id, its position and the limit.
 
     Example:
       >>> collection = EmbeddingCollection([FeatureConfig("user", 4), FeatureConfig("tags", 4, "mean")])
@@ -70,29 +99,36 @@ class EmbeddingCollection(tf.keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, **kwargs)
         self.features = tuple(features)
+        self.seed = seed
         self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
         self.tables = [
             HashTable(
                 merged.dim,
-                optimizer=optimizer or Adam(),
-                initializer=merged.initializer,
+                optimizer=optimizer or Adam(learning_rate=None),
+                initializer=merged.policy.initializer,
+                admission=merged.policy.admission,
+                eviction=merged.policy.eviction,
                 seed=seed,
                 name=f"{name}/{'+'.join(merged.tables)}",
             )
             for merged in self.merged
         ]
+        self._plan_check = PlanCheck(self.name, self.merged)
 
-    def plan(self) -> str:
-        """How features became tables, one line for each physical table."""
-        return "\n".join(
-            f"{merged.dim} wide, ids below 2^{merged.id_bits}: "
-            + ", ".join(
-                f.name if f.name == f.table_name else f"{f.name} -> {f.table_name}" for f in merged.features
-            )
-            for merged in self.merged
-        )
+    @property
+    def optimizer(self) -> SparseOptimizer:
+        """The tables' optimizer."""
+        return self.tables[0].optimizer
 
-    def lookup(self, inputs: Mapping[str, Ids], *, insert: bool = True) -> CollectionLookup:
+    def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
+        """Print how features became tables, one line for each physical table.
+
+        Args:
+          print_fn: Is called with the text; `print` where it isn't said.
+        """
+        (print_fn or print)(plan_table(self.merged, self.tables))
+
+    def lookup(self, inputs: Mapping[str, Any], *, insert: bool | tf.Tensor = True) -> CollectionLookup:
         """Fetch the rows of all features' ids, each row once.
 
         Args:
@@ -102,30 +138,43 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         """
         rows, keys, positions = [], [], {}
         for table, merged in zip(self.tables, self.merged, strict=True):
-            ids = [self._ids(inputs, feature) for feature in merged.features]
-            flat = [_flat(value) for value in ids]
-            found = table.lookup(
-                tf.concat([_keys(v, merged, f) for v, f in zip(flat, merged.features, strict=True)], axis=0),
-                insert=insert,
+            ids = [feature_ids(inputs, feature) for feature in merged.features]
+            flat = [flat_ids(value) for value in ids]
+            merged_keys = merge_keys(
+                flat,
+                features=[feature.name for feature in merged.features],
+                prefixes=[merged.key_prefix(feature) for feature in merged.features],
+                id_bits=merged.id_bits,
             )
+            found = table.lookup(merged_keys, insert=insert)
             rows.append(found.rows)
             keys.append(found.keys)
             parts = tf.split(found.inverse, [tf.shape(value)[0] for value in flat], num=len(flat))
             for feature, value, part in zip(merged.features, ids, parts, strict=True):
-                positions[feature.name] = _like(value, part)
+                positions[feature.name] = like_ids(value, part)
         return CollectionLookup(tuple(rows), tuple(keys), positions)
 
-    def embed(self, lookup: CollectionLookup) -> dict[str, tf.Tensor]:
-        """Feature -> (samples, dim) vectors, gathered from the lookup's rows and pooled."""
-        vectors = {}
-        for rows, merged in zip(lookup.rows, self.merged, strict=True):
-            for feature in merged.features:
-                vectors[feature.name] = _pool(rows, lookup.positions[feature.name], feature)
-        return vectors
+    def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
+        """Feature -> its float32 vectors, gathered from the lookup's rows and pooled."""
+        return {
+            feature.name: pool(rows, lookup.positions[feature.name], feature.pooling)
+            for rows, merged in zip(lookup.rows, self.merged, strict=True)
+            for feature in merged.features
+        }
 
     def concat(self, lookup: CollectionLookup) -> tf.Tensor:
-        """All features' vectors side by side, in the features' order: (samples, sum of dims)."""
+        """All features' vectors side by side, in the features' order: (samples, sum of dims).
+
+        Raises:
+          ConfigError: A feature has a vector for each of several ids a sample.
+        """
         vectors = self.embed(lookup)
+        for name, vector in vectors.items():
+            if vector.shape.rank != 2:
+                raise ConfigError(
+                    f"feature {name!r} has vectors of shape {vector.shape} and can't stand beside the "
+                    "others: give it a pooling"
+                )
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
 
     def apply_gradients(
@@ -134,63 +183,65 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
         learning_rate: tf.Tensor | float | None = None,
     ) -> None:
-        """Update the rows of a lookup with the gradients of a loss with respect to ``lookup.rows``."""
+        """Update the rows of a lookup with the gradients of a loss with respect to ``lookup.rows``.
+
+        Args:
+          lookup: The lookup.
+          gradients: One for each of its ``rows``.
+          learning_rate: The tables' rate where their optimizer has none of its own.
+        """
         for table, keys, gradient in zip(self.tables, lookup.keys, gradients, strict=True):
-            table.apply_gradients(keys, tf.convert_to_tensor(gradient), learning_rate=learning_rate)
+            TableGradient(table, keys, gradient).apply(learning_rate)
 
-    def call(self, inputs: Mapping[str, Ids], training: bool | None = None) -> dict[str, tf.Tensor]:
-        """Feature -> (samples, dim) vectors; ids are given rows of their own only in training."""
-        return self.embed(self.lookup(inputs, insert=bool(training)))
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    def call(self, inputs: Mapping[str, Any], training: bool | tf.Tensor | None = None) -> dict[str, Any]:
+        """Feature -> vectors, in the layer's compute dtype."""
+        train = False if training is None or not self.trainable else training
+        lookup = self.lookup(inputs, insert=train)
+        if train is not False:
+            self._record(lookup)
+        return {name: tf.cast(v, self.compute_dtype) for name, v in self.embed(lookup).items()}
 
-    def _ids(self, inputs: Mapping[str, Ids], feature: FeatureConfig) -> Ids:
-        if feature.name not in inputs:
+    def _record(self, lookup: CollectionLookup) -> None:
+        recording = active_recording()
+        if recording is None:
             raise ConfigError(
-                f"feature {feature.name!r} is missing from the input; it has {', '.join(inputs)}"
+                f"{self.name!r} is called with training=True where nothing records its lookups, so its rows "
+                "would not be trained: use gmeta.models.Model in place of tf.keras.Model, or in a loop of "
+                "your own `with gmeta.layers.record_lookups(tape) as lookups:`; to read, call it with "
+                "training=False"
             )
-        ids = inputs[feature.name]
-        ragged = isinstance(ids, tf.RaggedTensor)
-        if ragged != (feature.pooling is not None):
-            wanted = "a RaggedTensor" if feature.pooling else "a Tensor of shape (samples,)"
-            raise ConfigError(
-                f"feature {feature.name!r} has pooling={feature.pooling!r} and takes {wanted}, "
-                f"got a {'RaggedTensor' if ragged else 'Tensor'} of shape {ids.shape}"
-            )
-        return tf.cast(ids, tf.int64)
+        for table, keys, rows in zip(self.tables, lookup.keys, lookup.rows, strict=True):
+            recording.add(table, keys, rows)
 
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again, as JSON can hold them; its rows start anew."""
+        return {
+            **super().get_config(),
+            "features": [settings.to_config(feature) for feature in self.features],
+            "optimizer": settings.to_config(self.optimizer),
+            "seed": self.seed,
+        }
 
-def _flat(ids: Ids) -> tf.Tensor:
-    return ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
+        """The layer that `get_config` described."""
+        made = {
+            "features": [settings.from_config(feature) for feature in config["features"]],
+            "optimizer": settings.from_config(config["optimizer"]),
+        }
+        return cls(**{**config, **made})
 
+    # Keras' own formats, `.keras` and `.weights.h5`. tf.train.Checkpoint finds the tables by itself.
 
-def _like(ids: Ids, flat: tf.Tensor) -> Ids:
-    return ids.with_flat_values(flat) if isinstance(ids, tf.RaggedTensor) else flat
+    def save_own_variables(self, store: Any) -> None:
+        """Write the tables' whole records."""
+        store["plan"] = self._plan_check.as_array()
+        for index, table in enumerate(self.tables):
+            save_table(table, store, f"table{index}")
 
-
-def _keys(ids: tf.Tensor, merged: MergedTable, feature: FeatureConfig) -> tf.Tensor:
-    """Raw ids as keys of the merged table; a negative or too large one is refused."""
-    # An arithmetic shift leaves 0 for the ids that fit, and for those alone: negative ones leave -1.
-    excess = tf.bitwise.right_shift(ids, tf.constant(merged.id_bits, tf.int64))
-    check = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(excess, 0)),
-        [
-            f"feature {feature.name}: ids must be in [0, {merged.id_limit}); got some in the range of",
-            tf.reduce_min(ids),
-            "to",
-            tf.reduce_max(ids),
-        ],
-    )
-    with tf.control_dependencies([check] if check is not None else []):
-        return tf.bitwise.bitwise_or(ids, tf.constant(merged.key_prefix(feature), tf.int64))
-
-
-def _pool(rows: tf.Tensor, positions: Ids, feature: FeatureConfig) -> tf.Tensor:
-    if not isinstance(positions, tf.RaggedTensor):
-        return tf.gather(rows, positions)
-    samples = positions.nrows()
-    total = tf.math.unsorted_segment_sum(
-        tf.gather(rows, positions.flat_values), positions.value_rowids(), samples
-    )
-    if feature.pooling == "sum":
-        return total
-    count = tf.cast(positions.row_lengths(), rows.dtype)[:, tf.newaxis]
-    return tf.math.divide_no_nan(total, tf.sqrt(count) if feature.pooling == "sqrtn" else count)
+    def load_own_variables(self, store: Any) -> None:
+        """Read what `save_own_variables` wrote, in place of what the tables hold."""
+        self._plan_check.check_array(store["plan"])
+        for index, table in enumerate(self.tables):
+            load_table(table, store, f"table{index}")

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops.initializers import Initializer, Uniform
+from gmeta.ops.policies import Admission, Always, Eviction
 
 Pooling = Literal["sum", "mean", "sqrtn"]
 
 
+class RowPolicy(NamedTuple):
+    """What the rows of a table are like. Tables of equal policy are merged."""
+
+    dim: int
+    initializer: Initializer
+    admission: Admission
+    eviction: Eviction | None
+
+
 @dataclass(frozen=True)
 class FeatureConfig:
-    """A categorical feature and how its ids become a vector.
+    """A categorical feature and how its ids become vectors.
 
     Attributes:
       name: The feature's name in the input.
       dim: Width of its embedding.
-      pooling: How the rows of a ragged feature become one vector: their ``"sum"``, their ``"mean"``, or
-        the sum over the square root of their number (``"sqrtn"``). None for a feature of one id a sample.
-        A sample without ids has the zero vector.
+      pooling: How the rows of a sample's ids become one vector: their ``"sum"``, their ``"mean"``, or the
+        sum over the square root of their number (``"sqrtn"``); a sample without ids has the zero vector.
+        None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes.
       table: Name of the embedding table. Features that name the same table share its rows; None gives the
         feature a table of its own.
       initializer: Distribution of a row that is seen for the first time.
+      admission: Which ids get a row of their own when they are first seen; all of them by default.
+      eviction: Which rows go, and when; none by default. A bound is that of the merged table, for all its
+        features together.
+      max_length: Of a sample's ids only the last this many are used (the latest, where they stand in the
+        order of time); None uses all.
 
     Raises:
-      ConfigError: A width below 1 or an unknown pooling.
+      ConfigError: A width or length below 1, or an unknown pooling.
 
     Example:
       >>> FeatureConfig("genre", dim=32, pooling="mean").table_name
@@ -38,6 +53,9 @@ class FeatureConfig:
     pooling: Pooling | None = None
     table: str | None = None
     initializer: Initializer = field(default_factory=lambda: Uniform(-0.05, 0.05))
+    admission: Admission = field(default_factory=Always)
+    eviction: Eviction | None = None
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.dim < 1:
@@ -46,8 +64,17 @@ class FeatureConfig:
             raise ConfigError(
                 f"feature {self.name!r}: pooling must be None, 'sum', 'mean' or 'sqrtn', got {self.pooling!r}"
             )
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(
+                f"feature {self.name!r}: max_length must be at least 1, or None, got {self.max_length}"
+            )
 
     @property
     def table_name(self) -> str:
         """The table that the feature reads."""
         return self.table or self.name
+
+    @property
+    def policy(self) -> RowPolicy:
+        """What it asks of its table."""
+        return RowPolicy(self.dim, self.initializer, self.admission, self.eviction)

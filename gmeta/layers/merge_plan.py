@@ -11,25 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.feature_config import FeatureConfig
-from gmeta.ops.initializers import Initializer
+from gmeta.layers.feature_config import FeatureConfig, RowPolicy
 
 
 @dataclass(frozen=True)
 class MergedTable:
-    """A physical table: its width, its initial rows, and the tables that live in it.
+    """A physical table: what its rows are like, and the tables that live in it.
 
     Attributes:
-      dim: Width of a row.
-      initializer: Distribution of initial rows.
+      policy: Width, initial values, admission and eviction of its rows.
       tables: The merged tables' names; a table's position is its i.
       features: The features that read them, in the order of the collection.
     """
 
-    dim: int
-    initializer: Initializer
+    policy: RowPolicy
     tables: tuple[str, ...]
     features: tuple[FeatureConfig, ...]
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return self.policy.dim
 
     @property
     def id_bits(self) -> int:
@@ -47,7 +49,7 @@ class MergedTable:
 
 
 def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
-    """Merge tables of equal width and equal initial rows.
+    """Merge tables of equal policy.
 
     Raises:
       ConfigError: No feature, two of one name, or two that share a table and disagree on it.
@@ -58,18 +60,17 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"features named twice: {', '.join(twice)}")
-    policies: dict[str, tuple[int, Initializer]] = {}
+    policies: dict[str, RowPolicy] = {}
     for feature in features:
-        policy = (feature.dim, feature.initializer)
-        if policies.setdefault(feature.table_name, policy) != policy:
+        if policies.setdefault(feature.table_name, feature.policy) != feature.policy:
             raise ConfigError(
-                f"feature {feature.name!r} shares table {feature.table_name!r} but asks for {policy}; "
-                f"the table has {policies[feature.table_name]}"
+                f"feature {feature.name!r} shares table {feature.table_name!r} but asks for "
+                f"{feature.policy}; the table has {policies[feature.table_name]}"
             )
-    groups: dict[tuple[int, Initializer], list[str]] = {}
+    groups: dict[RowPolicy, list[str]] = {}
     for table, policy in policies.items():
         groups.setdefault(policy, []).append(table)
     return tuple(
-        MergedTable(dim, initializer, tuple(tables), tuple(f for f in features if f.table_name in tables))
-        for (dim, initializer), tables in groups.items()
+        MergedTable(policy, tuple(tables), tuple(f for f in features if f.table_name in tables))
+        for policy, tables in groups.items()
     )

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -5,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
 from gmeta.ops.initializers import Normal
 from gmeta.ops.optimizers import SGD
+from gmeta.ops.policies import LRU, CountAdmission
 
 START = Normal(0.0, 1.0)
 
@@ -49,7 +52,7 @@ def row(layer, feature, raw):
 def test_pooling_of_ragged_ids(tags, pooling):
     layer = collection(pooling)
     n = len(tags)
-    vectors = layer(batch(user=range(n), item=range(n), tags=tags, wide=range(n)), training=True)
+    vectors = layer.embed(layer.lookup(batch(user=range(n), item=range(n), tags=tags, wide=range(n))))
     for ids, vector in zip(tags, vectors["tags"].numpy(), strict=True):
         rows = np.array([row(layer, "tags", raw) for raw in ids]).reshape(-1, 4)
         scale = {"sum": 1.0, "mean": max(len(ids), 1), "sqrtn": max(len(ids), 1) ** 0.5}[pooling]
@@ -111,7 +114,9 @@ def test_reading_stores_nothing():
     layer = collection()
     first = layer(batch())["user"]
     assert [int(table.size()) for table in layer.tables] == [0, 0]
-    np.testing.assert_array_equal(layer(batch(), training=True)["user"], first)  # the row it starts with
+    with record_lookups():
+        trained = layer(batch(), training=True)["user"]
+    np.testing.assert_array_equal(trained, first)  # the row it starts with
     assert [int(table.size()) for table in layer.tables] == [6, 1]
 
 
@@ -130,20 +135,63 @@ def test_an_empty_batch():
 def test_an_id_out_of_range_names_feature_and_limit(bad, traced):
     layer = collection()
     lookup = tf.function(layer.lookup) if traced else layer.lookup
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"feature item: .*\[0, {1 << 61}\)"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=rf"feature 'item': id {bad} at position 1 of 2 is outside \[0, {1 << 61}\)",
+    ):
         lookup(batch(item=[3, bad]))
 
 
 def test_inputs_that_do_not_fit_name_the_feature():
     layer = collection()
-    with pytest.raises(ConfigError, match="feature 'tags' has pooling='mean' and takes a RaggedTensor"):
+    with pytest.raises(
+        ConfigError, match=r"feature 'tags' has pooling='mean' .* got a Tensor of shape \(2,\)"
+    ):
         layer.lookup({**batch(), "tags": tf.constant([1, 2])})
     with pytest.raises(ConfigError, match="feature 'wide' is missing"):
         layer.lookup({name: ids for name, ids in batch().items() if name != "wide"})
 
 
-def test_plan_says_what_was_merged():
+def test_admission_and_eviction_reach_the_tables():
     layer = EmbeddingCollection(
-        [FeatureConfig("item", 4), FeatureConfig("history", 4, pooling="sum", table="item")]
+        [
+            FeatureConfig("rare", 4, initializer=START, admission=CountAdmission(2)),
+            FeatureConfig("few", 4, initializer=START, eviction=LRU(max_rows=2)),
+        ],
+        optimizer=SGD(1.0),
     )
-    assert layer.plan() == "4 wide, ids below 2^62: item, history -> item"
+    rare, few = layer.tables
+    for step in range(3):
+        lookup = layer.lookup({"rare": tf.constant([1, 10 + step]), "few": tf.range(5) + 5 * step})
+        layer.apply_gradients(lookup, [tf.ones_like(rows) for rows in lookup.rows])
+    assert rare.export().keys.numpy().tolist() == [1]  # the others came once
+    assert int(rare.statistics().rejects) == 4
+    few.evict()
+    assert int(few.size()) <= 2
+
+
+def test_plan_prints_what_was_merged():
+    layer = EmbeddingCollection(
+        [
+            FeatureConfig("item", 4),
+            FeatureConfig("history", 4, pooling="sum", table="item"),
+            FeatureConfig("wide", 8, initializer=START, admission=CountAdmission(3)),
+        ],
+        optimizer=SGD(0.25),
+        name="e",
+    )
+    texts = []
+    layer.plan(print_fn=texts.append)
+    (text,) = texts
+    heading, narrow, wide = text.splitlines()
+    assert heading.split()[:3] == ["table", "features", "dim"]
+    assert re.split(r"  +", narrow)[:4] == ["e/item", "item, history (sum) -> item", "4", "2^62"]
+    assert re.split(r"  +", wide)[0:3:2] == ["e/wide", "8"]
+    assert "Normal(mean=0.0, stddev=1.0)" in wide
+    assert "CountAdmission(threshold=3, filter=None)  none" in wide
+    assert wide.endswith("SGD at 0.25")
+
+
+def test_plan_goes_to_the_terminal(capsys):
+    EmbeddingCollection([FeatureConfig("item", 4)]).plan()
+    assert "Adam at the Keras optimizer's rate" in capsys.readouterr().out

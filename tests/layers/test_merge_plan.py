@@ -8,6 +8,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.layers.merge_plan import merge_tables
 from gmeta.ops.initializers import Normal, Zeros
+from gmeta.ops.policies import LRU, CountAdmission
 
 
 @given(
@@ -44,6 +45,24 @@ def test_equal_widths_and_starts_merge_and_others_do_not():
     assert [merged.tables for merged in plan] == [("a", "d"), ("b",), ("c",)]
 
 
+def test_policies_keep_tables_apart():
+    counted, bounded = CountAdmission(3), LRU(max_rows=100)
+    plan = merge_tables(
+        [
+            FeatureConfig("a", 8),
+            FeatureConfig("b", 8, admission=counted),
+            FeatureConfig("c", 8, admission=CountAdmission(3)),
+            FeatureConfig("d", 8, eviction=bounded),
+            FeatureConfig("e", 8, admission=counted, eviction=bounded),
+            FeatureConfig("f", 8, eviction=LRU(max_rows=100)),
+            FeatureConfig("g", 8, eviction=LRU(max_rows=101)),
+        ]
+    )
+    assert [merged.tables for merged in plan] == [("a",), ("b", "c"), ("d", "f"), ("e",), ("g",)]
+    assert plan[3].policy.admission == counted
+    assert plan[3].policy.eviction == bounded
+
+
 def test_features_that_name_one_table_share_its_keys():
     item = FeatureConfig("item", 8)
     history = FeatureConfig("history", 8, pooling="mean", table="item")
@@ -58,6 +77,10 @@ def test_features_that_name_one_table_share_its_keys():
         ([], "at least one feature"),
         ([FeatureConfig("a", 8), FeatureConfig("a", 8)], "named twice: a"),
         ([FeatureConfig("a", 8), FeatureConfig("b", 4, table="a")], "'b' shares table 'a'"),
+        (
+            [FeatureConfig("a", 8, eviction=LRU(max_rows=9)), FeatureConfig("b", 8, table="a")],
+            r"'b' shares table 'a' but asks for .*eviction=None.*; the table has .*LRU\(max_rows=9",
+        ),
     ],
 )
 def test_contradictions_are_refused(features, message):

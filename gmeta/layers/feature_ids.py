@@ -1,0 +1,77 @@
+"""A feature's ids as users pass them, brought to one of two forms: a Tensor or a RaggedTensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.feature_config import FeatureConfig
+
+Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
+"""A feature's ids: a Tensor of any shape, or ragged."""
+
+
+def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
+    """The ids of one feature, of a shape that goes with its pooling, cut to its ``max_length``.
+
+    Args:
+      inputs: Feature name -> Tensor, RaggedTensor, SparseTensor (its columns are the order of a sample's
+        ids), or what converts to a Tensor.
+      feature: The feature.
+
+    Raises:
+      ConfigError: The feature is missing, or its ids have a shape that doesn't go with it.
+    """
+    if feature.name not in inputs:
+        raise ConfigError(f"feature {feature.name!r} is missing from the input; it has {', '.join(inputs)}")
+    ids = inputs[feature.name]
+    if isinstance(ids, tf.SparseTensor):
+        ids = _ragged_of_sparse(ids, feature)
+    elif not isinstance(ids, tf.RaggedTensor):
+        ids = tf.convert_to_tensor(ids)
+    _check_shape(ids, feature)
+    return ids if feature.max_length is None else ids[:, -feature.max_length :]
+
+
+def flat_ids(ids: Ids) -> tf.Tensor:
+    """All ids as a vector."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.flat_values
+    return ids if ids.shape.rank == 1 else tf.reshape(ids, [-1])
+
+
+def like_ids(ids: Ids, flat: tf.Tensor) -> Ids:
+    """A vector that goes with `flat_ids`, in the ids' own form."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(flat)
+    return flat if ids.shape.rank == 1 else tf.reshape(flat, tf.shape(ids))
+
+
+def _ragged_of_sparse(ids: tf.SparseTensor, feature: FeatureConfig) -> tf.RaggedTensor:
+    if ids.shape.rank != 2:
+        raise ConfigError(
+            f"feature {feature.name!r} takes a SparseTensor of shape (samples, length), got {ids.shape}"
+        )
+    return tf.RaggedTensor.from_value_rowids(ids.values, ids.indices[:, 0], nrows=ids.dense_shape[0])
+
+
+def _check_shape(ids: Ids, feature: FeatureConfig) -> None:
+    ragged = isinstance(ids, tf.RaggedTensor)
+    rank = ids.shape.rank
+    if rank is None or rank == 0:
+        wanted = "ids of at least one dimension, of known rank"
+    elif ragged and ids.flat_values.shape.rank != 1:
+        wanted = "ragged ids without inner dimensions of one size"
+    elif feature.pooling is not None and rank != 2:
+        wanted = "a RaggedTensor, a SparseTensor or a Tensor, of shape (samples, length)"
+    elif feature.max_length is not None and rank < 2:
+        wanted = f"ids of shape (samples, length), of which it keeps the last {feature.max_length}"
+    else:
+        return
+    raise ConfigError(
+        f"feature {feature.name!r} has pooling={feature.pooling!r} and takes {wanted}; "
+        f"got a {'RaggedTensor' if ragged else 'Tensor'} of shape {ids.shape}"
+    )

@@ -1,0 +1,19 @@
+"""Runs the examples in the docstrings of gmeta.layers."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import tensorflow as tf
+
+from gmeta import layers, ops
+
+MODULES = sorted(module.name for module in pkgutil.iter_modules(layers.__path__, "gmeta.layers."))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    names = {**vars(ops), **vars(layers), "tf": tf}
+    result = doctest.testmod(importlib.import_module(name), extraglobs=names)
+    assert result.failed == 0
