@@ -1,5 +1,6 @@
-"""Models: a Keras model with an inner and an outer loop, and MeLU as one instance of it."""
+"""Models: a Keras model that trains tables, one with an inner and an outer loop, and MeLU as its instance."""
 
 from gmeta.models.melu import melu as melu
 from gmeta.models.melu import melu_features as melu_features
 from gmeta.models.meta_model import MetaModel as MetaModel
+from gmeta.models.model import Model as Model

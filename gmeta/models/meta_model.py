@@ -15,6 +15,8 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.layers import CollectionLookup, EmbeddingCollection
+from gmeta.models.joint_optimizer import rate_of_last_step
+from gmeta.models.saves_tables import SavesTables
 
 TaskBatch = Mapping[str, Any]
 """An element of `gmeta.io.tasks`: flat columns of all samples, and for every task which are its support and
@@ -33,7 +35,7 @@ class AdaptiveNetwork(Protocol):
         """(tasks, samples, in) -> (tasks, samples, 1), with each task's own weights."""
 
 
-class MetaModel(tf.keras.Model):
+class MetaModel(SavesTables, tf.keras.Model):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is
@@ -52,8 +54,9 @@ class MetaModel(tf.keras.Model):
         alike; with ``inner.steps=0`` this is ordinary joint training, the baseline that any meta-learner
         has to be compared with.
 
-    Compile with any Keras optimizer and loss; the tables update with their own fused optimizer at the Keras
-    optimizer's current learning rate. Metrics see the real query samples only, as (samples, 1).
+    Compile with any Keras optimizer and loss; the tables update with their own fused optimizer, at the rate
+    that it states or else at the Keras optimizer's current one. Metrics see the real query samples only, as
+    (samples, 1).
 
     Example:
       >>> from gmeta.layers import DenseStack, FeatureConfig
@@ -150,7 +153,9 @@ class MetaModel(tf.keras.Model):
         """One outer step on one batch of tasks."""
         loss, lookup, dense_gradients, row_gradients = self.gradients(batch)
         self.optimizer.apply_gradients(zip(dense_gradients, self.network.trainable_variables, strict=True))
-        self.collection.apply_gradients(lookup, row_gradients, learning_rate=self.optimizer.learning_rate)
+        self.collection.apply_gradients(
+            lookup, row_gradients, learning_rate=rate_of_last_step(self.optimizer)
+        )
         return self._report(loss, batch)
 
     def gradients(

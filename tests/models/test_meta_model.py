@@ -17,7 +17,7 @@ def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, o
     model = MetaModel(
         EmbeddingCollection(
             [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 4, initializer=start)],
-            optimizer=SGD(0.1),
+            optimizer=SGD(learning_rate=None),
         ),
         DenseStack({"fc": 8, "out": 1}, adapt=["out"]),
         inner=InnerLoop(steps=steps, learning_rate=0.05, order=order, evaluation_steps=evaluation_steps),

@@ -1,0 +1,110 @@
+"""Sums of gradients over several batches, of dense variables and of table rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.layers import TableGradient
+from gmeta.ops import SGD, HashTable, Records, Zeros
+
+Drained = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient]]
+
+
+class GradientAccumulator:
+    """Sample-weighted sums of gradients, and which rows have one.
+
+    A row's sum is itself a row of a hash table under the same key: it starts at zeros when the key first gets
+    a gradient, and an SGD update with the rate -n adds n times the gradient. So memory is that of the rows
+    which were touched, and sums are made where and as fast as updates are.
+
+    Args:
+      steps: How many batches make it full.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_batches")
+        self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_samples")
+        self._variables: list[tf.Variable] = []
+        self._sums: list[tf.Variable] = []
+        self._tables: dict[int, tuple[HashTable, HashTable]] = {}  # table's id -> table, its sums
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it has seen any gradients since it was made."""
+        return bool(self._sums or self._tables)
+
+    def is_full(self) -> tf.Tensor:
+        """Whether it is time to `drain`."""
+        return self._batches >= self._steps
+
+    def is_empty(self) -> tf.Tensor:
+        """Whether there is nothing to `drain`."""
+        return tf.equal(self._batches, 0)
+
+    def add(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+    ) -> None:
+        """Add a batch's gradients, n times each, where n is its number of samples."""
+        self._prepare(variables)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            if gradient is not None:
+                total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(samples, total.dtype))
+        for part in tables:
+            sums = self._sums_of(part.table)
+            sums.lookup(part.keys)  # makes the rows that aren't there yet
+            sums.apply_gradients(part.keys, part.values, learning_rate=-tf.cast(samples, tf.float32))
+        self._batches.assign_add(1)
+        self._samples.assign_add(tf.cast(samples, tf.int64))
+
+    def drain(self) -> Drained:
+        """The mean gradient over all samples since the last time; then it is empty.
+
+        Returns:
+          The gradients of the dense variables, these variables, and the gradients of the rows that have one.
+        """
+        scale = tf.math.divide_no_nan(1.0, tf.cast(self._samples, tf.float32))
+        means = [total * tf.cast(scale, total.dtype) for total in self._sums]
+        parts = []
+        for table, sums in self._tables.values():
+            records = sums.export()
+            parts.append(TableGradient(table, records.keys, records.rows * scale))
+            sums.import_(_no_records(table.dim), replace=True)
+        for variable in (*self._sums, self._batches, self._samples):
+            variable.assign(tf.zeros_like(variable))
+        return means, list(self._variables), parts
+
+    def _prepare(self, variables: Sequence[tf.Variable]) -> None:
+        if [id(v) for v in variables] == [id(v) for v in self._variables]:
+            return
+        with tf.init_scope():
+            self._variables = list(variables)
+            self._sums = [
+                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="accumulated_gradient")
+                for v in variables
+            ]
+
+    def _sums_of(self, table: HashTable) -> HashTable:
+        if id(table) not in self._tables:
+            sums = HashTable(table.dim, SGD(None), Zeros(), name=f"{table.name}/accumulated_gradient")
+            self._tables[id(table)] = (table, sums)
+        return self._tables[id(table)][1]
+
+
+def _no_records(dim: int) -> Records:
+    none = tf.zeros([0], tf.int64)
+    return Records(
+        keys=none,
+        rows=tf.zeros([0, dim]),
+        slots=tf.zeros([0, 0]),
+        frequency=none,
+        last_step=none,
+        step=tf.constant(0, tf.int64),
+    )

@@ -1,0 +1,124 @@
+"""One optimizer step for dense variables and table rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.layers import TableGradient
+from gmeta.models.gradient_accumulator import GradientAccumulator
+
+Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
+
+
+class JointOptimizer:
+    """A Keras optimizer that takes the rows of embedding tables along.
+
+    Dense variables step with the Keras optimizer; then each table makes one update at its own rate or at the
+    Keras optimizer's rate of that step. Loss scaling (``mixed_float16``) holds for both: a step whose
+    gradients aren't all finite changes neither, and lowers the scale.
+
+    With accumulation over k batches, gradients are summed, weighted with the batches' numbers of samples, and
+    every k-th call makes one step with their mean: that of a k times larger batch, for a loss that is a mean
+    over samples.
+
+    Args:
+      optimizer: A Keras optimizer.
+      accumulate_steps: k.
+    """
+
+    # Not a Trackable on purpose: what is kept here is for the moment and belongs to no checkpoint.
+
+    def __init__(self, optimizer: Any, accumulate_steps: int = 1) -> None:
+        self.optimizer = optimizer
+        self._scaling = hasattr(optimizer, "get_scaled_loss")
+        # Keras' optimizers do nothing at all where there are no variables: no step is counted, no schedule
+        # moves, no loss scale. A model of embeddings alone gives them this one.
+        self._stand_in = tf.Variable(0.0, name="no_dense_variables")
+        self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate; call it inside the tape."""
+        return self.optimizer.get_scaled_loss(loss) if self._scaling else loss
+
+    def unscaled(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """The gradients of the loss out of those of `scaled`."""
+        return self.optimizer.get_unscaled_gradients(gradients) if self._scaling else list(gradients)
+
+    def apply_gradients(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+    ) -> None:
+        """Take one batch's gradients: a step, or with accumulation a k-th part of one.
+
+        Args:
+          gradients: Of the dense variables.
+          variables: The dense variables.
+          tables: The gradients of the tables' rows.
+          samples: How many samples the batch has, a scalar; only accumulation asks.
+        """
+        accumulator = self._accumulator
+        if accumulator is None:
+            self._step(gradients, variables, tables)
+            return
+        accumulator.add(gradients, variables, tables, samples)
+        tf.cond(accumulator.is_full(), lambda: self._step_of_mean(accumulator), _nothing)
+
+    def flush(self) -> None:
+        """Make the step of the batches that were accumulated so far, if there are any."""
+        accumulator = self._accumulator
+        if accumulator is not None and accumulator.is_made:
+            tf.cond(accumulator.is_empty(), _nothing, lambda: self._step_of_mean(accumulator))
+
+    def _step_of_mean(self, accumulator: GradientAccumulator) -> tf.Tensor:
+        self._step(*accumulator.drain())
+        return _nothing()
+
+    def _step(
+        self, gradients: Sequence[Gradient], variables: Sequence[tf.Variable], tables: Sequence[TableGradient]
+    ) -> None:
+        pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
+        if not (self._scaling and self.optimizer.dynamic):
+            self.optimizer.apply_gradients(pairs)
+            self._update(tables)
+            return
+        finite = _all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
+        # The optimizer judges by the dense gradients: it must hear of the rows' too.
+        verdict = tf.where(finite, 0.0, float("nan"))
+        self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
+        tf.cond(finite, lambda: self._update(tables), _nothing)
+
+    def _update(self, tables: Sequence[TableGradient]) -> tf.Tensor:
+        rate = rate_of_last_step(self.optimizer)
+        for part in tables:
+            part.apply(rate)
+        return _nothing()
+
+
+def rate_of_last_step(optimizer: Any) -> Any:
+    """The learning rate of the step that `apply_gradients` has just made."""
+    rate = optimizer.learning_rate
+    # A current Keras optimizer gives a schedule's value of the last step; a legacy one gives the schedule.
+    return rate(optimizer.iterations - 1) if callable(rate) else rate
+
+
+def _nothing() -> tf.Tensor:
+    return tf.constant(True)
+
+
+def _all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+
+
+def _plus(gradient: Gradient, number: tf.Tensor) -> Gradient:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_plus(gradient.values, number), gradient.indices, gradient.dense_shape)
+    return gradient + tf.cast(number, gradient.dtype)

@@ -1,0 +1,177 @@
+"""A Keras model whose train step trains embedding tables along with the dense weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import record_lookups
+from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.saves_tables import SavesTables
+
+_ACCUMULATE = "accumulate_steps"
+_Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
+
+
+@functools.cache
+def _functional(cls: Any) -> Any:
+    """The class of a functional model of class ``cls``.
+
+    Keras would change the bases of ``cls`` itself, and of those that it derives from: after one functional
+    model, subclassed ones of the same base could no longer be made.
+    """
+    same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls, _Functional), same)
+
+
+class Model(SavesTables, tf.keras.Model):
+    """`tf.keras.Model` for models with a `gmeta.layers.EmbeddingCollection` in them.
+
+    Use it as you would use that one, in functional style (``Model(inputs, outputs)``) or as a base class;
+    write the rest of the script as ever: any loss, optimizer, metrics, callbacks, sample and class weights,
+    learning rate schedules, ``mixed_float16``, ``run_eagerly``, ``steps_per_execution``.
+
+    A train step records the lookups that the collections in it make, wherever and however often they are
+    called; it differentiates with respect to their rows beside the trainable variables, and each physical
+    table makes one update in which gradients to the same key are summed.
+
+    To save: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
+    ``.keras`` carry the tables whole, with optimizer slots; the older ``.h5`` and SavedModel are refused,
+    because they would leave the tables out.
+
+    Example:
+      >>> user = tf.keras.Input([], name="user", dtype=tf.int64)
+      >>> item = tf.keras.Input([], name="item", dtype=tf.int64)
+      >>> collection = EmbeddingCollection([FeatureConfig("user", 8), FeatureConfig("item", 8)])
+      >>> vectors = collection({"user": user, "item": item})
+      >>> logit = tf.keras.layers.Dot(axes=1)([vectors["user"], vectors["item"]])
+      >>> model = Model({"user": user, "item": item}, logit)
+      >>> model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))
+    """
+
+    # The positional parameters are those of Keras' functional models: by them Keras tells, when it clones a
+    # model, that it can make another of this class.
+    def __init__(
+        self, inputs: Any = None, outputs: Any = None, name: Any = None, trainable: Any = True, **kwargs: Any
+    ) -> None:
+        if inputs is None and outputs is None:
+            super().__init__(name=name, trainable=trainable, **kwargs)
+            return
+        if not isinstance(self, _Functional):
+            cls: Any = type(self)
+            self.__class__ = _functional(cls)
+        super().__init__(inputs=inputs, outputs=outputs, name=name, trainable=trainable, **kwargs)
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        """As `tf.keras.Model.compile`.
+
+        Args:
+          optimizer: As in Keras.
+          loss: As in Keras.
+          *args: As in Keras.
+          accumulate_steps: Make one optimizer step of every k batches, with the gradient of the k times
+            larger batch: the mean over all their samples. The loss must be a mean over samples, as Keras'
+            are. A window that is open at the end of an epoch is closed there, as a last batch may be smaller.
+            Lookups count as uses of a row once a batch, not once a step.
+          **kwargs: As in Keras.
+
+        Raises:
+          ConfigError: Settings that tables can't follow: XLA, several replicas in one process, or
+            accumulation of fewer than one batch or of a loss that is a sum.
+        """
+        if accumulate_steps < 1:
+            raise ConfigError(f"accumulate_steps must be at least 1, got {accumulate_steps}")
+        if kwargs.get("jit_compile"):
+            raise ConfigError("XLA can't compile lookups in dynamic tables: leave jit_compile off")
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas > 1:
+            raise ConfigError(
+                f"{type(self.distribute_strategy).__name__} has {replicas} replicas in one process, and "
+                "tables serve one: use tf.distribute's default strategy, a process for each device"
+            )
+        if accumulate_steps > 1 and any(_is_sum(each) for each in tf.nest.flatten(loss)):
+            raise ConfigError(
+                "accumulate_steps makes means over the samples of several batches, but a loss is reduced by "
+                "SUM: use SUM_OVER_BATCH_SIZE"
+            )
+        super().compile(optimizer, loss, *args, **kwargs)
+        self._accumulate_steps = accumulate_steps
+        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps)
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One batch: forward, backward, and a step of dense weights and tables."""
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        joint = self._joint_optimizer
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, sample_weight)
+            scaled = joint.scaled(loss)
+        self._validate_target_and_loss(y, loss)
+        variables = self.trainable_variables
+        gradients = joint.unscaled(tape.gradient(scaled, [*variables, *lookups.rows]))
+        dense, rows = gradients[: len(variables)], gradients[len(variables) :]
+        joint.apply_gradients(dense, variables, lookups.by_table(rows), _samples(y_pred))
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def apply_accumulated(self) -> None:
+        """Make the step of the batches that were accumulated so far, if there are any.
+
+        For training loops over `train_on_batch`; `fit` does so at the end of an epoch.
+        """
+        self._joint_optimizer.flush()
+
+    def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
+        """As `tf.keras.Model.fit`."""
+        if self._is_compiled and self._accumulate_steps > 1:
+            callbacks = kwargs.get("callbacks") or []
+            if isinstance(callbacks, tf.keras.callbacks.CallbackList):
+                callbacks.append(_CloseWindow(self))
+            else:
+                kwargs["callbacks"] = [_CloseWindow(self), *tf.nest.flatten(callbacks)]
+        return super().fit(*args, **kwargs)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was called with."""
+        config = super().get_compile_config()
+        return config if config is None else {**config, _ACCUMULATE: self._accumulate_steps}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """`compile` with what `get_compile_config` gave."""
+        self.compile(**tf.keras.saving.deserialize_keras_object(config))
+        if self.built and self.trainable_variables and hasattr(self.optimizer, "build"):
+            self.optimizer.build(self.trainable_variables)
+
+
+class _CloseWindow(tf.keras.callbacks.Callback):
+    """Ends an epoch with a step of what is accumulated, before anyone measures or saves the model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._owner = model
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Validation sees the whole epoch's training."""
+        self._owner.apply_accumulated()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """So do the callbacks after this one."""
+        self._owner.apply_accumulated()
+
+
+def _samples(y_pred: Any) -> tf.Tensor:
+    first = tf.nest.flatten(y_pred)[0]
+    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+
+
+def _is_sum(loss: Any) -> bool:
+    return getattr(loss, "reduction", None) == tf.keras.losses.Reduction.SUM

@@ -1,0 +1,59 @@
+"""Keeps a Keras model from being saved without its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import ConfigError
+
+
+class SavesTables:
+    """Stands before `tf.keras.Model` in a model with dynamic tables.
+
+    TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
+    ask each layer for its state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
+    these are refused rather than written without the tables.
+    """
+
+    def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As `tf.keras.Model.save_weights`, in TensorFlow's format or in ``.weights.h5``.
+
+        Raises:
+          ConfigError: The older HDF5 format, which has no place for tables.
+        """
+        _refuse_old_hdf5(filepath, kwargs.get("save_format"))
+        super().save_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.load_weights`.
+
+        Raises:
+          ConfigError: The older HDF5 format, or weights of other tables.
+        """
+        _refuse_old_hdf5(filepath, None)
+        return super().load_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+    def save(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As `tf.keras.Model.save`, to a ``.keras`` file.
+
+        Raises:
+          ConfigError: Another format.
+        """
+        if not str(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
+            raise ConfigError(
+                f"{filepath}: a model with dynamic tables is saved whole as `.keras` alone. Save its state "
+                "with save_weights or tf.train.Checkpoint; for serving, gmeta.training.export.export_model "
+                "writes a SavedModel"
+            )
+        super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+
+def _refuse_old_hdf5(filepath: str | Path, save_format: str | None) -> None:
+    path = str(filepath)
+    old = path.endswith((".h5", ".hdf5", ".keras")) and not path.endswith(".weights.h5")
+    if old or save_format in ("h5", "keras"):
+        raise ConfigError(
+            f"{path}: Keras' older HDF5 format would leave the dynamic tables out: use a name without ending "
+            "(TensorFlow's checkpoint format) or one that ends in .weights.h5"
+        )
