@@ -1,20 +1,39 @@
-"""The README's example runs as it stands there, in a fresh process and an empty folder."""
+"""The README's examples run as they stand there, each in a fresh process and an empty folder."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).resolve().parents[1] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+# For each example what must hold after it, and what it must have printed.
+EXPECTED = [
+    ('model.history.history["mae"][-1] < model.history.history["mae"][0]', "val_mae"),
+    (
+        'model.history.history["auc"][-1] > 0.9 and int(embeddings.tables[0].size()) == 198',
+        "item, seen (mean) -> item",
+    ),
+]
 
 
-def test_the_keras_example_runs(tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(example.strip().splitlines()) <= 25  # it says what gmeta is only while it is short
-    after = 'assert model.history.history["mae"][-1] < model.history.history["mae"][0]\n'
+@pytest.mark.parametrize("number", range(len(EXPECTED)))
+def test_an_example_runs(number, tmp_path):
+    example, (holds, printed) = EXAMPLES[number], EXPECTED[number]
+    assert len(example.strip().splitlines()) <= 30  # it says what gmeta is only while it is short
     run = subprocess.run(
-        [sys.executable, "-c", example + after], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", f"{example}assert {holds}\n"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""  # no chatter of TensorFlow's
-    assert "val_mae" in run.stdout
+    assert printed in run.stdout
+
+
+def test_every_example_is_expected_to_do_something():
+    assert len(EXAMPLES) == len(EXPECTED)
