@@ -39,5 +39,6 @@ from gmeta.ops.portable import initial_rows_of as initial_rows_of
 from gmeta.ops.portable import portable_ops as portable_ops
 from gmeta.ops.records import Records as Records
 from gmeta.ops.records import ShardRecords as ShardRecords
+from gmeta.ops.table_saving import tables_saved_elsewhere as tables_saved_elsewhere
 from gmeta.ops.unique import Unique as Unique
 from gmeta.ops.unique import unique as unique

@@ -18,6 +18,7 @@ from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
 from gmeta.ops.portable import frozen
 from gmeta.ops.records import Records, ShardRecords
+from gmeta.ops.table_saving import are_saved_elsewhere
 from gmeta.ops.unique import unique
 
 _native = load_op_library("ops")
@@ -386,13 +387,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           tf.errors.InvalidArgumentError: The range isn't within [0, 1024), or ``min_last_step`` not within
             [0, 2^32).
         """
-        return ShardRecords(
-            *_native.gmeta_hash_table_export_shards(
-                self.resource_handle,
-                shards=tf.cast([first, last], tf.int64),
-                min_last_step=tf.cast(min_last_step, tf.int64),
-            )
-        )
+        shards, since = tf.cast([first, last], tf.int64), tf.cast(min_last_step, tf.int64)
+        return ShardRecords(*_native.gmeta_hash_table_export_shards(self.resource_handle, shards, since))
 
     def start_journal(self, limit: int) -> tf.Operation | None:
         """Note removed keys from now on, so that `export_shards` can tell them to an incremental save.
@@ -479,11 +475,15 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return json.dumps({"dim": self._dim, "optimizer": self._optimizer.kind})
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        if are_saved_elsewhere():
+            return {}
         tensors = {f"-{name}": tensor for name, tensor in self.export()._asdict().items()}
         tensors |= {f"-admission_{name}": t for name, t in self.export_admission()._asdict().items()}
         return {**tensors, "-layout": tf.constant(self._layout())}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
+        if not restored_tensors:  # saved elsewhere
+            return None
         layout = restored_tensors["-layout"]
         if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
             raise ConfigError(

@@ -22,6 +22,8 @@ the part's ``reason`` says why, and a reader begins there.
 
 A save is of one moment if no batch runs meanwhile: save between two steps. If batches do run, each logical
 shard is of one moment, and the next increment has all that the save missed.
+
+What admission remembers of ids that have no row yet is not saved: after a load, they are counted afresh.
 """
 
 from __future__ import annotations

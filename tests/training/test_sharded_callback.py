@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta import ops
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.testing.tables import assert_same_tables
+from gmeta.training.checkpoint.manifest import Manifest
+from gmeta.training.checkpoint_store import CheckpointStore
+from gmeta.training.sharded_callback import ShardedCheckpoint, tables_of
+
+
+class Scorer(tf.keras.Model):
+    """Two embeddings and a dense layer, trained as users do it: a train step of their own."""
+
+    def __init__(self, units: int = 1, name: str = "scores") -> None:
+        super().__init__()
+        features = [FeatureConfig("user", 4), FeatureConfig("item", 2)]
+        self.embeddings = EmbeddingCollection(features, optimizer=ops.Adam(0.05), name=name)
+        self.dense = tf.keras.layers.Dense(units)
+
+    def call(self, inputs, training=False):
+        return self.dense(self.embeddings.concat(self.embeddings.lookup(inputs, insert=training)))
+
+    def train_step(self, data):
+        inputs, label = data
+        lookup = self.embeddings.lookup(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(lookup.rows)
+            loss = self.compute_loss(y=label, y_pred=self.dense(self.embeddings.concat(lookup)))
+        rows, weights = tape.gradient(loss, (lookup.rows, self.dense.trainable_variables))
+        self.embeddings.apply_gradients(lookup, rows)
+        self.optimizer.apply_gradients(zip(weights, self.dense.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def data(batches: int = 5) -> tf.data.Dataset:
+    random = np.random.default_rng(2)
+    n = 8 * batches
+    features = {name: random.integers(0, 50, n) for name in ("user", "item")}
+    return tf.data.Dataset.from_tensor_slices((features, random.normal(size=(n, 1)).astype("float32"))).batch(
+        8
+    )
+
+
+def compiled(**arguments) -> Scorer:
+    tf.keras.utils.set_random_seed(3)
+    model = Scorer(**arguments)
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def assert_same_models(a: Scorer, b: Scorer) -> None:
+    for mine, other in zip(a.weights + a.optimizer.variables, b.weights + b.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    others = tables_of(b)
+    for name, table in tables_of(a).items():
+        assert int(table.size()) > 0
+        assert_same_tables(table, others[name])
+
+
+def names(checkpoints: ShardedCheckpoint) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in checkpoints.store.checkpoints()]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    whole = compiled()
+    whole.fit(data(), epochs=4, verbose=0)
+
+    first = compiled()
+    checkpoints = ShardedCheckpoint(tmp_path)
+    assert checkpoints.restore(first) == 0
+    first.fit(data(), epochs=2, verbose=0, callbacks=[checkpoints])
+    assert names(checkpoints) == [5, 10]
+
+    second = compiled()
+    checkpoints = ShardedCheckpoint(tmp_path)
+    assert checkpoints.restore(second) == 2
+    second.fit(data(), initial_epoch=2, epochs=4, verbose=0, callbacks=[checkpoints])
+    assert_same_models(second, whole)
+    assert checkpoints.batches == 20
+    assert names(checkpoints) == [5, 10, 15, 20]  # the last three, and what they continue
+
+
+def test_every_few_batches_and_at_the_end_of_an_epoch(tmp_path):
+    checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path, keep=100), every=2)
+    model = compiled()
+    model.fit(data(6), epochs=1, verbose=0, callbacks=[checkpoints])
+    assert names(checkpoints) == [2, 4, 6]
+    done = [Manifest.load(path).metadata for path in checkpoints.store.checkpoints()]
+    assert done == [{"epochs": 0, "batches": 2}, {"epochs": 0, "batches": 4}, {"epochs": 1, "batches": 6}]
+    assert ShardedCheckpoint(tmp_path).restore(compiled(), checkpoints.store.checkpoints()[0]) == 0
+
+
+def test_several_steps_in_an_execution(tmp_path):
+    checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path, keep=100), every=3)
+    model = compiled()
+    model.compile(model.optimizer, "mse", steps_per_execution=2)
+    model.fit(data(8), epochs=1, verbose=0, callbacks=[checkpoints])
+    assert names(checkpoints) == [4, 6, 8]
+
+
+def test_the_dense_files_hold_no_table(tmp_path):
+    model = compiled()
+    checkpoints = ShardedCheckpoint(tmp_path)
+    model.fit(data(), epochs=1, verbose=0, callbacks=[checkpoints])
+    prefix = str(checkpoints.store.latest() / "dense" / "dense")
+    assert not [name for name, _ in tf.train.list_variables(prefix) if "-keys" in name or "-rows" in name]
+    # And outside the callback, TensorFlow's own checkpoints have the tables as ever.
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "own"))
+    assert [name for name, _ in tf.train.list_variables(path) if name.endswith("-rows")]
+    again = compiled()
+    tf.train.Checkpoint(model=again).read(path).expect_partial()
+    assert tables_of(again).keys() == tables_of(model).keys()
+    for name, table in tables_of(model).items():
+        assert_same_tables(tables_of(again)[name], table)
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    checkpoints = ShardedCheckpoint(tmp_path)
+    compiled().fit(data(), epochs=1, verbose=0, callbacks=[checkpoints])
+    with pytest.raises(DataError, match="no table 'other/user' in this checkpoint; it has"):
+        checkpoints.restore(compiled(name="other"))
+    wide = compiled(units=2)
+    wide(next(iter(data()))[0])
+    with pytest.raises(DataError, match=r"its dense weights don't fit this model: .*build the model as it"):
+        checkpoints.restore(wide)
+    (path,) = checkpoints.store.latest().glob("dense/dense.data*")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}: damaged"):
+        checkpoints.restore(compiled())
+
+
+def test_misuse_is_refused():
+    with pytest.raises(ConfigError, match="every must be at least 1, got 0"):
+        ShardedCheckpoint("x", every=0)
+    model = tf.keras.Sequential()
+    model.a, model.b = ops.HashTable(2, name="t"), ops.HashTable(2, name="t")
+    with pytest.raises(ConfigError, match="two tables of the model are named 't'"):
+        tables_of(model)
