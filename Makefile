@@ -5,6 +5,8 @@ DATA ?=
 # A run of its own for each data set, so that changing DATA neither mixes them nor is refused.
 RUN ?= runs/$(if $(DATA),$(notdir $(patsubst %/,%,$(DATA))),demo)
 PYTEST_ARGS ?=
+MINUTES ?= 10
+SEED ?= 0
 
 JOBS = $(shell nproc)
 VENV := .venv
@@ -15,7 +17,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format native test-native test-asan test-tsan pins clean
+.PHONY: help setup demo test lint format native test-native test-asan test-tsan soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -58,6 +60,9 @@ SANITIZER_tsan := thread
 test-native:  ## The native cores' tests
 test-asan:  ## ... under the address and undefined behaviour sanitizers
 test-tsan:  ## ... under the thread sanitizer
+
+soak: setup  ## Random table operations, saves and kills, against the reference [MINUTES=10] [SEED=0]
+	$(BIN)/python tools/dev/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 pins: setup  ## Resolve constraints.txt anew, for every supported Python that is found
 	$(BIN)/python tools/dev/pin.py
