@@ -30,9 +30,16 @@
 //   At load 0.75 the number of groups doubles. The rows stay where they are: only keys and row
 //   numbers move. They move bit by bit: the old groups drain into the new ones, one group for each
 //   insert and a few for each batch, so no insert pays for more than a group (a drain ends within M
-//   / 8 inserts, the next growth is 0.75 M away). While it lasts, a key is in exactly one of the
-//   two; a probe tries the new groups, then the old. Old counts are not lowered by draining: they
-//   stay upper bounds, which is all that a probe needs.
+//   / 8 inserts, the next growth is 0.5 M away or more). While it lasts, a key is in exactly one of
+//   the two; a probe tries the new groups, then the old. Old counts are not lowered by draining:
+//   they stay upper bounds, which is all that a probe needs.
+//
+//   The shards of a table hold about equally many keys, so at one load all of them would grow in
+//   the same batch, and that batch would wait for as much fresh memory as the whole index has. So
+//   their loads of growth are spread over [0.5, 0.75] (GrowthLoad), and the doublings over a third
+//   of the keys. A table has no more memory by that: shards that grow at load 0.5 have the size
+//   that they would have a little later, and when the last one has grown, the load is 0.375 either
+//   way. Reserve, which knows how many keys come, fills an index to 0.75.
 //
 // Invariants
 //   1. size() <= 0.75 * capacity().
@@ -60,6 +67,15 @@
 namespace gmeta {
 
 inline constexpr uint32_t kNoRow = UINT32_MAX;
+
+inline constexpr double kMostLoad = 0.75;
+inline constexpr double kLeastGrowthLoad = 0.5;
+
+// The load at which shard number `shard` of `shards` grows: the last one at kMostLoad.
+inline double GrowthLoad(size_t shard, size_t shards) {
+  const double place = static_cast<double>(shard + 1) / static_cast<double>(shards);
+  return kLeastGrowthLoad + (kMostLoad - kLeastGrowthLoad) * place;
+}
 
 // The step of MTGenRec 3.2 in groups: S / W. Needs at least two groups.
 inline uint64_t ProbeStep(int64_t key, uint64_t groups) {
@@ -158,7 +174,8 @@ class KeyIndex {
  public:
   static constexpr uint64_t kFewestGroups = 2;
 
-  KeyIndex() : current_(kFewestGroups) {}
+  explicit KeyIndex(double growth_load = kMostLoad)
+      : growth_load_(growth_load), current_(kFewestGroups), most_keys_(KeysAt(growth_load)) {}
 
   uint64_t size() const { return size_; }
   uint64_t capacity() const { return current_.capacity(); }
@@ -187,7 +204,10 @@ class KeyIndex {
 
   // Adds a key that is absent.
   void Insert(int64_t key, uint64_t hash, uint32_t row) {
-    if (4 * (size_ + 1) > 3 * capacity()) Grow(2 * current_.groups());
+    if (size_ == most_keys_) {
+      Grow(2 * current_.groups());
+      most_keys_ = KeysAt(growth_load_);
+    }
     current_.Insert(key, hash, row);
     ++size_;
     Drain(1);
@@ -225,14 +245,17 @@ class KeyIndex {
 
   // Makes room for `keys` keys at once: for bulk loads, before the first insert.
   void Reserve(uint64_t keys) {
+    if (keys <= most_keys_) return;
     uint64_t groups = current_.groups();
     while (3 * groups * kTagWidth < 4 * keys) groups *= 2;
-    if (groups <= current_.groups()) return;
-    Grow(groups);
-    current_.Populate();
+    if (groups > current_.groups()) {
+      Grow(groups);
+      current_.Populate();
+    }
+    most_keys_ = KeysAt(kMostLoad);
   }
 
-  void Clear() { *this = KeyIndex(); }
+  void Clear() { *this = KeyIndex(growth_load_); }
 
   // Calls visit(key, row) for every key.
   template <class Visit>
@@ -249,16 +272,22 @@ class KeyIndex {
   }
 
  private:
+  uint64_t KeysAt(double load) const {
+    return static_cast<uint64_t>(load * static_cast<double>(capacity()));
+  }
+
   void Grow(uint64_t groups) {
     Drain(draining_.groups());  // nothing is left of an earlier growth, save after Reserve
     draining_ = std::exchange(current_, GroupTable(groups));
     cursor_ = 0;
   }
 
+  double growth_load_;
   GroupTable current_;
   GroupTable draining_;  // no groups: no growth is going on
   uint64_t cursor_ = 0;  // the first group of `draining_` that may hold keys
   uint64_t size_ = 0;
+  uint64_t most_keys_;  // it grows rather than hold more
 };
 
 }  // namespace gmeta

@@ -64,6 +64,7 @@ class alignas(128) Shard {
   // Number `shard` of `shards`.
   Shard(const RowRecipe* recipe, RowArenas* arenas, size_t shard, size_t shards)
       : recipe_(recipe),
+        index_(GrowthLoad(shard, shards)),
         rows_(MakeRows(recipe->layout, recipe->half_below, arenas)),
         admission_(BeginAdmission(recipe->admission, shards)),
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)

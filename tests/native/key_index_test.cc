@@ -135,19 +135,19 @@ void TestChurnLeavesNothingBehind() {
   CHECK_EQ(index.capacity(), capacity);
 }
 
-void TestGrowthMovesNoRowAndIsSpreadOut() {
-  KeyIndex index;
+void TestGrowthMovesNoRowAndIsSpreadOut(double growth_load) {
+  KeyIndex index(growth_load);
   uint64_t drained_at = 0;
   for (uint32_t i = 0; i < 200000; ++i) {
     const int64_t key = static_cast<int64_t>(i) * 7919 - 1000;
     const uint64_t before = index.capacity();
     const bool was_draining = index.is_draining();
     index.Insert(key, MurmurHash3(key), i);
-    CHECK(4 * index.size() <= 3 * index.capacity());
+    CHECK(static_cast<double>(index.size()) <= growth_load * static_cast<double>(index.capacity()));
     if (index.capacity() != before) {
       CHECK(!was_draining);  // the growth before this one was over in time
       CHECK_EQ(index.capacity(), 2 * before);
-      CHECK(4 * index.size() > 3 * before);
+      CHECK(static_cast<double>(index.size()) > growth_load * static_cast<double>(before));
       drained_at = i + before / kTagWidth;
     }
     if (i >= drained_at) CHECK(!index.is_draining());
@@ -157,6 +157,35 @@ void TestGrowthMovesNoRowAndIsSpreadOut() {
       CHECK_EQ(index.Find(old, MurmurHash3(old)), i - back);
     }
   }
+}
+
+// Shards that hold equally many keys: in each doubling of the keys, every one grows once, all at
+// numbers of keys of their own, and together they have at most the memory of shards that grow as
+// one.
+void TestShardsOfATableGrowOneAfterAnother() {
+  constexpr size_t kShards = 64;
+  constexpr uint64_t kKeys = 8192;
+  std::vector<KeyIndex> shards;
+  for (size_t i = 0; i < kShards; ++i) shards.emplace_back(gmeta::GrowthLoad(i, kShards));
+  std::unordered_map<uint64_t, size_t> grown;  // keys of a shard -> shards that grew then
+  for (uint64_t n = 1; n <= kKeys; ++n) {
+    uint64_t capacity = 0;
+    for (KeyIndex& shard : shards) {
+      const uint64_t before = shard.capacity();
+      const int64_t key = static_cast<int64_t>(n);
+      shard.Insert(key, MurmurHash3(key), 0);
+      grown[n] += shard.capacity() != before;
+      capacity += shard.capacity();
+    }
+    CHECK(8 * kShards * n >= 3 * capacity || n < 16);
+  }
+  size_t growths = 0;
+  for (const auto& [n, count] : grown) {
+    if (n > 1024) CHECK(count <= 1);
+    growths += count;
+  }
+  CHECK_EQ(growths, kShards * 10);  // from 16 slots to 2^14
+  for (const KeyIndex& shard : shards) CHECK_EQ(shard.capacity(), uint64_t{1} << 14);
 }
 
 void TestRandomOperationsAgainstAMap() {
@@ -195,8 +224,8 @@ void TestRandomOperationsAgainstAMap() {
   }
 }
 
-void TestReserveMakesRoomAtOnce() {
-  KeyIndex index;
+void TestReserveMakesRoomAtOnce(double growth_load) {
+  KeyIndex index(growth_load);
   index.Insert(-5, MurmurHash3(-5), 9);
   index.Reserve(10000);
   const uint64_t capacity = index.capacity();
@@ -215,7 +244,8 @@ int main() {
   TestEveryKeyIsValid();
   TestErasingBreaksNoChain();
   TestChurnLeavesNothingBehind();
-  TestGrowthMovesNoRowAndIsSpreadOut();
+  for (const double load : {0.5, 0.6015625, 0.75}) TestGrowthMovesNoRowAndIsSpreadOut(load);
+  TestShardsOfATableGrowOneAfterAnother();
   TestRandomOperationsAgainstAMap();
-  TestReserveMakesRoomAtOnce();
+  for (const double load : {0.5, 0.75}) TestReserveMakesRoomAtOnce(load);
 }
