@@ -66,8 +66,8 @@ class EmbeddingCollection(tf.keras.layers.Layer):
     start with. So it is too while ``layer.trainable`` is False.
 
     Args:
-      features: The features. Tables of equal width and policy (initial rows, admission, eviction) are merged
-        into one physical table (see `gmeta.layers.merge_plan`); `plan` tells how.
+      features: The features. Tables of equal width and policy (initial rows, admission, eviction,
+        precision) are merged into one physical table (see `gmeta.layers.merge_plan`); `plan` tells how.
       optimizer: The sparse optimizer, fused into the tables' update. Where its ``learning_rate`` is a number
         or a schedule, that is the tables' rate; where it is None, they follow the current rate of the Keras
         optimizer, schedules and callbacks included. Without an optimizer: ``Adam(learning_rate=None)``. What
@@ -108,6 +108,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
                 initializer=merged.policy.initializer,
                 admission=merged.policy.admission,
                 eviction=merged.policy.eviction,
+                precision=merged.policy.precision,
                 seed=seed,
                 name=f"{name}/{'+'.join(merged.tables)}",
             )

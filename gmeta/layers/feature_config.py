@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops.initializers import Initializer, Uniform
-from gmeta.ops.policies import Admission, Always, Eviction
+from gmeta.ops.policies import Admission, Always, Eviction, TwoPrecisions
 
 Pooling = Literal["sum", "mean", "sqrtn"]
 
@@ -19,6 +19,7 @@ class RowPolicy(NamedTuple):
     initializer: Initializer
     admission: Admission
     eviction: Eviction | None
+    precision: TwoPrecisions | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class FeatureConfig:
       admission: Which ids get a row of their own when they are first seen; all of them by default.
       eviction: Which rows go, and when; none by default. A bound is that of the merged table, for all its
         features together.
+      precision: `gmeta.ops.TwoPrecisions` keeps the rows of ids that are rarely seen in 16 bits, half the
+        memory; None: all in float32. Each id's own frequency decides, whatever else is in the table.
       max_length: Of a sample's ids only the last this many are used (the latest, where they stand in the
         order of time); None uses all.
 
@@ -46,6 +49,19 @@ class FeatureConfig:
     Example:
       >>> FeatureConfig("genre", dim=32, pooling="mean").table_name
       'genre'
+
+      For a feature with many rare ids: an id gets a row when it is seen for the third time, that row takes
+      half the memory until its tenth use, and those unused for longest go when all take a gigabyte:
+
+      >>> device = FeatureConfig(
+      ...     "device",
+      ...     dim=32,
+      ...     admission=CountAdmission(3),
+      ...     eviction=LRU(max_bytes=1 << 30),
+      ...     precision=TwoPrecisions(threshold=10),
+      ... )
+      >>> device.policy.precision
+      TwoPrecisions(threshold=10)
     """
 
     name: str
@@ -55,6 +71,7 @@ class FeatureConfig:
     initializer: Initializer = field(default_factory=lambda: Uniform(-0.05, 0.05))
     admission: Admission = field(default_factory=Always)
     eviction: Eviction | None = None
+    precision: TwoPrecisions | None = None
     max_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -77,4 +94,4 @@ class FeatureConfig:
     @property
     def policy(self) -> RowPolicy:
         """What it asks of its table."""
-        return RowPolicy(self.dim, self.initializer, self.admission, self.eviction)
+        return RowPolicy(self.dim, self.initializer, self.admission, self.eviction, self.precision)

@@ -19,7 +19,7 @@ class MergedTable:
     """A physical table: what its rows are like, and the tables that live in it.
 
     Attributes:
-      policy: Width, initial values, admission and eviction of its rows.
+      policy: Width, initial values, admission, eviction and precision of its rows.
       tables: The merged tables' names; a table's position is its i.
       features: The features that read them, in the order of the collection.
     """

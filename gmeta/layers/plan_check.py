@@ -46,7 +46,7 @@ class PlanCheck(tf.train.experimental.PythonState):
             raise ConfigError(
                 f"{self._owner!r} has the tables {_shown(self._plan)}, but what is loaded was saved with "
                 f"{_shown(saved)}: ids would be taken for those of other features. Make the collection with "
-                "the features and the order that it was saved with"
+                "the features, their policies and the order that it was saved with"
             )
 
     def as_array(self) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,10 @@ from gmeta.layers.feature_config import FeatureConfig
 from gmeta.layers.merge_plan import MergedTable
 from gmeta.ops.hash_table import HashTable
 
-_HEADINGS = ("table", "features", "dim", "ids below", "rows start as", "admission", "eviction", "optimizer")
+_HEADINGS = (
+    *("table", "features", "dim", "ids below", "rows start as"),
+    *("admission", "eviction", "precision", "optimizer"),
+)
 
 
 def plan_table(plan: Sequence[MergedTable], tables: Sequence[HashTable]) -> str:
@@ -32,6 +35,7 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
         str(merged.policy.initializer),
         str(merged.policy.admission),
         "none" if merged.policy.eviction is None else str(merged.policy.eviction),
+        "float32" if merged.policy.precision is None else str(merged.policy.precision),
         f"{type(table.optimizer).__name__} at {pace}",
     )
 

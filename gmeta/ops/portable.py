@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops.frozen_table import FrozenTable, UnknownRows
-from gmeta.ops.reference.portable_rows import portable_initial_rows
+from gmeta.ops.reference.portable_rows import portable_initial_rows, portable_round_to_float16
 
 if TYPE_CHECKING:
     from gmeta.ops.hash_table import HashTable
@@ -50,10 +50,11 @@ _active: ContextVar[PortableTables | None] = ContextVar("portable_tables", defau
 
 
 def initial_rows_of(table: HashTable) -> UnknownRows:
-    """What the table itself reads for keys that it doesn't hold: their initial rows."""
+    """What the table itself reads for keys that it doesn't hold: initial rows, as it would store them."""
 
     def rows(keys: tf.Tensor) -> tf.Tensor:
-        return portable_initial_rows(table.initializer, table.seed, keys, table.dim)
+        initial = portable_initial_rows(table.initializer, table.seed, keys, table.dim)
+        return initial if table.precision is None else portable_round_to_float16(initial)
 
     return rows
 

@@ -10,7 +10,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
 from gmeta.ops.initializers import Normal
 from gmeta.ops.optimizers import SGD
-from gmeta.ops.policies import LRU, CountAdmission
+from gmeta.ops.policies import LRU, CountAdmission, TwoPrecisions
 
 START = Normal(0.0, 1.0)
 
@@ -170,12 +170,32 @@ def test_admission_and_eviction_reach_the_tables():
     assert int(few.size()) <= 2
 
 
+def test_each_feature_has_the_precision_that_it_asks_for():
+    layer = EmbeddingCollection(
+        [
+            FeatureConfig("mixed", 4, initializer=START, precision=TwoPrecisions(2)),
+            FeatureConfig("full", 4, initializer=START),
+            FeatureConfig("too", 4, initializer=START, precision=TwoPrecisions(2)),
+        ],
+        optimizer=SGD(0.1),
+    )
+    mixed, full = layer.tables
+    for ids in ([1, 2, 3], [3]):
+        lookup = layer.lookup(dict.fromkeys(("mixed", "full", "too"), tf.constant(ids)))
+        layer.apply_gradients(lookup, [tf.ones_like(rows) for rows in lookup.rows])
+    assert [int(table.statistics().half_rows) for table in (mixed, full)] == [4, 0]
+    for name, id_, fits in (("mixed", 1, True), ("mixed", 3, False), ("too", 2, True), ("full", 1, False)):
+        stored = row(layer, name, id_)
+        assert np.array_equal(stored, stored.astype(np.float16)) == fits
+
+
 def test_plan_prints_what_was_merged():
     layer = EmbeddingCollection(
         [
             FeatureConfig("item", 4),
             FeatureConfig("history", 4, pooling="sum", table="item"),
             FeatureConfig("wide", 8, initializer=START, admission=CountAdmission(3)),
+            FeatureConfig("half", 8, precision=TwoPrecisions(5)),
         ],
         optimizer=SGD(0.25),
         name="e",
@@ -183,13 +203,15 @@ def test_plan_prints_what_was_merged():
     texts = []
     layer.plan(print_fn=texts.append)
     (text,) = texts
-    heading, narrow, wide = text.splitlines()
+    heading, narrow, wide, half = text.splitlines()
     assert heading.split()[:3] == ["table", "features", "dim"]
     assert re.split(r"  +", narrow)[:4] == ["e/item", "item, history (sum) -> item", "4", "2^62"]
     assert re.split(r"  +", wide)[0:3:2] == ["e/wide", "8"]
     assert "Normal(mean=0.0, stddev=1.0)" in wide
-    assert "CountAdmission(threshold=3, filter=None)  none" in wide
-    assert wide.endswith("SGD at 0.25")
+    policies = ["CountAdmission(threshold=3, filter=None)", "none", "float32", "SGD at 0.25"]
+    assert re.split(r"  +", wide)[-4:] == policies
+    assert re.split(r"  +", heading)[-2:] == ["precision", "optimizer"]
+    assert re.split(r"  +", half)[-2:] == ["TwoPrecisions(threshold=5)", "SGD at 0.25"]
 
 
 def test_plan_goes_to_the_terminal(capsys):

@@ -8,7 +8,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.layers.merge_plan import merge_tables
 from gmeta.ops.initializers import Normal, Zeros
-from gmeta.ops.policies import LRU, CountAdmission
+from gmeta.ops.policies import LRU, CountAdmission, TwoPrecisions
 
 
 @given(
@@ -56,9 +56,13 @@ def test_policies_keep_tables_apart():
             FeatureConfig("e", 8, admission=counted, eviction=bounded),
             FeatureConfig("f", 8, eviction=LRU(max_rows=100)),
             FeatureConfig("g", 8, eviction=LRU(max_rows=101)),
+            FeatureConfig("h", 8, precision=TwoPrecisions(5)),
+            FeatureConfig("i", 8, precision=TwoPrecisions(6)),
+            FeatureConfig("j", 8, precision=TwoPrecisions(5)),
         ]
     )
-    assert [merged.tables for merged in plan] == [("a",), ("b", "c"), ("d", "f"), ("e",), ("g",)]
+    tables = [("a",), ("b", "c"), ("d", "f"), ("e",), ("g",), ("h", "j"), ("i",)]
+    assert [merged.tables for merged in plan] == tables
     assert plan[3].policy.admission == counted
     assert plan[3].policy.eviction == bounded
 
@@ -80,6 +84,10 @@ def test_features_that_name_one_table_share_its_keys():
         (
             [FeatureConfig("a", 8, eviction=LRU(max_rows=9)), FeatureConfig("b", 8, table="a")],
             r"'b' shares table 'a' but asks for .*eviction=None.*; the table has .*LRU\(max_rows=9",
+        ),
+        (
+            [FeatureConfig("a", 8, precision=TwoPrecisions(5)), FeatureConfig("b", 8, table="a")],
+            r"'b' shares table 'a' but asks for .*precision=None.*; the table has .*TwoPrecisions",
         ),
     ],
 )

@@ -19,6 +19,7 @@ def test_a_collection_is_made_again_from_json():
             FeatureConfig("user", 4, initializer=ops.TruncatedNormal(0.5, 2.0), eviction=ops.TTL(steps=9)),
             FeatureConfig("seen", 4, "sqrtn", table="item", max_length=3),
             FeatureConfig("rare", 4, admission=ops.CountAdmission(3, filter=ops.Bloom(100, 0.1))),
+            FeatureConfig("half", 4, precision=ops.TwoPrecisions(8)),
         ],
         optimizer=ops.Adagrad(0.5, initial_accumulator_value=0.25),
         seed=7,

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from gmeta import ops
 from gmeta.ops.reference import initial_rows, portable_initial_rows
+from gmeta.ops.reference.portable_rows import portable_round_to_float16
+from gmeta.ops.reference.precisions import round_to_float16
 
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
@@ -33,6 +35,15 @@ def test_portable_initial_rows_are_the_references_to_the_last_bit(initializer, d
 
     np.testing.assert_array_equal(rows(keys), initial_rows(initializer, seed, keys, dim))
     assert rows(keys[:0]).shape == (0, dim)
+
+
+def test_portable_rounding_is_the_references_to_the_last_bit():
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000).astype(np.uint32).view(np.float32)
+    ties = np.arange(2048, 4096, dtype=np.float32) + np.float32(0.5)
+    small = np.arange(64, dtype=np.float32) * np.float32(2.0**-26)  # about the smallest float16
+    values = np.concatenate([bits[np.isfinite(bits)], ties, -ties, small, [np.inf, -np.inf, -0.0]])
+    rounded = tf.function(portable_round_to_float16)(tf.constant(values, tf.float32)).numpy()
+    np.testing.assert_array_equal(rounded.view(np.uint32), round_to_float16(values).view(np.uint32))
 
 
 def minus_key(keys):

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gmeta.ops.initializers import Initializer
 from gmeta.ops.reference.initializers import CENTER, LOG, TAIL, TRUNCATION
+from gmeta.ops.reference.precisions import LARGEST_HALF
 
 _LOW = 0xFFFFFFFF
 
@@ -102,3 +103,13 @@ def portable_initial_rows(initializer: Initializer, seed: int, keys: tf.Tensor, 
     if initializer.kind == "truncated_normal":
         x = TRUNCATION * x
     return a + b * np.float32(np.sqrt(2.0)) * _erfinv(x)
+
+
+def portable_round_to_float16(rows: tf.Tensor) -> tf.Tensor:
+    """Rows as a table of two precisions reads them for ids that it doesn't hold: `round_to_float16`.
+
+    Example:
+      >>> portable_round_to_float16(tf.constant([1.0001, 1e6])).numpy()
+      array([1.0000e+00, 6.5504e+04], dtype=float32)
+    """
+    return tf.cast(tf.cast(tf.clip_by_value(rows, -LARGEST_HALF, LARGEST_HALF), tf.float16), tf.float32)

@@ -7,12 +7,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-_LARGEST_HALF = 65504.0
+LARGEST_HALF = 65504.0
 
 
 def round_to_float16(values: Floats) -> Floats:
     """Through IEEE binary16; magnitudes above 65504 become 65504."""
-    return np.clip(values, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16).astype(np.float32)
+    return np.clip(values, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float32)
 
 
 def round_to_bfloat16(values: Floats) -> Floats:
