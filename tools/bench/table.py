@@ -3,16 +3,20 @@
     gmeta bench table --json FILE
     gmeta bench table --rows 10000000 --dims 64
 
-One table at a time is filled with random int64 keys and its optimizer's slots (Adam). Calls take batches of
-65,536 keys. Rates are keys per second of the call, medians of interleaved rounds.
+One table at a time is filled with random int64 keys and its optimizer's slots (Adam), in an index made for
+their number: 1, 1.5 and 10 million rows load it to 0.48, 0.72 and 0.60. Calls take batches of 65,536 keys.
+Rates are keys per second of the call, medians of interleaved rounds.
 
 lookup   rows of keys that are there; peers: TFRA's lookup, tf.gather of row numbers
 miss     keys that aren't there, without insertion; peer: TFRA's lookup with its default value
-insert   new keys into a table of this size; peer: TFRA's insert of zeros, into three tables where rows have
-         Adam's moments
+insert   new keys into a table of this size; peer: TFRA's insert of zeros, thrice where rows have moments
 update   fused Adam, one call; peers: TFRA's weights and both moments looked up, Adam in TensorFlow, all three
          inserted again; gather, Adam, scatter on three dense variables
 lookup with deduplication   `HashTable.lookup`, which finds the distinct ids first (no peer does)
+
+The peer's weights and moments would be three tables. Here they are three sets of keys of one table: the same
+calls, in a third of the memory and so never slower. A peer that doesn't fit into the machine's memory beside
+the table is left out, and the first object of the JSON says so.
 
 TFRA isn't a dependency; to see it: pip install --no-deps tensorflow-recommenders-addons==0.8.1 'typeguard<3'
 """
@@ -21,6 +25,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import math
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,10 +35,12 @@ from typing import Any
 import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
-from harness import WARM_UP, Result, interleave, parser, report
+from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
 
 BATCH = 65_536
 MEMORY_ROWS = 1_000_000
+MOST_MEMORY = 0.85
+"""Of the machine's, for the contenders of one comparison."""
 _NUMBERS = itertools.count()
 TFRA, DENSE = "TFRA CuckooHashTable", "dense variable"
 
@@ -49,6 +57,22 @@ class Case:
         """The result's path."""
         size = f"{self.rows / 10**6:g}M" if self.rows >= 10**6 else f"{self.rows / 1000:g}k"
         return f"table/{operation}/{self.keys}/dim{self.dim}/rows{size}"
+
+    @property
+    def own_bytes(self) -> int:
+        """What our table takes with Adam's moments, about."""
+        return self.rows * (8 + 3 * 4 * self.dim + 48)
+
+    @property
+    def tfra_bytes(self) -> int:
+        """What TFRA's takes: buckets of four, a power of two of them."""
+        buckets = 1 << math.ceil(math.log2(tfra_size(self) / 4))
+        return buckets * 4 * (4 * self.dim + 12)
+
+    @property
+    def dense_bytes(self) -> int:
+        """What a dense variable takes."""
+        return self.rows * 4 * self.dim
 
 
 def scramble(numbers: np.ndarray) -> np.ndarray:
@@ -93,9 +117,9 @@ def adam(w: Any, m: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
     return w - 1e-3 * m / (tf.sqrt(v) + 1e-7), m, v
 
 
-def measure(case: Case, rounds: int) -> Iterator[Result]:
-    """All operations of one case."""
-    bench = Bench(case, rounds)
+def measure(case: Case, rounds: int, left_out: list[str]) -> Iterator[Result]:
+    """All operations of one case; ``left_out`` takes the names of what found no memory."""
+    bench = Bench(case, rounds, left_out)
     yield from bench.lookup()
     yield from bench.lookup_with_deduplication()
     yield from bench.miss()
@@ -107,18 +131,31 @@ def measure(case: Case, rounds: int) -> Iterator[Result]:
 class Bench:
     """The contenders of one case, filled with its keys."""
 
-    def __init__(self, case: Case, rounds: int) -> None:
-        self.case, self.rounds = case, rounds
+    def __init__(self, case: Case, rounds: int, left_out: list[str]) -> None:
+        self.case, self.rounds, self.left_out = case, rounds, left_out
         self.calls = rounds + WARM_UP
         self.rows = batches(case, self.calls, seed=1)
         self.table: Any = ops.HashTable(
             case.dim, optimizer=ops.Adam(1e-3), initializer=ops.Uniform(), name="bench"
         )
+        self.table.reserve(case.rows)
         for numbers in fill(case):
             self.table.lookup_keys(scramble(numbers))
-        self.dense: Any = tf.Variable(tf.zeros([case.rows, case.dim]), trainable=False)
+        self.dense: Any = None
+        if self.fits("a dense variable", case.dense_bytes):
+            self.dense = tf.Variable(tf.zeros([case.rows, case.dim]), trainable=False)
         self.tfra = find_tfra()
-        self.peer: Any = make_tfra(self.tfra, case) if self.tfra else None
+        self.peer: Any = None
+        if self.tfra and self.fits(TFRA, case.tfra_bytes + case.dense_bytes):
+            self.peer = make_tfra(self.tfra, case)
+
+    def fits(self, what: str, beside: int) -> bool:
+        """Whether the machine has room for so many bytes beside our table."""
+        needed = self.case.own_bytes + beside
+        if needed <= MOST_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            return True
+        self.left_out.append(f"{self.case.name('*')}: {what} needs {needed / 1e9:.1f} GB with the table")
+        return False
 
     def compare(
         self,
@@ -130,7 +167,7 @@ class Bench:
     ) -> Iterator[Result]:
         """Rates of the contenders that are there; ``keys`` in a call."""
         contenders = {"gmeta": own}
-        if peer and self.tfra:
+        if peer and self.peer:
             contenders[TFRA] = peer
         if dense:
             contenders[DENSE] = dense
@@ -154,7 +191,7 @@ class Bench:
             BATCH,
             lambda k: self.table.lookup_keys(keys[k], insert=False),
             lambda k: self.peer.lookup(keys[k]),
-            lambda k: tf.gather(self.dense, indices[k]),
+            (lambda k: tf.gather(self.dense, indices[k])) if self.dense is not None else None,
         )
 
     def lookup_with_deduplication(self) -> Iterator[Result]:
@@ -186,16 +223,18 @@ class Bench:
             return self.table.apply_gradients(keys[k], gradients[k])
 
         self.dense = None
-        tables = [self.peer, *(make_tfra(self.tfra, self.case) for _ in range(2))] if self.tfra else []
+        shifts = [part * self.case.rows // 3 for part in range(3)]
+        others = [[tf.constant(scramble((d + by) % self.case.rows)) for by in shifts] for d in distinct]
 
         def upsert(k: int) -> None:
-            found = [table.lookup(keys[k]) for table in tables]
-            for table, new in zip(tables, adam(*found, gradients[k]), strict=True):
-                table.insert(keys[k], new)
+            found = [self.peer.lookup(part) for part in others[k]]
+            for part, new in zip(others[k], adam(*found, gradients[k]), strict=True):
+                self.peer.insert(part, new)
 
         yield from self.compare("update_adam", count, own, upsert)
-        tables.clear()
-        self.peer = None
+        self.drop_tfra()
+        if not self.fits("three dense variables", 3 * self.case.dense_bytes):
+            return
         variables = [tf.Variable(tf.zeros([self.case.rows, dim]), trainable=False) for _ in range(3)]
 
         def scatter(k: int) -> None:
@@ -208,9 +247,12 @@ class Bench:
     def memory(self) -> Iterator[Result]:
         """What a row costs beside its record of header, weights and two moments.
 
-        The worst that growth leaves while a table fills, from a tenth of the rows on. An index that has grown
-        drains its old half in the batches that follow, so some are run before each reading.
+        The worst that growth leaves while a table of no stated size fills, from a quarter of the rows on, which
+        is two doublings (of a small table's memory, half-empty blocks of 32 rows in 64 shards are the most).
+        An index that has grown drains its old half in the batches that follow: some run before each reading.
         """
+        yield Result(self.case.name("load_factor"), float(self.table.statistics().load_factor), "keys/slot")
+        self.table = None
         table = ops.HashTable(self.case.dim, optimizer=ops.Adam(), initializer=ops.Zeros(), name="memory")
         worst, rows = 0.0, min(self.case.rows, MEMORY_ROWS)
         for numbers in np.array_split(np.arange(rows), 40):
@@ -218,39 +260,47 @@ class Bench:
             for _ in range(30):
                 table.lookup_keys(keys)
             now = table.statistics()
-            if int(now.size) >= rows // 10:
+            if int(now.size) >= rows // 4:
                 worst = max(worst, int(now.bytes) / int(now.size) - (8 + 4 * 3 * self.case.dim))
         yield Result(self.case.name("bytes_beside_record"), worst, "bytes/row")
-        yield Result(self.case.name("load_factor"), float(self.table.statistics().load_factor), "keys/slot")
-        self.table = None
 
     def insert(self) -> Iterator[Result]:
         """New keys; the peer is handed rows that were made beforehand, and a table for each moment."""
         made = tf.zeros([BATCH, self.case.dim])
-        for block, (name, optimizer, peers) in enumerate(
-            (("insert_without_slots", ops.SGD(), 1), ("insert_adam", ops.Adam(), 3)), start=1
+        for name, optimizer, blocks in (
+            ("insert_without_slots", ops.SGD(), (1,)),
+            ("insert_adam", ops.Adam(), (1, 2, 3)),
         ):
-            keys = self.unseen(block)
+            keys = [self.unseen(block) for block in blocks]
             table = self.new_table(optimizer, ops.Zeros())
-            tables = [make_tfra(self.tfra, self.case) for _ in range(peers)] if self.tfra else []
+            if self.tfra and self.fits(TFRA, self.case.tfra_bytes):
+                self.peer = make_tfra(self.tfra, self.case)
 
-            def insert_all(k: int, tables: list[Any] = tables, keys: list[tf.Tensor] = keys) -> None:
-                for peer in tables:
-                    peer.insert(keys[k], made)
+            def insert_all(k: int, keys: list[list[tf.Tensor]] = keys) -> None:
+                for part in keys:
+                    self.peer.insert(part[k], made)
 
             yield from self.compare(
                 name,
                 BATCH,
-                lambda k, table=table, keys=keys: table.lookup_keys(keys[k]),  # type: ignore[misc]
+                lambda k, table=table, keys=keys: table.lookup_keys(keys[0][k]),  # type: ignore[misc]
                 insert_all,
             )
-        keys = self.unseen(3)
+            del table
+            self.drop_tfra()
+        fresh = self.unseen(1)
         table = self.new_table(ops.Adam(), ops.Normal())
-        seconds = interleave({"gmeta": lambda k: table.lookup_keys(keys[k])}, rounds=self.rounds)
+        seconds = interleave({"gmeta": lambda k: table.lookup_keys(fresh[k])}, rounds=self.rounds)
         yield Result(self.case.name("insert_adam_normal_rows"), BATCH / seconds["gmeta"], "keys/s")
 
+    def drop_tfra(self) -> None:
+        """Free TFRA's table, which doesn't end with its Python object."""
+        if self.peer:
+            tf.raw_ops.DestroyResourceOp(resource=self.peer.resource_handle)
+        self.peer = None
+
     def new_table(self, optimizer: ops.SparseOptimizer, initializer: ops.Initializer) -> ops.HashTable:
-        """The case's keys, and room for more: as the peer's init_size, so that neither waits for memory."""
+        """The case's keys, and room for more as the peer has it, so that neither waits for memory."""
         table = ops.HashTable(self.case.dim, optimizer=optimizer, initializer=initializer, name="insert")
         table.reserve(self.case.rows + self.calls * BATCH)
         for numbers in fill(self.case):
@@ -264,10 +314,15 @@ def fill(case: Case) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + 10 * BATCH, case.rows))
 
 
+def tfra_size(case: Case) -> int:
+    """How many keys TFRA's table is made for: all that a run has, so that it never grows while timed."""
+    return 3 * case.rows // 2 + 3 * BATCH * (ROUNDS + WARM_UP)
+
+
 def make_tfra(module: Any, case: Case) -> Any:
     """A TFRA table of the case's keys."""
     peer = module.CuckooHashTable(
-        tf.int64, tf.float32, tf.zeros([case.dim]), init_size=2 * case.rows, name=f"peer{next(_NUMBERS)}"
+        tf.int64, tf.float32, tf.zeros([case.dim]), init_size=tfra_size(case), name=f"peer{next(_NUMBERS)}"
     )
     for numbers in fill(case):
         peer.insert(tf.constant(scramble(numbers)), tf.zeros([len(numbers), case.dim]))
@@ -282,13 +337,15 @@ def main() -> None:
     options.add_argument("--keys", nargs="+", choices=["uniform", "zipf"], default=["uniform", "zipf"])
     given = options.parse_args()
     rows, dims = ([20_000], [8]) if given.smoke else (given.rows, given.dims)
-    results = []
+    results: list[Result] = []
+    left_out: list[str] = []
     for size in rows:
         for dim in dims:
             for keys in given.keys:
-                results += measure(Case(size, dim, keys), given.rounds)
+                results += measure(Case(size, dim, keys), given.rounds, left_out)
     tfra = importlib.metadata.version("tensorflow-recommenders-addons") if find_tfra() else None
-    report("table", results, given.json, tensorflow=tf.__version__, tfra=tfra, batch=BATCH)
+    about = {"tensorflow": tf.__version__, "tfra": tfra, "batch": BATCH, "left_out": sorted(set(left_out))}
+    report("table", results, given.json, **about)
 
 
 if __name__ == "__main__":
