@@ -247,8 +247,8 @@ class Bench:
     def memory(self) -> Iterator[Result]:
         """What a row costs beside its record of header, weights and two moments.
 
-        The worst that growth leaves while a table of no stated size fills, from a quarter of the rows on, which
-        is two doublings (of a small table's memory, half-empty blocks of 32 rows in 64 shards are the most).
+        The worst that growth leaves while a table of no stated size fills, from a quarter of the rows on: two
+        doublings (of a small table's memory, half-empty blocks of 32 rows a shard are the most).
         An index that has grown drains its old half in the batches that follow: some run before each reading.
         """
         yield Result(self.case.name("load_factor"), float(self.table.statistics().load_factor), "keys/slot")
