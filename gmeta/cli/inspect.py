@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gmeta.training.checkpoint.summary import CheckpointSummary, find_checkpoint, summarize
+from gmeta.training.checkpoint.summary import CheckpointSummary, TableSummary, find_checkpoint, summarize
 
 
 @click.command("inspect")
@@ -19,10 +19,10 @@ from gmeta.training.checkpoint.summary import CheckpointSummary, find_checkpoint
 @click.option("--verify", is_flag=True, help="Read everything and compare the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(folder: Path, top: int, verify: bool, as_json: bool) -> None:
-    """List a checkpoint's tables: rows, sizes, steps, optimizers, increments, largest norms.
+    """List a checkpoint's tables: rows, sizes, steps, optimizers, increments, admission, largest norms.
 
     FOLDER is a checkpoint, or a folder of checkpoints, of which the latest is taken. With --top 0 and without
-    --verify, no row is read.
+    --verify, no row is read, and no admission filter.
     """
     summary = summarize(find_checkpoint(folder), top, verify=verify)
     if as_json:
@@ -49,6 +49,7 @@ def _lines(summary: CheckpointSummary) -> list[str]:
             f"  {_count(table.rows, 'row')} of {table.dim}, step {table.step}, {table.optimizer}{slots}, "
             f"{_size(table.bytes)}",
             f"  {changes}",
+            *_admission(table),
             *(f"  full although a base was given: {reason}" for reason in table.reasons),
             *(f"  {setting}: {value}" for setting, value in table.settings.items()),
         ]
@@ -60,6 +61,15 @@ def _lines(summary: CheckpointSummary) -> list[str]:
         ]
     lines += [f"file {name}: {_size(size)}" for name, size in summary.files.items()]
     return lines
+
+
+def _admission(table: TableSummary) -> list[str]:
+    """What it remembers of keys that have no row."""
+    if table.filter is not None:
+        counters = table.filter.shards * table.filter.counters
+        used = "" if table.filter_used is None else f", {table.filter_used:.1%} of them above zero"
+        return [f"  admission filter: {_count(counters, 'counter')}, {table.filter.hashes} a key{used}"]
+    return [f"  {_count(table.waiting, 'key')} waiting for admission"] if table.waiting else []
 
 
 def _count(number: int, noun: str) -> str:

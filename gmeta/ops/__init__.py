@@ -5,10 +5,8 @@ The dynamic embedding table is `HashTable`; `reference` holds the same ops in Nu
 
 from gmeta.ops.frozen_table import FrozenTable as FrozenTable
 from gmeta.ops.frozen_table import UnknownRows as UnknownRows
-from gmeta.ops.hash_table import AdmissionState as AdmissionState
 from gmeta.ops.hash_table import HashTable as HashTable
 from gmeta.ops.hash_table import Lookup as Lookup
-from gmeta.ops.hash_table import Statistics as Statistics
 from gmeta.ops.initializers import Constant as Constant
 from gmeta.ops.initializers import Initializer as Initializer
 from gmeta.ops.initializers import Normal as Normal
@@ -37,8 +35,11 @@ from gmeta.ops.policies import ProbabilityAdmission as ProbabilityAdmission
 from gmeta.ops.policies import TwoPrecisions as TwoPrecisions
 from gmeta.ops.portable import initial_rows_of as initial_rows_of
 from gmeta.ops.portable import portable_ops as portable_ops
+from gmeta.ops.records import AdmissionState as AdmissionState
+from gmeta.ops.records import FilterShards as FilterShards
 from gmeta.ops.records import Records as Records
 from gmeta.ops.records import ShardRecords as ShardRecords
+from gmeta.ops.statistics import Statistics as Statistics
 from gmeta.ops.table_saving import tables_saved_elsewhere as tables_saved_elsewhere
 from gmeta.ops.unique import Unique as Unique
 from gmeta.ops.unique import unique as unique

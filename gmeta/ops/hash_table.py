@@ -17,7 +17,8 @@ from gmeta.ops.initializers import Initializer, Normal
 from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
 from gmeta.ops.portable import frozen
-from gmeta.ops.records import Records, ShardRecords
+from gmeta.ops.records import AdmissionState, FilterShards, Records, ShardRecords
+from gmeta.ops.statistics import Statistics
 from gmeta.ops.table_saving import are_saved_elsewhere
 from gmeta.ops.unique import unique
 
@@ -25,7 +26,7 @@ _native = load_op_library("ops")
 for _name in (
     *("Lookup", "Update", "Remove", "Contains", "Evict", "Statistics", "Size", "Step"),
     *("Export", "Import", "ExportAdmission", "ImportAdmission"),
-    *("ExportShards", "StartJournal", "JournalSaved", "JournalWhole"),
+    *("ExportFilter", "ExportShards", "StartJournal", "JournalSaved", "JournalWhole"),
 ):
     tf.no_gradient(f"GmetaHashTable{_name}")
 
@@ -43,54 +44,6 @@ class Lookup(NamedTuple):
     rows: tf.Tensor
     keys: tf.Tensor
     inverse: tf.Tensor
-
-
-class AdmissionState(NamedTuple):
-    """What a table's admission remembers of ids that have no row; all empty where it remembers nothing.
-
-    Attributes:
-      keys: (c,) int64, the ids that an exact `gmeta.ops.CountAdmission` counts, in no particular order.
-      counts: (c,) int64, how often each was turned away.
-      filter: (b,) uint8, the counters of its `gmeta.ops.Bloom` filter.
-    """
-
-    keys: tf.Tensor
-    counts: tf.Tensor
-    filter: tf.Tensor
-
-
-class Statistics(NamedTuple):
-    """Scalar int64 tensors (``load_factor``: float64). Counts are since the table was made.
-
-    Attributes:
-      size: Keys in the table.
-      capacity: Slots of the key index.
-      load_factor: ``size / capacity``; the index doubles at 0.75, a shard at a time.
-      bytes: Memory of index, records, and what admission remembers.
-      hits: Keys that were looked up and found.
-      misses: Keys that were looked up and absent.
-      inserts: Rows that lookups made.
-      removes: Rows that `HashTable.remove` removed.
-      updates: Rows that a gradient updated.
-      ignored: Gradients of absent keys, which had nothing to update.
-      rejects: Misses of inserting lookups that admission turned away.
-      evictions: Rows that eviction removed.
-      half_rows: Rows that are now in half precision (`gmeta.ops.TwoPrecisions`); the others are in float32.
-    """
-
-    size: tf.Tensor
-    capacity: tf.Tensor
-    load_factor: tf.Tensor
-    bytes: tf.Tensor
-    hits: tf.Tensor
-    misses: tf.Tensor
-    inserts: tf.Tensor
-    removes: tf.Tensor
-    updates: tf.Tensor
-    ignored: tf.Tensor
-    rejects: tf.Tensor
-    evictions: tf.Tensor
-    half_rows: tf.Tensor
 
 
 class HashTable(tf.saved_model.experimental.TrackableResource):
@@ -446,14 +399,31 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         """What admission remembers of keys that have no row; batches wait meanwhile."""
         return AdmissionState(*_native.gmeta_hash_table_export_admission(self.resource_handle))
 
-    def import_admission(self, state: AdmissionState) -> tf.Operation | None:
-        """Replace what admission remembers, as `export_admission` gave it.
+    def export_filter(self, first: int, last: int) -> FilterShards:
+        """A snapshot of the filters of the table's own shards ``first`` up to ``last``; equal, none.
 
-        Parts that the table's admission has no use for are passed over, and a part that is missing (empty)
-        starts afresh: so a table goes on under another policy than it was saved under.
+        Raises:
+          tf.errors.InvalidArgumentError: The range isn't within the table's shards.
+        """
+        shards = tf.cast([first, last], tf.int64)
+        return FilterShards(*_native.gmeta_hash_table_export_filter(self.resource_handle, shards))
+
+    def import_admission(
+        self, state: AdmissionState, *, replace: bool = True, first_filter: int = 0
+    ) -> tf.Operation | None:
+        """Take in what admission remembers, as `export_admission` gave it.
+
+        Exact counts may go into a filter: it then counts these ids as often at least. A filter has no ids, so
+        that exact counts can't come out of it: a part that admission has no use for is passed over, and one
+        that is missing (empty) starts afresh.
 
         Args:
           state: The state.
+          replace: Whether admission then remembers this alone, and ``state.filter`` is the whole filter.
+            Otherwise it is added: counts replace those of the same ids, and of each filter counter and its
+            new value the larger stays, so that no id's count is too low, and none higher than if one table
+            had met what both have.
+          first_filter: If added, number of the first of the table's own shards whose filters these are.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -467,6 +437,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             keys=keys_vector(state.keys, self._owner),
             counts=tf.cast(state.counts, tf.int64),
             filter=tf.cast(state.filter, tf.uint8),
+            first_filter=tf.cast(first_filter, tf.int64),
+            replace=replace,
         )
 
     # Checkpoints. TensorFlow calls these two; the names of the tensors are part of the file format.

@@ -100,8 +100,8 @@ class CountAdmission(Admission):
 
     Each occurrence of a missing id in `HashTable.lookup_keys` counts, in the order of the batch; since
     `HashTable.lookup` makes ids distinct first, there it is the number of batches that count. The lookup that
-    admits an id makes its row, of frequency 1. ``tf.train.Checkpoint`` and ``save_weights`` carry the counts;
-    a sharded checkpoint holds records alone, so after it ids that wait are counted anew.
+    admits an id makes its row, of frequency 1. Checkpoints of every kind carry the counts: a run that goes on
+    from one admits what it would have admitted.
 
     Args:
       threshold: >= 1; with a filter, at most 255.

@@ -7,6 +7,9 @@ A checkpoint is a folder::
       item/rows-00000-of-00002.arrow        a record batch a logical shard: key, weights, slots, frequency,
       item/rows-00001-of-00002.arrow        last_step, sorted by key; a file a rank
       item/removed-00000-of-00002.arrow     in an increment: the keys that are gone
+      item/waiting-00000-of-00002.arrow     keys that `CountAdmission` turns away yet, with their count
+      item/filter-00000-of-00002.arrow      or its filter's counters: a batch a filter, named by the first of
+                                            its logical shards
       dense/...                             what the caller adds, such as the dense weights
 
 Any Arrow reader opens the files; `gmeta.training.checkpoint.chain.CheckpointReader` reads them with NumPy.
@@ -23,7 +26,14 @@ the part's ``reason`` says why, and a reader begins there.
 A save is of one moment if no batch runs meanwhile: save between two steps. If batches do run, each logical
 shard is of one moment, and the next increment has all that the save missed.
 
-What admission remembers of ids that have no row yet is not saved: after a load, they are counted afresh.
+What admission remembers of ids that have no row yet is in every save whole, in an increment too, since it
+isn't known which counts have changed: 12 bytes an id that is counted exactly, or the bytes of the filter.
+Exact counts load into any number of ranks, into another threshold, and into a filter. A filter loads into one
+of the same capacity, error and eviction bound, by any number of ranks: one that divides the filters (64,
+unless the bound is small) changes nothing; otherwise two ranks may have counted in one filter, and the larger
+of their counters is taken, so that no id is admitted later than it would have been, and none earlier than if
+one rank had counted all. What can't be taken over is told by a warning and in `CheckpointInfo.forgotten`;
+these ids are then counted afresh.
 """
 
 from __future__ import annotations
@@ -32,8 +42,9 @@ import json
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +69,24 @@ class CheckpointInfo:
       id: Unlike any other checkpoint's.
       kinds: Table -> ``"full"`` or ``"increment"``, for this rank.
       rows: Table -> how many records this rank wrote or read.
+      waiting: Table -> how many ids that wait for admission, with exact counts, it wrote or read.
       bytes: Of records that this rank wrote or read.
       seconds: How long it took.
       reasons: Table -> why it was saved in full although a base was given.
       metadata: The caller's.
+      forgotten: Table -> why what admission remembered couldn't be loaded.
     """
 
     folder: Path
     id: str
     kinds: Mapping[str, str]
     rows: Mapping[str, int]
+    waiting: Mapping[str, int]
     bytes: int
     seconds: float
     reasons: Mapping[str, str]
     metadata: Mapping[str, Any]
+    forgotten: Mapping[str, str] = field(default_factory=dict)
 
 
 def save(
@@ -165,6 +180,7 @@ def save(
         id=manifest.id,
         kinds={name: part.kind for name, part in own.items()},
         rows={name: sum(segment.rows for segment in part.rows.segments) for name, part in own.items()},
+        waiting={name: entry.waiting for name, (entry, _) in written.items()},
         bytes=sum(file.bytes for part in own.values() for file in part.files),
         seconds=time.perf_counter() - started,
         reasons={name: part.reason for name, part in own.items() if part.reason},
@@ -203,7 +219,14 @@ def load(
     with CheckpointReader(path) as reader:
         for name, table in tables.items():
             check_layout(reader, name, table)
-        rows = {name: load_table(reader, name, table, shards) for name, table in tables.items()}
+        found = {name: load_table(reader, name, table, shards) for name, table in tables.items()}
+    forgotten = {name: why for name, (_, _, why) in found.items() if why}
+    for name, why in forgotten.items():
+        warnings.warn(
+            f"{path}: what the admission of table {name!r} remembered is left out, so that ids without a row "
+            f"are counted afresh: {why}",
+            stacklevel=2,
+        )
     for name, table in tables.items():
         table.start_journal(journal)
         baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
@@ -211,11 +234,13 @@ def load(
         folder=path,
         id=reader.manifest.id,
         kinds=dict.fromkeys(tables, FULL),
-        rows=rows,
+        rows={name: rows for name, (rows, _, _) in found.items()},
+        waiting={name: waiting for name, (_, waiting, _) in found.items()},
         bytes=reader.bytes_read,
         seconds=time.perf_counter() - started,
         reasons={},
         metadata=reader.manifest.metadata,
+        forgotten=forgotten,
     )
 
 

@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,7 +29,19 @@ from gmeta.training.checkpoint.manifest import (
     SegmentFile,
     TableEntry,
 )
-from gmeta.training.checkpoint.record_file import RecordFileWriter, removed_schema, rows_schema
+from gmeta.training.checkpoint.record_file import (
+    RecordFileWriter,
+    filter_schema,
+    removed_schema,
+    rows_schema,
+    waiting_schema,
+)
+from gmeta.training.sharded_admission import (
+    filter_layout,
+    load_admission,
+    refuse_foreign_counts,
+    write_filters,
+)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -106,15 +118,21 @@ def save_table(
     place.mkdir(exist_ok=True)
     suffix = f"{rank:05d}-of-{world_size:05d}.arrow"
     described = {f"gmeta.{key}": json.dumps(value) for key, value in {"table": name, **layout(table)}.items()}
-    schema = rows_schema(table.dim, layout(table)["slot_floats"])
+    filters = filter_layout(table)
+    schemas = {"rows": rows_schema(table.dim, layout(table)["slot_floats"]), "waiting": waiting_schema()}
+    if increment:
+        schemas["removed"] = removed_schema()
+    if filters is not None:
+        schemas["filter"] = filter_schema()
+        described["gmeta.filter"] = json.dumps(asdict(filters))
     with ExitStack() as stack:
-        rows = stack.enter_context(RecordFileWriter(place / f"rows-{suffix}", schema, described))
-        removed = (
-            stack.enter_context(RecordFileWriter(place / f"removed-{suffix}", removed_schema(), described))
-            if increment
-            else None
-        )
-        live, steps = _write(table, shards, since, rows, removed)
+        files = {
+            part: stack.enter_context(RecordFileWriter(place / f"{part}-{suffix}", schema, described))
+            for part, schema in schemas.items()
+        }
+        live, steps = _write(table, shards, since, files)
+        if filters is not None:
+            write_filters(table, filters, shards, files["filter"])
     if increment and not bool(table.journal_whole()):
         raise GmetaError(
             f"table {name!r} was imported into, or its journal overflowed, while it was saved: save again, "
@@ -129,18 +147,21 @@ def save_table(
         since=since,
         step=steps[-1],
         live=tuple(live),
-        rows=_file(folder, rows),
-        removed=_file(folder, removed) if removed is not None and removed.segments else None,
+        rows=_file(folder, files["rows"]),
+        **{
+            kind: _file_or_none(folder, files[kind])
+            for kind in ("removed", "waiting", "filter")
+            if kind in files
+        },
         reason=reason,
     )
-    if removed is not None and not removed.segments:
-        removed.path.unlink()
     settings = {
         "optimizer": repr(table.optimizer),
         "initializer": repr(table.initializer),
         "seed": table.seed,
+        "admission": repr(table.admission),
     }
-    return TableEntry(**layout(table), settings=settings, parts=(part,)), steps[0]
+    return TableEntry(**layout(table), settings=settings, filter=filters, parts=(part,)), steps[0]
 
 
 def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str:
@@ -160,7 +181,7 @@ def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str
 
 
 def _write(
-    table: HashTable, shards: range, since: int, rows: RecordFileWriter, removed: RecordFileWriter | None
+    table: HashTable, shards: range, since: int, files: Mapping[str, RecordFileWriter]
 ) -> tuple[list[int], list[int]]:
     """Writes all ranges. Returns the live rows of each shard, and the table's step at each range."""
     live: list[int] = []
@@ -173,9 +194,11 @@ def _write(
             "frequency": range_["frequency"].astype(np.uint32),
             "last_step": range_["last_step"].astype(np.uint32),
         }
-        _write_shards(rows, first, range_["row_splits"], columns)
-        if removed is not None:
-            _write_shards(removed, first, range_["removed_splits"], {"key": range_["removed"]})
+        _write_shards(files["rows"], first, range_["row_splits"], columns)
+        if "removed" in files:
+            _write_shards(files["removed"], first, range_["removed_splits"], {"key": range_["removed"]})
+        counts = {"key": range_["waiting"], "count": range_["waiting_counts"].astype(np.uint32)}
+        _write_shards(files["waiting"], first, range_["waiting_splits"], counts)
         live += range_["live"].tolist()
         steps.append(int(range_["step"]))
     return live, steps
@@ -210,11 +233,12 @@ def _write_shards(file: RecordFileWriter, first: int, splits: npt.NDArray[Any], 
 
 def _refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> None:
     """Keys of other ranks' shards would be lost without a word."""
-    outside = sum(
-        int(np.sum(np.asarray(table.export_shards(first, last, 2**32 - 1).live)))
-        for first, last in ((0, shards.start), (shards.stop, LOGICAL_SHARDS))
-        if first < last
-    )
+    outside = 0
+    for first, last in ((0, shards.start), (shards.stop, LOGICAL_SHARDS)):
+        if first < last:
+            found = table.export_shards(first, last, 2**32 - 1)
+            outside += int(np.sum(np.asarray(found.live))) + int(found.waiting.shape[0])
+    refuse_foreign_counts(name, table, rank, shards)
     if outside:
         raise ConfigError(
             f"table {name!r} of rank {rank} holds {outside} keys of logical shards outside "
@@ -225,6 +249,14 @@ def _refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> No
 
 def _file(folder: Path, written: RecordFileWriter) -> SegmentFile:
     return SegmentFile(written.path.relative_to(folder).as_posix(), written.bytes, tuple(written.segments))
+
+
+def _file_or_none(folder: Path, written: RecordFileWriter) -> SegmentFile | None:
+    """A file that may have nothing in it; then it goes."""
+    if written.segments:
+        return _file(folder, written)
+    written.path.unlink()
+    return None
 
 
 def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
@@ -254,7 +286,7 @@ def _in_words(form: Mapping[str, Any]) -> str:
     return f"dim {form['dim']}, optimizer {form['optimizer']} ({form['slot_floats']} slot floats a row)"
 
 
-def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> int:
+def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, int, str]:
     """Replace what a table holds by some logical shards of a checkpoint.
 
     Args:
@@ -264,7 +296,8 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
       shards: The logical shards to load.
 
     Returns:
-      How many rows it has now.
+      How many rows it has now, how many keys wait for admission with exact counts, and why what admission
+      remembered was left out, if it was.
 
     Raises:
       DataError: A file is missing or damaged. The table's content is then undefined.
@@ -295,7 +328,7 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
                 np.int64(entry.step),
             )
         )
-    return rows
+    return rows, *load_admission(reader, name, table, shards)
 
 
 def _batches(reader: CheckpointReader, name: str, shards: range) -> Iterator[Arrays]:

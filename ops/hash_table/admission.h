@@ -26,6 +26,13 @@
 //     the stated error at the stated n. The filter forgets nothing: a row that is evicted comes
 //     back at once.
 //
+// Two filters of one size become one by taking, counter by counter, the larger. No count is then
+// too low, because each of a key's counters is at least what it was. None is higher than if one
+// filter had met all that both have met: a filter never lowers a counter, and an update of a filter
+// that is nowhere below another leaves it so. Hence the stated error holds for the union. Where no
+// key was counted in both, as in those of ranks, nothing is lost. An exact count goes into a filter
+// by raising the key's counters to it.
+//
 // By chance (AdmitByChance). A pure function of (seed, key, step): a key that is missing in lookups
 // of different steps has an independent chance at each, and a lookup repeated at the same step has
 // the same outcome. So the number of steps until admission is geometric, and no count is kept.
@@ -143,6 +150,10 @@ struct AdmitByFilter {
     size_t bytes() const { return counters_.size(); }
     void Clear() { std::fill(counters_.begin(), counters_.end(), uint8_t{0}); }
 
+    void SetCounter(int64_t key, uint32_t count) {
+      const uint8_t least = static_cast<uint8_t>(std::min(count, threshold_));
+      ForEachPlace(key, [&](size_t at) { counters_[at] = std::max(counters_[at], least); });
+    }
     uint8_t* filter() { return counters_.data(); }
     size_t filter_bytes() const { return counters_.size(); }
 

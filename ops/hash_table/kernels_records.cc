@@ -73,9 +73,13 @@ class ExportShardsOp : public TableOp {
                                     TensorShape({count + 1}),
                                     TensorShape({count}),
                                     TensorShape({}),
-                                    TensorShape({})};
-      Tensor* tensors[11];
-      for (int i = 0; i < 11 && status.ok(); ++i) {
+                                    TensorShape({}),
+                                    TensorShape({static_cast<int64_t>(sizes.waiting)}),
+                                    TensorShape({static_cast<int64_t>(sizes.waiting)}),
+                                    TensorShape({count + 1})};
+      constexpr int kOutputs = 14;
+      Tensor* tensors[kOutputs];
+      for (int i = 0; i < kOutputs && status.ok(); ++i) {
         status = context->allocate_output(i, shapes[i], &tensors[i]);
       }
       if (!status.ok()) return std::nullopt;
@@ -87,7 +91,10 @@ class ExportShardsOp : public TableOp {
                                 ints(5),
                                 ints(6),
                                 ints(7),
-                                ints(8)};
+                                ints(8),
+                                ints(11),
+                                ints(12),
+                                ints(13)};
     };
     table.ExportShards(range, static_cast<uint32_t>(min_last_step), allocate,
                        PoolParallelFor(context));
@@ -176,9 +183,37 @@ class ExportAdmissionOp : public TableOp {
   }
 };
 
-class ImportAdmissionOp : public TableOp {
+class ExportFilterOp : public TableOp {
  public:
   using TableOp::TableOp;
+
+ protected:
+  bool takes_keys() const override { return false; }
+
+  void Run(OpKernelContext* context, const std::string& name, Table& table) override {
+    OP_REQUIRES_OK(context, CheckShape(context, name, "filters", 1, TensorShape({2})));
+    const auto range = context->input(1).flat<int64_t>();
+    const int64_t filters = static_cast<int64_t>(table.filters());
+    const int64_t width = static_cast<int64_t>(table.filter_bytes());
+    OP_REQUIRES(context, 0 <= range(0) && range(0) <= range(1) && range(1) <= filters,
+                Invalid("table '", name, "': filters are [first, last) within [0, ", filters,
+                        "), got [", range(0), ", ", range(1), ")"));
+    SetScalar(context, 1, filters);
+    Tensor* out;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, TensorShape({range(1) - range(0), width}), &out));
+    uint8_t* to = out->flat<uint8_t>().data();
+    for (int64_t i = range(0); i < range(1); ++i, to += width) {
+      table.ExportFilter(static_cast<size_t>(i), to);
+    }
+  }
+};
+
+class ImportAdmissionOp : public TableOp {
+ public:
+  explicit ImportAdmissionOp(OpKernelConstruction* context) : TableOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("replace", &replace_));
+  }
 
  protected:
   void Run(OpKernelContext* context, const std::string& name, Table& table) override {
@@ -186,15 +221,23 @@ class ImportAdmissionOp : public TableOp {
                    CheckShape(context, name, "counts", 2, TensorShape({KeyCount(context)})));
     const ConstAdmissionColumns columns{Keys(context), context->input(2).flat<int64_t>().data(),
                                         context->input(3).flat<uint8_t>().data()};
+    OP_REQUIRES_OK(context, CheckShape(context, name, "first_filter", 4, TensorShape({})));
+    const int64_t first = context->input(4).scalar<int64_t>()();
     const int64_t filter_bytes = context->input(3).NumElements();
-    OP_REQUIRES(context,
-                table.ReplaceAdmission(columns, static_cast<size_t>(KeyCount(context)),
-                                       static_cast<size_t>(filter_bytes)),
+    const size_t n = static_cast<size_t>(KeyCount(context));
+    const size_t bytes = static_cast<size_t>(filter_bytes);
+    const bool fits = replace_ ? table.ReplaceAdmission(columns, n, bytes)
+                               : first >= 0 && table.MergeAdmission(columns, n, bytes,
+                                                                    static_cast<size_t>(first));
+    OP_REQUIRES(context, fits,
                 Invalid("table '", name, "': a filter of ", filter_bytes,
                         " bytes is not of this table's admission: make the table with the "
                         "filter's capacity and error, and the eviction bound, that it was saved "
                         "with"));
   }
+
+ private:
+  bool replace_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExport").Device(DEVICE_CPU), ExportOp);
@@ -206,6 +249,7 @@ REGISTER_KERNEL_BUILDER(Name("GmetaHashTableJournalWhole").Device(DEVICE_CPU),
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableImport").Device(DEVICE_CPU), ImportOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExportAdmission").Device(DEVICE_CPU),
                         ExportAdmissionOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExportFilter").Device(DEVICE_CPU), ExportFilterOp);
 REGISTER_KERNEL_BUILDER(Name("GmetaHashTableImportAdmission").Device(DEVICE_CPU),
                         ImportAdmissionOp);
 

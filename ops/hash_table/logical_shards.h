@@ -7,6 +7,7 @@
 #ifndef GMETA_OPS_HASH_TABLE_LOGICAL_SHARDS_H_
 #define GMETA_OPS_HASH_TABLE_LOGICAL_SHARDS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,26 +30,39 @@ struct LogicalRange {
   bool contains(uint32_t shard) const { return first <= shard && shard < last; }
 };
 
-// Where the rows to save of a range stand, by logical shard, then by key: an order that depends on
-// the content alone, not on history or threads.
+// What to save of a range: where the rows stand, what was removed, and which keys wait for
+// admission.
 struct ShardSelection {
   struct Item {
     uint32_t logical;
     uint32_t row;
     int64_t key;
-
-    friend bool operator<(const Item& a, const Item& b) {
-      return a.logical != b.logical ? a.logical < b.logical : a.key < b.key;
-    }
   };
   struct Removed {
     uint32_t logical;
     int64_t key;
   };
+  struct Waiting {
+    uint32_t logical;
+    uint32_t count;
+    int64_t key;
+  };
+
+  // By logical shard, then by key: an order that depends on the content alone, not on history or
+  // threads.
+  void Sort() {
+    const auto before = [](const auto& a, const auto& b) {
+      return a.logical != b.logical ? a.logical < b.logical : a.key < b.key;
+    };
+    std::sort(items.begin(), items.end(), before);
+    std::sort(removed.begin(), removed.end(), before);
+    std::sort(waiting.begin(), waiting.end(), before);
+  }
 
   std::vector<Item> items;
-  std::vector<Removed> removed;  // in the same order
-  bool journal_whole = true;     // `removed` is all that was removed since the journal began
+  std::vector<Removed> removed;
+  std::vector<Waiting> waiting;
+  bool journal_whole = true;  // `removed` is all that was removed since the journal began
 };
 
 }  // namespace gmeta

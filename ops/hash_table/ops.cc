@@ -153,8 +153,8 @@ REGISTER_OP("GmetaHashTableExport")
     });
 
 // Logical shards [shards[0], shards[1]), sorted by shard and key: the rows with last_step >=
-// min_last_step; the journal's removed keys; and how many rows each shard has, exported or not. The
-// splits are of rows and of removed keys by logical shard.
+// min_last_step; the journal's removed keys; how many rows each shard has, exported or not; and the
+// keys that wait for admission with their exact counts. The splits are by logical shard.
 REGISTER_OP("GmetaHashTableExportShards")
     .Input("table: resource")
     .Input("shards: int64")
@@ -170,9 +170,12 @@ REGISTER_OP("GmetaHashTableExportShards")
     .Output("live: int64")
     .Output("step: int64")
     .Output("journal_whole: bool")
+    .Output("waiting: int64")
+    .Output("waiting_counts: int64")
+    .Output("waiting_splits: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      for (const int i : {0, 3, 4, 5, 6, 7, 8}) {
+      for (const int i : {0, 3, 4, 5, 6, 7, 8, 11, 12, 13}) {
         c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
       }
       for (const int i : {1, 2}) {
@@ -236,11 +239,29 @@ REGISTER_OP("GmetaHashTableExportAdmission")
       return absl::OkStatus();
     });
 
+// The counters of the table's own shards [shards[0], shards[1]) of `count`, a row a shard; rows of
+// no width where admission has no filter.
+REGISTER_OP("GmetaHashTableExportFilter")
+    .Input("table: resource")
+    .Input("shards: int64")
+    .Output("counters: uint8")
+    .Output("count: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// With `replace`, admission then remembers this and nothing else, and the filter is all shards'.
+// Otherwise it is added, and the filter is that of some shards, from number `first_filter` on.
 REGISTER_OP("GmetaHashTableImportAdmission")
     .Input("table: resource")
     .Input("keys: int64")
     .Input("counts: int64")
     .Input("filter: uint8")
+    .Input("first_filter: int64")
+    .Attr("replace: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 

@@ -183,9 +183,9 @@ class alignas(128) Shard {
         rows_);
   }
 
-  // The rows of a range of logical shards whose last step is `min_last_step` or later, and the keys
-  // that were removed from them, which the journal cuts. Adds the number of all their rows to
-  // live[logical shard - range.first].
+  // The rows of a range of logical shards whose last step is `min_last_step` or later, the keys
+  // that were removed from them, which the journal cuts, and those that wait for admission. Adds
+  // the number of all their rows to live[logical shard - range.first].
   ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
     ShardSelection selection;
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -200,13 +200,16 @@ class alignas(128) Shard {
           });
         },
         rows_);
-    std::sort(selection.items.begin(), selection.items.end());
     selection.journal_whole = journal_.whole();
     journal_.Cut(
         [&](int64_t key) { return range.contains(LogicalShard(MurmurHash3(key))); },
         [&](int64_t key) { selection.removed.push_back({LogicalShard(MurmurHash3(key)), key}); });
-    std::stable_sort(selection.removed.begin(), selection.removed.end(),
-                     [](const auto& a, const auto& b) { return a.logical < b.logical; });
+    const auto wait = [&](int64_t key, uint32_t count) {
+      const uint32_t logical = LogicalShard(MurmurHash3(key));
+      if (range.contains(logical)) selection.waiting.push_back({logical, count, key});
+    };
+    std::visit([&](const auto& admission) { admission.ForEachCounter(wait); }, admission_);
+    selection.Sort();
     return selection;
   }
 

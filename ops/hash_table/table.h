@@ -67,6 +67,7 @@ namespace gmeta {
 struct ShardExportSizes {
   uint64_t rows;
   uint64_t removed;
+  uint64_t waiting;
   int64_t step;
   bool journal_whole;  // `removed` is complete: the save may be an increment
 };
@@ -78,6 +79,9 @@ struct ShardExportColumns {
   int64_t* removed;
   int64_t* removed_splits;
   int64_t* live;  // rows of each logical shard, saved or not
+  int64_t* waiting;
+  int64_t* waiting_counts;
+  int64_t* waiting_splits;
 };
 
 struct TableOptions {
@@ -182,9 +186,10 @@ class Table {
   }
 
   // Exports the rows of a range of logical shards whose last step is `min_last_step` or later (0:
-  // all), sorted by logical shard and key, and the keys that the journal has noted for them.
-  // allocate(ShardExportSizes) returns the ShardExportColumns to fill, or nothing: then the export
-  // is given up and false returned. No batch runs meanwhile.
+  // all), sorted by logical shard and key, the keys that the journal has noted for them, and those
+  // that wait for admission with their exact counts. allocate(ShardExportSizes) returns the
+  // ShardExportColumns to fill, or nothing: then the export is given up and false returned. No
+  // batch runs meanwhile.
   template <class Allocate, class ParallelFor>
   bool ExportShards(LogicalRange range, uint32_t min_last_step, const Allocate& allocate,
                     const ParallelFor& parallel_for) {
@@ -200,11 +205,12 @@ class Table {
       }
     });
     std::vector<uint64_t> starts(count);
-    ShardExportSizes sizes{0, 0, step(), true};
+    ShardExportSizes sizes{0, 0, 0, step(), true};
     for (size_t i = 0; i < count; ++i) {
       starts[i] = sizes.rows;
       sizes.rows += selections[i].items.size();
       sizes.removed += selections[i].removed.size();
+      sizes.waiting += selections[i].waiting.size();
       sizes.journal_whole = sizes.journal_whole && selections[i].journal_whole;
     }
     const std::optional<ShardExportColumns> to = allocate(sizes);
@@ -216,18 +222,22 @@ class Table {
                    }
                  });
     std::copy(live.begin(), live.end(), to->live);
-    std::fill_n(to->row_splits, range.size() + 1, 0);
-    std::fill_n(to->removed_splits, range.size() + 1, 0);
-    int64_t* removed = to->removed;
+    int64_t* const all_splits[] = {to->row_splits, to->removed_splits, to->waiting_splits};
+    for (int64_t* splits : all_splits) std::fill_n(splits, range.size() + 1, 0);
+    int64_t *removed = to->removed, *waiting = to->waiting, *counts = to->waiting_counts;
     for (const ShardSelection& selection : selections) {
       for (const auto& item : selection.items) ++to->row_splits[item.logical - range.first + 1];
       for (const auto& gone : selection.removed) {
         ++to->removed_splits[gone.logical - range.first + 1];
         *removed++ = gone.key;
       }
+      for (const auto& one : selection.waiting) {
+        ++to->waiting_splits[one.logical - range.first + 1];
+        *waiting++ = one.key;
+        *counts++ = one.count;
+      }
     }
-    std::partial_sum(to->row_splits, to->row_splits + range.size() + 1, to->row_splits);
-    std::partial_sum(to->removed_splits, to->removed_splits + range.size() + 1, to->removed_splits);
+    for (int64_t* splits : all_splits) std::partial_sum(splits, splits + range.size() + 1, splits);
     return true;
   }
 
@@ -317,36 +327,41 @@ class Table {
     return true;
   }
 
-  // Replaces what admission remembers by n counters and by a filter. Parts that the policy has no
-  // use for are passed over, and a filter of no bytes is an empty one; one of another size is
-  // refused, and false returned.
+  // How many filters there are, one a shard, and how many counters each has (0: there is none).
+  size_t filters() const { return shards_.size(); }
+  size_t filter_bytes() const { return FilterOf(0).bytes; }
+
+  // Copies the filter of one shard out. No batch runs meanwhile.
+  void ExportFilter(size_t shard, uint8_t* to) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const Filter filter = FilterOf(shard);
+    std::copy_n(filter.counters, filter.bytes, to);
+  }
+
+  // Replaces what admission remembers by n counters and by the filters of all shards. Parts that
+  // the policy has no use for are passed over, and a filter of no bytes is an empty one; one of
+  // another size is refused, and false returned.
   bool ReplaceAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
-    uint64_t own_bytes = 0;
-    ForAdmissions([&](auto& admission) { own_bytes += admission.filter_bytes(); });
+    const size_t own_bytes = filters() * this->filter_bytes();
     if (own_bytes != 0 && filter_bytes != 0 && filter_bytes != own_bytes) return false;
-    const uint8_t* filter = columns.filter;
-    ForAdmissions([&](auto& admission) {
-      admission.Clear();
-      if (filter_bytes == 0 || own_bytes == 0) return;
-      std::copy_n(filter, admission.filter_bytes(), admission.filter());
-      filter += admission.filter_bytes();
-    });
-    const Partition partition(columns.keys, n, log2_shards_,
-                              [](size_t total, size_t, const auto& work) {
-                                if (total > 0) work(size_t{0}, total);
-                              });
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      std::visit(
-          [&](auto& admission) {
-            const BatchItems items = partition[i];
-            for (size_t j = 0; j < items.size; ++j) {
-              const auto [key, position] = items.data[j];
-              admission.SetCounter(key, static_cast<uint32_t>(columns.counts[position]));
-            }
-          },
-          shards_[i]->admission());
+    ForAdmissions([](auto& admission) { admission.Clear(); });
+    ImportAdmission(columns, n, filter_bytes, 0);
+    return true;
+  }
+
+  // Adds n counters to what admission remembers, and the filters of some shards, from number
+  // `first` on, to the ones that are there (admission.h says how). What doesn't fit is refused, and
+  // false returned.
+  bool MergeAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes,
+                      size_t first) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const size_t own = this->filter_bytes();
+    if (own != 0 &&
+        (filter_bytes % own != 0 || first > filters() || filter_bytes / own > filters() - first)) {
+      return false;
     }
+    ImportAdmission(columns, n, filter_bytes, first);
     return true;
   }
 
@@ -413,6 +428,41 @@ class Table {
   template <class Visit>
   void ForAdmissions(const Visit& visit) {
     for (const auto& shard : shards_) std::visit(visit, shard->admission());
+  }
+
+  struct Filter {
+    uint8_t* counters;
+    size_t bytes;
+  };
+  Filter FilterOf(size_t shard) const {
+    return std::visit(
+        [](auto& admission) { return Filter{admission.filter(), admission.filter_bytes()}; },
+        shards_[shard]->admission());
+  }
+
+  void ImportAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes,
+                       size_t first) {
+    const uint8_t* from = columns.filter;
+    const size_t own = this->filter_bytes();
+    for (size_t i = first; own != 0 && from != columns.filter + filter_bytes; ++i, from += own) {
+      uint8_t* to = FilterOf(i).counters;
+      std::transform(from, from + own, to, to, [](uint8_t a, uint8_t b) { return std::max(a, b); });
+    }
+    const Partition partition(columns.keys, n, log2_shards_,
+                              [](size_t total, size_t, const auto& work) {
+                                if (total > 0) work(size_t{0}, total);
+                              });
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      std::visit(
+          [&](auto& admission) {
+            const BatchItems items = partition[i];
+            for (size_t j = 0; j < items.size; ++j) {
+              const auto [key, position] = items.data[j];
+              admission.SetCounter(key, static_cast<uint32_t>(columns.counts[position]));
+            }
+          },
+          shards_[i]->admission());
+    }
   }
 
   template <class ParallelFor>

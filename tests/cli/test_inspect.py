@@ -72,6 +72,25 @@ def test_an_increment_names_what_it_continues(store):
     assert text.endswith("file dense/w: 5 B\nevery checksum agrees\n")
 
 
+def test_what_admission_remembers(tmp_path):
+    exact = ops.HashTable(2, ops.SGD(0.1), name="t", admission=ops.CountAdmission(2))
+    bloom = ops.Bloom(1000, error=0.05)
+    filtered = ops.HashTable(2, ops.SGD(0.1), name="u", admission=ops.CountAdmission(2, filter=bloom))
+    exact.lookup(np.arange(1500))
+    filtered.lookup(np.arange(1500))
+    CheckpointStore(tmp_path).save({"exact": exact, "filtered": filtered}, 1)
+    text = inspect(tmp_path)
+    assert "  full: 0 rows\n  1,500 keys waiting for admission\n" in text
+    assert "  admission: CountAdmission(threshold=2, filter=None)\n" in text
+    counters = filtered.export_admission().filter.numpy()
+    used = f"{np.count_nonzero(counters) / len(counters):.1%}"
+    assert f"  admission filter: {len(counters):,} counters, 4 a key, {used} of them above zero\n" in text
+    assert f"  admission filter: {len(counters):,} counters, 4 a key\n" in inspect(tmp_path, "--top", 0)
+    tables = json.loads(inspect(tmp_path, "--json"))["tables"]
+    assert tables["exact"]["waiting"] == 1500
+    assert tables["filtered"]["filter"] == {"shards": 64, "counters": len(counters) // 64, "hashes": 4}
+
+
 def test_damage_is_one_line_that_names_the_file(store):
     (path,) = store.checkpoints()[0].glob("item/rows-*")
     data = bytearray(path.read_bytes())

@@ -25,7 +25,7 @@ def test_a_short_soak_passes(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     *_, summary = run.stdout.splitlines()
     assert summary.startswith("soak: passed: ")
-    assert "on 8 tables" in summary
+    assert "on 10 tables" in summary
     assert " 0 saves" not in summary
 
 

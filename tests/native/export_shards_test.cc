@@ -26,6 +26,7 @@ namespace {
 
 struct Shards {
   std::vector<int64_t> keys, frequency, last_step, row_splits, removed, removed_splits, live;
+  std::vector<int64_t> waiting, waiting_counts, waiting_splits;
   std::vector<float> rows, slots;
   int64_t step;
   bool whole;
@@ -38,7 +39,10 @@ Shards Export(Table* table, LogicalRange range, uint32_t min_last_step, const Pa
       range, min_last_step,
       [&](const gmeta::ShardExportSizes& sizes) -> std::optional<gmeta::ShardExportColumns> {
         for (auto* column : {&s.keys, &s.frequency, &s.last_step}) column->resize(sizes.rows);
-        for (auto* column : {&s.row_splits, &s.removed_splits}) column->resize(range.size() + 1);
+        for (auto* column : {&s.row_splits, &s.removed_splits, &s.waiting_splits}) {
+          column->resize(range.size() + 1);
+        }
+        for (auto* column : {&s.waiting, &s.waiting_counts}) column->resize(sizes.waiting);
         s.rows.resize(sizes.rows * table->dim());
         s.slots.resize(sizes.rows * table->slot_floats());
         s.removed.resize(sizes.removed);
@@ -50,7 +54,10 @@ Shards Export(Table* table, LogicalRange range, uint32_t min_last_step, const Pa
             s.row_splits.data(),
             s.removed.data(),
             s.removed_splits.data(),
-            s.live.data()};
+            s.live.data(),
+            s.waiting.data(),
+            s.waiting_counts.data(),
+            s.waiting_splits.data()};
       },
       on));
   return s;
@@ -125,6 +132,35 @@ void TestOnlyRowsOfLateSteps() {
   CHECK(found == expected);
   CHECK_EQ(std::accumulate(s.live.begin(), s.live.end(), int64_t{0}), int64_t{3000});
   CHECK_EQ(s.step, int64_t{5});
+}
+
+// Keys that admission turns away, with their counts, whatever min_last_step is.
+void TestWhoWaits() {
+  for (const int log2_shards : {0, 6, 10}) {
+    TableOptions options;
+    options.admission = gmeta::AdmitByCount{3};
+    options.log2_shards = log2_shards;
+    Table table(options);
+    Insert(&table, Range(0, 3000));
+    Insert(&table, Range(0, 2000));
+    Insert(&table, Range(0, 1000));
+    std::map<int64_t, int64_t> found;
+    for (const LogicalRange range : {LogicalRange{0, 100}, LogicalRange{100, 1024}}) {
+      const Shards s = Export(&table, range, 7, Threads{2});
+      CHECK(s.keys.empty());
+      for (uint32_t shard = range.first; shard < range.last; ++shard) {
+        for (int64_t i = s.waiting_splits[shard - range.first];
+             i < s.waiting_splits[shard - range.first + 1]; ++i) {
+          CHECK_EQ(LogicalShard(MurmurHash3(s.waiting[i])), shard);
+          found[s.waiting[i]] = s.waiting_counts[i];
+        }
+      }
+      CHECK_EQ(s.waiting_splits[range.size()], static_cast<int64_t>(s.waiting.size()));
+    }
+    std::map<int64_t, int64_t> expected;
+    for (int64_t key = 1000; key < 3000; ++key) expected[key] = key < 2000 ? 2 : 1;
+    CHECK(found == expected);
+  }
 }
 
 void TestJournalTellsWhatIsGone() {
@@ -229,6 +265,7 @@ void TestExportsAmongBatches() {
 int main() {
   TestRangesHoldTheirRecordsInOrder();
   TestOnlyRowsOfLateSteps();
+  TestWhoWaits();
   TestJournalTellsWhatIsGone();
   TestJournalIsBounded();
   TestExportsAmongBatches();

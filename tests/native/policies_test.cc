@@ -192,6 +192,53 @@ void TestChurnUsesRowsAgain() {
   CHECK(table.Statistics().bytes <= bytes + bytes / 8);
 }
 
+// Two filters merged: no count is below either's, none above that of a filter that has met all.
+void TestMergedFilters() {
+  for (const int log2_shards : {0, 4}) {
+    TableOptions options = Options();
+    options.admission = AdmitByFilter{5, 300, 4.0, 3};  // small, so that keys meet
+    options.log2_shards = log2_shards;
+    Table a(options), b(options), both(options), merged(options);
+    std::mt19937_64 random(7);
+    for (int round = 0; round < 40; ++round) {
+      std::vector<int64_t> keys(40);
+      for (int64_t& key : keys) key = static_cast<int64_t>(random() % 500);
+      Lookup(round % 3 ? &a : &b, keys);
+      Lookup(&both, keys);
+    }
+    const size_t bytes = a.filter_bytes();
+    CHECK_EQ(a.filters(), size_t{1} << log2_shards);
+    const auto filter = [&](Table* table, size_t shard) {
+      std::vector<uint8_t> counters(bytes);
+      table->ExportFilter(shard, counters.data());
+      return counters;
+    };
+    const auto take = [&](Table* from, size_t shard) {
+      const std::vector<uint8_t> counters = filter(from, shard);
+      return merged.MergeAdmission({nullptr, nullptr, counters.data()}, 0, bytes, shard);
+    };
+    for (size_t shard = 0; shard < a.filters(); ++shard) CHECK(take(&a, shard) && take(&b, shard));
+    for (size_t shard = 0; shard < a.filters(); ++shard) {
+      const std::vector<uint8_t> x = filter(&a, shard), y = filter(&b, shard);
+      const std::vector<uint8_t> most = filter(&both, shard), found = filter(&merged, shard);
+      for (size_t i = 0; i < bytes; ++i) {
+        CHECK_EQ(found[i], std::max(x[i], y[i]));
+        CHECK(found[i] <= most[i]);
+      }
+    }
+    const std::vector<uint8_t> counters(bytes);
+    CHECK(!merged.MergeAdmission({nullptr, nullptr, counters.data()}, 0, bytes, a.filters()));
+    CHECK(!merged.MergeAdmission({nullptr, nullptr, counters.data()}, 0, bytes - 1, 0));
+
+    // Exact counts raise a key's own counters.
+    Table counted(options);
+    const int64_t key = 8, count = 4;
+    CHECK(counted.MergeAdmission({&key, &count, nullptr}, 1, 0, 0));
+    Lookup(&counted, {key});
+    CHECK_EQ(counted.size(), uint64_t{1});
+  }
+}
+
 // Threads insert, train, read, evict, save and clear at once. Rows are never torn, and the counts
 // add up.
 void TestConcurrentPolicies(gmeta::Admission admission, EvictionPolicy policy) {
@@ -257,6 +304,7 @@ int main() {
   TestVictims();
   TestExpiry();
   TestChurnUsesRowsAgain();
+  TestMergedFilters();
   TestConcurrentPolicies(gmeta::AdmitAll{}, gmeta::EvictByFrequency{});
   TestConcurrentPolicies(AdmitByCount{2}, gmeta::EvictByAge{});
   TestConcurrentPolicies(AdmitByFilter{2, 9000, 9.6, 7}, gmeta::EvictExpired{20});

@@ -50,9 +50,11 @@ SHARDED = (
     Profile("plain", 8, _SGD, _ONES),
     Profile("chance+lfu", 3, _SGD, _ONES, ops.ProbabilityAdmission(0.4), ops.LFU(max_bytes=400_000)),
     Profile("norm", 3, _SGD, _ONES, eviction=ops.MinNorm(threshold=1.0, every=9)),
+    Profile("count", 3, _SGD, _ONES, ops.CountAdmission(3)),
+    Profile("bloom+lru", 3, _SGD, _ONES, ops.CountAdmission(2, ops.Bloom(4000)), ops.LRU(max_rows=6000)),
     Profile("adagrad", 4, ops.Adagrad(0.1), ops.Normal(0, 1), exact=False),
 )
-"""Tables in sharded checkpoints, full and incremental, which keep no counts of ids that wait."""
+"""Tables in sharded checkpoints, full and incremental."""
 
 
 class Trace:

@@ -19,9 +19,11 @@ from gmeta.training.checkpoint.record_file import (
     RESTORE_ADVICE,
     RecordFileReader,
     Segment,
+    filter_schema,
     removed_schema,
     rows_schema,
     unreadable,
+    waiting_schema,
 )
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -139,6 +141,40 @@ class CheckpointReader:
             )
         return merged
 
+    def read_waiting(self, table: str, shard: int) -> Columns:
+        """The keys of one logical shard that waited for admission, sorted, with their exact counts.
+
+        Returns:
+          ``key`` (n,) int64 and ``count`` (n,) uint32.
+
+        Raises:
+          DataError: The file is missing or damaged.
+        """
+        link = self.links[-1]  # whole in every checkpoint
+        file = self._part(link, table, shard).waiting
+        for columns in self._segments(link, file, waiting_schema(), shard) if file is not None else ():
+            return columns
+        return {"key": np.empty(0, np.int64), "count": np.empty(0, np.uint32)}
+
+    def read_filter(self, table: str, number: int) -> npt.NDArray[np.uint8] | None:
+        """The counters of one of a table's filters, or None if they are all zero.
+
+        Where the logical shards of a filter were divided among ranks, each counted its own keys; of their
+        counters the largest are taken, so that no key's count is too low (``ops/hash_table/admission.h``).
+
+        Raises:
+          DataError: A file is missing or damaged.
+        """
+        link, merged = self.links[-1], None
+        entry = self.manifest.tables[table]
+        first = number * entry.filter.width if entry.filter is not None else 0
+        for part in entry.parts:
+            if part.filter is not None:
+                for columns in self._segments(link, part.filter, filter_schema(), first):
+                    found = columns["counter"]
+                    merged = found if merged is None else np.maximum(merged, found)
+        return merged
+
     def _part(self, link: Link, table: str, shard: int) -> Part:
         entry = link.manifest.tables.get(table)
         for part in entry.parts if entry is not None else ():
@@ -168,6 +204,10 @@ class CheckpointReader:
         for table in self.manifest.tables:
             for shard in range(LOGICAL_SHARDS):
                 self.read_shard(table, shard)
+                self.read_waiting(table, shard)
+            layout = self.manifest.tables[table].filter
+            for number in range(layout.shards if layout is not None else 0):
+                self.read_filter(table, number)
         self.verify_files()
 
     def verify_files(self) -> None:

@@ -2,12 +2,14 @@
 
 It is JSON, and together with the Arrow files all that a reader needs::
 
-    {"format": "gmeta-sharded-checkpoint", "version": 1, "id": ..., "base": folder name or null,
+    {"format": "gmeta-sharded-checkpoint", "version": 2, "id": ..., "base": folder name or null,
      "base_id": ..., "world_size": 2, "metadata": {...},
      "files": {"dense/...": {"bytes": ..., "crc32": ...}},
      "tables": {name: {"dim": 64, "optimizer": "adam", "slots": ["m", "v"], "slot_floats": 128, ...,
+                       "filter": {"shards": 64, "counters": ..., "hashes": 7} or null,
                        "parts": [{"rank": 0, "first_shard": 0, "last_shard": 512, "kind": "full", ...,
-                                  "rows": {"name": ..., "bytes": ..., "segments": {"shard": [...], ...}}}]}},
+                                  "rows": {"name": ..., "bytes": ..., "segments": {"shard": [...], ...}},
+                                  "removed": ..., "waiting": ..., "filter": ...}]}},
      "digest": SHA-256 of all of the above}
 """
 
@@ -26,9 +28,10 @@ from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.training.checkpoint.record_file import Segment
 
 FILE_NAME = "manifest.json"
-FORMAT, VERSION = "gmeta-sharded-checkpoint", 1
+FORMAT, VERSION = "gmeta-sharded-checkpoint", 2
 
 FULL, INCREMENT = "full", "increment"
+_FILES = ("rows", "removed", "waiting", "filter")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Part:
       live: For each of the shards, how many rows the table had in it.
       rows: The records.
       removed: The removed keys; they come before the records. None if there are none.
+      waiting: The keys that wait for admission with their exact counts, all of them, in an increment too.
+        None if there are none.
+      filter: The counters of admission's filter, likewise; a batch a filter, without those that are all zero.
       reason: Why the part is full although a base was given; else empty.
     """
 
@@ -77,26 +83,52 @@ class Part:
     step: int
     live: tuple[int, ...]
     rows: SegmentFile
-    removed: SegmentFile | None
+    removed: SegmentFile | None = None
+    waiting: SegmentFile | None = None
+    filter: SegmentFile | None = None
     reason: str = ""
 
     @property
     def files(self) -> tuple[SegmentFile, ...]:
         """The part's files."""
-        return (self.rows,) if self.removed is None else (self.rows, self.removed)
+        files = (self.rows, self.removed, self.waiting, self.filter)
+        return tuple(file for file in files if file is not None)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         value = {f.name: getattr(self, f.name) for f in fields(self)}
-        removed = None if self.removed is None else self.removed.to_json()
-        return {**value, "live": list(self.live), "rows": self.rows.to_json(), "removed": removed}
+        files = {name: value[name] and value[name].to_json() for name in _FILES}
+        return {**value, "live": list(self.live), **files}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
         """The inverse of `to_json`."""
-        removed = None if value["removed"] is None else SegmentFile.from_json(value["removed"])
-        rows = SegmentFile.from_json(value["rows"])
-        return cls(**{**value, "live": tuple(value["live"]), "rows": rows, "removed": removed})
+        files = {name: value[name] and SegmentFile.from_json(value[name]) for name in _FILES}
+        return cls(**{**value, "live": tuple(value["live"]), **files})
+
+
+@dataclass(frozen=True)
+class FilterLayout:
+    """How admission's filter is laid out; two that are equal can be merged, counter by counter.
+
+    Attributes:
+      shards: How many filters there are; number i is of the keys of as many neighboring logical shards.
+      counters: How many counters each has, a byte each.
+      hashes: How many of them a key has.
+    """
+
+    shards: int
+    counters: int
+    hashes: int
+
+    @property
+    def width(self) -> int:
+        """Logical shards that share a filter."""
+        return LOGICAL_SHARDS // self.shards
+
+    def meeting(self, shards: range) -> range:
+        """The filters that have keys of some logical shards."""
+        return range(shards.start // self.width, -(-shards.stop // self.width))
 
 
 @dataclass(frozen=True)
@@ -108,7 +140,8 @@ class TableEntry:
       optimizer: The kind of its optimizer.
       slots: Names of the optimizer's slots, in their order in the column ``slots``.
       slot_floats: The width of that column.
-      settings: The optimizer's, initializer's and table's settings, for the reader's information.
+      settings: Of optimizer, initializer, admission and table, for the reader's information.
+      filter: The layout of admission's filter; None if it has none.
       parts: What each rank saved; together, they have every logical shard once.
     """
 
@@ -117,6 +150,7 @@ class TableEntry:
     slots: tuple[str, ...]
     slot_floats: int
     settings: Mapping[str, Any]
+    filter: FilterLayout | None
     parts: tuple[Part, ...]
 
     @property
@@ -137,6 +171,11 @@ class TableEntry:
         )
 
     @property
+    def waiting(self) -> int:
+        """How many keys waited for admission with exact counts."""
+        return sum(segment.rows for part in self.parts if part.waiting for segment in part.waiting.segments)
+
+    @property
     def bytes(self) -> int:
         """Of the table's files in this checkpoint alone."""
         return sum(file.bytes for part in self.parts for file in part.files)
@@ -144,13 +183,16 @@ class TableEntry:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         value = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**value, "slots": list(self.slots), "parts": [part.to_json() for part in self.parts]}
+        layout = None if self.filter is None else asdict(self.filter)
+        parts = [part.to_json() for part in self.parts]
+        return {**value, "slots": list(self.slots), "filter": layout, "parts": parts}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableEntry:
         """The inverse of `to_json`."""
         parts = tuple(Part.from_json(part) for part in value["parts"])
-        return cls(**{**value, "slots": tuple(value["slots"]), "parts": parts})
+        layout = None if value["filter"] is None else FilterLayout(**value["filter"])
+        return cls(**{**value, "slots": tuple(value["slots"]), "filter": layout, "parts": parts})
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Segment:
     """One record batch in a file: a logical shard's records.
 
     Attributes:
-      shard: The logical shard.
+      shard: The logical shard; of a filter's counters, which are of several, the first.
       rows: How many records.
       offset: Where the batch begins in the file.
       bytes: How long it is.
@@ -105,6 +105,18 @@ def rows_schema(dim: int, slot_floats: int) -> pa.Schema:
 def removed_schema() -> pa.Schema:
     """The column of removed keys: ``key``."""
     return pa.schema([pa.field("key", pa.int64(), nullable=False)])
+
+
+def waiting_schema() -> pa.Schema:
+    """The columns of keys that wait for admission: ``key``, and ``count``, how often it was turned away."""
+    return pa.schema(
+        [pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.uint32(), nullable=False)]
+    )
+
+
+def filter_schema() -> pa.Schema:
+    """The column of an admission filter's counters: ``counter``."""
+    return pa.schema([pa.field("counter", pa.uint8(), nullable=False)])
 
 
 class RecordFileWriter:

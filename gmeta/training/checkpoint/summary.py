@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from gmeta.core.errors import DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.training.checkpoint.chain import CheckpointReader, Columns
-from gmeta.training.checkpoint.manifest import FILE_NAME, FULL, TableEntry
+from gmeta.training.checkpoint.manifest import FILE_NAME, FULL, FilterLayout, TableEntry
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class TableSummary:
       changed: How many rows the last checkpoint has.
       removed: How many removed keys it has.
       reasons: Why parts were saved in full although a base was given.
-      settings: Of optimizer, initializer and seed.
+      waiting: How many keys wait for admission with exact counts.
+      filter: The layout of admission's filter; None if it has none.
+      settings: Of optimizer, initializer, seed and admission.
+      filter_used: The share of the filter's counters above zero; None if they weren't read.
       mean_norm: Mean L2 norm of the weights; None if the rows weren't read.
       largest: The rows of the largest norms, the largest first.
     """
@@ -55,7 +58,10 @@ class TableSummary:
     changed: int
     removed: int
     reasons: tuple[str, ...]
+    waiting: int
+    filter: FilterLayout | None
     settings: dict[str, Any]
+    filter_used: float | None = None
     mean_norm: float | None = None
     largest: tuple[LargeRow, ...] = ()
 
@@ -110,7 +116,7 @@ def summarize(folder: Path, top: int = 5, *, verify: bool = False) -> Checkpoint
 
     Args:
       folder: The checkpoint.
-      top: How many of the largest norms to find in each table; 0: no row is read.
+      top: How many of the largest norms to find in each table; 0: no row is read, and no filter.
       verify: Whether to read everything and compare the checksums.
 
     Raises:
@@ -121,8 +127,12 @@ def summarize(folder: Path, top: int = 5, *, verify: bool = False) -> Checkpoint
             reader.verify()
         tables = {}
         for name, entry in reader.manifest.tables.items():
-            mean, largest = _norms(reader, name, top) if top else (None, ())
-            tables[name] = _table(reader, name, entry, mean, largest)
+            table = _table(reader, name, entry)
+            if top:
+                mean, largest = _norms(reader, name, top)
+                used = _filter_used(reader, name, entry.filter)
+                table = replace(table, mean_norm=mean, largest=largest, filter_used=used)
+            tables[name] = table
         manifest = reader.manifest
         return CheckpointSummary(
             folder=folder,
@@ -137,9 +147,7 @@ def summarize(folder: Path, top: int = 5, *, verify: bool = False) -> Checkpoint
         )
 
 
-def _table(
-    reader: CheckpointReader, name: str, entry: TableEntry, mean: float | None, largest: tuple[LargeRow, ...]
-) -> TableSummary:
+def _table(reader: CheckpointReader, name: str, entry: TableEntry) -> TableSummary:
     links = [link.manifest.tables[name] for link in reader.links if name in link.manifest.tables]
     kinds = {part.kind for part in entry.parts}
     return TableSummary(
@@ -158,10 +166,18 @@ def _table(
             for segment in part.removed.segments
         ),
         reasons=tuple(dict.fromkeys(part.reason for part in entry.parts if part.reason)),
+        waiting=entry.waiting,
+        filter=entry.filter,
         settings=dict(entry.settings),
-        mean_norm=mean,
-        largest=largest,
     )
+
+
+def _filter_used(reader: CheckpointReader, table: str, layout: FilterLayout | None) -> float | None:
+    if layout is None:
+        return None
+    filters = (reader.read_filter(table, number) for number in range(layout.shards))
+    used = sum(int(np.count_nonzero(counters)) for counters in filters if counters is not None)
+    return used / (layout.shards * layout.counters)
 
 
 def _norms(reader: CheckpointReader, table: str, top: int) -> tuple[float | None, tuple[LargeRow, ...]]:

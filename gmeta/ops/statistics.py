@@ -1,0 +1,41 @@
+"""What a `gmeta.ops.HashTable` counts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Statistics(NamedTuple):
+    """Scalar int64 tensors (``load_factor``: float64). Counts are since the table was made.
+
+    Attributes:
+      size: Keys in the table.
+      capacity: Slots of the key index.
+      load_factor: ``size / capacity``; the index doubles at 0.75, a shard at a time.
+      bytes: Memory of index, records, and what admission remembers.
+      hits: Keys that were looked up and found.
+      misses: Keys that were looked up and absent.
+      inserts: Rows that lookups made.
+      removes: Rows that `HashTable.remove` removed.
+      updates: Rows that a gradient updated.
+      ignored: Gradients of absent keys, which had nothing to update.
+      rejects: Misses of inserting lookups that admission turned away.
+      evictions: Rows that eviction removed.
+      half_rows: Rows that are now in half precision (`gmeta.ops.TwoPrecisions`); the others are in float32.
+    """
+
+    size: tf.Tensor
+    capacity: tf.Tensor
+    load_factor: tf.Tensor
+    bytes: tf.Tensor
+    hits: tf.Tensor
+    misses: tf.Tensor
+    inserts: tf.Tensor
+    removes: tf.Tensor
+    updates: tf.Tensor
+    ignored: tf.Tensor
+    rejects: tf.Tensor
+    evictions: tf.Tensor
+    half_rows: tf.Tensor
