@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from gmeta import ops as ops
     from gmeta import preprocess as preprocess
     from gmeta import training as training
+    from gmeta.core.collectives import init as init
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "core",
+    "init",
     "io",
     "layers",
     "meta",
@@ -38,6 +40,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "init":
+        return importlib.import_module("gmeta.core.collectives").init
     if name in __all__:
         return importlib.import_module(f"gmeta.{name}")
     raise AttributeError(f"module 'gmeta' has no attribute {name!r}")

@@ -7,7 +7,9 @@ and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class GmetaError(Exception):
@@ -18,6 +20,23 @@ class GmetaError(Exception):
 
 class ConfigError(GmetaError, ValueError):
     """A setting that can't be used, or two that contradict each other."""
+
+
+class CollectiveError(GmetaError, RuntimeError):
+    """Ranks of a job that can't go on together: one ended, hung, or called another collective."""
+
+
+class RanksError(GmetaError, RuntimeError):
+    """A job of several ranks that didn't end well.
+
+    Args:
+      message: The rank and the reason first.
+      ends: How each rank ended, in order (`gmeta.core.collectives.launch.RankEnd`).
+    """
+
+    def __init__(self, message: str, *, ends: Sequence[Any] = ()) -> None:
+        self.ends = tuple(ends)
+        super().__init__(message)
 
 
 class KerasError(GmetaError, ImportError):

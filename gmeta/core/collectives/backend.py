@@ -1,6 +1,6 @@
-"""Horovod, and the one place that imports it.
+"""Horovod itself: whether it is installed, how it is built, and the import of it.
 
-Horovod is optional: one rank needs none of it. Nothing here is imported or started before it is asked for.
+Horovod is optional: one rank needs none of it. Nothing here is imported before it is asked for.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""Collectives over the ranks of a job, and the one place that imports Horovod.
+
+A job of N ranks is N processes of the same program. `init` makes this process one of them; where no launcher
+started it, the world is one rank, every collective is the identity, and nothing of Horovod is imported.
+
+* Inside a step (`tensors`): `alltoall` and `allreduce_sum`, usable in a ``tf.function``.
+* Between steps (`objects`): `broadcast_variables`, `allgather_objects`, `broadcast_object`, `barrier`.
+* `check_agreement` refuses ranks that differ in what must be the same.
+* `count_collectives` counts what was executed; `named_failures` says whose failure an error tells of.
+* `launch` (a module, without TensorFlow) starts the ranks of a job on this machine.
+
+Importing this package imports neither TensorFlow nor Horovod: the names below are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gmeta.core.collectives.backend import HOW_TO_BUILD, built_backends, horovod_version, import_horovod
+from gmeta.core.collectives.world import World, init, world
+
+if TYPE_CHECKING:
+    from gmeta.core.collectives.agreement import check_agreement
+    from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
+    from gmeta.core.collectives.failures import named_failures
+    from gmeta.core.collectives.objects import (
+        allgather_objects,
+        barrier,
+        broadcast_object,
+        broadcast_variables,
+    )
+    from gmeta.core.collectives.tensors import allreduce_sum, alltoall
+
+__all__ = [
+    "HOW_TO_BUILD",
+    "CollectiveCounts",
+    "World",
+    "allgather_objects",
+    "allreduce_sum",
+    "alltoall",
+    "barrier",
+    "broadcast_object",
+    "broadcast_variables",
+    "built_backends",
+    "check_agreement",
+    "count_collectives",
+    "horovod_version",
+    "import_horovod",
+    "init",
+    "named_failures",
+    "world",
+]
+
+_LAZY = {
+    "CollectiveCounts": "counting",
+    "allgather_objects": "objects",
+    "allreduce_sum": "tensors",
+    "alltoall": "tensors",
+    "barrier": "objects",
+    "broadcast_object": "objects",
+    "broadcast_variables": "objects",
+    "check_agreement": "agreement",
+    "count_collectives": "counting",
+    "named_failures": "failures",
+}
+"""Name -> the module that has it and that imports TensorFlow."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

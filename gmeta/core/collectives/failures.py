@@ -1,0 +1,62 @@
+"""Says of an error that came out of a collective which rank reports it, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from gmeta.core.collectives.world import world
+from gmeta.core.errors import CollectiveError
+
+_NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
+_HOROVOD = re.compile(r"horovod|gloo|nccl", re.IGNORECASE)
+# Horovod's and Gloo's words for a peer that is gone, rather than one that asked for something else.
+_PEER_IS_GONE = re.compile(
+    r"has been shut ?down|connection (closed|reset)|timed out|broken pipe|stalled", re.IGNORECASE
+)
+
+
+@contextmanager
+def named_failures(doing: str = "a collective") -> Iterator[None]:
+    """Turn Horovod's errors inside a ``with`` block into `CollectiveError`.
+
+    A collective in a ``tf.function`` fails where the function is called, with TensorFlow's error of one of
+    its nodes; so this stands around calls of steps, not around the making of them. Other errors pass.
+
+    Args:
+      doing: What the block does, for the message.
+
+    Raises:
+      CollectiveError: A collective failed; the message names this rank and says what to look at.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        explained = explain(error, doing)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def explain(error: tf.errors.OpError, doing: str = "a collective") -> CollectiveError | None:
+    """The `CollectiveError` that says what `error` means; None if it came from no collective."""
+    message = str(error.message)
+    if not _HOROVOD.search(message):
+        return None
+    node = _NODE.search(message)
+    what = f"{doing}, in {node[1]}" if node else doing
+    here = world()
+    reason = message.split("[[", 1)[0].strip().splitlines()[0]
+    if _PEER_IS_GONE.search(message):
+        remedy = (
+            "another rank has ended or hangs: the cause is in its output, not here; "
+            "start the job again and it resumes from its last checkpoint"
+        )
+    else:
+        remedy = "see that all ranks run the same program with the same settings, and take the same steps"
+    return CollectiveError(
+        f"rank {here.rank} of {here.size} lost its peers during {what}: {reason}; {remedy}"
+    )

@@ -1,0 +1,294 @@
+"""Starts the ranks of a job on this machine, and ends all of them when one fails.
+
+Horovod's rendezvous server introduces the ranks to each other, and its environment tells each who it is, as
+under ``horovodrun``; several machines are ``horovodrun -H``'s own business. Two things differ from it. No
+shell and no helper process stands between the launcher and a rank, so a signal that ended a rank is seen as
+that. And when a rank has failed, the others get a moment to say what they saw before they are ended, so that
+the report can tell the cause from its consequences.
+
+TensorFlow is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from gmeta.core.collectives.backend import HOW_TO_BUILD, horovod_version
+from gmeta.core.collectives.world import LAUNCHER
+from gmeta.core.errors import ConfigError, RanksError
+
+GRACE = 5.0
+"""Seconds that the other ranks have to end by themselves, and then again before they are killed."""
+
+_TAIL = 20  # lines of stderr that are kept for the report
+
+Write = Callable[[int, str, str], None]
+"""Takes a rank, ``"stdout"`` or ``"stderr"``, and a line of its output without its end."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended.
+
+    Attributes:
+      rank: Which one.
+      code: Its exit code; minus the signal that ended it.
+      seconds: From the start of the job until then.
+      ended_here: Whether the launcher ended it.
+      tail: The last lines of its stderr.
+    """
+
+    rank: int
+    code: int
+    seconds: float
+    ended_here: bool
+    tail: tuple[str, ...]
+
+    @property
+    def how(self) -> str:
+        """Such as ``was killed by SIGKILL`` or ``ended with exit code 1``."""
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
+
+
+def launch(
+    command: Sequence[str],
+    size: int,
+    *,
+    environment: Mapping[str, str] | None = None,
+    write: Write | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Run a command as every rank of a job, and return when all have ended well.
+
+    A rank that fails ends the job: the others have 5 s to fail of it by themselves, then they get SIGTERM,
+    and SIGKILL 5 s later. An interrupt of the launcher ends it too, and is passed on as SIGINT first; ranks
+    leave by themselves when the launcher was killed.
+
+    Args:
+      command: The program and its arguments.
+      size: How many ranks.
+      environment: What is set besides this process's environment.
+      write: Gets each line of output; by default lines go to stdout and stderr behind ``[rank] ``.
+      timeout: Seconds after which the job is ended.
+
+    Raises:
+      RanksError: A rank failed, or time ran out. The message starts with the rank and the reason.
+      ConfigError: Horovod is not installed, or `size` is no number of ranks.
+    """
+    if size < 1:
+        raise ConfigError(f"{size} is no number of ranks; start at least 1")
+    if horovod_version() is None:
+        raise ConfigError(f"{size} ranks need Horovod, which is not installed: {HOW_TO_BUILD}")
+    with _rendezvous(size) as environments:
+        job = _Job(command, [{**(environment or {}), **own} for own in environments], write or _print)
+        try:
+            ends = job.wait(timeout)
+        except BaseException as error:
+            job.end(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            raise
+    if any(end.code for end in ends):
+        raise RanksError(report(ends, timeout), ends=ends)
+
+
+def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
+    """Which rank ended a job and why, and its last lines; `ends` in the order in which they ended."""
+    size = len(ends)
+    failed = [end for end in ends if end.code and not end.ended_here]
+    causes = [end for end in failed if not _blames_others(end)]
+    silent = [end for end in ends if end.ended_here]
+    left = [end for end in ends if not end.code]
+    if causes:
+        culprit = causes[0]
+        first = f"rank {culprit.rank} of {size} {culprit.how} after {culprit.seconds:.0f} s"
+    elif failed and silent:
+        culprit = silent[0]
+        first = f"rank {culprit.rank} of {size} hung: the others waited for it in a collective"
+    elif failed and left:
+        culprit = left[0]
+        first = f"rank {culprit.rank} of {size} was done while the others still had collectives to do"
+    elif failed:
+        culprit = failed[0]
+        first = f"rank {culprit.rank} of {size} {culprit.how} after {culprit.seconds:.0f} s"
+    else:
+        culprit = silent[0]
+        ranks = ", ".join(str(end.rank) for end in sorted(silent, key=lambda end: end.rank))
+        first = f"rank {ranks} of {size} had not ended after {timeout:.0f} s"
+    lines = [f"{first}; the job was ended"]
+    if culprit.tail:
+        lines += [f"the last lines of rank {culprit.rank}'s stderr:", *(f"  {line}" for line in culprit.tail)]
+    others = [end for end in sorted(ends, key=lambda end: end.rank) if end is not culprit]
+    lines += [f"rank {end.rank} {end.how}{' by the launcher' * end.ended_here}" for end in others]
+    return "\n".join(lines)
+
+
+_LOST = re.compile(
+    r"CollectiveError|lost its peers|Horovod has been shut down|[Cc]onnection (closed|reset) by peer"
+)
+
+
+def _blames_others(end: RankEnd) -> bool:
+    return any(_LOST.search(line) for line in end.tail)
+
+
+@contextmanager
+def _rendezvous(size: int) -> Iterator[list[dict[str, str]]]:
+    """Horovod's server, for as long as the block runs; yields what each rank must have in its environment."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
+    server = RendezvousServer()
+    port = server.start()
+    server.init(slots)
+    shared = {
+        **create_run_env_vars("127.0.0.1", ["lo"], port),
+        LAUNCHER: str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+    try:
+        yield [
+            {key: str(value) for key, value in {**shared, **create_slot_env_vars(s)}.items()} for s in slots
+        ]
+    finally:
+        server.stop()
+
+
+class _Job:
+    """The processes of all ranks, the threads that read their output, and how they ended."""
+
+    def __init__(
+        self, command: Sequence[str], environments: Sequence[Mapping[str, str]], write: Write
+    ) -> None:
+        self._write, self._lock = write, threading.Lock()
+        self._start = time.monotonic()
+        self._tails: list[deque[str]] = [deque(maxlen=_TAIL) for _ in environments]
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._when: dict[int, float] = {}
+        self._ending: set[int] = set()
+        self._threads: list[threading.Thread] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank, own in enumerate(environments):
+                self._processes.append(
+                    subprocess.Popen(
+                        list(command),
+                        env={**os.environ, **own},
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        start_new_session=True,  # a group of its own, to be ended with what it has started
+                    )
+                )
+                self._watch(rank)
+        except BaseException:
+            self.end(signal.SIGKILL)
+            raise
+
+    def wait(self, timeout: float | None) -> list[RankEnd]:
+        """Wait for all, or for the first failure; then end the others. In the order of ending."""
+        deadline = None if timeout is None else self._start + timeout
+        order: list[int] = []
+        while len(order) < len(self._processes):
+            rank = self._next(deadline)
+            if rank is not None:
+                order.append(rank)
+                if self._processes[rank].returncode == 0:
+                    continue
+                grace = time.monotonic() + GRACE
+                while len(order) < len(self._processes) and (rank := self._next(grace)) is not None:
+                    order.append(rank)
+            self.end(signal.SIGTERM)
+            order += sorted(set(range(len(self._processes))) - set(order))
+        for thread in self._threads:
+            thread.join(GRACE)  # a grandchild may hold a pipe open; it isn't waited for
+        return [self._end_of(rank) for rank in order]
+
+    def end(self, first: signal.Signals) -> None:
+        """Send `first` to those that run; after a grace SIGTERM, then SIGKILL. Returns when none runs."""
+        running = [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+        self._ending |= set(running)
+        for number in dict.fromkeys((first, signal.SIGTERM, signal.SIGKILL)):
+            for rank in running:
+                self._signal(rank, number)
+            deadline = time.monotonic() + GRACE
+            for rank in running:
+                try:
+                    self._processes[rank].wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    continue
+            running = [rank for rank in running if self._processes[rank].poll() is None]
+        for rank in range(len(self._processes)):
+            self._signal(rank, signal.SIGKILL)  # what a rank has started and left behind
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._processes[rank].pid, number)
+
+    def _next(self, deadline: float | None) -> int | None:
+        """The next rank to end; None if none did by the deadline."""
+        try:
+            if deadline is None:
+                return self._ended.get()
+            return self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _end_of(self, rank: int) -> RankEnd:
+        code, when = self._processes[rank].returncode, self._when.get(rank, time.monotonic())
+        return RankEnd(rank, code, when - self._start, rank in self._ending, tuple(self._tails[rank]))
+
+    def _watch(self, rank: int) -> None:
+        process = self._processes[rank]
+
+        def wait() -> None:
+            process.wait()
+            self._when[rank] = time.monotonic()
+            self._ended.put(rank)
+
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for target, args in (
+            (wait, ()),
+            (self._read, (rank, "stdout", process.stdout)),
+            (self._read, (rank, "stderr", process.stderr)),
+        ):
+            thread = threading.Thread(target=target, args=args, name=f"rank-{rank}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _read(self, rank: int, stream: str, pipe: BinaryIO) -> None:
+        with pipe:
+            for line in _lines(pipe):
+                if stream == "stderr":
+                    self._tails[rank].append(line)
+                with self._lock:
+                    self._write(rank, stream, line)
+
+
+def _lines(pipe: BinaryIO) -> Iterator[str]:
+    """Lines as they come; a progress bar's carriage return ends one too."""
+    rest = b""
+    while chunk := os.read(pipe.fileno(), 1 << 16):
+        *lines, rest = re.split(rb"\r\n|\n|\r(?!\n|$)", rest + chunk)
+        yield from (line.decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _print(rank: int, stream: str, line: str) -> None:
+    print(f"[{rank}] {line}", file=getattr(sys, stream), flush=True)

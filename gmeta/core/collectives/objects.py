@@ -1,0 +1,170 @@
+"""What ranks tell each other between steps: Python objects, initial weights, and that all are here.
+
+These are called eagerly and by all ranks, in the same order. They travel as bytes, so they work between ranks
+that disagree on versions, which is how that is found.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.collectives.agreement import check_agreement
+from gmeta.core.collectives.backend import import_horovod
+from gmeta.core.collectives.counting import count
+from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.world import world
+from gmeta.core.errors import ConfigError
+
+T = TypeVar("T")
+
+_PROTOCOL = 4  # of pickle: what every Python that gmeta supports reads
+_PIECE = 64 << 20  # bytes of weights in one broadcast
+
+
+def allgather_objects(obj: T) -> list[T]:
+    """Every rank's object, on every rank.
+
+    Args:
+      obj: Anything that pickles.
+
+    Returns:
+      The objects by rank; ``[obj]`` with one rank.
+
+    Raises:
+      CollectiveError: A rank has ended, or called something else.
+    """
+    if world().size == 1:
+        return [obj]
+    sent = np.frombuffer(pickle.dumps(obj, _PROTOCOL), np.uint8)
+    with named_failures("allgather_objects"):
+        sizes = _allgather("sizes", tf.int64)(tf.constant([sent.size], tf.int64)).numpy()
+        received = _allgather("objects", tf.uint8)(tf.constant(sent)).numpy()
+    ends = np.cumsum(sizes)
+    return [pickle.loads(received[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
+
+
+def broadcast_object(obj: T, root: int = 0) -> T:
+    """The object of rank `root`, on every rank.
+
+    Args:
+      obj: Anything that pickles; of ranks other than `root` it is not looked at.
+      root: Whose object.
+
+    Returns:
+      The object of `root`; `obj` itself there.
+
+    Raises:
+      CollectiveError: A rank has ended, or called something else.
+    """
+    here = world()
+    _check_root(root)
+    if here.size == 1:
+        return obj
+    sent = np.frombuffer(pickle.dumps(obj if here.rank == root else None, _PROTOCOL), np.uint8)
+    with named_failures("broadcast_object"):
+        size = _broadcast("size", tf.int64, root)(tf.constant([sent.size], tf.int64)).numpy()[0]
+        if here.rank != root:
+            sent = np.zeros(size, np.uint8)
+        received = _broadcast("object", tf.uint8, root)(tf.constant(sent)).numpy()
+    return obj if here.rank == root else pickle.loads(received.tobytes())
+
+
+def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:
+    """Give every rank's variables the values that they have on rank `root`.
+
+    Variables are matched by their place in the sequence, since their names may depend on what a rank made
+    before. They travel as bytes, 64 MB a collective.
+
+    Args:
+      variables: Numeric or boolean, the same shapes and types on all ranks.
+      root: Whose values.
+
+    Raises:
+      ConfigError: The ranks' variables differ in number, shape or type; the message names both.
+      CollectiveError: A rank has ended, or called something else.
+    """
+    here = world()
+    _check_root(root)
+    if here.size == 1:
+        return
+    forms = {f"variable {i}": f"{tuple(v.shape)} {v.dtype.name}" for i, v in enumerate(variables)}
+    advice = "build the same model on every rank before its weights are broadcast"
+    check_agreement({"number of variables": str(len(forms)), **forms}, advice=advice)
+    values = [variable.numpy() for variable in variables]
+    sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
+    size = sum(value.nbytes for value in values)
+    received = bytearray(size)
+    with named_failures("broadcast_variables"):
+        for start in range(0, size, _PIECE):
+            stop = min(start + _PIECE, size)
+            piece = np.frombuffer(sent[start:stop], np.uint8) if sent else np.zeros(stop - start, np.uint8)
+            received[start:stop] = _broadcast("weights", tf.uint8, root)(tf.constant(piece)).numpy().tobytes()
+    if here.rank != root:
+        offset = 0
+        for variable, value in zip(variables, values, strict=True):
+            flat = np.frombuffer(received, value.dtype, count=value.size, offset=offset)
+            variable.assign(flat.reshape(value.shape))
+            offset += value.nbytes
+
+
+def barrier() -> None:
+    """Wait until every rank is here.
+
+    Raises:
+      CollectiveError: A rank has ended, or called something else.
+    """
+    if world().size == 1:
+        return
+    with named_failures("barrier"):
+        _barrier()()
+
+
+def _check_root(root: int) -> None:
+    if not 0 <= root < world().size:
+        raise ConfigError(f"root is rank {root}, but the ranks are 0 to {world().size - 1}")
+
+
+# Run eagerly, a collective has the name of its op; inside a function it has one of its own, which Horovod
+# reports when a rank doesn't come. The signatures are open, so nothing is traced twice.
+
+
+def _function(dtype: tf.DType, run: Callable[[tf.Tensor], tf.Tensor], kind: str) -> Any:
+    def function(tensor: tf.Tensor) -> tf.Tensor:
+        result = run(tensor)
+        count(kind, tf.size(tensor) * dtype.size, after=result)
+        return result
+
+    return tf.function(function, input_signature=[tf.TensorSpec([None], dtype)], autograph=False)
+
+
+@functools.cache
+def _allgather(name: str, dtype: tf.DType) -> Any:
+    hvd = import_horovod()
+    return _function(
+        dtype, lambda t: hvd.allgather(t, name=f"gmeta_{name}", ignore_name_scope=True), "allgather"
+    )
+
+
+@functools.cache
+def _broadcast(name: str, dtype: tf.DType, root: int) -> Any:
+    hvd = import_horovod()
+    return _function(
+        dtype, lambda t: hvd.broadcast(t, root, name=f"gmeta_{name}", ignore_name_scope=True), "broadcast"
+    )
+
+
+@functools.cache
+def _barrier() -> Any:
+    hvd = import_horovod()
+
+    def run(tensor: tf.Tensor) -> tf.Tensor:
+        return hvd.mpi_ops._allreduce(tensor, name="gmeta_barrier", op=hvd.Sum, ignore_name_scope=True)
+
+    function = _function(tf.int32, run, "barrier")
+    return lambda: function(tf.constant([1]))

@@ -1,0 +1,148 @@
+"""The collectives of a step: rows and keys to their owners, and sums over all ranks.
+
+Horovod matches the ranks' calls by name, and TensorFlow's names are the ranks' own: they depend on what was
+traced before, and in which scope. So a collective has the name that its caller gives, whatever scope it is
+in; a second use of a name in one function gets ``_1``, in the order of tracing, which is the program's.
+
+Horovod's ops say that they are without side effects. TensorFlow would then merge two of them, drop one whose
+result nobody reads, or, worst, run one alone while it optimizes a graph, if its input is a constant. An input
+therefore goes through a placeholder with a default, which its optimizer leaves alone, and the result is
+counted (`counting`), which is a side effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from gmeta.core.collectives.backend import import_horovod
+from gmeta.core.collectives.counting import count
+from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.world import world
+
+_WIRE = {tf.bfloat16: tf.uint16}  # moved as another type of the same width, as Horovod doesn't know it
+_SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
+
+
+def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """Give every rank its part of a tensor's rows, and receive a part from every rank.
+
+    Rank r receives, from each rank s in order, the ``splits[r]`` rows of s that follow those for the ranks
+    before r. With one rank it is the identity. One collective; its sizes are agreed on with it.
+
+    Args:
+      tensor: (rows, ...) of any numeric type or bool; the other dimensions are the same on all ranks.
+      splits: int32 (world size,): how many rows each rank gets; they sum to `rows`. Zeros are fine.
+      name: Identifies the collective: the same on all ranks, and of no other that may run at the same time.
+
+    Returns:
+      The received rows, by sender, and int32 (world size,): how many came from each.
+
+    Raises:
+      CollectiveError: Called eagerly: a rank has ended, or the ranks' types or row shapes differ. In a
+        ``tf.function`` the call of it raises TensorFlow's error, which `named_failures` translates.
+
+    Example:
+      >>> rows, received = alltoall(tf.constant([[1.0], [2.0]]), tf.constant([2]), name="rows")
+      >>> rows.shape, received.numpy()
+      (TensorShape([2, 1]), array([2], dtype=int32))
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    splits = tf.convert_to_tensor(splits, tf.int32)
+    here = world()
+    if here.size == 1:
+        return tensor, splits
+    splits.shape.assert_is_compatible_with([here.size])
+    wire = _WIRE.get(tensor.dtype, tensor.dtype)
+    sent = _opaque(tensor if wire == tensor.dtype else tf.bitcast(tensor, wire))
+    with named_failures(f"alltoall {name!r}"):
+        received, received_splits = import_horovod().alltoall(
+            sent, splits=_opaque(splits), name=_unique(f"gmeta_{name}"), ignore_name_scope=True
+        )
+        away = _bytes_away(sent, splits)
+        count("alltoall", away, after=received_splits)
+    received.set_shape([None, *tensor.shape[1:]])
+    received_splits.set_shape([here.size])
+    if wire != tensor.dtype:
+        received = tf.bitcast(received, tensor.dtype)
+    return received, received_splits
+
+
+def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+    """Sum tensors over all ranks, in one grouped collective.
+
+    It is one collective for each type among them, so give tensors of one type; bfloat16 is summed in float32
+    and rounded once. With one rank it is the identity.
+
+    Args:
+      tensors: Any shapes, the same on all ranks; integer or floating.
+      name: As in `alltoall`.
+
+    Returns:
+      The sums, in the order and the types of `tensors`.
+
+    Raises:
+      CollectiveError: As in `alltoall`; also if shapes differ between ranks.
+
+    Example:
+      >>> total, count = allreduce_sum([tf.constant([1.0, 2.0]), tf.constant(3.0)], name="dense")
+      >>> count.numpy()
+      3.0
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if world().size == 1 or not tensors:
+        return tensors
+    results: list[tf.Tensor | None] = [None] * len(tensors)
+    groups: dict[tf.DType, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(_SUMMED_AS.get(tensor.dtype, tensor.dtype), []).append(index)
+    for dtype, members in groups.items():
+        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name)
+        for index, total in zip(members, summed, strict=True):
+            total.set_shape(tensors[index].shape)
+            results[index] = tf.cast(total, tensors[index].dtype)
+    return results
+
+
+def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+    hvd = import_horovod()
+    with named_failures(f"allreduce {name!r}"):
+        summed = hvd.mpi_ops._grouped_allreduce(
+            [_opaque(tensor) for tensor in tensors],
+            name=_unique(f"gmeta_{name}_{tensors[0].dtype.name}"),
+            op=hvd.Sum,
+            ignore_name_scope=True,
+        )
+        count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
+    return list(summed)
+
+
+def _opaque(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor, of which the graph optimizer can't tell the value."""
+    if tf.executing_eagerly():
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
+
+
+def _unique(name: str) -> str:
+    """`name`, numbered if the function that is being traced has used it already."""
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    used = graph.get_collection_ref("gmeta_collectives")
+    used.append(name)
+    repeats = used.count(name) - 1
+    return f"{name}_{repeats}" if repeats else name
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.size(tensor, tf.int64) * tensor.dtype.size
+
+
+def _bytes_away(tensor: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    """Bytes of the rows that go to other ranks."""
+    row = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:]) * tensor.dtype.size
+    return tf.cast(tf.reduce_sum(splits) - splits[world().rank], tf.int64) * row

@@ -1,0 +1,167 @@
+"""The ranks of this job, and which of them this process is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import threading
+import time
+from dataclasses import dataclass
+
+from gmeta.core.collectives import backend
+from gmeta.core.errors import CollectiveError, ConfigError
+
+LAUNCHER = "GMETA_LAUNCHER_PID"
+"""Environment variable: the process that started this rank, and without which it must not go on."""
+
+DEFAULTS = {
+    # Milliseconds between two looks at what is to be sent. A small collective takes 2.1 ms at Horovod's own
+    # default of 1 ms, and 0.8 ms at 0.1.
+    "HOROVOD_CYCLE_TIME": "0.1",
+    # A rank that doesn't come to a collective is named after 10 s and ends the job after 60; Horovod's own
+    # default is to wait for ever.
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "10",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+    # How long a rank waits for a machine that has gone silent, and for the slowest import at the start.
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "50",
+}
+"""What `init` sets of Horovod's environment where the user hasn't."""
+
+_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # horovodrun, Open MPI, other MPIs
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a job.
+
+    Attributes:
+      rank: Which one this process is, from 0.
+      size: How many there are.
+      local_rank: Which one it is among those on this machine: the number of its GPU.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+_ALONE = World(rank=0, size=1, local_rank=0)
+_world = _ALONE
+
+
+def world() -> World:
+    """The ranks of this job; one rank until `init` has found more."""
+    return _world
+
+
+def launched_size() -> int:
+    """How many ranks the launcher that started this process speaks of; 1 without a launcher.
+
+    Raises:
+      ConfigError: The launcher's environment holds no number.
+    """
+    for variable in _SIZES:
+        text = os.environ.get(variable)
+        if text is not None:
+            if not text.isdecimal() or int(text) < 1:
+                raise ConfigError(f"{variable}={text!r} is no number of ranks; unset it, or use a launcher")
+            return int(text)
+    return 1
+
+
+def init() -> World:
+    """Become a rank of the job that the launcher started. ``gmeta.init()`` in a user's script.
+
+    Call it once, before TensorFlow has touched a GPU. Under ``horovodrun``, ``mpirun`` or
+    ``gmeta train --np N`` it starts Horovod, takes the GPU of its local rank, and checks that all ranks run
+    the same versions; without a launcher it does nothing, so a script runs unchanged on one rank. A second
+    call returns the same world.
+
+    Returns:
+      The world, which `world` returns from now on.
+
+    Raises:
+      ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank.
+      CollectiveError: The other ranks can't be reached.
+
+    Example:
+      >>> from gmeta.core import collectives
+      >>> collectives.init()
+      World(rank=0, size=1, local_rank=0)
+    """
+    global _world
+    if _world is not _ALONE:
+        return _world
+    # An elastic job may be one rank now and two later.
+    if launched_size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
+        return _world
+    for variable, value in DEFAULTS.items():
+        os.environ.setdefault(variable, value)
+    _end_with_launcher()
+    hvd = backend.import_horovod()
+    try:
+        hvd.init()
+    except Exception as error:  # whatever the network and the rendezvous may raise
+        rank = os.environ.get("HOROVOD_RANK", "unknown")
+        raise CollectiveError(
+            f"rank {rank} of {launched_size()} on {platform.node()} can't reach the others: {error}; see "
+            "whether every rank has started, and whether the machines reach each other over "
+            "HOROVOD_GLOO_IFACE"
+        ) from error
+    _world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
+    from gmeta.core.collectives.agreement import check_agreement  # it imports TensorFlow
+
+    check_agreement(versions(), advice="install the same on every machine")
+    _take_gpu(_world.local_rank, hvd.local_size())
+    return _world
+
+
+def versions() -> dict[str, str]:
+    """What every rank must have alike: the versions of Python, gmeta and the packages that compute.
+
+    Python by its minor version, as packages are built for it.
+    """
+    import gmeta
+
+    major, minor, _ = platform.python_version_tuple()
+    packages = ("tensorflow", "tf-keras", "numpy", "horovod")
+    found = {package: importlib.metadata.version(package) for package in packages}
+    return {"python": f"{major}.{minor}", "gmeta": gmeta.__version__, **found}
+
+
+def _take_gpu(local_rank: int, local_size: int) -> None:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    # One visible GPU is the one that the launcher or CUDA_VISIBLE_DEVICES gave to this rank.
+    if 1 < len(gpus) < local_size:
+        raise ConfigError(
+            f"{local_size} ranks on {platform.node()} but {len(gpus)} GPUs; start at most {len(gpus)} ranks "
+            "there, or hide the GPUs with CUDA_VISIBLE_DEVICES=''"
+        )
+    mine = gpus[0] if len(gpus) == 1 else gpus[local_rank]
+    try:
+        tf.config.set_visible_devices(mine, "GPU")
+        tf.config.experimental.set_memory_growth(mine, True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"local rank {local_rank} can't take {mine.name}: {error}; call gmeta.init() before anything "
+            "that computes"
+        ) from error
+
+
+def _end_with_launcher() -> None:
+    """Leave when the launcher is gone, however it went: nobody else would end this rank."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(launcher):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="gmeta-launcher-watch", daemon=True).start()
