@@ -9,6 +9,8 @@ MINUTES ?= 10
 SEED ?= 0
 
 JOBS = $(shell nproc)
+# Each worker of pytest holds a TensorFlow of its own: one a core, at most 4. PYTEST_ARGS="-n 0" runs without.
+TEST_WORKERS = $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) }')
 VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
@@ -32,7 +34,7 @@ demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
 
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

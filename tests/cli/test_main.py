@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -22,6 +22,12 @@ sys.exit(any(name in sys.modules for name in ("tensorflow", "numpy", "gmeta.cli.
 """
 
 
+def seconds_of_children() -> float:
+    """What the processors have spent on finished children: no other process's load counts."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Makes `gmeta doctor` raise what is put into the list."""
@@ -37,12 +43,12 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 @pytest.mark.parametrize("arguments", [["--help"], []])
 def test_help_names_every_command_and_imports_none(arguments: list[str]) -> None:
-    start = time.monotonic()
+    start = seconds_of_children()
     done = subprocess.run(
         [sys.executable, "-c", LAZY.format(arguments=arguments)], capture_output=True, text=True, check=False
     )
     assert [name for name in COMMANDS if f"\n  {name} " in done.stdout + done.stderr] == list(COMMANDS)
-    assert time.monotonic() - start < 2
+    assert seconds_of_children() - start < 2
 
 
 def test_help_loads_no_tensorflow() -> None:

@@ -21,7 +21,9 @@ class Machine:
         self.checkout, self.bin = folder / "checkout", folder / "bin"
         self.path = str(self.bin)
         self.bin.mkdir()
-        shutil.copytree(ROOT / "tools" / "dev", self.checkout / "tools" / "dev")
+        # What Python compiles may come and go meanwhile, in another worker.
+        compiled = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "tools" / "dev", self.checkout / "tools" / "dev", ignore=compiled)
         for name in ("constraints.txt", "pyproject.toml"):
             shutil.copy(ROOT / name, self.checkout)
         for tool in ("sh", "dirname"):

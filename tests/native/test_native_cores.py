@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -29,14 +30,17 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """The folder of the built tests; only what changed is compiled."""
+    """The folder of the built tests; only what changed is compiled. A second process waits for the first."""
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert cmake is not None
     options = ("-DGMETA_BUILD_OPS=OFF", "-DGMETA_BUILD_TESTS=ON", "-DGMETA_CUDA=OFF", "-DGMETA_SANITIZE=")
     jobs = str(len(os.sched_getaffinity(0)))
-    for command in (("-S", ROOT, "-B", BUILD, *options), ("--build", BUILD, "--parallel", jobs)):
-        done = run(cmake, *command)
-        assert done.returncode == 0, done.stdout[-8000:]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:  # released when the file is closed, however that comes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (("-S", ROOT, "-B", BUILD, *options), ("--build", BUILD, "--parallel", jobs)):
+            done = run(cmake, *command)
+            assert done.returncode == 0, done.stdout[-8000:]
     return BUILD
 
 
