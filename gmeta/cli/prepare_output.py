@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import ProgressColumn, Task, TaskID
 from rich.table import Table
 from rich.text import Text
 
+from gmeta.core.bars import Bars
 from gmeta.preprocess import PrepareSummary
 
 STAGES = {"read": "reading ratings", "write": "writing records"}
@@ -23,42 +23,25 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f} rows/s" if speed else "")
 
 
-class PrepareProgress:
+class PrepareProgress(Bars):
     """A bar a stage on standard error; on anything but a terminal, one line when a stage is over.
 
     It is called as `gmeta.preprocess.local_engine.Progress`.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            _Rate(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        super().__init__(_Rate(), console=console)
         self._stages: dict[str, tuple[TaskID, float]] = {}
-
-    def __enter__(self) -> PrepareProgress:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Move the stage's bar."""
         if stage not in self._stages:
-            self._stages[stage] = self._bars.add_task(STAGES[stage], total=total), time.monotonic()
+            self._stages[stage] = self.bars.add_task(STAGES[stage], total=total), time.monotonic()
         bar, started = self._stages[stage]
-        self._bars.update(bar, completed=done)
-        if done == total and self._bars.disable:
+        self.bars.update(bar, completed=done)
+        if done == total and not self.drawn:
             seconds = time.monotonic() - started
-            self._console.print(f"{STAGES[stage]}: {total:,} rows in {seconds:.1f} s", highlight=False)
+            self.say(f"{STAGES[stage]}: {total:,} rows in {seconds:.1f} s")
 
 
 def print_summary(summary: PrepareSummary, console: Console | None = None) -> None:

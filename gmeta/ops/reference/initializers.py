@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops.initializers import Initializer
+from gmeta.ops.reference.philox import LOW, philox4x32
 
 Floats = npt.NDArray[np.float32]
-Words = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
 
 LOG = (
     7.0376836292e-2,
@@ -49,26 +50,8 @@ TAIL = (
 TRUNCATION = np.float32(0.95449973610364158)  # erf(sqrt(2))
 
 
-def philox4x32(key: int, counters: Words) -> Words:
-    """Philox4x32-10: blocks of four random words.
-
-    Args:
-      key: The 64-bit key.
-      counters: (n, 4) uint32, the counter of each block, least word first.
-
-    Returns:
-      (n, 4) uint32.
-    """
-    c0, c1, c2, c3 = (counters[:, i].astype(np.uint64) for i in range(4))
-    low = np.uint64(0xFFFFFFFF)
-    k0, k1 = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
-    for _ in range(10):
-        product0, product1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0 = product1 >> np.uint64(32) ^ c1 ^ np.uint64(k0)
-        c2 = product0 >> np.uint64(32) ^ c3 ^ np.uint64(k1)
-        c1, c3 = product1 & low, product0 & low
-        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+def _high(words: Words) -> Words:
+    return words >> np.uint64(32)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
@@ -121,12 +104,12 @@ def initial_rows(initializer: Initializer, seed: int, keys: npt.NDArray[np.int64
         return np.full((len(keys), dim), parameters[0])
     blocks = -(-dim // 4)
     bits = np.asarray(keys, np.int64).view(np.uint64)
-    counters = np.zeros((len(bits), blocks, 4), np.uint32)
-    counters[..., 0] = np.arange(blocks)
-    counters[..., 2] = (bits & np.uint64(0xFFFFFFFF))[:, None]
-    counters[..., 3] = (bits >> np.uint64(32))[:, None]
-    words = philox4x32(seed, counters.reshape(-1, 4)).reshape(len(bits), blocks * 4)[:, :dim]
-    integers = (words >> np.uint32(8)).astype(np.int32)
+    zero = np.zeros((len(bits), blocks), np.uint64)
+    number, key = np.arange(blocks, dtype=np.uint64), bits[:, np.newaxis]
+    counter = (zero + number, zero, zero + (key & np.uint64(LOW)), zero + _high(key))
+    words = np.stack(philox4x32(seed, counter, np.uint64, _high), axis=-1)
+    words = words.reshape(len(bits), 4 * blocks)[:, :dim]
+    integers = (words >> np.uint64(8)).astype(np.int32)
     unit = np.float32(2.0**-24)
     a, b = parameters
     if initializer.kind == "uniform":

@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from gmeta.ops.initializers import Initializer
 from gmeta.ops.reference.initializers import CENTER, LOG, TAIL, TRUNCATION
+from gmeta.ops.reference.philox import LOW, philox4x32
 from gmeta.ops.reference.precisions import LARGEST_HALF
-
-_LOW = 0xFFFFFFFF
 
 
 def _word(value: int) -> tf.Tensor:
@@ -26,19 +25,6 @@ def _word(value: int) -> tf.Tensor:
 
 def _high(words: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.right_shift(words, _word(32))
-
-
-def _philox4x32(key: int, counter: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Four counter words of one shape -> (..., 4) random ones; a uint64 holds 32 bits."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key & _LOW, key >> 32 & _LOW
-    for _ in range(10):
-        product0, product1 = _word(0xD2511F53) * c0, _word(0xCD9E8D57) * c2
-        c0 = tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(_high(product1), c1), _word(k0))
-        c2 = tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(_high(product0), c3), _word(k1))
-        c1, c3 = (tf.bitwise.bitwise_and(product, _word(_LOW)) for product in (product1, product0))
-        k0, k1 = k0 + 0x9E3779B9 & _LOW, k1 + 0xBB67AE85 & _LOW
-    return tf.stack([c0, c1, c2, c3], axis=-1)
 
 
 def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
@@ -93,8 +79,9 @@ def portable_initial_rows(initializer: Initializer, seed: int, keys: tf.Tensor, 
     bits = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
     blocks = tf.constant(np.arange(-(-dim // 4), dtype=np.uint64))
     zero = tf.zeros_like(bits + blocks)
-    counter = (zero + blocks, zero, zero + tf.bitwise.bitwise_and(bits, _word(_LOW)), zero + _high(bits))
-    words = tf.reshape(_philox4x32(seed, counter), [tf.shape(keys)[0], 4 * blocks.shape[0]])[:, :dim]
+    counter = (zero + blocks, zero, zero + (bits & _word(LOW)), zero + _high(bits))
+    words = tf.stack(philox4x32(seed, counter, _word, _high), axis=-1)
+    words = tf.reshape(words, [tf.shape(keys)[0], 4 * blocks.shape[0]])[:, :dim]
     integers = tf.cast(tf.bitwise.right_shift(words, _word(8)), tf.int32)
     unit = np.float32(2.0**-24)
     if initializer.kind == "uniform":
