@@ -128,8 +128,10 @@ def expected(step):
     return rows
 
 generator = random.Random(7)
-partial, last = 0, 0
-for kill in range(kills):
+partial, last, kill = 0, 0, 0
+# On a machine with much else to do a saver gets less far in the same time: more of them, and later kills.
+while kill < kills or (not (partial and last) and kill < 10 * kills):
+    kill += 1
     get, put = os.pipe()
     child = os.fork()
     if child == 0:
@@ -142,7 +144,7 @@ for kill in range(kills):
     os.close(put)
     assert os.read(get, 1) == b".", "the saver failed before its first save"
     os.close(get)
-    time.sleep(generator.uniform(0, 0.4))
+    time.sleep(generator.uniform(0, 0.4) * max(1, kill / kills))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), "the saver failed"
@@ -157,7 +159,7 @@ for kill in range(kills):
     now = step_of(store.latest()) if store.latest() else 0
     assert now >= last, "a whole checkpoint is gone"
     last = now
-print(kills, partial, last)
+print(kill, partial, last)
 """
 
 
@@ -177,7 +179,7 @@ def run(code: str, *arguments: object) -> list[str]:
 def test_a_killed_saver_leaves_whole_checkpoints(tmp_path):
     kills = int(os.environ.get("GMETA_TEST_KILLS", "12"))
     count, partial, last = map(int, run(KILLS, tmp_path, kills))
-    assert count == kills
+    assert count >= kills
     assert partial > 0  # some were killed in the middle of a save
     assert last > 0
 
