@@ -25,7 +25,7 @@ def test_a_short_soak_passes(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     *_, summary = run.stdout.splitlines()
     assert summary.startswith("soak: passed: ")
-    assert "on 10 tables" in summary
+    assert "on 16 tables" in summary
     assert " 0 saves" not in summary
 
 
@@ -40,6 +40,7 @@ def test_every_difference_is_said(soak):
             keys = sorted(model.records)
             arrays[f"{name}/keys"] = np.array(keys)
             arrays[f"{name}/step"] = np.array(model.step)
+            arrays[f"{name}/half_rows"] = np.array(model.half_rows())
             for part, attribute in (("rows", "row"), ("slots", "slots")):
                 values = [getattr(model.records[key], attribute) for key in keys]
                 arrays[f"{name}/{part}"] = np.array(values, np.float32)
@@ -48,7 +49,7 @@ def test_every_difference_is_said(soak):
         return arrays
 
     assert soak.compare(reference, found()) == []
-    for name, change in (("rows", 2**-20), ("frequency", 1), ("keys", 1), ("step", 1)):
+    for name, change in (("rows", 2**-20), ("frequency", 1), ("keys", 1), ("step", 1), ("half_rows", 1)):
         arrays = found()
         arrays[f"whole/plain/{name}"].flat[-1:] += arrays[f"whole/plain/{name}"].dtype.type(change)
         (difference,) = soak.compare(reference, arrays)

@@ -2,9 +2,10 @@
 
     make soak [MINUTES=10] [SEED=0]
 
-A process works on tables of several policies and optimizers, saves them at random and is killed (SIGKILL) at
-a random moment; the next one restores and goes on. Meanwhile this process runs the same operations once on
-the reference in NumPy. At the end the two must hold the same: keys, frequencies and steps exactly, weights
+A process works on tables of several policies, optimizers and precisions, some of which the seed draws. It
+saves them at random, by `tf.train.Checkpoint` and in shards, and is killed (SIGKILL) at a random moment; the
+next one restores and goes on. Meanwhile this process runs the same operations once on the reference in NumPy.
+At the end the two must hold the same: keys, frequencies, steps and the number of half rows exactly, weights
 and slots to the last bit where the arithmetic is exact, and within rounding elsewhere. What is done is a
 function of the seed (`soak_trace`); when it is killed isn't, and needn't be: the end must be the same.
 """
@@ -25,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 from gmeta.ops.reference import ReferenceHashTable
-from soak_trace import SHARDED, WHOLE, Profile, Trace
+from soak_draw import rigs
+from soak_trace import Profile, Trace
 
-RIGS = {"whole": WHOLE, "sharded": SHARDED}
 LIFE = Path(__file__).with_name("soak_life.py")
 LIFE_SECONDS = 12.0
 """How long a life is meant to be, its start (some seconds) included."""
@@ -44,7 +45,7 @@ class Reference:
                 ReferenceHashTable(**profile.settings(), seed=seed),
                 Trace(seed, profile),
             )
-            for rig, profiles in RIGS.items()
+            for rig, profiles in rigs(seed).items()
             for profile in profiles
         }
 
@@ -151,6 +152,7 @@ def compare(reference: Reference, found: dict[str, np.ndarray]) -> list[str]:
             "frequency": [record.frequency for record in records],
             "last_step": [record.last_step for record in records],
             "step": model.step,
+            "half_rows": model.half_rows(),
             "rows": [record.row for record in records],
             "slots": [record.slots for record in records],
         }
@@ -168,9 +170,12 @@ def compare(reference: Reference, found: dict[str, np.ndarray]) -> list[str]:
 
 def report(reference: Reference, tally: Tally, seconds: float) -> None:
     """Print what differs, and the summary line."""
-    for name, (_, model, _) in reference.tables.items():
+    for name, (profile, model, _) in reference.tables.items():
         counts = ", ".join(f"{count:,} {what}" for what, count in model.counts.items() if count)
-        print(f"soak: {name}: {model.size():,} rows; {counts}")
+        half = f", {model.half_rows():,} half" if profile.precision is not None else ""
+        print(f"soak: {name}: {model.size():,} rows{half}; {counts}")
+        if profile.name.startswith("drawn"):
+            print(f"soak: {name} is {profile}")
     for difference in tally.differences:
         print(f"soak: DIFFERS {difference}")
     print(

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 from gmeta.testing.tables import sorted_records
 from gmeta.training.checkpoint_store import CheckpointStore, step_of
-from soak_trace import SHARDED, WHOLE, Profile, Trace
+from soak_draw import rigs as rigs_of
+from soak_trace import Profile, Trace
 
 Tables = Mapping[str, ops.HashTable]
 SAVE, RELOAD = 0.03, 0.01
@@ -110,10 +111,8 @@ class Rig:
 def live(folder: Path, seed: int, life: int, until: int) -> list[Rig]:
     """Bring all rigs to operation ``until``, saving and stepping back at random, and save."""
     random = np.random.default_rng([seed, life])
-    rigs = [
-        Rig("whole", WHOLE, WholeStore(folder / "whole"), seed),
-        Rig("sharded", SHARDED, ShardedStore(folder / "sharded"), seed),
-    ]
+    stores = {"whole": WholeStore(folder / "whole"), "sharded": ShardedStore(folder / "sharded")}
+    rigs = [Rig(name, profiles, stores[name], seed) for name, profiles in rigs_of(seed).items()]
     while True:
         rig = min(rigs, key=lambda rig: rig.done)
         if rig.done >= until:
@@ -135,7 +134,10 @@ def dump(rigs: list[Rig], path: Path) -> None:
         f"{rig.name}/{name}/{part}": value
         for rig in rigs
         for name, table in rig.tables.items()
-        for part, value in sorted_records(table).items()
+        for part, value in (
+            *sorted_records(table).items(),
+            ("half_rows", table.statistics().half_rows.numpy()),
+        )
     }
     np.savez(path, **arrays)
 

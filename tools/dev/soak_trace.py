@@ -30,19 +30,22 @@ class Profile:
     initializer: ops.Initializer
     admission: ops.Admission | None = None
     eviction: ops.Eviction | None = None
+    precision: ops.TwoPrecisions | None = None
     exact: bool = True
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `HashTable` and of `ReferenceHashTable` alike."""
-        names = ("dim", "optimizer", "initializer", "admission", "eviction")
+        names = ("dim", "optimizer", "initializer", "admission", "eviction", "precision")
         return {name: getattr(self, name) for name in names}
 
 
 _SGD, _ONES = ops.SGD(LEARNING_RATE), ops.Constant(1.0)
+_MOMENTUM = ops.Momentum(LEARNING_RATE, momentum=0.5)
 WHOLE = (
     Profile("plain", 8, _SGD, ops.Uniform(-1, 1)),
     Profile("count+lru", 3, _SGD, _ONES, ops.CountAdmission(2), ops.LRU(max_rows=6000)),
     Profile("bloom+ttl", 3, _SGD, _ONES, ops.CountAdmission(2, ops.Bloom(4000)), ops.TTL(steps=40, every=7)),
+    Profile("mixed", 5, _MOMENTUM, ops.Uniform(-1, 1), precision=ops.TwoPrecisions(8)),
     Profile("adam", 4, ops.Adam(0.01), ops.Normal(0, 1), exact=False),
 )
 """Tables that `tf.train.Checkpoint` carries."""
@@ -52,6 +55,11 @@ SHARDED = (
     Profile("norm", 3, _SGD, _ONES, eviction=ops.MinNorm(threshold=1.0, every=9)),
     Profile("count", 3, _SGD, _ONES, ops.CountAdmission(3)),
     Profile("bloom+lru", 3, _SGD, _ONES, ops.CountAdmission(2, ops.Bloom(4000)), ops.LRU(max_rows=6000)),
+    Profile(
+        *("mixed+lru", 5, _MOMENTUM, ops.Uniform(-1, 1)),
+        eviction=ops.LRU(max_bytes=400_000),
+        precision=ops.TwoPrecisions(4),
+    ),
     Profile("adagrad", 4, ops.Adagrad(0.1), ops.Normal(0, 1), exact=False),
 )
 """Tables in sharded checkpoints, full and incremental."""
