@@ -3,6 +3,13 @@
 The dynamic embedding table is `HashTable`; `reference` holds the same ops in NumPy.
 """
 
+from gmeta.ops.dedup_alltoall import OwnedKeys as OwnedKeys
+from gmeta.ops.dedup_alltoall import PackedRows as PackedRows
+from gmeta.ops.dedup_alltoall import RoutedKeys as RoutedKeys
+from gmeta.ops.dedup_alltoall import pack_rows as pack_rows
+from gmeta.ops.dedup_alltoall import receive_keys as receive_keys
+from gmeta.ops.dedup_alltoall import route_keys as route_keys
+from gmeta.ops.dedup_alltoall import unpack_rows as unpack_rows
 from gmeta.ops.frozen_table import FrozenTable as FrozenTable
 from gmeta.ops.frozen_table import UnknownRows as UnknownRows
 from gmeta.ops.hash_table import HashTable as HashTable

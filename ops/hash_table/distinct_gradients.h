@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/hash_table/partition.h"
+#include "ops/common/partition.h"
 #include "ops/unique/unique.h"
 
 namespace gmeta {

@@ -1,5 +1,5 @@
-// What the kernels of the dynamic hash table share: the resource, the thread pool, and what every
-// op on a table checks first.
+// What the kernels of the dynamic hash table share: the resource, and what every op on a table
+// checks first.
 
 #ifndef GMETA_OPS_HASH_TABLE_KERNELS_H_
 #define GMETA_OPS_HASH_TABLE_KERNELS_H_
@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "ops/common/kernels.h"
 #include "ops/hash_table/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -22,11 +23,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::TensorShapeUtils;
-
-template <class... Words>
-absl::Status Invalid(const Words&... words) {
-  return absl::InvalidArgumentError(absl::StrCat(words...));
-}
 
 class HashTableResource : public tensorflow::ResourceBase {
  public:
@@ -45,28 +41,6 @@ class HashTableResource : public tensorflow::ResourceBase {
  private:
   const std::string name_;
   Table table_;
-};
-
-// The engine's parallel_for on the pool of the op's device.
-class PoolParallelFor {
- public:
-  explicit PoolParallelFor(OpKernelContext* context)
-      : pool_(context->device()->tensorflow_cpu_worker_threads()->workers) {}
-
-  template <class Work>
-  void operator()(size_t total, size_t cost, const Work& work) const {
-    if (total <= 1) {
-      if (total == 1) work(size_t{0}, size_t{1});
-      return;
-    }
-    pool_->ParallelFor(static_cast<int64_t>(total), static_cast<int64_t>(cost),
-                       [&work](int64_t begin, int64_t end) {
-                         work(static_cast<size_t>(begin), static_cast<size_t>(end));
-                       });
-  }
-
- private:
-  tensorflow::thread::ThreadPool* pool_;
 };
 
 // An op on a table: finds it and, if the op has keys, checks them.

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "ops/common/murmur_hash3.h"
+#include "ops/common/partition.h"
 #include "ops/common/prefetch.h"
 #include "ops/hash_table/admission.h"
 #include "ops/hash_table/distinct_gradients.h"
@@ -38,7 +39,6 @@
 #include "ops/hash_table/key_index.h"
 #include "ops/hash_table/logical_shards.h"
 #include "ops/hash_table/optimizers.h"
-#include "ops/hash_table/partition.h"
 #include "ops/hash_table/record_columns.h"
 #include "ops/hash_table/removal_journal.h"
 #include "ops/hash_table/row_ranking.h"

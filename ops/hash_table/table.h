@@ -56,9 +56,9 @@
 #include <variant>
 #include <vector>
 
+#include "ops/common/partition.h"
 #include "ops/hash_table/logical_shards.h"
 #include "ops/hash_table/optimizers.h"
-#include "ops/hash_table/partition.h"
 #include "ops/hash_table/shard.h"
 
 namespace gmeta {

@@ -1,0 +1,42 @@
+// What kernels of several ops share: errors, and TensorFlow's thread pool as a parallel_for.
+
+#ifndef GMETA_OPS_COMMON_KERNELS_H_
+#define GMETA_OPS_COMMON_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gmeta {
+
+template <class... Words>
+absl::Status Invalid(const Words&... words) {
+  return absl::InvalidArgumentError(absl::StrCat(words...));
+}
+
+// The engine's parallel_for on the pool of the op's device.
+class PoolParallelFor {
+ public:
+  explicit PoolParallelFor(tensorflow::OpKernelContext* context)
+      : pool_(context->device()->tensorflow_cpu_worker_threads()->workers) {}
+
+  template <class Work>
+  void operator()(size_t total, size_t cost, const Work& work) const {
+    if (total <= 1) {
+      if (total == 1) work(size_t{0}, size_t{1});
+      return;
+    }
+    pool_->ParallelFor(static_cast<int64_t>(total), static_cast<int64_t>(cost),
+                       [&work](int64_t begin, int64_t end) {
+                         work(static_cast<size_t>(begin), static_cast<size_t>(end));
+                       });
+  }
+
+ private:
+  tensorflow::thread::ThreadPool* pool_;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_COMMON_KERNELS_H_
