@@ -30,8 +30,8 @@ from soak_draw import rigs
 from soak_trace import Profile, Trace
 
 LIFE = Path(__file__).with_name("soak_life.py")
-LIFE_SECONDS = 12.0
-"""How long a life is meant to be, its start (some seconds) included."""
+LIFE_SECONDS = 8.0
+"""How long a life is meant to work once it has begun: how long it takes to begin depends on the machine."""
 
 
 class Reference:
@@ -76,15 +76,30 @@ class Tally:
         self.kills_in_saves += counts["saving"] - counts["saved"]
 
 
+@dataclass
+class Life:
+    """A running process, and what it has said so far."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+
+    def begun(self) -> bool:
+        """Whether it is working: it has loaded the tables."""
+        return "sharded: loaded" in self.output()
+
+    def output(self) -> str:
+        """Its events, a line each."""
+        return self.said.read_text()
+
+
 @contextmanager
-def a_life(folder: Path, *words: object) -> Iterator[subprocess.Popen[str]]:
+def a_life(folder: Path, *words: object) -> Iterator[Life]:
     """A process that goes on with what is in the folder; it doesn't outlive the block."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, LIFE, folder, *map(str, words)], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+    with tempfile.NamedTemporaryFile() as said, tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, LIFE, folder, *map(str, words)]
+        process = subprocess.Popen(command, stdout=said, stderr=errors)
         try:
-            yield process
+            yield Life(process, Path(said.name))
         finally:
             process.kill()
             process.wait()
@@ -98,23 +113,25 @@ def soak(folder: Path, seconds: float, seed: int) -> Tally:
     reference, tally, chance = Reference(seed), Tally(), random.Random(seed)
     start, speed = time.monotonic(), 10.0
     while time.monotonic() - start < seconds:
-        born = time.monotonic()
         until = reference.done + max(20, round(speed * LIFE_SECONDS))
-        killed_at = born + chance.uniform(0.3, 1.3) * LIFE_SECONDS
-        with a_life(folder, seed, tally.lives, until) as process:
-            first = reference.done
-            while process.poll() is None and time.monotonic() < killed_at:
+        span = chance.uniform(0.0, 1.3) * LIFE_SECONDS
+        with a_life(folder, seed, tally.lives, until) as life:
+            while life.process.poll() is None and not life.begun():
+                time.sleep(0.05)
+            begun, first = time.monotonic(), reference.done
+            while life.process.poll() is None and time.monotonic() < begun + span:
                 if reference.done < until:
                     reference.step()
                 else:
                     time.sleep(0.01)
-            if process.poll() is None:
-                process.kill()
+            if life.process.poll() is None:
+                life.process.kill()
+                life.process.wait()
                 tally.kills += 1
-            output, _ = process.communicate()
-            speed = max(5.0, (reference.done - first) / (time.monotonic() - born))
+            tally.add(life.output())
+            if reference.done > first:
+                speed = max(5.0, (reference.done - first) / (time.monotonic() - begun))
         tally.lives += 1
-        tally.add(output)
         catch_up(reference, folder)
         print(
             f"soak: {time.monotonic() - start:5.0f} s, life {tally.lives}: {tally.kills} kills "
@@ -124,9 +141,9 @@ def soak(folder: Path, seconds: float, seed: int) -> Tally:
         )
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "tables.npz")
-        with a_life(folder, seed, tally.lives, reference.done, path) as process:
-            output, _ = process.communicate()
-        tally.add(output)
+        with a_life(folder, seed, tally.lives, reference.done, path) as life:
+            life.process.wait()
+            tally.add(life.output())
         tally.lives += 1
         with np.load(path) as arrays:
             tally.differences = compare(reference, dict(arrays))
