@@ -1,0 +1,114 @@
+"""Rows across ranks: what two-stage deduplication saves, beside an exchange for each feature.
+
+    gmeta bench exchange --json FILE
+    gmeta bench exchange --ranks 2 4 --dims 64 256
+
+Ranks are processes of this machine, under Horovod on Gloo. Each draws batches of 4,096 samples with 26
+categorical features, ids by Zipf(1.05); ``criteo`` has the vocabularies of the Criteo data set, ``million`` a
+million ids each. A step takes keys to their owners, rows back to the positions, the positions' gradients to
+the owners, and updates; times are medians over rounds of the slowest rank's.
+
+wire_bytes   what a rank sends to others in a step
+step         its time
+collectives  its exchanges
+scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
+             the model's computation, which two ranks on few cores would take from each other
+
+with ``none``: no deduplication, ``stage1``: a sender's keys are distinct, ``stage2``: an owner reads each row
+once, ``both``; and ``per_feature``: exchanges for each feature, its keys distinct at the sender, which is how
+TFRA's HvdAllToAllEmbedding works.
+
+A model of time and bytes, t(N) = local max(1, N / cores) + calls latency(N) + bytes(N) / bandwidth(N), is
+checked against the measured steps, and drawn up to 128 ranks (``--plot FILE``), each with cores of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.collectives.launch import launch
+from harness import ROUNDS, Result, parser, report
+from parts.exchange_model import WireModel, plot
+
+NO_DEDUPLICATION, EACH_FEATURE = "no deduplication", "an exchange for each feature"
+_BENCH = Path(__file__).resolve().parent
+
+
+def measure(ranks: int, settings: dict[str, Any]) -> Any:
+    """What a job of so many ranks found; see parts/exchange_rank.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        paths = os.pathsep.join([str(_BENCH), str(_BENCH.parents[1])])
+        environment = {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        command = [sys.executable, "-m", "parts.exchange_rank", str(out), "--settings", json.dumps(settings)]
+        # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
+        launch(command, ranks, environment=environment, write=lambda *_: None, timeout=3600)
+        return json.loads(out.read_text())
+
+
+def results_of(ranks: int, found: dict[str, Any]) -> list[Result]:
+    """A job's figures."""
+    results = []
+    for case, ways in found["ways"].items():
+        for way, figures in ways.items():
+            name = f"{way}/{case}/np{ranks}"
+            none, each = ways["none"], ways["per_feature"]
+            if way != "none":
+                peers = (NO_DEDUPLICATION, none["bytes"])
+                results.append(Result(f"exchange/wire_bytes/{name}", figures["bytes"], "bytes", *peers))
+            peer = (NO_DEDUPLICATION, 1e3 * none["seconds"])
+            if way == "both":
+                peer = (EACH_FEATURE, 1e3 * each["seconds"])
+            results.append(Result(f"exchange/step/{name}", 1e3 * figures["seconds"], "ms", *peer))
+            results.append(Result(f"exchange/collectives/{name}", figures["collectives"], "calls"))
+    return results
+
+
+def main() -> None:
+    """Run the jobs, one number of ranks after another."""
+    options = parser(__doc__)
+    options.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    options.add_argument("--dims", type=int, nargs="+", default=[64, 256])
+    options.add_argument("--ids", nargs="+", default=["criteo", "million"], choices=["criteo", "million"])
+    options.add_argument("--batch", type=int, default=4096)
+    options.add_argument("--plot", type=Path, help="draw time and bytes against ranks into this PNG")
+    given = options.parse_args()
+    settings = {
+        "rounds": given.rounds or ROUNDS,
+        "batch": given.batch,
+        "dims": given.dims,
+        "ids": given.ids,
+        "wire": [1 << 10, 1 << 20, 1 << 23, 1 << 25],
+        "compute": 0.2,
+    }
+    ranks = sorted({1, *given.ranks})
+    if given.smoke:
+        settings |= {"batch": 64, "dims": [8], "ids": ["criteo"], "wire": [1 << 10, 1 << 16], "compute": 0.01}
+        ranks = [1, 2]
+    found = {size: measure(size, settings) for size in ranks}
+    results = [result for size in ranks if size > 1 for result in results_of(size, found[size])]
+    for size in ranks[1:]:
+        share = found[1]["scaling"] / found[size]["scaling"]
+        results.append(Result(f"exchange/scaling/np{size}", share, "of ideal"))
+    model = WireModel.fit({size: found[size]["wire"] for size in ranks if size > 1})
+    for size in ranks[1:]:
+        for case, ways in found[size]["ways"].items():
+            for way in ("none", "both", "per_feature"):
+                own = ways[way]
+                guess = model.seconds(found[1]["ways"][case][way]["seconds"], own, size, os.cpu_count() or 1)
+                name = f"exchange/model/{way}/{case}/np{size}"
+                results.append(Result(name, 1e3 * guess, "ms", "measured", 1e3 * own["seconds"]))
+    about = {**settings, "latency_ms": {n: 1e3 * s for n, s in model.latency.items()}}
+    report("exchange", results, given.json, **about)
+    if given.plot:
+        case = next(iter(found[1]["ways"]))
+        plot(given.plot, case, {size: f["ways"][case] for size, f in found.items()}, model)
+
+
+if __name__ == "__main__":
+    main()

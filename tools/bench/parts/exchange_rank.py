@@ -1,0 +1,128 @@
+"""One rank of the exchange benchmark: times its steps beside the other ranks, and writes what it found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gmeta
+import numpy as np
+import tensorflow as tf
+from gmeta.core import collectives
+from parts.exchange_ids import CRITEO, ZipfIds
+from parts.exchange_steps import PER_FEATURE, WAYS, make_step
+
+VOCABULARIES = {"criteo": CRITEO, "million": (1_000_000,) * len(CRITEO)}
+WARM_UP = 2
+
+
+def slowest(seconds: list[float]) -> float:
+    """The median over rounds of the slowest rank's time."""
+    by_rank = collectives.allgather_objects(seconds)
+    return statistics.median(max(round_) for round_ in zip(*by_rank, strict=True))
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of a call that all ranks start together."""
+    collectives.barrier()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Time and bytes of a step in every way, interleaved."""
+    world = collectives.world()
+    draw = ZipfIds(VOCABULARIES[ids], seed=100 + world.rank)
+    batches = [[tf.constant(part) for part in draw.batch(batch)] for _ in range(WARM_UP + rounds)]
+    steps = {way: make_step(way, dim) for way in (*WAYS, PER_FEATURE)}
+    seconds: dict[str, list[float]] = {way: [] for way in steps}
+    found: dict[str, dict[str, float]] = {}
+    for number, keys in enumerate(batches):
+        for way, step in steps.items():
+            with collectives.count_collectives() as counts:
+                seconds[way].append(timed(lambda step=step, keys=keys: step(keys).numpy()))
+            found[way] = {
+                "collectives": counts.calls.get("alltoall", 0),
+                "bytes": counts.bytes.get("alltoall", 0),
+            }
+        assert number >= 0
+    positions = batch * len(CRITEO)
+    for way, values in seconds.items():
+        found[way]["seconds"] = slowest(values[WARM_UP:])
+        found[way]["positions"] = positions
+    distinct = [len(np.unique(np.concatenate([part.numpy() for part in keys]))) for keys in batches]
+    found["both"]["distinct"] = float(np.median(distinct))
+    return found
+
+
+def wire(sizes: tuple[int, ...], rounds: int) -> list[tuple[int, float]]:
+    """Bytes that a rank sends away in one exchange -> its seconds."""
+    world = collectives.world()
+    found = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)])
+    def exchange(buffer: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        return tf.size(collectives.alltoall(buffer, splits, name="wire")[0])
+
+    for size in sizes:
+        share = size // 4 // max(world.size - 1, 1)
+        buffer, splits = tf.zeros([share * world.size]), tf.constant([share] * world.size)
+        times = [timed(lambda b=buffer, s=splits: exchange(b, s).numpy()) for _ in range(WARM_UP + rounds)]
+        found.append((share * 4 * (world.size - 1), slowest(times[WARM_UP:])))
+    return found
+
+
+def scaling(dim: int, batch: int, compute: float, rounds: int) -> float:
+    """Seconds of a step with a sleep for the model's computation and an all-reduce of a million weights."""
+    world = collectives.world()
+    draw = ZipfIds(CRITEO, seed=200 + world.rank)
+    step = make_step("both", dim)
+    dense = tf.ones([1_000_000])
+
+    @tf.function
+    def reduce(gradient: tf.Tensor) -> tf.Tensor:
+        return collectives.allreduce_sum([gradient], name="dense")[0][0]
+
+    times = []
+    for _ in range(WARM_UP + rounds):
+        keys = [tf.constant(part) for part in draw.batch(batch)]
+
+        def run(keys: list[tf.Tensor] = keys) -> None:
+            step(keys).numpy()
+            time.sleep(compute)
+            reduce(dense).numpy()
+
+        times.append(timed(run))
+    return slowest(times[WARM_UP:])
+
+
+def main() -> None:
+    """Measure what the arguments say; rank 0 writes it."""
+    options = argparse.ArgumentParser()
+    options.add_argument("out", type=Path)
+    options.add_argument("--settings", type=json.loads)
+    given = options.parse_args()
+    settings: dict[str, Any] = given.settings
+    gmeta.init()
+    rounds, batch = settings["rounds"], settings["batch"]
+    found = {
+        "ways": {
+            f"{ids}/dim{dim}": ways(ids, dim, batch, rounds)
+            for ids in settings["ids"]
+            for dim in settings["dims"]
+        },
+        "wire": wire(tuple(settings["wire"]), rounds),
+        "scaling": scaling(settings["dims"][0], batch, settings["compute"], rounds),
+    }
+    if collectives.world().rank == 0:
+        given.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
