@@ -20,6 +20,7 @@ TFRA's HvdAllToAllEmbedding works.
 
 A model of time and bytes, t(N) = local max(1, N / cores) + calls latency(N) + bytes(N) / bandwidth(N), is
 checked against the measured steps, and drawn up to 128 ranks (``--plot FILE``), each with cores of its own.
+The JSON's first object has what was measured; ``--found JSON`` reads it again, to draw elsewhere, say.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def main() -> None:
     options.add_argument("--ids", nargs="+", default=["criteo", "million"], choices=["criteo", "million"])
     options.add_argument("--batch", type=int, default=4096)
     options.add_argument("--plot", type=Path, help="draw time and bytes against ranks into this PNG")
+    options.add_argument("--found", type=Path, help="measure nothing, take what this JSON has")
     given = options.parse_args()
     settings = {
         "rounds": given.rounds or ROUNDS,
@@ -85,12 +87,18 @@ def main() -> None:
         "ids": given.ids,
         "wire": [1 << 10, 1 << 20, 1 << 23, 1 << 25],
         "compute": 0.2,
+        "cores": os.cpu_count() or 1,
     }
     ranks = sorted({1, *given.ranks})
     if given.smoke:
         settings |= {"batch": 64, "dims": [8], "ids": ["criteo"], "wire": [1 << 10, 1 << 16], "compute": 0.01}
         ranks = [1, 2]
-    found = {size: measure(size, settings) for size in ranks}
+    if given.found:
+        about = json.loads(given.found.read_text())[0]
+        settings, found = about["settings"], {int(size): jobs for size, jobs in about["found"].items()}
+        ranks = sorted(found)
+    else:
+        found = {size: measure(size, settings) for size in ranks}
     results = [result for size in ranks if size > 1 for result in results_of(size, found[size])]
     for size in ranks[1:]:
         share = found[1]["scaling"] / found[size]["scaling"]
@@ -100,11 +108,11 @@ def main() -> None:
         for case, ways in found[size]["ways"].items():
             for way in ("none", "both", "per_feature"):
                 own = ways[way]
-                guess = model.seconds(found[1]["ways"][case][way]["seconds"], own, size, os.cpu_count() or 1)
+                guess = model.seconds(found[1]["ways"][case][way]["seconds"], own, size, settings["cores"])
                 name = f"exchange/model/{way}/{case}/np{size}"
                 results.append(Result(name, 1e3 * guess, "ms", "measured", 1e3 * own["seconds"]))
-    about = {**settings, "latency_ms": {n: 1e3 * s for n, s in model.latency.items()}}
-    report("exchange", results, given.json, **about)
+    latency = {size: 1e3 * seconds for size, seconds in model.latency.items()}
+    report("exchange", results, given.json, settings=settings, latency_ms=latency, found=found)
     if given.plot:
         case = next(iter(found[1]["ways"]))
         plot(given.plot, case, {size: f["ways"][case] for size, f in found.items()}, model)
