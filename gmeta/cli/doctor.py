@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import click
 
+from gmeta.cli.ranks import ranks_option, start_ranks
 from gmeta.core import doctor as core
+from gmeta.core.collectives.world import under_launcher
 
 
 @click.command("doctor")
+@ranks_option
 @click.pass_context
-def doctor(ctx: click.Context) -> None:
+def doctor(ctx: click.Context, size: int | None) -> None:
     """Say what this installation is and what is wrong with it.
 
     Each line is one thing; a line that starts with BROKEN is a problem, and ends with its remedy. Exits with
     1 if anything that gmeta needs is broken.
+
+    With --np it then starts that many ranks, and under horovodrun it uses those: it runs every collective
+    that training uses, checks what it returns, and prints latency, bandwidth and each rank's versions.
     """
+    if under_launcher():
+        start_ranks(size)
+        _prove_collectives()
+        return
     findings = core.examine()
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
@@ -22,4 +32,42 @@ def doctor(ctx: click.Context) -> None:
         click.echo(f"{finding.status.value:<6}  {finding.subject:<{width}}  {text}")
     broken = sum(finding.status is core.Status.BROKEN for finding in findings)
     click.echo(f"{broken} broken" if broken else "everything that gmeta needs works")
+    if not broken and size is not None:
+
+        def write(rank: int, stream: str, line: str) -> None:
+            click.echo(
+                line if (rank, stream) == (0, "stdout") else f"[{rank}] {line}", err=stream == "stderr"
+            )
+
+        if not start_ranks(size, write=write):
+            _prove_collectives()
     ctx.exit(1 if broken else 0)
+
+
+def _prove_collectives() -> None:
+    """On every rank; rank 0 prints."""
+    import platform
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from gmeta.core.collectives import allgather_objects, world
+    from gmeta.core.collectives.probe import measure
+    from gmeta.core.collectives.world import versions
+
+    found = measure()
+    by_rank = allgather_objects({"host": platform.node(), **versions()})
+    if world().rank != 0:
+        return
+    ranks = Table("rank", *by_rank[0], title="Ranks")
+    for rank, values in enumerate(by_rank):
+        ranks.add_row(str(rank), *values.values())
+    table = Table("collective", title=f"Collectives on {len(by_rank)} ranks, median of 7, slowest rank")
+    for heading in ("bytes a rank", "ms", "MB/s a rank"):
+        table.add_column(heading, justify="right")
+    for one in found:
+        speed = f"{one.bandwidth / 1e6:,.1f}" if one.bytes else ""
+        table.add_row(one.collective, f"{one.bytes:,}", f"{one.seconds * 1e3:.2f}", speed)
+    console = Console(width=100)
+    console.print(ranks)
+    console.print(table)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,14 @@ def test_an_unmet_requirement_is_broken(
     (broken,) = [finding for finding in doctor.examine() if finding.status is Status.BROKEN]
     assert said in broken.value
     assert broken.remedy == remedy
+
+
+@pytest.mark.ranks
+def test_ranks_prove_their_collectives() -> None:
+    command = [sys.executable, "-m", "gmeta", "doctor", "--np", "2"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 0, said.stderr
+    assert "Collectives on 2 ranks" in said.stdout
+    for name in ("barrier", "alltoall", "allreduce_sum", "broadcast_variables", "allgather_objects"):
+        assert name in said.stdout
+    assert said.stdout.count(importlib.metadata.version("tensorflow")) >= 3  # the installation, and each rank

@@ -5,6 +5,7 @@ Horovod is optional: one rank needs none of it. Nothing here is imported before 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from types import ModuleType
 
@@ -28,6 +29,7 @@ def horovod_version() -> str | None:
         return None
 
 
+@functools.cache
 def import_horovod() -> ModuleType:
     """``horovod.tensorflow``, imported on the first call; not yet initialized.
 

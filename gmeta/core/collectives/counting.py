@@ -2,13 +2,14 @@
 
 A collective costs about a millisecond before a byte has moved, so a step is as slow as their number. They are
 counted as they run in the graph, not as they are traced. A counter is a variable on the CPU that the executed
-collective adds to; nothing waits for it.
+collective adds to; nothing waits for it. Beside it another is added to when a collective starts: where they
+differ, this rank is in one (`stalls`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -65,6 +66,43 @@ def counter(kind: str) -> tf.Variable:
     """Collectives executed so far and their bytes, int64 (2,)."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable([0, 0], dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_count")
+
+
+@functools.cache
+def starts(kind: str) -> tf.Variable:
+    """Collectives started so far, int64. Not part of `counter`: one would wait for the end of another."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_starts")
+
+
+def started(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The inputs of a collective, once its start has been counted.
+
+    In a graph they come through placeholders with a default, whose value the graph optimizer can't tell.
+    """
+    with tf.device("CPU:0"), tf.control_dependencies(inputs):
+        start = starts(kind).assign_add(1, read_value=False)
+    if tf.executing_eagerly():
+        return list(inputs)
+    with tf.control_dependencies([start]):
+        return [tf.raw_ops.PlaceholderWithDefault(input=t, shape=t.shape) for t in inputs]
+
+
+def waiting() -> dict[str, int]:
+    """By kind, how many collectives this rank has started and not yet ended; without kinds of none."""
+    open_ = {kind: int(starts(kind).numpy()) - int(counter(kind).numpy()[0]) for kind in KINDS}
+    return {kind: number for kind, number in open_.items() if number > 0}
+
+
+def forget_starts() -> None:
+    """After a failure nothing is under way."""
+    for kind in KINDS:
+        starts(kind).assign(counter(kind)[0])
+
+
+def finished() -> int:
+    """All collectives that this rank has ended since the start."""
+    return sum(int(counter(kind).numpy()[0]) for kind in KINDS)
 
 
 def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
+from gmeta.core.collectives.counting import forget_starts
 from gmeta.core.collectives.world import world
 from gmeta.core.errors import CollectiveError
 
@@ -38,6 +39,7 @@ def named_failures(doing: str = "a collective") -> Iterator[None]:
         explained = explain(error, doing)
         if explained is None:
             raise
+        forget_starts()
         raise explained from error
 
 

@@ -111,9 +111,12 @@ def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
     causes = [end for end in failed if not _blames_others(end)]
     silent = [end for end in ends if end.ended_here]
     left = [end for end in ends if not end.code]
-    if causes:
+    if len(causes) == size > 1 and len({_reason(end) for end in causes}) == 1:  # such as a wrong setting
         culprit = causes[0]
-        first = f"rank {culprit.rank} of {size} {culprit.how} after {culprit.seconds:.0f} s"
+        first = f"all {size} ranks alike: rank {culprit.rank} {culprit.how}{_reason(culprit)}"
+    elif causes:
+        culprit = causes[0]
+        first = f"rank {culprit.rank} of {size} {culprit.how} after {culprit.seconds:.0f} s{_reason(culprit)}"
     elif failed and silent:
         culprit = silent[0]
         first = f"rank {culprit.rank} of {size} hung: the others waited for it in a collective"
@@ -126,8 +129,8 @@ def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
     else:
         culprit = silent[0]
         ranks = ", ".join(str(end.rank) for end in sorted(silent, key=lambda end: end.rank))
-        first = f"rank {ranks} of {size} had not ended after {timeout:.0f} s"
-    lines = [f"{first}; the job was ended"]
+        first = f"rank{'s' * (len(silent) > 1)} {ranks} of {size} had not ended after {timeout:.0f} s"
+    lines = [f"the job was ended: {first}"]
     if culprit.tail:
         lines += [f"the last lines of rank {culprit.rank}'s stderr:", *(f"  {line}" for line in culprit.tail)]
     others = [end for end in sorted(ends, key=lambda end: end.rank) if end is not culprit]
@@ -136,8 +139,14 @@ def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
 
 
 _LOST = re.compile(
+    r"has waited \d+ s in|"
     r"CollectiveError|lost its peers|Horovod has been shut down|[Cc]onnection (closed|reset) by peer"
 )
+
+
+def _reason(end: RankEnd) -> str:
+    """Its last words, if it could say any."""
+    return f": {end.tail[-1].strip()}" if end.code > 0 and end.tail else ""
 
 
 def _blames_others(end: RankEnd) -> bool:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.backend import import_horovod
-from gmeta.core.collectives.counting import count
+from gmeta.core.collectives.counting import count, started
 from gmeta.core.collectives.failures import named_failures
 from gmeta.core.collectives.world import world
 from gmeta.core.errors import ConfigError
@@ -136,7 +136,7 @@ def _check_root(root: int) -> None:
 
 def _function(dtype: tf.DType, run: Callable[[tf.Tensor], tf.Tensor], kind: str) -> Any:
     def function(tensor: tf.Tensor) -> tf.Tensor:
-        result = run(tensor)
+        result = run(*started(kind, [tensor]))
         count(kind, tf.size(tensor) * dtype.size, after=result)
         return result
 

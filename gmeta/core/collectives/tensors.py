@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.core.collectives.backend import import_horovod
-from gmeta.core.collectives.counting import count
+from gmeta.core.collectives.counting import count, started
 from gmeta.core.collectives.failures import named_failures
 from gmeta.core.collectives.world import world
 
@@ -25,6 +25,7 @@ _WIRE = {tf.bfloat16: tf.uint16}  # moved as another type of the same width, as 
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
 
 
+@tf.autograph.experimental.do_not_convert
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Tensor, tf.Tensor]:
     """Give every rank its part of a tensor's rows, and receive a part from every rank.
 
@@ -55,10 +56,11 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
         return tensor, splits
     splits.shape.assert_is_compatible_with([here.size])
     wire = _WIRE.get(tensor.dtype, tensor.dtype)
-    sent = _opaque(tensor if wire == tensor.dtype else tf.bitcast(tensor, wire))
+    sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
     with named_failures(f"alltoall {name!r}"):
+        sent, sent_splits = started("alltoall", [sent, splits])
         received, received_splits = import_horovod().alltoall(
-            sent, splits=_opaque(splits), name=_unique(f"gmeta_{name}"), ignore_name_scope=True
+            sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
         )
         away = _bytes_away(sent, splits)
         count("alltoall", away, after=received_splits)
@@ -69,6 +71,7 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     return received, received_splits
 
 
+@tf.autograph.experimental.do_not_convert
 def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
     """Sum tensors over all ranks, in one grouped collective.
 
@@ -109,20 +112,13 @@ def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
     hvd = import_horovod()
     with named_failures(f"allreduce {name!r}"):
         summed = hvd.mpi_ops._grouped_allreduce(
-            [_opaque(tensor) for tensor in tensors],
+            started("allreduce", tensors),
             name=_unique(f"gmeta_{name}_{tensors[0].dtype.name}"),
             op=hvd.Sum,
             ignore_name_scope=True,
         )
         count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
     return list(summed)
-
-
-def _opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """The same tensor, of which the graph optimizer can't tell the value."""
-    if tf.executing_eagerly():
-        return tensor
-    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
 def _unique(name: str) -> str:

@@ -19,9 +19,7 @@ DEFAULTS = {
     # Milliseconds between two looks at what is to be sent. A small collective takes 2.1 ms at Horovod's own
     # default of 1 ms, and 0.8 ms at 0.1.
     "HOROVOD_CYCLE_TIME": "0.1",
-    # A rank that doesn't come to a collective is named after 10 s and ends the job after 60; Horovod's own
-    # default is to wait for ever.
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "10",
+    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's own, is for ever.
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
     # How long a rank waits for a machine that has gone silent, and for the slowest import at the start.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "50",
@@ -53,6 +51,11 @@ _world = _ALONE
 def world() -> World:
     """The ranks of this job; one rank until `init` has found more."""
     return _world
+
+
+def under_launcher() -> bool:
+    """Whether a launcher started this process as a rank, perhaps the only one."""
+    return any(variable in os.environ for variable in _SIZES)
 
 
 def launched_size() -> int:
@@ -110,8 +113,11 @@ def init() -> World:
             "HOROVOD_GLOO_IFACE"
         ) from error
     _world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
-    from gmeta.core.collectives.agreement import check_agreement  # it imports TensorFlow
+    # These import TensorFlow.
+    from gmeta.core.collectives.agreement import check_agreement
+    from gmeta.core.collectives.stalls import watch_for_stalls
 
+    watch_for_stalls(_world, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     check_agreement(versions(), advice="install the same on every machine")
     _take_gpu(_world.local_rank, hvd.local_size())
     return _world

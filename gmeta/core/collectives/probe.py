@@ -1,0 +1,135 @@
+"""Measures every collective that training uses, and checks what it returns, for ``gmeta doctor --np``."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from gmeta.core.collectives.objects import (
+    allgather_objects,
+    barrier,
+    broadcast_object,
+    broadcast_variables,
+)
+from gmeta.core.collectives.tensors import allreduce_sum, alltoall
+from gmeta.core.collectives.world import world
+from gmeta.core.errors import CollectiveError
+
+SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
+"""Bytes that each rank gives to a collective."""
+
+_REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One collective at one size.
+
+    Attributes:
+      collective: Its name in `gmeta.core.collectives`.
+      bytes: What each rank gives to it.
+      seconds: Median of 7 calls; of each call the slowest rank's time.
+    """
+
+    collective: str
+    bytes: int
+    seconds: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that each rank gives."""
+        return self.bytes / self.seconds
+
+
+def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
+    """Run each collective at each size on all ranks; all ranks call it and get the same answer.
+
+    Raises:
+      CollectiveError: A collective fails, or returns something wrong; it names the collective and this rank.
+    """
+    found = [_measured("barrier", 0, barrier)]
+    for size in sizes:
+        for name, make in (
+            ("alltoall", _alltoall),
+            ("allreduce_sum", _allreduce),
+            ("broadcast_variables", _broadcast_variables),
+            ("allgather_objects", _allgather_objects),
+            ("broadcast_object", _broadcast_object),
+        ):
+            found.append(_measured(name, size, make(size)))
+    return found
+
+
+def _measured(name: str, size: int, run: Callable[[], None]) -> Measurement:
+    run()  # traces it, and Horovod caches its answer to it
+    times = []
+    for _ in range(_REPEATS):
+        barrier()
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    by_rank = allgather_objects(times)
+    slowest = [max(calls) for calls in zip(*by_rank, strict=True)]
+    return Measurement(name, size, statistics.median(slowest))
+
+
+def _check(name: str, right: bool) -> None:
+    if not right:
+        here = world()
+        raise CollectiveError(
+            f"{name} returned wrong values to rank {here.rank} of {here.size}; rebuild Horovod "
+            "(`gmeta doctor` says how), and run this again with HOROVOD_CPU_OPERATIONS=gloo"
+        )
+
+
+def _alltoall(size: int) -> Callable[[], None]:
+    here = world()
+    rows = max(1, size // 8 // here.size)
+    keys = tf.repeat(tf.range(here.size, dtype=tf.int64), rows) + here.rank
+    splits = tf.fill([here.size], rows)
+    expected = tf.repeat(tf.range(here.size, dtype=tf.int64), rows) + here.rank
+
+    @tf.function
+    def exchange(keys: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        return alltoall(keys, splits, name="probe")[0]
+
+    return lambda: _check("alltoall", bool(tf.reduce_all(exchange(keys, splits) == expected)))
+
+
+def _allreduce(size: int) -> Callable[[], None]:
+    here = world()
+    halves = [tf.fill([max(1, size // 8)], float(here.rank + part)) for part in (0, 1)]
+    total = here.size * (here.size - 1) / 2
+
+    @tf.function
+    def reduce(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+        sums = allreduce_sum([first, second], name="probe")
+        return tf.reduce_all(sums[0] == total) & tf.reduce_all(sums[1] == total + here.size)
+
+    return lambda: _check("allreduce_sum", bool(reduce(*halves)))
+
+
+def _broadcast_variables(size: int) -> Callable[[], None]:
+    variable = tf.Variable(tf.fill([size // 4], world().rank + 1.0))
+
+    def run() -> None:
+        broadcast_variables([variable])
+        _check("broadcast_variables", bool(tf.reduce_all(variable == 1.0)))
+
+    return run
+
+
+def _allgather_objects(size: int) -> Callable[[], None]:
+    here = world()
+    sent, expected = bytes([here.rank % 256]) * size, [bytes([r % 256]) * size for r in range(here.size)]
+    return lambda: _check("allgather_objects", allgather_objects(sent) == expected)
+
+
+def _broadcast_object(size: int) -> Callable[[], None]:
+    root = world().size - 1
+    sent, expected = bytes([world().rank % 256]) * size, bytes([root % 256]) * size
+    return lambda: _check("broadcast_object", broadcast_object(sent, root) == expected)

@@ -1,0 +1,59 @@
+"""Ends a rank that waits too long in a collective for one that doesn't come.
+
+A rank that loops, sleeps or does something else keeps its connection alive, so the network never fails and
+the others would wait for ever. Horovod has a check for it, which did not act when tried with 0.28.1 on Gloo,
+whatever its settings; so each rank looks after itself. It is in a collective when more were started than
+ended, and stalls when none has ended for the time allowed. A rank that hangs outside of collectives doesn't
+end itself: that is how the launcher knows which it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from gmeta.core.collectives.counting import finished, waiting
+from gmeta.core.collectives.world import World
+from gmeta.core.errors import ConfigError
+
+STALLED_EXIT = 75  # the shell's EX_TEMPFAIL: nothing is wrong with this rank, try again
+
+_EVERY = 1.0  # seconds between two looks
+
+
+def watch_for_stalls(world: World, limit: str) -> None:
+    """Start the watch, a daemon thread.
+
+    Args:
+      world: This rank.
+      limit: Seconds that it may wait in a collective, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS has them; "0" is
+        for ever.
+
+    Raises:
+      ConfigError: `limit` is no number of seconds.
+    """
+    if not limit.isdecimal():
+        raise ConfigError(f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit!r}: give whole seconds, or 0 for ever")
+    if int(limit) > 0:
+        threading.Thread(target=_watch, args=(world, int(limit)), name="gmeta-stalls", daemon=True).start()
+
+
+def _watch(world: World, limit: int) -> None:
+    seen, since = finished(), time.monotonic()
+    while True:
+        time.sleep(_EVERY)
+        ended, kinds = finished(), waiting()
+        now = time.monotonic()
+        if ended != seen or not kinds:
+            seen, since = ended, now
+        elif now - since > limit:
+            print(  # noqa: T201
+                f"gmeta: error: rank {world.rank} of {world.size} has waited {now - since:.0f} s in "
+                f"{', '.join(kinds)} for ranks that did not come; look at what they do (a long save or "
+                "evaluation of one rank alone?), or allow more with HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(STALLED_EXIT)  # the main thread is inside TensorFlow and can't be interrupted

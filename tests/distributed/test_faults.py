@@ -1,0 +1,86 @@
+"""Real jobs that go wrong: each ends soon, and says which rank and why in its first line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.errors import RanksError
+from gmeta.testing.ranks import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def steps(fault: str) -> None:
+    """Ten steps of an exchange; in the third, rank 1 does something else."""
+    here = collectives.world()
+
+    @tf.function
+    def step(rows: tf.Tensor) -> tf.Tensor:
+        return collectives.alltoall(rows, tf.ones([here.size], tf.int32), name="rows")[0]
+
+    for number in range(10):
+        if number == 2 and here.rank == 1:
+            if fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "raises":
+                raise ValueError("bad record in part-7")
+            if fault == "hangs":
+                time.sleep(600)
+            if fault == "leaves":
+                return
+        with collectives.named_failures("a step"):
+            step(tf.range(here.size))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "why"),
+    [
+        ("killed", "rank 1 of 2 was killed by SIGKILL", "rank 0 of 2 lost its peers during a step"),
+        ("raises", "rank 1 of 2 ended with exit code 1", "ValueError: bad record in part-7"),
+        ("hangs", "rank 1 of 2 hung", "rank 0 of 2 has waited"),
+        ("leaves", "rank 1 of 2 was done while the others", "the cause is in its output, not here"),
+    ],
+)
+def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: str) -> None:
+    with pytest.raises(RanksError) as caught:
+        run_ranks(steps, 2, fault, timeout=60, environment={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"})
+    assert str(caught.value).startswith(f"the job was ended: {said}")
+    assert why in str(caught.value)
+
+
+def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import importlib.metadata as m, os\nimport gmeta\nreal = m.version\n"
+        "if os.environ['HOROVOD_RANK'] == '1':\n"
+        "    m.version = lambda name: '2.15.0' if name == 'tensorflow' else real(name)\n"
+        "gmeta.init()\n"
+    )
+    with pytest.raises(RanksError, match=r"alike.*disagree on tensorflow: 2\.15\.0 on rank 1, \S+ on rank 0"):
+        run_ranks(script, 2)
+
+
+def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    rank = tmp_path / "rank.py"
+    rank.write_text("import os, time, gmeta\ngmeta.init()\nprint(os.getpid())\ntime.sleep(600)\n")
+    code = f"from gmeta.core.collectives.launch import launch; launch([{sys.executable!r}, {str(rank)!r}], 2)"
+    job = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert job.stdout is not None
+    pids = [int(job.stdout.readline().split()[1]) for _ in range(2)]
+    job.kill()
+    job.wait()
+    job.stdout.close()
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    assert alive == []
