@@ -69,6 +69,12 @@ class JointOptimizer:
         accumulator.add(gradients, variables, tables, samples)
         tf.cond(accumulator.is_full(), lambda: self._step_of_mean(accumulator), _nothing)
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of some batches wait for their step."""
+        accumulator = self._accumulator
+        return accumulator is not None and not bool(accumulator.is_empty())
+
     def flush(self) -> None:
         """Make the step of the batches that were accumulated so far, if there are any."""
         accumulator = self._accumulator

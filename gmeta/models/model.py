@@ -123,6 +123,11 @@ class Model(SavesTables, tf.keras.Model):
         joint.apply_gradients(dense, variables, lookups.by_table(rows), _samples(y_pred))
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of some batches wait for their step; no checkpoint has them."""
+        return self._joint_optimizer.is_accumulating
+
     def apply_accumulated(self) -> None:
         """Make the step of the batches that were accumulated so far, if there are any.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.training.checkpoint import folder as folders
 from gmeta.training.checkpoint.chain import Link, read_links
-from gmeta.training.checkpoint.manifest import FILE_NAME
+from gmeta.training.checkpoint.manifest import FILE_NAME, Manifest
 from gmeta.training.sharded_checkpoint import CheckpointInfo, Tables, load, save
 
 _NAME = re.compile(r"step-(\d{12})")
@@ -118,6 +119,18 @@ class CheckpointStore:
         if self._rank == 0:
             self._retire()
         return info
+
+    def describe(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the latest checkpoint's metadata; what it holds stays. Rank 0 does so.
+
+        Raises:
+          DataError: There is no checkpoint, or it is damaged.
+        """
+        latest = self.latest()
+        if latest is None:
+            raise DataError("no checkpoint in this folder", path=self.root)
+        if self._rank == 0:
+            replace(Manifest.load(latest), metadata=metadata).save(latest)
 
     def load(self, tables: Tables, checkpoint: Path | None = None) -> CheckpointInfo:
         """Load a checkpoint, the latest one unless another is named. See `sharded_checkpoint.load`.

@@ -21,6 +21,10 @@ class EpochCheckpoints(tf.keras.callbacks.Callback):
     is whole or absent, at any moment that the process may die: the file that names the latest checkpoint is
     replaced only after the checkpoint is written.
 
+    There is none from the middle of an epoch: a run that ends there goes on from the end of the epoch before,
+    and trains the whole epoch, as if the part of it had never been; with data whose order is a function of
+    the epoch (`gmeta.io.tasks`), on what the uninterrupted run would have seen.
+
     Args:
       model: A compiled model.
       folder: Of this training run alone.

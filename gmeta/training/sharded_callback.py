@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
     name at once: whatever kills the process, the last checkpoint is whole. It is named by the number of
     batches trained. `CheckpointStore` says which are full, incremental, and kept.
 
+    A checkpoint from the middle of an epoch says how many of the epoch's batches are in it. After `restore`,
+    `rest_of_epoch` leaves them out of the data; where that isn't called, ``fit`` trains them again, and a
+    warning says so. The epoch's metrics are then those of its other batches. Where ``fit`` accumulates
+    gradients (``accumulate_steps``), what is accumulated is in no checkpoint, so a save waits for the batch
+    that makes the optimizer's step. The state of TensorFlow's random generators (dropout,
+    ``Dataset.shuffle``) is in none either.
+
     Args:
       store: Where the checkpoints go, and this rank's place among the ranks; or a folder, for a
         `CheckpointStore` as it comes. Every rank takes part in every save; rank 0 saves the dense weights.
@@ -55,6 +63,10 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         checkpoints = ShardedCheckpoint("runs/a/checkpoints", every=1000)
         model.compile(...)
         first = checkpoints.restore(model)  # 0 where there is nothing to restore
+        if checkpoints.batches_of_epoch:  # it was saved in the middle of an epoch
+            rest = checkpoints.rest_of_epoch(data)
+            model.fit(rest, initial_epoch=first, epochs=first + 1, callbacks=[checkpoints])
+            first += 1
         model.fit(data, initial_epoch=first, epochs=10, callbacks=[checkpoints])
     """
 
@@ -66,7 +78,9 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._every = every
         self._batches = 0
         self._epochs = 0
-        self._last_batch = -1  # of this epoch
+        self._last_batch = -1  # of this epoch, in this process
+        self._before = 0  # batches of this epoch that a restored checkpoint has
+        self._goes_on = False  # with the rest of that epoch
         self._due = False
 
     @property
@@ -83,8 +97,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           checkpoint: One of ``store.checkpoints()``.
 
         Returns:
-          How many epochs are done. Batches of an epoch that was not finished are in the weights, and will be
-          trained again.
+          How many epochs are done. If the next one was begun, `rest_of_epoch` goes on inside it.
 
         Raises:
           ConfigError: A table has another width or optimizer than was saved.
@@ -107,11 +120,39 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
                 advice="build the model as it was when it was saved",
             ) from error
         self._batches, self._epochs = step_of(chosen), int(info.metadata["epochs"])
+        self._before = int(info.metadata["batches_of_epoch"])
+        self._last_batch, self._goes_on = -1, False
         return self._epochs
+
+    @property
+    def batches_of_epoch(self) -> int:
+        """How many batches of the epoch that isn't finished are in the weights."""
+        return self._before + self._last_batch + 1
+
+    def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        """The data without the batches of a begun epoch that `restore` has found in the weights.
+
+        They are read, and passed over. It is the rest if an epoch's order is the same whenever the epoch is
+        read, as that of `gmeta.io.tasks` with ``first_epoch`` is, or of data that isn't shuffled. Give it to
+        a ``fit`` of this epoch alone: Keras expects all epochs of a ``fit`` to be as long as the first.
+
+        Args:
+          data: Batches.
+        """
+        self._goes_on = True
+        return data.skip(self._before)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Begin to count the epoch's batches."""
         self._last_batch = -1
+        if self._before and not (self._goes_on and epoch == self._epochs):
+            warnings.warn(
+                f"the checkpoint is from the middle of an epoch: {self._before} batches of epoch "
+                f"{self._epochs + 1} are in the weights, and are trained again; call fit with "
+                f"initial_epoch={self._epochs} and the data that rest_of_epoch gives to leave them out",
+                stacklevel=2,
+            )
+            self._before = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Save, if the batch before made it due: after an epoch's last batch, its end is saved instead.
@@ -119,7 +160,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         Raises:
           GmetaError: The checkpoint can't be written; those before it are whole.
         """
-        if self._due:
+        if self._due and not getattr(self.model, "is_accumulating", False):
             self._save()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
@@ -137,16 +178,28 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           GmetaError: The checkpoint can't be written; those before it are whole.
         """
         self._epochs = epoch + 1
-        self._save()
+        self._before, self._last_batch = 0, -1
+        latest = self.store.latest()
+        if latest is not None and step_of(latest) == self._batches:
+            # Data of unknown length: Keras began a batch that wasn't there, so the last one is saved already.
+            self.store.describe(self._metadata())
+        else:
+            self._save()
 
     def _save(self) -> None:
         def dense(folder: Path) -> None:
             with tables_saved_elsewhere():
                 _dense(self.model).write(str(folder / _DENSE))
 
-        metadata: dict[str, Any] = {"epochs": self._epochs, "batches": self._batches}
-        self.store.save(tables_of(self.model), self._batches, dense=dense, metadata=metadata)
+        self.store.save(tables_of(self.model), self._batches, dense=dense, metadata=self._metadata())
         self._due = False
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "epochs": self._epochs,
+            "batches": self._batches,
+            "batches_of_epoch": self.batches_of_epoch,
+        }
 
 
 def _dense(model: tf.keras.Model) -> tf.train.Checkpoint:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 from gmeta import ops
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.models import Model
 from gmeta.testing.tables import assert_same_tables
 from gmeta.training.checkpoint.manifest import Manifest
 from gmeta.training.checkpoint_store import CheckpointStore
@@ -91,8 +94,72 @@ def test_every_few_batches_and_at_the_end_of_an_epoch(tmp_path):
     model.fit(data(6), epochs=1, verbose=0, callbacks=[checkpoints])
     assert names(checkpoints) == [2, 4, 6]
     done = [Manifest.load(path).metadata for path in checkpoints.store.checkpoints()]
-    assert done == [{"epochs": 0, "batches": 2}, {"epochs": 0, "batches": 4}, {"epochs": 1, "batches": 6}]
+    assert done == [
+        {"epochs": 0, "batches": 2, "batches_of_epoch": 2},
+        {"epochs": 0, "batches": 4, "batches_of_epoch": 4},
+        {"epochs": 1, "batches": 6, "batches_of_epoch": 0},
+    ]
     assert ShardedCheckpoint(tmp_path).restore(compiled(), checkpoints.store.checkpoints()[0]) == 0
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_uninterrupted_one(tmp_path):
+    whole = compiled()
+    store = CheckpointStore(tmp_path, keep=100)
+    whole.fit(data(6), epochs=3, verbose=0, callbacks=[ShardedCheckpoint(store, every=4)])
+    middle = store.checkpoints()[2]
+    assert middle.name == "step-000000000008"  # two batches into the second epoch
+
+    again = compiled()
+    checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path / "again", keep=100), every=1)
+    assert checkpoints.restore(again, middle) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert checkpoints.batches_of_epoch == 2
+        rest = checkpoints.rest_of_epoch(data(6))
+        again.fit(rest, initial_epoch=1, epochs=2, verbose=0, callbacks=[checkpoints])
+        again.fit(data(6), initial_epoch=2, epochs=3, verbose=0, callbacks=[checkpoints])
+    assert names(checkpoints) == list(range(9, 19))
+    done = [Manifest.load(path).metadata["batches_of_epoch"] for path in checkpoints.store.checkpoints()]
+    assert done == [3, 4, 5, 0, 1, 2, 3, 4, 5, 0]
+    assert_same_models(again, whole)
+
+
+def test_batches_that_are_trained_again_are_told(tmp_path):
+    store = CheckpointStore(tmp_path, keep=100)
+    compiled().fit(data(6), epochs=1, verbose=0, callbacks=[ShardedCheckpoint(store, every=4)])
+    model, checkpoints = compiled(), ShardedCheckpoint(store)
+    first = checkpoints.restore(model, store.checkpoints()[0])
+    with pytest.warns(UserWarning, match=r"4 batches of epoch 1 are in the weights, and are trained again"):
+        model.fit(data(6), initial_epoch=first, epochs=2, verbose=0, callbacks=[checkpoints])
+    assert checkpoints.batches == 4 + 12
+
+
+def test_data_of_unknown_length_is_saved_once_at_the_end_of_an_epoch(tmp_path):
+    model, checkpoints = compiled(), ShardedCheckpoint(tmp_path, every=3)
+    unknown = data(6).filter(lambda *_: True)
+    model.fit(unknown, epochs=1, verbose=0, callbacks=[checkpoints])
+    assert names(checkpoints) == [3, 6]
+    metadata = Manifest.load(checkpoints.store.latest()).metadata
+    assert metadata == {"epochs": 1, "batches": 6, "batches_of_epoch": 0}
+    again = compiled()
+    assert ShardedCheckpoint(tmp_path).restore(again) == 1
+    again(next(iter(data()))[0])
+    # The optimizer's count of steps aside: Keras' graph raises it for the batch that wasn't there.
+    np.testing.assert_array_equal(again.dense.kernel, model.dense.kernel)
+    for name, table in tables_of(model).items():
+        assert_same_tables(tables_of(again)[name], table)
+
+
+def test_a_save_waits_for_accumulated_gradients(tmp_path):
+    inputs = {"user": tf.keras.Input([], dtype=tf.int64, name="user")}
+    table = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=ops.SGD(0.1), name="accumulated")
+    model = Model(inputs, tf.keras.layers.Dense(1)(table(inputs)["user"]))
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", accumulate_steps=3)
+    checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path, keep=100), every=2)
+    batches = data(8).map(lambda x, y: ({"user": x["user"]}, y))
+    model.fit(batches, epochs=1, verbose=0, callbacks=[checkpoints])
+    assert names(checkpoints) == [3, 6, 8]
+    assert not model.is_accumulating
 
 
 def test_several_steps_in_an_execution(tmp_path):
