@@ -37,7 +37,7 @@ class PortableTables:
         """The table's frozen copy."""
         if id(table) not in self._frozen:
             with tf.init_scope():  # variables, not parts of the graph that is being traced
-                records = table.export()
+                records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 copy = FrozenTable(records.keys, records.rows, self._unknown(table))
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]

@@ -12,12 +12,14 @@ namespace {
 
 class ExportOp : public TableOp {
  public:
-  using TableOp::TableOp;
+  explicit ExportOp(OpKernelConstruction* context) : TableOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("with_slots", &with_slots_));
+  }
 
  protected:
   void Run(OpKernelContext* context, const std::string&, Table& table) override {
     const int64_t dim = static_cast<int64_t>(table.dim());
-    const int64_t slot_floats = static_cast<int64_t>(table.slot_floats());
+    const int64_t slot_floats = with_slots_ ? static_cast<int64_t>(table.slot_floats()) : 0;
     absl::Status status;
     const auto allocate = [&](uint64_t rows, int64_t step) -> std::optional<RecordColumns> {
       const int64_t n = static_cast<int64_t>(rows);
@@ -31,12 +33,15 @@ class ExportOp : public TableOp {
       if (!status.ok()) return std::nullopt;
       tensors[5]->scalar<int64_t>()() = step;
       return RecordColumns{tensors[0]->flat<int64_t>().data(), tensors[1]->flat<float>().data(),
-                           tensors[2]->flat<float>().data(), tensors[3]->flat<int64_t>().data(),
-                           tensors[4]->flat<int64_t>().data()};
+                           with_slots_ ? tensors[2]->flat<float>().data() : nullptr,
+                           tensors[3]->flat<int64_t>().data(), tensors[4]->flat<int64_t>().data()};
     };
     table.Export(allocate, PoolParallelFor(context));
     OP_REQUIRES_OK(context, status);
   }
+
+ private:
+  bool with_slots_;
 };
 
 class ExportShardsOp : public TableOp {

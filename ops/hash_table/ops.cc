@@ -138,6 +138,7 @@ REGISTER_OP("GmetaHashTableExport")
     .Output("last_step: int64")
     .Output("step: int64")
     .Attr("dim: int >= 1")
+    .Attr("with_slots: bool = true")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       const auto rows = c->MakeDim(InferenceContext::kUnknownDim);

@@ -12,7 +12,7 @@ template <class Int, class Float>
 struct BasicRecordColumns {
   Int* keys;
   Float* rows;   // dim floats a key
-  Float* slots;  // slot_floats floats a key
+  Float* slots;  // slot_floats floats a key; null: an export leaves them out
   Int* frequency;
   Int* last_step;
 };

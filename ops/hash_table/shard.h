@@ -475,7 +475,7 @@ class alignas(128) Shard {
     to.frequency[at] = rows.header(row)->frequency;
     to.last_step[at] = rows.header(row)->last_step;
     rows.CopyWeights(row, to.rows + at * layout.dim());
-    rows.CopySlots(row, to.slots + at * layout.slot_floats());
+    if (to.slots != nullptr) rows.CopySlots(row, to.slots + at * layout.slot_floats());
   }
 
   // Batches that insert nothing end a drain too, so that later ones needn't probe twice.

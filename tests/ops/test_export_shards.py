@@ -94,3 +94,12 @@ def test_the_reference_knows_the_extremes():
     table.lookup(keys)
     splits = table.export_shards(0, 1024).row_splits.numpy()
     np.testing.assert_array_equal(np.diff(splits), np.bincount(logical_shards(keys), minlength=1024))
+
+
+def test_an_export_for_serving_leaves_the_slots_out():
+    table = small_table()
+    whole, weights = table.export(), table.export(with_slots=False)
+    assert weights.slots.shape == (len(whole.keys), 0)
+    assert whole.slots.shape == (len(whole.keys), 6)
+    for name in ("keys", "rows", "frequency", "last_step", "step"):
+        np.testing.assert_array_equal(getattr(weights, name), getattr(whole, name), name)
