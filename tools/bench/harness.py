@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
     )
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *(_bare(word) for word in sys.argv[1:])]),
         "cpu": model,
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
@@ -147,6 +147,11 @@ def report(title: str, results: Sequence[Result], path: Path | None, **facts: An
         path.parent.mkdir(parents=True, exist_ok=True)
         objects = [{**machine(), **facts}, *(result.to_json() for result in results)]
         path.write_text(json.dumps(objects, indent=1) + "\n")
+
+
+def _bare(word: str) -> str:
+    """A word of the command without the folders of this machine."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def _short(value: float | None) -> str:
