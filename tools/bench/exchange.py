@@ -14,6 +14,9 @@ collectives  its exchanges
 scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
              the model's computation, which two ranks on few cores would take from each other
 
+TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
+own, equally many whatever the number of ranks, if there are enough.
+
 with ``none``: no deduplication, ``stage1``: a sender's keys are distinct, ``stage2``: an owner reads each row
 once, ``both``; and ``per_feature``: exchanges for each feature, its keys distinct at the sender, which is how
 TFRA's HvdAllToAllEmbedding works.
@@ -37,6 +40,7 @@ from harness import ROUNDS, Result, parser, report
 from parts.exchange_model import WireModel, plot
 
 NO_DEDUPLICATION, EACH_FEATURE = "no deduplication", "an exchange for each feature"
+TFRA = "TFRA HvdAllToAllEmbedding"
 _BENCH = Path(__file__).resolve().parent
 
 
@@ -44,8 +48,8 @@ def measure(ranks: int, settings: dict[str, Any]) -> Any:
     """What a job of so many ranks found; see parts/exchange_rank.py."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        paths = os.pathsep.join([str(_BENCH), str(_BENCH.parents[1])])
-        environment = {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
         command = [sys.executable, "-m", "parts.exchange_rank", str(out), "--settings", json.dumps(settings)]
         # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
         launch(command, ranks, environment=environment, write=lambda *_: None, timeout=3600)
@@ -59,12 +63,16 @@ def results_of(ranks: int, found: dict[str, Any]) -> list[Result]:
         for way, figures in ways.items():
             name = f"{way}/{case}/np{ranks}"
             none, each = ways["none"], ways["per_feature"]
+            if way == "tfra":
+                continue
             if way != "none":
                 peers = (NO_DEDUPLICATION, none["bytes"])
                 results.append(Result(f"exchange/wire_bytes/{name}", figures["bytes"], "bytes", *peers))
             peer = (NO_DEDUPLICATION, 1e3 * none["seconds"])
             if way == "both":
                 peer = (EACH_FEATURE, 1e3 * each["seconds"])
+                tfra = 1e3 * ways["tfra"]["seconds"] if "tfra" in ways else None
+                results.append(Result(f"exchange/step/{name}", 1e3 * figures["seconds"], "ms", TFRA, tfra))
             results.append(Result(f"exchange/step/{name}", 1e3 * figures["seconds"], "ms", *peer))
             results.append(Result(f"exchange/collectives/{name}", figures["collectives"], "calls"))
     return results
@@ -98,6 +106,7 @@ def main() -> None:
         settings, found = about["settings"], {int(size): jobs for size, jobs in about["found"].items()}
         ranks = sorted(found)
     else:
+        settings["cores_a_rank"] = settings["cores"] // ranks[-1]
         found = {size: measure(size, settings) for size in ranks}
     results = [result for size in ranks if size > 1 for result in results_of(size, found[size])]
     for size in ranks[1:]:
@@ -108,7 +117,12 @@ def main() -> None:
         for case, ways in found[size]["ways"].items():
             for way in ("none", "both", "per_feature"):
                 own = ways[way]
-                guess = model.seconds(found[1]["ways"][case][way]["seconds"], own, size, settings["cores"])
+                guess = model.seconds(
+                    found[1]["ways"][case][way]["seconds"],
+                    own,
+                    size,
+                    settings["cores"] // max(settings["cores_a_rank"], 1),
+                )
                 name = f"exchange/model/{way}/{case}/np{size}"
                 results.append(Result(name, 1e3 * guess, "ms", "measured", 1e3 * own["seconds"]))
     latency = {size: 1e3 * seconds for size, seconds in model.latency.items()}

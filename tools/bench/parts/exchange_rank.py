@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from parts.exchange_ids import CRITEO, ZipfIds
 from parts.exchange_steps import PER_FEATURE, WAYS, make_step
+from parts.exchange_tfra import make_tfra_step
 
 VOCABULARIES = {"criteo": CRITEO, "million": (1_000_000,) * len(CRITEO)}
 WARM_UP = 2
@@ -41,9 +43,12 @@ def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, flo
     draw = ZipfIds(VOCABULARIES[ids], seed=100 + world.rank)
     batches = [[tf.constant(part) for part in draw.batch(batch)] for _ in range(WARM_UP + rounds)]
     steps = {way: make_step(way, dim) for way in (*WAYS, PER_FEATURE)}
+    tfra = make_tfra_step(dim, len(CRITEO)) if world.size > 1 else None
+    if tfra is not None:
+        steps["tfra"] = tfra
     seconds: dict[str, list[float]] = {way: [] for way in steps}
     found: dict[str, dict[str, float]] = {}
-    for number, keys in enumerate(batches):
+    for keys in batches:
         for way, step in steps.items():
             with collectives.count_collectives() as counts:
                 seconds[way].append(timed(lambda step=step, keys=keys: step(keys).numpy()))
@@ -51,7 +56,6 @@ def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, flo
                 "collectives": counts.calls.get("alltoall", 0),
                 "bytes": counts.bytes.get("alltoall", 0),
             }
-        assert number >= 0
     positions = batch * len(CRITEO)
     for way, values in seconds.items():
         found[way]["seconds"] = slowest(values[WARM_UP:])
@@ -102,6 +106,15 @@ def scaling(dim: int, batch: int, compute: float, rounds: int) -> float:
     return slowest(times[WARM_UP:])
 
 
+def take_cores(share: int) -> None:
+    """Stay on so many cores of this rank's own, where the machine has them: then a rank's pace is its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = int(os.environ["HOROVOD_LOCAL_RANK"]) * share
+    if share and first + share <= len(cores):
+        os.sched_setaffinity(0, cores[first : first + share])
+        tf.config.threading.set_intra_op_parallelism_threads(share)
+
+
 def main() -> None:
     """Measure what the arguments say; rank 0 writes it."""
     options = argparse.ArgumentParser()
@@ -109,6 +122,9 @@ def main() -> None:
     options.add_argument("--settings", type=json.loads)
     given = options.parse_args()
     settings: dict[str, Any] = given.settings
+    # Before TensorFlow starts its threads; the world is known only after.
+    os.environ.setdefault("HOROVOD_LOCAL_RANK", "0")
+    take_cores(settings["cores_a_rank"])
     gmeta.init()
     rounds, batch = settings["rounds"], settings["batch"]
     found = {
