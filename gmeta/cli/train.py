@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from gmeta.cli.options import on_bad_option, run_option
+from gmeta.cli.ranks import ranks_option, start_ranks
+from gmeta.core.errors import ConfigError
 from gmeta.core.on_bad import OnBad
 
 
@@ -20,19 +22,30 @@ from gmeta.core.on_bad import OnBad
     help="Settings in TOML.  [default: MeLU on MovieLens]",
 )
 @on_bad_option
-def train(run_path: Path, data: Path | None, config_path: Path | None, on_bad: OnBad) -> None:
+@ranks_option
+def train(
+    run_path: Path, data: Path | None, config_path: Path | None, on_bad: OnBad, size: int | None
+) -> None:
     """Train on a prepared data set; resume where a run stopped.
 
     Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so.
     """
+    if start_ranks(size):
+        return
     # Here and not above: `gmeta train --help` needn't wait for TensorFlow.
-    from gmeta.core.config import load_toml
+    from gmeta.core.collectives import check_agreement, world
+    from gmeta.core.config import load_toml, to_mapping
     from gmeta.training.experiment import run_training
     from gmeta.training.experiment_config import ExperimentConfig
     from gmeta.training.progress import TrainingProgress
     from gmeta.training.run_folder import RunFolder
 
     config = load_toml(ExperimentConfig, config_path) if config_path else ExperimentConfig()
+    check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
+    if world().size > 1:
+        raise ConfigError(
+            f"a run's checkpoints are written by one rank, and these are {world().size}; leave --np out"
+        )
     run = RunFolder(run_path)
     with TrainingProgress() as progress:
         run_training(config, run, data or run.data, progress=progress, on_bad=on_bad)

@@ -51,7 +51,8 @@ def explain(error: tf.errors.OpError, doing: str = "a collective") -> Collective
     node = _NODE.search(message)
     what = f"{doing}, in {node[1]}" if node else doing
     here = world()
-    reason = message.split("[[", 1)[0].strip().splitlines()[0]
+    # A function's error starts with where its nodes were defined, and ends with the reason.
+    reason = message.split("[[", 1)[0].strip().splitlines()[-1].split(". ", 1)[0]
     if _PEER_IS_GONE.search(message):
         remedy = (
             "another rank has ended or hangs: the cause is in its output, not here; "

@@ -4,10 +4,10 @@ Horovod matches the ranks' calls by name, and TensorFlow's names are the ranks' 
 traced before, and in which scope. So a collective has the name that its caller gives, whatever scope it is
 in; a second use of a name in one function gets ``_1``, in the order of tracing, which is the program's.
 
-Horovod's ops say that they are without side effects. TensorFlow would then merge two of them, drop one whose
-result nobody reads, or, worst, run one alone while it optimizes a graph, if its input is a constant. An input
-therefore goes through a placeholder with a default, which its optimizer leaves alone, and the result is
-counted (`counting`), which is a side effect.
+Horovod's ops say that they are without side effects. So TensorFlow's graph optimizer merges two of the same
+input, drops one whose result nobody reads, and is free to run one by itself if its input is a constant. An
+input therefore goes through a placeholder with a default, which it leaves alone, and the result is counted
+(`counting`), which is a side effect.
 """
 
 from __future__ import annotations
