@@ -12,10 +12,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "ops/common/murmur_hash3.h"
+#include "ops/common/recycled.h"
 
 namespace gmeta {
 
@@ -53,7 +53,7 @@ class Partition {
       n += batch.size;
     }
     first_slice.push_back(slices.size());
-    items_.reset(new BatchItem[n]);
+    items_ = MakeRecycled<BatchItem>(n);
 
     // ends[slice][shard]: first a count, then where the slice's items of the shard begin, then end.
     std::vector<uint32_t> ends(slices.size() * shards, 0);
@@ -116,7 +116,7 @@ class Partition {
   };
 
   size_t shards_;
-  std::unique_ptr<BatchItem[]> items_;  // not a vector: nothing is to be zeroed
+  Recycled<BatchItem> items_;
   std::vector<uint32_t> starts_;
 };
 

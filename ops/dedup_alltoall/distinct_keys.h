@@ -12,11 +12,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <numeric>
 #include <vector>
 
 #include "ops/common/partition.h"
+#include "ops/common/recycled.h"
 #include "ops/unique/unique.h"
 
 namespace gmeta {
@@ -31,8 +31,8 @@ class DistinctKeys {
       : partition_(batches, parts, part_of, parallel_for),
         batches_(batches.size()),
         parts_(parts),
-        keys_(new int64_t[partition_.size()]),
-        places_(new int32_t[partition_.size()]),
+        keys_(MakeRecycled<int64_t>(partition_.size())),
+        places_(MakeRecycled<int32_t>(partition_.size())),
         found_(batches_ * parts),
         bases_(batches_ * parts) {
     ForParts(parallel_for, [&](UniqueFinder* finder, size_t place) {
@@ -99,8 +99,8 @@ class DistinctKeys {
   size_t parts_;
   // Of a part, from where its items start in the partition: its keys, as many as were found, and
   // for each item the place of its key.
-  std::unique_ptr<int64_t[]> keys_;
-  std::unique_ptr<int32_t[]> places_;
+  Recycled<int64_t> keys_;
+  Recycled<int32_t> places_;
   std::vector<int32_t> found_;
   std::vector<int32_t> bases_;  // how many keys of the same batch stand in the parts before
 };

@@ -12,10 +12,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "ops/common/murmur_hash3.h"
 #include "ops/common/prefetch.h"
+#include "ops/common/recycled.h"
 
 namespace gmeta {
 
@@ -28,7 +28,11 @@ class UniqueFinder {
   size_t Find(size_t n, const Id& id, int64_t* keys, int32_t* inverse) {
     size_t slots = 16;
     while (slots < 2 * n) slots *= 2;
-    slots_.assign(slots, kEmpty);
+    if (slots > capacity_) {
+      slots_ = MakeRecycled<int32_t>(slots);
+      capacity_ = slots;
+    }
+    std::fill_n(slots_.get(), slots, kEmpty);
     const size_t mask = slots - 1;
 
     size_t found = 0;
@@ -56,7 +60,8 @@ class UniqueFinder {
   static constexpr int32_t kEmpty = -1;
   static constexpr size_t kAhead = 16;
 
-  std::vector<int32_t> slots_;
+  Recycled<int32_t> slots_;
+  size_t capacity_ = 0;
 };
 
 }  // namespace gmeta

@@ -1,0 +1,107 @@
+// Scratch memory that is used again. The allocator gives large blocks back to the system when they
+// are freed, and the system zeroes their pages anew at the next use: for a pass over a batch that
+// costs as much as half of the pass. So blocks that were given back are kept, by size, up to a
+// bound for the whole process, and the pages stay.
+//
+// Sizes are rounded up to powers of two, so that batches of varying lengths find each other's
+// blocks; what is never touched of a block costs nothing. Blocks below kSmallest are left to the
+// allocator, which keeps those itself. Under the address sanitizer nothing is kept, so that it sees
+// what is used after it was given back.
+
+#ifndef GMETA_OPS_COMMON_RECYCLED_H_
+#define GMETA_OPS_COMMON_RECYCLED_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+namespace gmeta {
+
+class BlockCache {
+ public:
+  static constexpr size_t kSmallest = size_t{1} << 15;
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr size_t kMostKept = 0;
+#else
+  static constexpr size_t kMostKept = size_t{1} << 27;
+#endif
+
+  // One for the process. It is never destroyed: threads may outlive static objects.
+  static BlockCache& Get() {
+    static BlockCache* const cache = new BlockCache;
+    return *cache;
+  }
+
+  static size_t Rounded(size_t bytes) {
+    if (bytes < kSmallest) return bytes;
+    size_t rounded = kSmallest;
+    while (rounded < bytes) rounded *= 2;
+    return rounded;
+  }
+
+  // A block of Rounded(bytes) bytes, whose content means nothing.
+  void* Take(size_t bytes) {
+    const size_t size = Rounded(bytes);
+    if (size >= kSmallest) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      std::vector<void*>& blocks = kept_[ClassOf(size)];
+      if (!blocks.empty()) {
+        void* block = blocks.back();
+        blocks.pop_back();
+        bytes_ -= size;
+        return block;
+      }
+    }
+    return ::operator new(size);
+  }
+
+  // Takes back a block of so many bytes.
+  void Give(void* block, size_t bytes) {
+    const size_t size = Rounded(bytes);
+    if (size >= kSmallest) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (bytes_ + size <= kMostKept) {
+        kept_[ClassOf(size)].push_back(block);
+        bytes_ += size;
+        return;
+      }
+    }
+    ::operator delete(block);
+  }
+
+  size_t kept_bytes() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return bytes_;
+  }
+
+ private:
+  static size_t ClassOf(size_t size) { return static_cast<size_t>(__builtin_ctzll(size)); }
+
+  std::mutex mutex_;
+  std::vector<void*> kept_[64];  // by the logarithm of their size
+  size_t bytes_ = 0;
+};
+
+struct GiveBack {
+  size_t bytes = 0;
+  void operator()(void* block) const { BlockCache::Get().Give(block, bytes); }
+};
+
+// An array of numbers or plain structs that are written before they are read.
+template <class T>
+using Recycled = std::unique_ptr<T[], GiveBack>;
+
+template <class T>
+Recycled<T> MakeRecycled(size_t n) {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+  static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+  const size_t bytes = n * sizeof(T);
+  return Recycled<T>(static_cast<T*>(BlockCache::Get().Take(bytes)), GiveBack{bytes});
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_COMMON_RECYCLED_H_
