@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ops/common/vector_target.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -26,13 +28,13 @@ inline constexpr float kLargestHalf = 65504.0f;
 
 namespace portable {
 
-inline uint32_t BitsOf(float x) {
+GMETA_ALWAYS_INLINE uint32_t BitsOf(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+GMETA_ALWAYS_INLINE float FloatOf(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
@@ -127,14 +129,20 @@ using portable::ToHalves;
 
 #endif
 
-inline void ToBfloats(const float* from, size_t n, uint16_t* to) {
+namespace portable {
+
+GMETA_ALWAYS_INLINE void ToBfloats(const float* from, size_t n, uint16_t* to) {
   for (size_t i = 0; i < n; ++i) {
-    const uint32_t bits = portable::BitsOf(from[i]);
+    const uint32_t bits = BitsOf(from[i]);
     const bool nan = (bits & 0x7fffffff) > 0x7f800000;
     to[i] = static_cast<uint16_t>((nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 }
 
+}  // namespace portable
+
+GMETA_VECTOR_VERSIONS(ToBfloats, portable::ToBfloats, (const float* from, size_t n, uint16_t* to),
+                      (from, n, to))
 inline void FromBfloats(const uint16_t* from, size_t n, float* to) {
   for (size_t i = 0; i < n; ++i) to[i] = portable::FloatOf(uint32_t{from[i]} << 16);
 }

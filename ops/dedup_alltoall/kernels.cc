@@ -214,6 +214,14 @@ class ReceiveKeysOp : public OpKernel {
   bool dedup_;
 };
 
+// The rows of one table in wire order are the buffer: nothing is copied.
+void Reshape(OpKernelContext* context, const Tensor& numbers, const TensorShape& shape) {
+  Tensor reshaped;
+  OP_REQUIRES(context, reshaped.CopyFrom(numbers, shape),
+              absl::InternalError("dedup_alltoall: a reshape that doesn't keep the size"));
+  context->set_output(0, reshaped);
+}
+
 // Calls visit(wire) with the form that numbers of this type travel in.
 template <class Visit>
 void WithWire(tensorflow::DataType dtype, const Visit& visit) {
@@ -268,6 +276,9 @@ class PackRowsOp : public OpKernel {
                           " numbers; at most 2^31 - 1 can be sent: make the batch smaller"));
       splits[rank] = static_cast<int32_t>(layout.split(rank));
     }
+    if (rows.size() == 1 && positions.size() == 0 && wire_dtype_ == tensorflow::DT_FLOAT) {
+      return Reshape(context, rows[0], TensorShape({layout.size()}));
+    }
     Tensor* buffer;
     OP_REQUIRES_OK(context,
                    context->allocate_output("buffer", TensorShape({layout.size()}), &buffer));
@@ -319,6 +330,10 @@ class UnpackRowsOp : public OpKernel {
         context, buffer.NumElements() == layout.size(),
         Invalid("unpack_rows: counts and dims say ", layout.size(), " numbers, but the buffer has ",
                 buffer.NumElements(), ": all ranks must give a table the same width"));
+    if (dims_.size() == 1 && buffer.dtype() == tensorflow::DT_FLOAT) {
+      return Reshape(context, buffer,
+                     TensorShape({layout.rows(0), static_cast<int64_t>(dims_[0])}));
+    }
     std::vector<float*> rows;
     for (size_t table = 0; table < dims_.size(); ++table) {
       Tensor* tensor;

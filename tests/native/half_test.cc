@@ -104,6 +104,20 @@ void TestBfloats() {
   }
 }
 
+// However wide the vectors are that the machine has, and in their tail.
+void TestManyBfloatsAreAsOne() {
+  std::mt19937 random(5);
+  std::vector<float> floats(100003);
+  for (float& x : floats) x = gmeta::portable::FloatOf(static_cast<uint32_t>(random()));
+  std::vector<uint16_t> together(floats.size());
+  gmeta::ToBfloats(floats.data(), floats.size(), together.data());
+  for (size_t i = 0; i < floats.size(); ++i) {
+    uint16_t alone;
+    gmeta::portable::ToBfloats(&floats[i], 1, &alone);
+    CHECK_EQ(together[i], alone);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -111,4 +125,5 @@ int main() {
   TestRounding();
   TestRandomBitsAgree();
   TestBfloats();
+  TestManyBfloatsAreAsOne();
 }
