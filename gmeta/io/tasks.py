@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest, Split
 from gmeta.core.on_bad import OnBad, check_on_bad
@@ -31,6 +32,7 @@ def tasks(
     shuffle_buffer: int = _BUFFER,
     seed: int = 0,
     first_epoch: int = 0,
+    shard: tuple[int, int] | None = None,
     on_bad: OnBad = "raise",
     stats: ReaderStats | None = None,
 ) -> tf.data.Dataset:
@@ -56,6 +58,11 @@ def tasks(
       shuffle_buffer: Groups to draw the next one from; the order is uniform if it holds all of them.
       seed: Gives the orders.
       first_epoch: The number of the first iteration.
+      shard: (r, N): this is rank r of N ranks, and takes every N-th element, beginning with number r. The
+        k-th elements of all ranks are then, together, the k-th of one rank with N times as many
+        ``tasks_per_batch``. Give all ranks the same ``seed``. None: the rank that this process is
+        (``gmeta.init()``). The data set says so in its options (auto-sharding OFF), and `fit` shards it no
+        further.
       on_bad: ``"raise"`` or ``"skip"``, as for `group_batch`; a task that is too small to split is bad too.
         A skipped task's place is taken by the next one, so batches stay full.
       stats: Counters to count into; they name what was skipped.
@@ -71,7 +78,8 @@ def tasks(
 
       ``index`` addresses rows of ``features`` and ``label``: ``tf.gather(label, support["index"])`` is
       (T, S). Padding has index 0 and mask 0. With ``on_bad="raise"`` the dataset's cardinality is known,
-      ``ceil(groups / tasks_per_batch)``; with ``"skip"`` it isn't, because what will be left out isn't.
+      ``ceil(groups / tasks_per_batch)`` or its N-th part; with ``"skip"`` it isn't, because what will be left
+      out isn't.
 
     Raises:
       ConfigError: An argument makes no sense, or names a split or column that isn't there.
@@ -88,11 +96,15 @@ def tasks(
             f"must be at least 1, first_epoch={first_epoch} at least 0"
         )
     check_on_bad(on_bad)
+    here = collectives.world()
+    rank, ranks = shard if shard is not None else (here.rank, here.size)
+    if not 0 <= rank < ranks:
+        raise ConfigError(f"tasks: shard=({rank}, {ranks}) names no rank: give (r, N) with 0 <= r < N")
     schema, split, files = _open(Path(path), on_bad)
     names = _features(schema, features, label)
 
     def read(numbers: Any) -> tf.data.Dataset:
-        return group_batch(
+        elements = group_batch(
             files,
             schema,
             groups_per_element=tasks_per_batch,
@@ -102,6 +114,7 @@ def tasks(
             on_bad=on_bad,
             stats=stats,
         )
+        return elements.shard(ranks, rank) if ranks > 1 else elements
 
     groups = _epochs(first_epoch).flat_map(lambda epoch: read([seed, epoch])) if shuffle else read(seed)
     batches = groups.map(
@@ -111,8 +124,10 @@ def tasks(
     )
     if on_bad == "raise":
         # tf.data raises where an epoch has another length, and skipping makes it shorter: no promise then.
-        batches = batches.apply(tf.data.experimental.assert_cardinality(-(-split.groups // tasks_per_batch)))
+        elements = -(-split.groups // tasks_per_batch)
+        batches = batches.apply(tf.data.experimental.assert_cardinality(-(-max(elements - rank, 0) // ranks)))
     options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # The one state outside is the epoch counter, and what was read from it is part of a saved iterator.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)

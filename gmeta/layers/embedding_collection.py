@@ -13,19 +13,25 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers import settings
+from gmeta.layers.exchange import SentKeys, exchange_values, fetch_rows, send_keys
 from gmeta.layers.feature_config import FeatureConfig
 from gmeta.layers.feature_ids import Ids, feature_ids, flat_ids, like_ids
 from gmeta.layers.merge_plan import MergedTable, merge_tables
 from gmeta.layers.plan_check import PlanCheck
 from gmeta.layers.plan_table import plan_table
 from gmeta.layers.pooling import pool
-from gmeta.layers.recorded_lookups import TableGradient, active_recording
+from gmeta.layers.recorded_lookups import RecordedLookups, active_recording
+from gmeta.layers.step_samples import active_step_samples
 from gmeta.layers.table_arrays import load_table, save_table
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.merge_keys import merge_keys
 from gmeta.ops.optimizers import Adam, SparseOptimizer
+from gmeta.ops.portable import is_portable
+
+WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class CollectionLookup(NamedTuple):
@@ -35,11 +41,22 @@ class CollectionLookup(NamedTuple):
       rows: One (unique, dim) float32 tensor for each merged table. Watch these.
       keys: One (unique,) int64 tensor for each merged table.
       positions: Feature -> indices into its table's rows, shaped as the feature's ids.
+      sent: The exchange that the rows came by, on several ranks; the gradients go back by it.
     """
 
     rows: tuple[tf.Tensor, ...]
     keys: tuple[tf.Tensor, ...]
     positions: dict[str, Ids]
+    sent: SentKeys | None = None
+
+
+class _Found(NamedTuple):
+    """For each table rows, their keys, and where among them those stand that were asked for."""
+
+    rows: tuple[tf.Tensor, ...]
+    keys: tuple[tf.Tensor, ...]
+    inverse: tuple[tf.Tensor, ...]
+    sent: SentKeys | None
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -73,6 +90,12 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         optimizer, schedules and callbacks included. Without an optimizer: ``Adam(learning_rate=None)``. What
         else the Keras optimizer has (clipping, weight decay, moving averages) is for dense weights alone.
       seed: Initial rows are a pure function of (seed, key).
+      wire_dtype: What rows and gradients travel as between ranks. ``"float16"`` and ``"bfloat16"`` halve the
+        bytes and round; `gmeta.ops.dedup_alltoall.pack_rows` says by how much.
+
+    On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
+    owns, and a lookup fetches the others': the ids of all tables in one exchange, their rows in another (see
+    `gmeta.layers.exchange`). All ranks then make the same lookups, with no ids where they have none.
 
     Raises:
       ConfigError: Features that contradict each other; inputs of a shape that doesn't go with their feature;
@@ -94,12 +117,16 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         *,
         optimizer: SparseOptimizer | None = None,
         seed: int = 0,
+        wire_dtype: str = "float32",
         name: str = "embeddings",
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
+        if wire_dtype not in WIRE_DTYPES:
+            raise ConfigError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}")
         self.features = tuple(features)
         self.seed = seed
+        self.wire_dtype = wire_dtype
         self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
         self.tables = [
             HashTable(
@@ -137,23 +164,60 @@ class EmbeddingCollection(tf.keras.layers.Layer):
           insert: Whether an id that was never seen gets a row of its own; otherwise it reads the row that
             it would start with, and nothing is stored.
         """
-        rows, keys, positions = [], [], {}
-        for table, merged in zip(self.tables, self.merged, strict=True):
-            ids = [feature_ids(inputs, feature) for feature in merged.features]
-            flat = [flat_ids(value) for value in ids]
-            merged_keys = merge_keys(
-                flat,
-                features=[feature.name for feature in merged.features],
-                prefixes=[merged.key_prefix(feature) for feature in merged.features],
-                id_bits=merged.id_bits,
+        ids = {feature.name: feature_ids(inputs, feature) for feature in self.features}
+        keys = [self._keys(merged, ids) for merged in self.merged]
+        found = self._lookup_here(keys, insert) if self._has_all_rows() else self._exchange(keys, insert)
+        positions: dict[str, Ids] = {}
+        for merged, inverse in zip(self.merged, found.inverse, strict=True):
+            sizes = [tf.shape(flat_ids(ids[feature.name]))[0] for feature in merged.features]
+            for feature, part in zip(merged.features, tf.split(inverse, sizes, num=len(sizes)), strict=True):
+                positions[feature.name] = like_ids(ids[feature.name], part)
+        return CollectionLookup(found.rows, found.keys, positions, found.sent)
+
+    def _keys(self, merged: MergedTable, ids: Mapping[str, Ids]) -> tf.Tensor:
+        return merge_keys(
+            [flat_ids(ids[feature.name]) for feature in merged.features],
+            features=[feature.name for feature in merged.features],
+            prefixes=[merged.key_prefix(feature) for feature in merged.features],
+            id_bits=merged.id_bits,
+        )
+
+    def _has_all_rows(self) -> bool:
+        """Whether this rank can answer alone.
+
+        Raises:
+          ConfigError: It is to answer alone, in an exported graph, and can't.
+        """
+        size = collectives.world().size
+        if is_portable() and size > 1:
+            raise ConfigError(
+                f"{self.name!r} can't be exported by one of {size} ranks, which has only the rows that it "
+                "owns: save a sharded checkpoint, and export from a process of one rank that has loaded it"
             )
-            found = table.lookup(merged_keys, insert=insert)
-            rows.append(found.rows)
-            keys.append(found.keys)
-            parts = tf.split(found.inverse, [tf.shape(value)[0] for value in flat], num=len(flat))
-            for feature, value, part in zip(merged.features, ids, parts, strict=True):
-                positions[feature.name] = like_ids(value, part)
-        return CollectionLookup(tuple(rows), tuple(keys), positions)
+        return size == 1
+
+    def _lookup_here(self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor) -> _Found:
+        found = [table.lookup(each, insert) for table, each in zip(self.tables, keys, strict=True)]
+        return _Found(
+            tuple(each.rows for each in found),
+            tuple(each.keys for each in found),
+            tuple(each.inverse for each in found),
+            None,
+        )
+
+    def _exchange(self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor) -> _Found:
+        step = active_step_samples()
+        sent = send_keys(keys, samples=0 if step is None else step.own, name=self.name)
+        if step is not None:
+            step.hear(sent.owned.notes)
+        rows = exchange_values(
+            sent,
+            fetch_rows(sent, self.tables, insert=insert),
+            [table.dim for table in self.tables],
+            wire_dtype=tf.as_dtype(self.wire_dtype),
+            name=self.name,
+        )
+        return _Found(rows, sent.routed.keys, sent.routed.inverse, sent)
 
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
         """Feature -> its float32 vectors, gathered from the lookup's rows and pooled."""
@@ -188,11 +252,17 @@ class EmbeddingCollection(tf.keras.layers.Layer):
 
         Args:
           lookup: The lookup.
-          gradients: One for each of its ``rows``.
+          gradients: One for each of its ``rows``. On several ranks they are added up: give each rank's share
+            of the gradient of the global loss.
           learning_rate: The tables' rate where their optimizer has none of its own.
         """
-        for table, keys, gradient in zip(self.tables, lookup.keys, gradients, strict=True):
-            TableGradient(table, keys, gradient).apply(learning_rate)
+        self.recorded(lookup).apply_gradients(gradients, learning_rate)
+
+    def recorded(self, lookup: CollectionLookup) -> RecordedLookups:
+        """A lookup that was made by hand, as `record_lookups` would have recorded it."""
+        lookups = RecordedLookups()
+        lookups.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
+        return lookups
 
     @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
     def call(self, inputs: Mapping[str, Any], training: bool | tf.Tensor | None = None) -> dict[str, Any]:
@@ -212,8 +282,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
                 "your own `with gmeta.layers.record_lookups(tape) as lookups:`; to read, call it with "
                 "training=False"
             )
-        for table, keys, rows in zip(self.tables, lookup.keys, lookup.rows, strict=True):
-            recording.add(table, keys, rows)
+        recording.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again, as JSON can hold them; its rows start anew."""
@@ -222,6 +291,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
             "features": [settings.to_config(feature) for feature in self.features],
             "optimizer": settings.to_config(self.optimizer),
             "seed": self.seed,
+            "wire_dtype": self.wire_dtype,
         }
 
     @classmethod

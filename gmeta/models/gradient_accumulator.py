@@ -11,6 +11,7 @@ from gmeta.layers import TableGradient
 from gmeta.ops import SGD, HashTable, Records, Zeros
 
 Drained = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient]]
+Sums = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient], tf.Tensor, tf.Tensor]
 
 
 class GradientAccumulator:
@@ -28,6 +29,7 @@ class GradientAccumulator:
         self._steps = steps
         self._batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_batches")
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_samples")
+        self._finite = tf.Variable(True, trainable=False, name="accumulated_finite")
         self._variables: list[tf.Variable] = []
         self._sums: list[tf.Variable] = []
         self._tables: dict[int, tuple[HashTable, HashTable]] = {}  # table's id -> table, its sums
@@ -53,16 +55,25 @@ class GradientAccumulator:
         samples: tf.Tensor,
     ) -> None:
         """Add a batch's gradients, n times each, where n is its number of samples."""
-        self._prepare(variables)
-        for total, gradient in zip(self._sums, gradients, strict=True):
-            if gradient is not None:
-                total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(samples, total.dtype))
-        for part in tables:
-            sums = self._sums_of(part.table)
-            sums.lookup(part.keys)  # makes the rows that aren't there yet
-            sums.apply_gradients(part.keys, part.values, learning_rate=-tf.cast(samples, tf.float32))
-        self._batches.assign_add(1)
+        self._add(gradients, variables, tables, tf.cast(samples, tf.float32))
         self._samples.assign_add(tf.cast(samples, tf.int64))
+
+    def add_sums(
+        self,
+        sums: Sequence[Any],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+        finite: tf.Tensor,
+    ) -> None:
+        """Add what is n times a batch's gradients already, and whether they are finite.
+
+        On several ranks, ``tables`` are of rows that this rank owns and of all ranks' samples; everything
+        else is of this rank's own.
+        """
+        self._add(sums, variables, tables, tf.constant(1.0))
+        self._samples.assign_add(tf.cast(samples, tf.int64))
+        self._finite.assign(self._finite & finite)
 
     def drain(self) -> Drained:
         """The mean gradient over all samples since the last time; then it is empty.
@@ -70,16 +81,45 @@ class GradientAccumulator:
         Returns:
           The gradients of the dense variables, these variables, and the gradients of the rows that have one.
         """
-        scale = tf.math.divide_no_nan(1.0, tf.cast(self._samples, tf.float32))
-        means = [total * tf.cast(scale, total.dtype) for total in self._sums]
+        sums, variables, tables, samples, _ = self.drain_sums()
+        scale = tf.math.divide_no_nan(1.0, tf.cast(samples, tf.float32))
+        means = [total * tf.cast(scale, total.dtype) for total in sums]
+        return means, variables, [part.times(scale) for part in tables]
+
+    def drain_sums(self) -> Sums:
+        """The sums since the last time; then it is empty.
+
+        Returns:
+          As `drain`, but sums; how many samples they are of, int64; and whether all that was added is finite.
+        """
+        sums = [tf.identity(total) for total in self._sums]
+        samples, finite = tf.identity(self._samples), tf.identity(self._finite)
         parts = []
-        for table, sums in self._tables.values():
-            records = sums.export()
-            parts.append(TableGradient(table, records.keys, records.rows * scale))
-            sums.import_(_no_records(table.dim), replace=True)
+        for table, own in self._tables.values():
+            records = own.export()
+            parts.append(TableGradient(table, records.keys, records.rows))
+            own.import_(_no_records(table.dim), replace=True)
         for variable in (*self._sums, self._batches, self._samples):
             variable.assign(tf.zeros_like(variable))
-        return means, list(self._variables), parts
+        self._finite.assign(True)
+        return sums, list(self._variables), parts, samples, finite
+
+    def _add(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        weight: tf.Tensor,
+    ) -> None:
+        self._prepare(variables)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            if gradient is not None:
+                total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(weight, total.dtype))
+        for part in tables:
+            sums = self._sums_of(part.table)
+            sums.lookup(part.keys)  # makes the rows that aren't there yet
+            sums.apply_gradients(part.keys, part.values, learning_rate=-weight)
+        self._batches.assign_add(1)
 
     def _prepare(self, variables: Sequence[tf.Variable]) -> None:
         if [id(v) for v in variables] == [id(v) for v in self._variables]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers import TableGradient
+from gmeta.core import collectives
+from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.gradient_accumulator import GradientAccumulator
-
-Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
+from gmeta.models.ranks.gradients import Gradient, all_finite, global_means, times_samples
 
 
 class JointOptimizer:
@@ -23,6 +23,12 @@ class JointOptimizer:
     With accumulation over k batches, gradients are summed, weighted with the batches' numbers of samples, and
     every k-th call makes one step with their mean: that of a k times larger batch, for a loss that is a mean
     over samples.
+
+    On several ranks the step is that of one rank on the union of their batches: gradients are means over the
+    samples of all ranks (see `gmeta.models.ranks.gradients`), for which it makes one grouped all-reduce a
+    step, with accumulation one in k batches, and one exchange of the rows' gradients a batch. All ranks call
+    its methods equally often. A gradient that isn't finite ends the step on all of them, with an error that
+    names the rank it came from, unless loss scaling is there to deal with it.
 
     Args:
       optimizer: A Keras optimizer.
@@ -38,6 +44,17 @@ class JointOptimizer:
         # moves, no loss scale. A model of embeddings alone gives them this one.
         self._stand_in = tf.Variable(0.0, name="no_dense_variables")
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
+        self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
+        self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step is made of several batches."""
+        return self._accumulator is not None
+
+    @property
+    def _skips_bad_steps(self) -> bool:
+        return self._scaling and self.optimizer.dynamic
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss to differentiate; call it inside the tape."""
@@ -51,7 +68,8 @@ class JointOptimizer:
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
-        tables: Sequence[TableGradient],
+        lookups: RecordedLookups,
+        row_gradients: Sequence[Gradient],
         samples: tf.Tensor,
     ) -> None:
         """Take one batch's gradients: a step, or with accumulation a k-th part of one.
@@ -59,15 +77,31 @@ class JointOptimizer:
         Args:
           gradients: Of the dense variables.
           variables: The dense variables.
-          tables: The gradients of the tables' rows.
-          samples: How many samples the batch has, a scalar; only accumulation asks.
+          lookups: The step's lookups.
+          row_gradients: The gradients of ``lookups.rows``.
+          samples: How many samples the loss is a mean of, a scalar; accumulation and several ranks ask.
+
+        Raises:
+          tf.errors.InvalidArgumentError: On several ranks, a gradient isn't finite.
         """
         accumulator = self._accumulator
-        if accumulator is None:
-            self._step(gradients, variables, tables)
-            return
-        accumulator.add(gradients, variables, tables, samples)
-        tf.cond(accumulator.is_full(), lambda: self._step_of_mean(accumulator), _nothing)
+        if collectives.world().size > 1:
+            gradients = times_samples(gradients, samples)
+            row_gradients = times_samples(row_gradients, samples)
+            finite = all_finite([*gradients, *row_gradients])
+            tables = lookups.by_table(row_gradients)
+            if accumulator is None:
+                self._step_of_ranks(gradients, variables, tables, samples, finite)
+            else:
+                accumulator.add_sums(gradients, variables, tables, samples, finite)
+        else:
+            tables = lookups.by_table(row_gradients)
+            if accumulator is None:
+                self._step(gradients, variables, tables)
+            else:
+                accumulator.add(gradients, variables, tables, samples)
+        if accumulator is not None:
+            tf.cond(accumulator.is_full(), lambda: self._step_of_mean(accumulator), _nothing)
 
     @property
     def is_accumulating(self) -> bool:
@@ -82,18 +116,45 @@ class JointOptimizer:
             tf.cond(accumulator.is_empty(), _nothing, lambda: self._step_of_mean(accumulator))
 
     def _step_of_mean(self, accumulator: GradientAccumulator) -> tf.Tensor:
-        self._step(*accumulator.drain())
+        if collectives.world().size > 1:
+            self._step_of_ranks(*accumulator.drain_sums())
+        else:
+            self._step(*accumulator.drain())
         return _nothing()
 
+    def _step_of_ranks(
+        self,
+        sums: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+        finite: tf.Tensor,
+    ) -> None:
+        """The step of all ranks' samples, given this rank's sums over its own."""
+        means = global_means(sums, samples, finite, self.stop_asked)
+        self.stop_agreed.assign(means.stop)
+        good = ~tf.reduce_any(means.bad_ranks)
+        dense, scale = means.dense, means.scale
+        if not self._skips_bad_steps:
+            with tf.control_dependencies(_refusal(good, means.bad_ranks)):
+                dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
+                scale = tf.identity(scale)
+        self._step(dense, variables, [part.times(scale) for part in tables], good)
+
     def _step(
-        self, gradients: Sequence[Gradient], variables: Sequence[tf.Variable], tables: Sequence[TableGradient]
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        finite: tf.Tensor | None = None,
     ) -> None:
         pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
-        if not (self._scaling and self.optimizer.dynamic):
+        if not self._skips_bad_steps:
             self.optimizer.apply_gradients(pairs)
             self._update(tables)
             return
-        finite = _all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
+        if finite is None:
+            finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
         # The optimizer judges by the dense gradients: it must hear of the rows' too.
         verdict = tf.where(finite, 0.0, float("nan"))
         self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
@@ -117,9 +178,13 @@ def _nothing() -> tf.Tensor:
     return tf.constant(True)
 
 
-def _all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+def _refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
+    message = (
+        "a gradient isn't finite; look at the loss and the data there, lower the learning rate, or under "
+        "mixed_float16 let the optimizer find the loss scale. It came from rank"
+    )
+    check = tf.debugging.Assert(good, [message, tf.where(bad_ranks)[:, 0]], summarize=1024)
+    return [] if check is None else [check]
 
 
 def _plus(gradient: Gradient, number: tf.Tensor) -> Gradient:

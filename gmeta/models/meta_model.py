@@ -15,7 +15,9 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.layers import CollectionLookup, EmbeddingCollection
-from gmeta.models.joint_optimizer import rate_of_last_step
+from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.ranks.loops import RunsOnRanks
+from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
 
 TaskBatch = Mapping[str, Any]
@@ -35,7 +37,7 @@ class AdaptiveNetwork(Protocol):
         """(tasks, samples, in) -> (tasks, samples, 1), with each task's own weights."""
 
 
-class MetaModel(SavesTables, tf.keras.Model):
+class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is
@@ -53,6 +55,10 @@ class MetaModel(SavesTables, tf.keras.Model):
       outer_samples: ``"query"``: the outer loss is over the query samples. ``"all"``: over support and query
         alike; with ``inner.steps=0`` this is ordinary joint training, the baseline that any meta-learner
         has to be compared with.
+
+    On several ranks (see `gmeta.models.ranks.loops.RunsOnRanks`) n is the number of query samples of all
+    ranks, so a step is that of one rank with all their tasks. A task adapts where its samples are: only outer
+    gradients travel, never task parameters (G-Meta, section 2.1.3).
 
     Compile with any Keras optimizer and loss; the tables update with their own fused optimizer, at the rate
     that it states or else at the Keras optimizer's current one. Metrics see the real query samples only, as
@@ -86,10 +92,26 @@ class MetaModel(SavesTables, tf.keras.Model):
         self.outer_samples = outer_samples
         width = sum(feature.dim for feature in collection.features)
         network(tf.zeros([1, 1, width]))  # creates the weights
+        self.built = True
 
-    def compile(self, optimizer: Any = "adam", loss: Any = "mse", **kwargs: Any) -> None:
-        """As `tf.keras.Model.compile`; the loss must be one that gives a value for each sample."""
+    def compile(
+        self, optimizer: Any = "adam", loss: Any = "mse", *, accumulate_steps: int = 1, **kwargs: Any
+    ) -> None:
+        """As `tf.keras.Model.compile`; the loss must be one that gives a value for each sample.
+
+        Args:
+          optimizer: As in Keras.
+          loss: As in Keras.
+          accumulate_steps: Make one outer step of every k batches of tasks; see `gmeta.models.Model.compile`.
+          **kwargs: As in Keras.
+
+        Raises:
+          ConfigError: A loss that can't be taken by the sample, or ``accumulate_steps`` below 1.
+        """
+        if accumulate_steps < 1:
+            raise ConfigError(f"accumulate_steps must be at least 1, got {accumulate_steps}")
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps)
         self._sample_loss = _sample_loss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
 
@@ -151,12 +173,20 @@ class MetaModel(SavesTables, tf.keras.Model):
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
-        loss, lookup, dense_gradients, row_gradients = self.gradients(batch)
-        self.optimizer.apply_gradients(zip(dense_gradients, self.network.trainable_variables, strict=True))
-        self.collection.apply_gradients(
-            lookup, row_gradients, learning_rate=rate_of_last_step(self.optimizer)
+        with rank_step(self, batch["label"]) as step:
+            loss, lookup, dense_gradients, row_gradients = self.gradients(batch)
+            samples = self._outer_samples(batch)
+            logs = self._report(loss, samples)
+            gradients = step.end_forward([*dense_gradients, *row_gradients])
+        variables = self.network.trainable_variables
+        self._joint_optimizer.apply_gradients(
+            gradients[: len(variables)],
+            variables,
+            self.collection.recorded(lookup),
+            gradients[len(variables) :],
+            samples,
         )
-        return self._report(loss, batch)
+        return logs
 
     def gradients(
         self, batch: TaskBatch
@@ -174,18 +204,27 @@ class MetaModel(SavesTables, tf.keras.Model):
             embeddings = self.collection.concat(lookup)
             weights = self.adapt(batch, embeddings, steps=self.inner.steps, order=self.inner.order)
             loss = self._outer_loss(batch, embeddings, weights)
-        dense_gradients, row_gradients = tape.gradient(loss, (variables, lookup.rows))
-        return loss, lookup, dense_gradients, [tf.convert_to_tensor(g) for g in row_gradients]
+            scaled = self._joint_optimizer.scaled(loss)
+        gradients = self._joint_optimizer.unscaled(tape.gradient(scaled, [*variables, *lookup.rows]))
+        dense, rows = gradients[: len(variables)], gradients[len(variables) :]
+        return loss, lookup, dense, [tf.convert_to_tensor(g) for g in rows]
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
-        predictions = self(batch, training=False)
-        labels = tf.gather(batch["label"], batch["query"]["index"])
-        losses = self._loss_of(labels, predictions[..., tf.newaxis])
-        mask = batch["query"]["mask"]
-        self._update_metrics(labels, predictions, mask)
-        return self._report(meta.reduce_tasks(losses, mask), batch)
+        with rank_step(self, batch["label"]) as step:
+            predictions = self(batch, training=False)
+            labels = tf.gather(batch["label"], batch["query"]["index"])
+            losses = self._loss_of(labels, predictions[..., tf.newaxis])
+            mask = batch["query"]["mask"]
+            self._update_metrics(labels, predictions, mask)
+            return step.end_forward(self._report(meta.reduce_tasks(losses, mask), tf.reduce_sum(mask)))
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_step(self, batch: TaskBatch) -> tf.Tensor:
+        """Query predictions, as `call`."""
+        with rank_step(self, batch["label"]) as step:
+            return step.end_forward(self(batch, training=False))
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
@@ -205,13 +244,20 @@ class MetaModel(SavesTables, tf.keras.Model):
     def _outer_loss(
         self, batch: TaskBatch, embeddings: tf.Tensor, weights: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
-        parts = ("support", "query") if self.outer_samples == "all" else ("query",)
-        index = tf.concat([batch[part]["index"] for part in parts], axis=1)
-        mask = tf.concat([batch[part]["mask"] for part in parts], axis=1)
+        index = tf.concat([batch[part]["index"] for part in self._outer_parts], axis=1)
+        mask = tf.concat([batch[part]["mask"] for part in self._outer_parts], axis=1)
         predictions = self.predict_samples(embeddings, index, weights)
         labels = tf.gather(batch["label"], index)
         self._update_metrics(labels, predictions, mask)
         return meta.reduce_tasks(self._loss_of(labels, predictions[..., tf.newaxis]), mask)
+
+    @property
+    def _outer_parts(self) -> tuple[str, ...]:
+        return ("support", "query") if self.outer_samples == "all" else ("query",)
+
+    def _outer_samples(self, batch: TaskBatch) -> tf.Tensor:
+        """How many samples the outer loss is a mean of."""
+        return tf.add_n([tf.reduce_sum(batch[part]["mask"]) for part in self._outer_parts])
 
     def _update_metrics(self, labels: tf.Tensor, predictions: tf.Tensor, mask: tf.Tensor) -> None:
         real = mask > 0
@@ -219,8 +265,7 @@ class MetaModel(SavesTables, tf.keras.Model):
             tf.boolean_mask(labels, real)[:, tf.newaxis], tf.boolean_mask(predictions, real)[:, tf.newaxis]
         )
 
-    def _report(self, loss: tf.Tensor, batch: TaskBatch) -> dict[str, tf.Tensor]:
-        samples = tf.reduce_sum(batch["query"]["mask"])
+    def _report(self, loss: tf.Tensor, samples: tf.Tensor) -> dict[str, tf.Tensor]:
         self._loss_metric.update_state(loss, sample_weight=samples)
         return {metric.name: metric.result() for metric in self.metrics}
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers import record_lookups
 from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.ranks.loops import RunsOnRanks
+from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
 
 _ACCUMULATE = "accumulate_steps"
@@ -27,7 +30,7 @@ def _functional(cls: Any) -> Any:
     return type(cls)(cls.__name__, (cls, _Functional), same)
 
 
-class Model(SavesTables, tf.keras.Model):
+class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     """`tf.keras.Model` for models with a `gmeta.layers.EmbeddingCollection` in them.
 
     Use it as you would use that one, in functional style (``Model(inputs, outputs)``) or as a base class;
@@ -37,6 +40,8 @@ class Model(SavesTables, tf.keras.Model):
     A train step records the lookups that the collections in it make, wherever and however often they are
     called; it differentiates with respect to their rows beside the trainable variables, and each physical
     table makes one update in which gradients to the same key are summed.
+
+    On several ranks the same script trains one model (see `gmeta.models.ranks.loops.RunsOnRanks`).
 
     To save: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
     ``.keras`` carry the tables whole, with optimizer slots; the older ``.h5`` and SavedModel are refused,
@@ -86,8 +91,8 @@ class Model(SavesTables, tf.keras.Model):
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: Settings that tables can't follow: XLA, several replicas in one process, or
-            accumulation of fewer than one batch or of a loss that is a sum.
+          ConfigError: Settings that tables can't follow: XLA, several replicas in one process, accumulation
+            of fewer than one batch, or a loss that is a sum with accumulation or on several ranks.
         """
         if accumulate_steps < 1:
             raise ConfigError(f"accumulate_steps must be at least 1, got {accumulate_steps}")
@@ -99,10 +104,12 @@ class Model(SavesTables, tf.keras.Model):
                 f"{type(self.distribute_strategy).__name__} has {replicas} replicas in one process, and "
                 "tables serve one: use tf.distribute's default strategy, a process for each device"
             )
-        if accumulate_steps > 1 and any(_is_sum(each) for each in tf.nest.flatten(loss)):
+        ranks = collectives.world().size
+        if (accumulate_steps > 1 or ranks > 1) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
+            who = "accumulate_steps" if ranks == 1 else f"training on {ranks} ranks"
             raise ConfigError(
-                "accumulate_steps makes means over the samples of several batches, but a loss is reduced by "
-                "SUM: use SUM_OVER_BATCH_SIZE"
+                f"{who} makes means over the samples of several batches, but a loss is reduced by SUM: use "
+                "SUM_OVER_BATCH_SIZE"
             )
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
@@ -112,38 +119,19 @@ class Model(SavesTables, tf.keras.Model):
         """One batch: forward, backward, and a step of dense weights and tables."""
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
         joint = self._joint_optimizer
-        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(x, y, y_pred, sample_weight)
-            scaled = joint.scaled(loss)
-        self._validate_target_and_loss(y, loss)
-        variables = self.trainable_variables
-        gradients = joint.unscaled(tape.gradient(scaled, [*variables, *lookups.rows]))
+        with rank_step(self, data) as step:
+            with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x, y, y_pred, sample_weight)
+                scaled = joint.scaled(loss)
+            self._validate_target_and_loss(y, loss)
+            variables = self.trainable_variables
+            gradients = joint.unscaled(tape.gradient(scaled, [*variables, *lookups.rows]))
+            logs = self.compute_metrics(x, y, y_pred, sample_weight)
+            gradients = step.end_forward(gradients)
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
-        joint.apply_gradients(dense, variables, lookups.by_table(rows), _samples(y_pred))
-        return self.compute_metrics(x, y, y_pred, sample_weight)
-
-    @property
-    def is_accumulating(self) -> bool:
-        """Whether gradients of some batches wait for their step; no checkpoint has them."""
-        return self._joint_optimizer.is_accumulating
-
-    def apply_accumulated(self) -> None:
-        """Make the step of the batches that were accumulated so far, if there are any.
-
-        For training loops over `train_on_batch`; `fit` does so at the end of an epoch.
-        """
-        self._joint_optimizer.flush()
-
-    def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
-        """As `tf.keras.Model.fit`."""
-        if self._is_compiled and self._accumulate_steps > 1:
-            callbacks = kwargs.get("callbacks") or []
-            if isinstance(callbacks, tf.keras.callbacks.CallbackList):
-                callbacks.append(_CloseWindow(self))
-            else:
-                kwargs["callbacks"] = [_CloseWindow(self), *tf.nest.flatten(callbacks)]
-        return super().fit(*args, **kwargs)
+        joint.apply_gradients(dense, variables, lookups, rows, _samples(y_pred))
+        return logs
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was called with."""
@@ -155,22 +143,6 @@ class Model(SavesTables, tf.keras.Model):
         self.compile(**tf.keras.saving.deserialize_keras_object(config))
         if self.built and self.trainable_variables and hasattr(self.optimizer, "build"):
             self.optimizer.build(self.trainable_variables)
-
-
-class _CloseWindow(tf.keras.callbacks.Callback):
-    """Ends an epoch with a step of what is accumulated, before anyone measures or saves the model."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self._owner = model
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Validation sees the whole epoch's training."""
-        self._owner.apply_accumulated()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """So do the callbacks after this one."""
-        self._owner.apply_accumulated()
 
 
 def _samples(y_pred: Any) -> tf.Tensor:

@@ -246,3 +246,15 @@ def test_folders_and_splits_that_arent_there(prepared, tmp_path):
     Manifest(SCHEMA, {"empty": Split(())}).save(tmp_path)
     with pytest.raises(DataError, match="the split holds no group"):
         tasks(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_the_shards_of_an_epoch_are_what_one_rank_reads(prepared, ranks):
+    dataset = tasks(prepared, tasks_per_batch=4, query=2, seed=3)
+    whole = [plain(batch) for batch in dataset]
+    parts = [tasks(prepared, tasks_per_batch=4, query=2, seed=3, shard=(r, ranks)) for r in range(ranks)]
+    read = [[plain(batch) for batch in part] for part in parts]
+    assert [len(batches) for batches in read] == [int(part.cardinality()) for part in parts]
+    assert read == [whole[rank::ranks] for rank in range(ranks)]
+    with pytest.raises(ConfigError, match=r"shard=\(2, 2\) names no rank"):
+        tasks(prepared, query=2, shard=(2, 2))

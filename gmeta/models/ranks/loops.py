@@ -1,0 +1,214 @@
+"""Keras' `fit`, `evaluate` and `predict` on several ranks, with the results of one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tensorflow as tf
+from tf_keras.src.engine import data_adapter
+
+from gmeta.core import collectives
+from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.ranks.data import empty_batch, rank_dataset
+from gmeta.models.ranks.metrics import merge_over_ranks
+from gmeta.models.ranks.start import start_together
+from gmeta.models.ranks.step import rank_step
+from gmeta.models.ranks.stopping import StopTogether
+
+_GENERATOR = ("max_queue_size", "workers", "use_multiprocessing")
+
+
+class RunsOnRanks:
+    """Stands before `tf.keras.Model` in gmeta's models. On one rank it hands everything on.
+
+    After ``gmeta.init()`` under a launcher, the same script trains one model on all ranks:
+
+    * ``fit`` and ``evaluate`` give each rank its part of the data: of arrays every N-th sample, of a data set
+      every N-th element (see `gmeta.models.ranks.data`, also for how to hand in parts of the ranks' own).
+      ``batch_size`` is a rank's, so that a step has N times as many samples, and its gradient is of the mean
+      over all of them. Ranks take equally many steps; one whose data has ended takes steps without samples.
+    * ``predict`` predicts, on every rank, all that this rank is given.
+    * Dense weights and optimizer state begin as they are on rank 0.
+    * What ``fit`` and ``evaluate`` return and callbacks see at the end of an epoch is of all ranks' samples,
+      and the same on all of them; within an epoch it is of the rank's own. All ranks stop if one wants to.
+    * Rank 0 alone shows progress.
+    """
+
+    _joint_optimizer: JointOptimizer
+
+    def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
+        """As `tf.keras.Model.fit`; see `RunsOnRanks`.
+
+        Raises:
+          ConfigError: Ranks differ in the model, its settings, or what `fit` is called with; or data that
+            they can't train on together.
+          CollectiveError: Another rank has ended.
+        """
+        own = _arguments(tf.keras.Model.fit, self, args, kwargs)
+        if collectives.world().size > 1:
+            self._assert_compile_was_called()  # type: ignore[attr-defined]
+            own = self._fit_on_ranks(own)
+        own["callbacks"] = self._with_callbacks(own["callbacks"])
+        with collectives.named_failures("fit"):
+            return super().fit(**own)  # type: ignore[misc]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.evaluate`; see `RunsOnRanks`.
+
+        Raises:
+          ConfigError: Data that ranks can't measure on together.
+          CollectiveError: Another rank has ended.
+        """
+        if collectives.world().size == 1 or kwargs.get(
+            "_use_cached_eval_dataset"
+        ):  # in `fit`, which has prepared it
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
+        own["x"] = rank_dataset(
+            own["x"],
+            own.pop("y"),
+            own.pop("sample_weight"),
+            batch_size=own.pop("batch_size"),
+            shuffle=False,
+            steps=own["steps"],
+            **_generator(own),
+        )
+        own["verbose"] = _verbose(own["verbose"])
+        with collectives.named_failures("evaluate"):
+            return super().evaluate(**own)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.predict`; see `RunsOnRanks`.
+
+        Raises:
+          ConfigError: Data that ranks can't go through together.
+          CollectiveError: Another rank has ended.
+        """
+        if collectives.world().size == 1:
+            return super().predict(*args, **kwargs)  # type: ignore[misc]
+        own = _arguments(tf.keras.Model.predict, self, args, kwargs)
+        own["x"] = rank_dataset(
+            own["x"],
+            batch_size=own.pop("batch_size"),
+            shuffle=False,
+            steps=own["steps"],
+            shard=False,
+            **_generator(own),
+        )
+        own["verbose"] = _verbose(own["verbose"])
+        with collectives.named_failures("predict"):
+            return super().predict(**own)  # type: ignore[misc]
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data: Any) -> Any:
+        """As `tf.keras.Model.test_step`."""
+        with rank_step(self, data) as step:
+            return step.end_forward(super().test_step(data))  # type: ignore[misc]
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_step(self, data: Any) -> Any:
+        """As `tf.keras.Model.predict_step`."""
+        with rank_step(self, data) as step:
+            return step.end_forward(super().predict_step(data))  # type: ignore[misc]
+
+    def apply_accumulated(self) -> None:
+        """Make the step of the batches that were accumulated so far, if there are any.
+
+        For training loops over `train_on_batch`; `fit` does so at the end of an epoch. All ranks call it.
+        """
+        self._joint_optimizer.flush()
+
+    def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `fit` for this rank."""
+        own = dict(own)
+        data = own["x"], own.pop("y"), own.pop("sample_weight")
+        if own["validation_split"] and own["validation_data"] is None:
+            data, own["validation_data"] = data_adapter.train_validation_split(data, own["validation_split"])
+        own["validation_split"] = 0.0
+        batch_size, generator = own.pop("batch_size"), _generator(own)
+        dataset = rank_dataset(
+            *data,
+            batch_size=batch_size,
+            shuffle=own["shuffle"],
+            steps=own["steps_per_epoch"],
+            model=self,
+            **generator,
+        )
+        own["x"] = dataset
+        validation = own["validation_data"]
+        if validation is not None:
+            own["validation_data"] = rank_dataset(
+                *tf.keras.utils.unpack_x_y_sample_weight(validation),
+                batch_size=own.pop("validation_batch_size") or batch_size,
+                shuffle=False,
+                steps=own["validation_steps"],
+                **generator,
+            )
+        alike = (
+            "epochs",
+            "initial_epoch",
+            "steps_per_epoch",
+            "validation_steps",
+            "validation_freq",
+            "class_weight",
+        )
+        loop = {name: own[name] for name in alike}
+        loop["validation_data"] = validation is not None
+        spec = dataset.element_spec
+        start_together(self, spec, empty_batch(spec), loop)
+        own["verbose"] = _verbose(own["verbose"])
+        return own
+
+    def _with_callbacks(self, given: Any) -> Any:
+        """The user's callbacks, between those that end accumulation and those that stop all ranks."""
+        joint = getattr(self, "_joint_optimizer", None)
+        first = [_CloseWindow(self)] if joint is not None and joint.accumulates else []
+        last = []
+        if joint is not None and collectives.world().size > 1:
+            last = [StopTogether(joint.stop_asked, joint.stop_agreed)]
+        if not first and not last:
+            return given
+        if isinstance(given, tf.keras.callbacks.CallbackList):
+            for callback in (*first, *last):
+                given.append(callback)
+            return given
+        return [*first, *tf.nest.flatten(given or []), *last]
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        """Keras asks this for the results of an epoch, or of an evaluation, when it is over."""
+        merge_over_ranks(self.metrics)  # type: ignore[attr-defined]
+        return super()._validate_and_get_metrics_result(logs)  # type: ignore[misc]
+
+
+class _CloseWindow(tf.keras.callbacks.Callback):
+    """Ends an epoch with a step of what is accumulated, before anyone measures or saves the model."""
+
+    def __init__(self, model: RunsOnRanks) -> None:
+        super().__init__()
+        self._owner = model
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Validation sees the whole epoch's training."""
+        self._owner.apply_accumulated()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """So do the callbacks after this one."""
+        self._owner.apply_accumulated()
+
+
+def _arguments(function: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method of Keras' by name, those that weren't given included."""
+    bound = inspect.signature(function).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    rest = bound.arguments.pop("kwargs", {})
+    bound.arguments.pop("self")
+    return {**bound.arguments, **rest}
+
+
+def _generator(own: dict[str, Any]) -> dict[str, Any]:
+    return {name: own[name] for name in _GENERATOR}
+
+
+def _verbose(verbose: Any) -> Any:
+    return verbose if collectives.world().rank == 0 else 0

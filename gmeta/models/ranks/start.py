@@ -1,0 +1,78 @@
+"""What ranks do before they train together: see that they mean the same, and begin with the same weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.layers import EmbeddingCollection
+
+ADVICE = "run the same script with the same settings on every rank"
+
+
+def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: Mapping[str, Any]) -> None:
+    """Refuse to train different models, then give all ranks the dense weights and optimizer state of rank 0.
+
+    All ranks call it together. The rows of tables need no such thing: they are functions of seed and key.
+
+    Args:
+      model: The compiled model. One that hasn't made its weights yet is called on ``batch`` to make them.
+      element_spec: Of the data.
+      batch: A batch of the data, which may have no samples.
+      loop: What `fit` was called with that must be the same, name -> value.
+
+    Raises:
+      ConfigError: Ranks differ; the message says in what, and which.
+    """
+    collectives.check_agreement(
+        {**settings_of(model), **{name: repr(value) for name, value in loop.items()}}, advice=ADVICE
+    )
+    collectives.check_agreement({"form of the data": _form(element_spec)}, advice=ADVICE)
+    if not model.built:
+        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        model(x, training=False)
+    optimizer = model.optimizer
+    if hasattr(optimizer, "build"):
+        optimizer.build(model.trainable_variables)
+    state = optimizer.variables
+    state = state() if callable(state) else state
+    variables = list({id(v): v for v in [*model.variables, *state]}.values())
+    collectives.broadcast_variables([v for v in variables if _travels(v)])
+
+
+def settings_of(model: tf.keras.Model) -> dict[str, str]:
+    """Name -> value of what must be the same on all ranks, as text."""
+    settings = {f"{model.name}'s compile settings": _text(_compile_config(model))}
+    for layer in model.submodules:
+        if isinstance(layer, EmbeddingCollection):
+            for name, value in layer.get_config().items():
+                settings[f"{layer.name}'s {name}"] = _text(value)
+    return settings
+
+
+def _compile_config(model: tf.keras.Model) -> Any:
+    try:
+        return model.get_compile_config()
+    except Exception:  # settings that Keras can't write down, such as a loss of the user's own
+        return type(model.optimizer).__name__
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
+
+
+def _form(spec: Any) -> str:
+    """Names and types of the parts of an element; their sizes may differ."""
+    parts = [
+        f"{type(part).__name__} {getattr(part, 'dtype', None)} rank {part.shape.rank}"
+        for part in tf.nest.flatten(spec)
+    ]
+    return f"{tf.nest.map_structure(lambda _: 0, spec)} of {parts}"
+
+
+def _travels(variable: tf.Variable) -> bool:
+    return variable.dtype != tf.string and variable.dtype != tf.resource

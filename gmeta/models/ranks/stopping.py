@@ -1,0 +1,42 @@
+"""One decision of all ranks to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+
+
+class StopTogether(tf.keras.callbacks.Callback):
+    """Makes ``model.stop_training`` hold for all ranks, in the same step, if any rank sets it.
+
+    Within an epoch, a rank that wants to stop says so in the all-reduce of its next optimizer step, and every
+    rank stops after that one: a rank that left at once would leave the others waiting. At the end of an epoch
+    ranks agree on the spot; what callbacks see there is the same on all of them.
+
+    Args:
+      asked: The variable that says what this rank wants, which the all-reduce sends.
+      agreed: The variable that the all-reduce writes.
+    """
+
+    def __init__(self, asked: tf.Variable, agreed: tf.Variable) -> None:
+        super().__init__()
+        self._asked, self._agreed = asked, agreed
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Nobody has asked yet."""
+        self._asked.assign(False)
+        self._agreed.assign(False)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ask instead of stopping; stop if that was agreed on."""
+        if self.model.stop_training:
+            self._asked.assign(True)
+        self.model.stop_training = bool(self._agreed.numpy())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Agree."""
+        wanted = self.model.stop_training or bool(self._asked.numpy())
+        self.model.stop_training = any(collectives.allgather_objects(bool(wanted)))
