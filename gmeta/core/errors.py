@@ -43,6 +43,10 @@ class KerasError(GmetaError, ImportError):
     """TensorFlow has already chosen Keras 3, which gmeta can't train with."""
 
 
+class NotFiniteError(GmetaError, ArithmeticError):
+    """A gradient that holds NaN or infinity."""
+
+
 class NativeLibraryError(GmetaError, ImportError):
     """A compiled library is missing, broken, or built against another TensorFlow."""
 

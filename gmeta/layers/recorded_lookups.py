@@ -210,7 +210,7 @@ def _at_owners(
         ]
         # Summed per key before the wire, which the keys' order there asks for anyway.
         dense = [[None if g is None else tf.convert_to_tensor(g) for g in gradients[i]] for i in chosen]
-        sent = [keys for i in chosen if (keys := lookups[i].lookup.sent) is not None]
+        sent = [keys for keys in (lookups[i].lookup.sent for i in chosen) if keys is not None]
         owned = exchange_gradients(sent, dense, wire_dtype=wire_dtype)
         for index, parts in zip(chosen, owned, strict=True):
             found[index] = list(parts)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.errors import NotFiniteError
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.gradient_accumulator import GradientAccumulator
 from gmeta.models.ranks.gradients import Gradient, all_finite, global_means, times_samples
@@ -179,12 +182,32 @@ def _nothing() -> tf.Tensor:
 
 
 def _refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
-    message = (
-        "a gradient isn't finite; look at the loss and the data there, lower the learning rate, or under "
-        "mixed_float16 let the optimizer find the loss scale. It came from rank"
-    )
-    check = tf.debugging.Assert(good, [message, tf.where(bad_ranks)[:, 0]], summarize=1024)
+    check = tf.debugging.Assert(good, [_NOT_FINITE, tf.where(bad_ranks)[:, 0]], summarize=1024)
     return [] if check is None else [check]
+
+
+_NOT_FINITE = "gradients are not finite on the ranks"
+
+
+@contextmanager
+def named_bad_gradients() -> Iterator[None]:
+    """Turn the error of a step whose gradients aren't finite into one that is easy to read.
+
+    Raises:
+      NotFiniteError: It names the ranks that the gradients came from.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(rf"{_NOT_FINITE}\W*([\d ]+)\]", str(error.message))
+        if found is None:
+            raise
+        ranks = ", ".join(found[1].split())
+        raise NotFiniteError(
+            f"the gradient of rank {ranks} of {collectives.world().size} isn't finite, and no rank has made "
+            "the step: look at the loss and the data there, lower the learning rate, or under mixed_float16 "
+            "use a LossScaleOptimizer, which leaves such steps out"
+        ) from error
 
 
 def _plus(gradient: Gradient, number: tf.Tensor) -> Gradient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 
 
@@ -13,15 +14,17 @@ class SavesTables:
 
     TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
     ask each layer for its state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
-    these are refused rather than written without the tables.
+    these are refused rather than written without the tables. So are files of one of several ranks, which has
+    only the rows that it owns.
     """
 
     def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
         """As `tf.keras.Model.save_weights`, in TensorFlow's format or in ``.weights.h5``.
 
         Raises:
-          ConfigError: The older HDF5 format, which has no place for tables.
+          ConfigError: The older HDF5 format, which has no place for tables; or several ranks.
         """
+        _refuse_a_part(filepath)
         _refuse_old_hdf5(filepath, kwargs.get("save_format"))
         super().save_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
@@ -38,8 +41,9 @@ class SavesTables:
         """As `tf.keras.Model.save`, to a ``.keras`` file.
 
         Raises:
-          ConfigError: Another format.
+          ConfigError: Another format, or several ranks.
         """
+        _refuse_a_part(filepath)
         if not str(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
             raise ConfigError(
                 f"{filepath}: a model with dynamic tables is saved whole as `.keras` alone. Save its state "
@@ -47,6 +51,16 @@ class SavesTables:
                 "writes a SavedModel"
             )
         super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+
+def _refuse_a_part(filepath: str | Path) -> None:
+    here = collectives.world()
+    if here.size > 1:
+        raise ConfigError(
+            f"{filepath}: rank {here.rank} of {here.size} has only the rows that it owns, and so would the "
+            "file: save with the callback gmeta.training.sharded_callback.ShardedCheckpoint, to which every "
+            "rank adds its part, and which any number of ranks can load"
+        )
 
 
 def _refuse_old_hdf5(filepath: str | Path, save_format: str | None) -> None:

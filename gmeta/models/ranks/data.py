@@ -12,8 +12,7 @@ batches of no samples.
 from __future__ import annotations
 
 import functools
-import hashlib
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +22,18 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
+
+
+class RankData(NamedTuple):
+    """A rank's part.
+
+    Attributes:
+      dataset: Its batches.
+      digest: Where every N-th element is taken: what `SameElements` compares with the other ranks'.
+    """
+
+    dataset: tf.data.Dataset
+    digest: tf.Variable | None
 
 
 def rank_dataset(
@@ -35,7 +46,7 @@ def rank_dataset(
     steps: int | None = None,
     shard: bool = True,
     **generator: Any,
-) -> tf.data.Dataset:
+) -> RankData:
     """What this rank trains or measures on, of the same number of batches as every other rank's.
 
     All ranks call it together.
@@ -53,8 +64,7 @@ def rank_dataset(
       **generator: Keras' ``max_queue_size``, ``workers`` and ``use_multiprocessing``, and ``model``.
 
     Raises:
-      ConfigError: Data that ranks can't take steps on together, or of which every N-th element isn't a rank's
-        part because ranks are given different elements.
+      ConfigError: Data that ranks can't take steps on together.
     """
     here = collectives.world()
     adapter = data_adapter.select_data_adapter(x, y)
@@ -62,8 +72,6 @@ def rank_dataset(
     if isinstance(x, tf.data.Dataset):
         dataset = x
         shard = shard and dataset.options().experimental_distribute.auto_shard_policy != _OFF
-        if shard:
-            check_same_elements(dataset)
     else:
         if shard and not elements:
             x, y, sample_weight = (strided(part, here) for part in (x, y, sample_weight))
@@ -80,9 +88,11 @@ def rank_dataset(
         dataset = made.get_dataset()
         if made.get_size() is not None:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(made.get_size()))
+    digest = None
     if shard and elements:
+        dataset, digest = _with_digest(dataset)
         dataset = dataset.shard(here.size, here.rank)
-    return in_lockstep(dataset, steps)
+    return RankData(in_lockstep(dataset, steps), digest)
 
 
 def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.Dataset:
@@ -182,27 +192,66 @@ def _is_open(spec: tf.TypeSpec) -> bool:
     return isinstance(spec, tf.TensorSpec) and None in (spec.shape.as_list() or [])[1:]
 
 
-def check_same_elements(dataset: tf.data.Dataset) -> None:
-    """Check that ranks are given the same elements, of which each is to take its part.
+def _with_digest(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, tf.Variable]:
+    """The data set, and a variable that has a digest of the first element of each iteration over it."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        digest = tf.Variable(tf.zeros([2], tf.int64), trainable=False, name="first_element")
+    spec = dataset.element_spec
 
-    It reads one element. All ranks call it together.
+    def note(element: Any) -> tf.Tensor:
+        parts = [tf.io.serialize_tensor(part) for part in tf.nest.flatten(element, expand_composites=True)]
+        both = tf.strings.to_hash_bucket_strong(tf.strings.join(parts), 1 << 62, key=[17, 4])
+        return digest.assign([1, both], read_value=True)
+
+    def pass_on(number: tf.Tensor, *parts: Any) -> Any:
+        element = parts if isinstance(spec, tuple) else parts[0]
+        first = tf.cond(tf.equal(number, 0), lambda: note(element), lambda: tf.zeros([2], tf.int64))
+        with tf.control_dependencies([first]):
+            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+
+    numbered = dataset.enumerate()
+    return numbered.map(lambda number, element: pass_on(number, *_as_tuple(element))), digest
+
+
+def _as_tuple(element: Any) -> tuple[Any, ...]:
+    return element if isinstance(element, tuple) else (element,)
+
+
+class SameElements(tf.keras.callbacks.Callback):
+    """Checks in the first step over a data set that it is the same on all ranks, as each takes its part.
+
+    Args:
+      digest: Of the first element.
 
     Raises:
-      ConfigError: Their first elements differ.
+      ConfigError: In that step, on every rank: the digests differ.
     """
-    digest = hashlib.sha256()
-    for batch in dataset.take(1):
-        for part in tf.nest.flatten(batch, expand_composites=True):
-            digest.update(np.ascontiguousarray(part.numpy()).tobytes())
-    collectives.check_agreement(
-        {"the first element of the data": digest.hexdigest()[:16]},
-        advice=(
-            "each rank takes every N-th element of data that is the same on all of them: give shuffle a "
-            "seed. If ranks are given parts of their own, say so: options = tf.data.Options(); "
-            "options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF; "
-            "data = data.with_options(options)"
-        ),
-    )
+
+    def __init__(self, digest: tf.Variable, *, of: Literal["training", "test"]) -> None:
+        super().__init__()
+        self._digest, self._of, self._checked = digest, of, False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Check, once."""
+        self._check("training")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Check, once."""
+        self._check("test")
+
+    def _check(self, kind: str) -> None:
+        if kind != self._of or self._checked:
+            return
+        self._checked = True
+        collectives.check_agreement(
+            {f"the first element of the {kind} data": str(self._digest.numpy().tolist())},
+            advice=(
+                "each rank takes every N-th element of data that is the same on all of them: give shuffle a "
+                "seed. If ranks are given parts of their own, say so: options = tf.data.Options(); "
+                "options.experimental_distribute.auto_shard_policy = "
+                "tf.data.experimental.AutoShardPolicy.OFF; data = data.with_options(options)"
+            ),
+        )
 
 
 def strided(nest: Any, here: collectives.World) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 from tf_keras.src.engine import data_adapter
 
 from gmeta.core import collectives
-from gmeta.models.joint_optimizer import JointOptimizer
-from gmeta.models.ranks.data import empty_batch, rank_dataset
+from gmeta.models.joint_optimizer import JointOptimizer, named_bad_gradients
+from gmeta.models.ranks.data import RankData, SameElements, empty_batch, rank_dataset
 from gmeta.models.ranks.metrics import merge_over_ranks
 from gmeta.models.ranks.start import start_together
 from gmeta.models.ranks.step import rank_step
@@ -44,13 +45,14 @@ class RunsOnRanks:
           ConfigError: Ranks differ in the model, its settings, or what `fit` is called with; or data that
             they can't train on together.
           CollectiveError: Another rank has ended.
+          NotFiniteError: A rank's gradient isn't finite.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
         if collectives.world().size > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
-        with collectives.named_failures("fit"):
+        with named_bad_gradients(), collectives.named_failures("fit"):
             return super().fit(**own)  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +67,7 @@ class RunsOnRanks:
         ):  # in `fit`, which has prepared it
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
-        own["x"] = rank_dataset(
+        data = rank_dataset(
             own["x"],
             own.pop("y"),
             own.pop("sample_weight"),
@@ -74,6 +76,8 @@ class RunsOnRanks:
             steps=own["steps"],
             **_generator(own),
         )
+        own["x"] = data.dataset
+        own["callbacks"] = _added(own["callbacks"], last=_checks(data, "test"))
         own["verbose"] = _verbose(own["verbose"])
         with collectives.named_failures("evaluate"):
             return super().evaluate(**own)  # type: ignore[misc]
@@ -95,7 +99,7 @@ class RunsOnRanks:
             steps=own["steps"],
             shard=False,
             **_generator(own),
-        )
+        ).dataset
         own["verbose"] = _verbose(own["verbose"])
         with collectives.named_failures("predict"):
             return super().predict(**own)  # type: ignore[misc]
@@ -112,6 +116,11 @@ class RunsOnRanks:
         with rank_step(self, data) as step:
             return step.end_forward(super().predict_step(data))  # type: ignore[misc]
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of some batches wait for their step; no checkpoint has them."""
+        return self._joint_optimizer.is_accumulating
+
     def apply_accumulated(self) -> None:
         """Make the step of the batches that were accumulated so far, if there are any.
 
@@ -127,7 +136,7 @@ class RunsOnRanks:
             data, own["validation_data"] = data_adapter.train_validation_split(data, own["validation_split"])
         own["validation_split"] = 0.0
         batch_size, generator = own.pop("batch_size"), _generator(own)
-        dataset = rank_dataset(
+        training = rank_dataset(
             *data,
             batch_size=batch_size,
             shuffle=own["shuffle"],
@@ -135,16 +144,19 @@ class RunsOnRanks:
             model=self,
             **generator,
         )
-        own["x"] = dataset
+        own["x"], checks = training.dataset, _checks(training, "training")
         validation = own["validation_data"]
         if validation is not None:
-            own["validation_data"] = rank_dataset(
+            measured = rank_dataset(
                 *tf.keras.utils.unpack_x_y_sample_weight(validation),
                 batch_size=own.pop("validation_batch_size") or batch_size,
                 shuffle=False,
                 steps=own["validation_steps"],
                 **generator,
             )
+            own["validation_data"] = measured.dataset
+            checks += _checks(measured, "test")
+        own["callbacks"] = _added(own["callbacks"], last=checks)
         alike = (
             "epochs",
             "initial_epoch",
@@ -155,7 +167,7 @@ class RunsOnRanks:
         )
         loop = {name: own[name] for name in alike}
         loop["validation_data"] = validation is not None
-        spec = dataset.element_spec
+        spec = training.dataset.element_spec
         start_together(self, spec, empty_batch(spec), loop)
         own["verbose"] = _verbose(own["verbose"])
         return own
@@ -167,13 +179,7 @@ class RunsOnRanks:
         last = []
         if joint is not None and collectives.world().size > 1:
             last = [StopTogether(joint.stop_asked, joint.stop_agreed)]
-        if not first and not last:
-            return given
-        if isinstance(given, tf.keras.callbacks.CallbackList):
-            for callback in (*first, *last):
-                given.append(callback)
-            return given
-        return [*first, *tf.nest.flatten(given or []), *last]
+        return _added(given, first, last)
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
         """Keras asks this for the results of an epoch, or of an evaluation, when it is over."""
@@ -204,6 +210,23 @@ def _arguments(function: Any, model: Any, args: tuple[Any, ...], kwargs: dict[st
     rest = bound.arguments.pop("kwargs", {})
     bound.arguments.pop("self")
     return {**bound.arguments, **rest}
+
+
+def _added(
+    given: Any,
+    first: Sequence[tf.keras.callbacks.Callback] = (),
+    last: Sequence[tf.keras.callbacks.Callback] = (),
+) -> Any:
+    """The user's callbacks, in whatever form, with some before and some after them."""
+    if isinstance(given, tf.keras.callbacks.CallbackList):
+        for callback in (*first, *last):
+            given.append(callback)
+        return given
+    return [*first, *tf.nest.flatten(given or []), *last] if first or last else given
+
+
+def _checks(data: RankData, of: Literal["training", "test"]) -> list[tf.keras.callbacks.Callback]:
+    return [] if data.digest is None else [SameElements(data.digest, of=of)]
 
 
 def _generator(own: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,336 @@
+"""Keras' loops on ranks: shares of data, metrics, stopping, accumulation, loss scaling; what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.layers import EmbeddingCollection, FeatureConfig, exchange
+from gmeta.models import Model
+from gmeta.ops import Adam, Normal
+from gmeta.testing.ranks import run_ranks
+from gmeta.testing.tables import sorted_records
+from gmeta.training.export import portable_ops
+from gmeta.training.warmup import LearningRateWarmup
+
+pytestmark = pytest.mark.ranks
+
+RANKS = 2
+FEATURES = (
+    FeatureConfig("user", 4, initializer=Normal(0.0, 0.5)),
+    FeatureConfig("item", 4, initializer=Normal(0.0, 0.5)),
+)
+AUTO = tf.data.experimental.AutoShardPolicy
+
+
+def samples(n: int = 47) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    x = {"user": rng.integers(0, 9, n), "item": rng.integers(0, 30, n)}
+    return x, (x["user"] % 2 == 0).astype(np.float32), rng.uniform(0.5, 2.0, n).astype(np.float32)
+
+
+def make(normalize: bool = False, wire_dtype: str = "float32", seed: int = 0, **options: Any) -> Model:
+    x = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
+    collection = EmbeddingCollection(
+        FEATURES, optimizer=Adam(None), seed=seed, wire_dtype=wire_dtype, name="collection"
+    )
+    hidden = tf.keras.layers.Concatenate()(list(collection(x).values()))
+    if normalize:
+        hidden = tf.keras.layers.BatchNormalization(name="normalize")(hidden)
+    kernel = tf.keras.initializers.GlorotUniform(seed=1)
+    logit = tf.keras.layers.Dense(1, kernel_initializer=kernel, dtype="float32")(hidden)
+    model = Model(x, logit)
+    settings = {
+        "optimizer": tf.keras.optimizers.Adam(0.05),
+        "loss": tf.keras.losses.BinaryCrossentropy(from_logits=True),
+        "metrics": [tf.keras.metrics.AUC(from_logits=True, name="auc")],
+        **options,
+    }
+    model.compile(settings.pop("optimizer"), **settings)
+    return model
+
+
+def trained(model: Model) -> dict[str, Any]:
+    return {
+        "tables": [sorted_records(table) for table in model.get_layer("collection").tables],
+        "dense": [weight.numpy() for weight in model.trainable_variables],
+    }
+
+
+def rate_of(samples_a_step: int) -> int:
+    """The batch size of a rank, for so many samples in a step of all."""
+    return samples_a_step // collectives.world().size
+
+
+def arrays() -> dict[str, Any]:
+    """Arrays, sample weights, validation, and callbacks that decide by what was measured."""
+    x, y, weight = samples()
+    model = make()
+    stop = tf.keras.callbacks.EarlyStopping("val_auc", mode="max", patience=3)
+    slower = tf.keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.02)
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weight,
+        batch_size=rate_of(12),
+        epochs=8,
+        shuffle=False,
+        verbose=0,
+        validation_data=(x, 1 - y),
+        callbacks=[stop, slower],
+    ).history
+    return {
+        **trained(model),
+        "history": history,
+        "measured": model.evaluate(x, y, batch_size=rate_of(20), verbose=0),
+        "predicted": model.predict(x, batch_size=7, verbose=0),
+    }
+
+
+def dataset() -> dict[str, Any]:
+    """A data set that all ranks are given alike, several steps an execution, and a share for validation."""
+    x, y, _ = samples(64)
+    model = make(steps_per_execution=2)
+    parts = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=3).batch(rate_of(8))
+    history = model.fit(parts, epochs=2, verbose=0).history
+    return {**trained(model), "history": history}
+
+
+def accumulated() -> dict[str, Any]:
+    x, y, _ = samples()
+    model = make(accumulate_steps=3)
+    with collectives.count_collectives() as counts:
+        model.fit(x, y, batch_size=rate_of(8), epochs=2, shuffle=False, verbose=0)
+    # 6 batches an epoch, of 3 to a step: 2 steps an epoch.
+    return {**trained(model), "steps": int(model.optimizer.iterations), "counts": counts.calls}
+
+
+def mixed() -> dict[str, Any]:
+    x, y, _ = samples()
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
+            tf.keras.optimizers.Adam(0.05), initial_scale=1024.0
+        )
+        model = make(optimizer=optimizer)
+        model.fit(x, y, batch_size=rate_of(12), epochs=2, shuffle=False, verbose=0)
+        result = trained(model)
+        poisoned = y.copy()
+        poisoned[collectives.world().size - 1] = np.nan  # a sample of the last rank's first batch
+        model.fit(x, poisoned, batch_size=rate_of(200), shuffle=False, verbose=0)
+        return {**result, "after": trained(model), "scale": float(optimizer.loss_scale)}
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
+def own_part(n: int, batch: int) -> tf.data.Dataset:
+    x, y, _ = samples()
+    part = tf.data.Dataset.from_tensor_slices(({k: v[:n] for k, v in x.items()}, y[:n])).batch(batch)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = AUTO.OFF
+    return part.with_options(options)
+
+
+def message(error: type[Exception], call: Callable[[], Any]) -> str:
+    with pytest.raises(error) as raised:
+        call()
+    return str(raised.value)
+
+
+class StopsIn(tf.keras.callbacks.Callback):
+    """Wants to stop after a batch, on one rank alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        if collectives.world().rank == 1 and batch == 2:
+            self.model.stop_training = True
+
+
+def only_ranks() -> dict[str, Any]:
+    """What has no counterpart on one rank."""
+    here = collectives.world()
+    x, y, _ = samples()
+    seen: dict[str, Any] = {}
+
+    model = make(normalize=True)
+    model.fit(own_part(0 if here.rank else 40, 8), epochs=1, verbose=0)  # rank 1 has nothing at all
+    seen["moving"] = [weight.numpy() for weight in model.get_layer("normalize").non_trainable_weights]
+
+    stops = StopsIn()
+    model.fit(own_part(47, 2), epochs=3, verbose=0, callbacks=[stops])
+    seen["stopped after"] = stops.batches
+
+    shown = io.StringIO()
+    warm = LearningRateWarmup(steps=4)
+    fresh = make()
+    rates: list[float] = []
+    watch = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: rates.append(float(fresh.optimizer.learning_rate))
+    )
+    with contextlib.redirect_stdout(shown):
+        fresh.fit(x, y, batch_size=4, epochs=1, callbacks=[warm, watch])
+    seen["shown"], seen["rates"] = shown.getvalue(), rates
+
+    bad = y.copy()
+    bad[1] = np.nan
+    seen["nan"] = message(NotFiniteError, lambda: make().fit(x, bad, batch_size=4, shuffle=False, verbose=0))
+    seen["seed"] = message(ConfigError, lambda: make(seed=here.rank).fit(x, y, verbose=0))
+    seen["epochs"] = message(ConfigError, lambda: make().fit(x, y, epochs=1 + here.rank, verbose=0))
+    unlike = tf.data.Dataset.from_tensors(({"user": [here.rank], "item": [1]}, [1.0]))
+    seen["unlike"] = message(ConfigError, lambda: make().fit(unlike, verbose=0))
+    endless = own_part(47, 4).repeat() if here.rank else own_part(47, 4)
+    seen["endless"] = message(ConfigError, lambda: make().fit(endless, verbose=0))
+    seen["sum"] = message(ConfigError, lambda: make(loss=tf.keras.losses.MeanSquaredError(reduction="sum")))
+    seen["save"] = message(ConfigError, lambda: make().save_weights("weights"))
+    with portable_ops():
+        seen["export"] = message(ConfigError, lambda: make().get_layer("collection")(x))
+
+    half = make(wire_dtype="bfloat16")
+    half.fit(x, y, batch_size=6, epochs=1, shuffle=False, verbose=0)
+    seen["half"] = trained(half)
+
+    sent = exchange.send_keys([tf.constant([3, 3, 9, here.rank], tf.int64)], dedup=False)
+    seen["no dedup"] = int(tf.size(sent.routed.keys[0]))
+    return seen
+
+
+SAME = (arrays, dataset, accumulated, mixed)
+
+
+def work() -> dict[str, Any]:
+    """Runs on every rank."""
+    results = {function.__name__: function() for function in SAME}
+    results["again"] = arrays()
+    results["only"] = only_ranks()
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_ranks(work, RANKS, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return {function.__name__: function() for function in SAME}
+
+
+def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tolerance: float = 1e-5) -> None:
+    for table, expected in enumerate(alone["tables"]):
+        order = np.argsort(np.concatenate([rank["tables"][table]["keys"] for rank in ranks]))
+        for name in ("keys", "rows", "slots"):
+            found = np.concatenate([rank["tables"][table][name] for rank in ranks])[order]
+            size = np.abs(expected[name]).max()
+            np.testing.assert_allclose(found, expected[name], rtol=tolerance, atol=tolerance * size)
+    for rank in ranks:
+        for found, expected in zip(rank["dense"], alone["dense"], strict=True):
+            np.testing.assert_allclose(
+                found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max()
+            )
+
+
+@pytest.mark.parametrize("name", ["arrays", "dataset", "accumulated"])
+def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
+    assert_trained_alike([rank[name] for rank in ranks], alone[name])
+
+
+def test_what_is_measured_and_predicted_is_one_ranks_and_decides_alike(ranks: Any, alone: Any) -> None:
+    expected = alone["arrays"]
+    assert len(expected["history"]["loss"]) < 8  # early stopping has something to decide
+    assert expected["history"]["lr"][-1] < 0.05  # and so has the plateau
+    for rank in ranks:
+        found = rank["arrays"]
+        assert found["history"].keys() == expected["history"].keys()
+        for name, values in expected["history"].items():
+            np.testing.assert_allclose(found["history"][name], values, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found["measured"], expected["measured"], rtol=1e-5)
+        np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_of_batches_makes_one_step_and_one_all_reduce(ranks: Any, alone: Any) -> None:
+    assert alone["accumulated"]["steps"] == 4
+    for rank in ranks:
+        found = rank["accumulated"]
+        assert found["steps"] == 4
+        assert found["counts"]["allreduce"] == 4 + 2  # the metrics of two epochs
+        assert found["counts"]["alltoall"] == 3 * 12
+
+
+def test_mixed_precision_trains_and_all_ranks_leave_out_a_bad_step(ranks: Any, alone: Any) -> None:
+    assert_trained_alike([rank["mixed"] for rank in ranks], alone["mixed"], tolerance=2e-2)
+    for rank in ranks:
+        assert rank["mixed"]["scale"] == 512.0
+        before, after = rank["mixed"], rank["mixed"]["after"]
+        np.testing.assert_equal(after["dense"], before["dense"])
+        for mine, other in zip(before["tables"], after["tables"], strict=True):
+            for name in ("rows", "slots", "step"):
+                np.testing.assert_array_equal(other[name], mine[name])
+
+
+def test_two_runs_are_the_same_to_the_last_bit(ranks: Any) -> None:
+    for rank in ranks:
+        np.testing.assert_equal(rank["again"], rank["arrays"])
+
+
+def test_a_rank_without_any_data_keeps_its_state(ranks: Any) -> None:
+    worked, idle = (rank["only"]["moving"] for rank in ranks)
+    np.testing.assert_array_equal(idle, [np.zeros(8), np.ones(8)])
+    assert np.isfinite(worked).all()
+    assert not np.array_equal(worked, idle)
+
+
+def test_all_ranks_stop_in_the_step_after_one_asks(ranks: Any) -> None:
+    assert [rank["only"]["stopped after"] for rank in ranks] == [4, 4]
+
+
+def test_rank_0_alone_shows_progress(ranks: Any) -> None:
+    first, second = (rank["only"]["shown"] for rank in ranks)
+    assert "loss" in first
+    assert second == ""
+
+
+def test_the_rate_grows_to_what_was_compiled(ranks: Any) -> None:
+    expected = 0.05 * np.array([0.5, 0.625, 0.75, 0.875, 1.0, 1.0])
+    for rank in ranks:
+        np.testing.assert_allclose(rank["only"]["rates"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nan", ["the gradient of rank 1 of 2 isn't finite"]),
+        ("seed", ["ranks disagree", "collection's seed", "rank 1"]),
+        ("epochs", ["ranks disagree", "epochs", "rank 1"]),
+        ("unlike", ["ranks disagree", "first element of the training data", "auto_shard_policy", "seed"]),
+        ("endless", ["the data of rank 1 has no end", "steps_per_epoch"]),
+        ("sum", ["training on 2 ranks", "SUM"]),
+        ("save", ["has only the rows that it owns", "ShardedCheckpoint"]),
+        ("export", ["can't be exported", "of 2 ranks"]),
+    ],
+)
+def test_every_rank_refuses_what_cannot_be(ranks: Any, name: str, words: list[str]) -> None:
+    for rank in ranks:
+        assert [word for word in words if word not in rank["only"][name]] == []
+
+
+def test_half_the_bytes_on_the_wire_round_what_is_trained(ranks: Any) -> None:
+    model = make()
+    x, y, _ = samples()
+    model.fit(x, y, batch_size=12, epochs=1, shuffle=False, verbose=0)
+    assert_trained_alike([rank["only"]["half"] for rank in ranks], trained(model), tolerance=0.1)
+
+
+def test_without_deduplication_every_key_travels(ranks: Any) -> None:
+    assert [rank["only"]["no dedup"] for rank in ranks] == [4, 4]
