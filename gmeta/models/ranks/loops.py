@@ -104,13 +104,11 @@ class RunsOnRanks:
         with collectives.named_failures("predict"):
             return super().predict(**own)  # type: ignore[misc]
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> Any:
         """As `tf.keras.Model.test_step`."""
         with rank_step(self, data) as step:
             return step.end_forward(super().test_step(data))  # type: ignore[misc]
 
-    @tf.autograph.experimental.do_not_convert
     def predict_step(self, data: Any) -> Any:
         """As `tf.keras.Model.predict_step`."""
         with rank_step(self, data) as step:

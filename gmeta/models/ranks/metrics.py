@@ -24,9 +24,11 @@ def merge_over_ranks(metrics: Iterable[tf.keras.metrics.Metric]) -> None:
       metrics: The metrics, the same on all ranks.
     """
     size = collectives.world().size
+    if size == 1:
+        return
     variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
     summed = [v for v in variables if v.aggregation in _SHARE]
-    if size == 1 or not summed:
+    if not summed:
         return
     # Exact for counts, and one type is one collective.
     totals = collectives.allreduce_sum([tf.cast(v, tf.float64) for v in summed], name="metrics")

@@ -1,0 +1,85 @@
+"""A rank's part of the data, and the batches without samples that follow it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmeta.core.collectives import World
+from gmeta.core.errors import ConfigError
+from gmeta.models.ranks.data import empty_batch, padded_for_ever, strided
+
+RAGGED = tf.ragged.constant([[1, 2], [], [3], [4, 5, 6], [7]], tf.int64)
+SIGNATURE = (
+    {"wide": tf.TensorSpec([None, None]), "tags": tf.RaggedTensorSpec([None, None], tf.int64)},
+    tf.TensorSpec([None]),
+)
+
+
+def parts(data, size):
+    return [strided(data, World(rank, size, rank)) for rank in range(size)]
+
+
+@given(n=st.integers(0, 9), size=st.integers(1, 4))
+def test_ranks_share_out_all_samples_in_turn(n, size):
+    x = np.arange(2 * n).reshape(n, 2)
+    found = parts({"array": x, "tensor": tf.constant(x), "none": None}, size)
+    for rank, part in enumerate(found):
+        np.testing.assert_array_equal(part["array"], x[rank::size])
+        np.testing.assert_array_equal(part["tensor"], x[rank::size])
+        assert part["none"] is None
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ragged_and_sparse_samples_stay_whole(size):
+    for rank, (ragged, sparse) in enumerate(
+        zip(parts(RAGGED, size), parts(RAGGED.to_sparse(), size), strict=True)
+    ):
+        expected = RAGGED.to_list()[rank::size]
+        assert ragged.to_list() == expected
+        np.testing.assert_array_equal(
+            tf.sparse.to_dense(sparse), tf.sparse.to_dense(RAGGED.to_sparse()).numpy()[rank::size]
+        )
+
+
+@settings(max_examples=10)  # each one traces a few functions
+@given(sizes=st.lists(st.integers(1, 4), max_size=3), width=st.integers(1, 5))
+def test_batches_without_samples_follow_and_have_the_last_ones_width(sizes, width):
+    def batches():
+        for size in sizes:
+            x = {"wide": tf.ones([size, width]), "tags": tf.ragged.constant([[1]] * size, tf.int64)}
+            yield x, tf.ones([size])
+
+    data = tf.data.Dataset.from_generator(batches, output_signature=SIGNATURE)
+    found = list(padded_for_ever(data).take(len(sizes) + 2))
+    assert [int(y.shape[0]) for _, y in found] == [*sizes, 0, 0]
+    for x, y in found:
+        assert x["wide"].shape == (y.shape[0], width if sizes else 1)
+        assert x["tags"].nrows() == y.shape[0]
+    for x, _ in found[: len(sizes)]:
+        np.testing.assert_array_equal(x["wide"], np.ones(x["wide"].shape))
+
+
+def test_a_batch_without_samples_has_the_elements_structure():
+    spec = {
+        "ids": tf.TensorSpec([32], tf.int64),
+        "image": tf.TensorSpec([None, 8, 3]),
+        "text": tf.TensorSpec([None], tf.string),
+        "sparse": tf.SparseTensorSpec([None, 7], tf.int64),
+        "deep": tf.RaggedTensorSpec([None, None, None, 2], tf.float32, ragged_rank=2),
+        "rate": tf.TensorSpec([], tf.float32),
+    }
+    found = empty_batch(spec)
+    shapes = {name: found[name].shape.as_list() for name in ("ids", "image", "text", "rate")}
+    assert shapes == {"ids": [0], "image": [0, 8, 3], "text": [0], "rate": []}
+    assert found["sparse"].shape == (0, 7)
+    assert found["deep"].nrows() == 0
+    assert spec["deep"].is_compatible_with(found["deep"])
+    assert {name: part.dtype for name, part in found.items()} == {n: s.dtype for n, s in spec.items()}
+
+
+@pytest.mark.parametrize("spec", [tf.TensorSpec(None), tf.data.DatasetSpec(tf.TensorSpec([]))])
+def test_data_of_unknown_form_is_refused(spec):
+    with pytest.raises(ConfigError, match=r"batch of no samples.*output_signature"):
+        empty_batch(spec)
