@@ -113,13 +113,14 @@ def init() -> World:
             "HOROVOD_GLOO_IFACE"
         ) from error
     _world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
+    # Before anything is computed or exchanged: NCCL refuses two ranks on one GPU.
+    _take_gpu(_world.local_rank, hvd.local_size())
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
     from gmeta.core.collectives.stalls import watch_for_stalls
 
     watch_for_stalls(_world, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     check_agreement(versions(), advice="install the same on every machine")
-    _take_gpu(_world.local_rank, hvd.local_size())
     return _world
 
 
