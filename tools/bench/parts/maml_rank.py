@@ -1,0 +1,122 @@
+"""One rank of the scaling benchmark: trains a meta-model under `fit`; tells its pace and what it learned."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import gmeta
+import numpy as np
+import tensorflow as tf
+from gmeta.core import collectives
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel
+from gmeta.ops import Adam, Normal
+
+SKEW = 1.2
+VOCABULARY = 1_000_000
+
+
+class Pace(tf.keras.callbacks.Callback):
+    """Seconds of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start."""
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def task_batch(settings: dict[str, Any], step: int, tasks: range) -> dict[str, Any]:
+    """Some of the tasks of a global step; which rank makes them doesn't matter."""
+    support, query = settings["support"], settings["query"]
+    each = support + query
+    made = []
+    for task in tasks:
+        rng = np.random.default_rng([step, task])
+        ids = np.minimum(rng.zipf(SKEW, (settings["features"], each)) - 1, VOCABULARY - 1)
+        made.append((ids, rng.random(each, np.float32)))
+    ids = np.concatenate([ids for ids, _ in made], axis=1)
+    index = np.arange(len(tasks) * each).reshape(len(tasks), each)
+    return {
+        "features": {f"f{feature}": tf.constant(ids[feature]) for feature in range(len(ids))},
+        "label": tf.constant(np.concatenate([label for _, label in made])),
+        "task": tf.range(len(tasks), dtype=tf.int64),
+        "support": {"index": tf.constant(index[:, :support]), "mask": tf.ones([len(tasks), support])},
+        "query": {"index": tf.constant(index[:, support:]), "mask": tf.ones([len(tasks), query])},
+    }
+
+
+def dataset(settings: dict[str, Any], world_tasks: int) -> tf.data.Dataset:
+    """This rank's batches of an epoch, made beforehand: reading isn't what is measured."""
+    here = collectives.world()
+    share = world_tasks // here.size
+    mine = range(here.rank * share, (here.rank + 1) * share)
+    batches = [task_batch(settings, step, mine) for step in range(settings["distinct_steps"])]
+    stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
+    data = tf.data.Dataset.from_tensor_slices(stacked).repeat(settings["steps"] // len(batches))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return data.prefetch(4).with_options(options)
+
+
+def meta_model(settings: dict[str, Any]) -> MetaModel:
+    """DLRM-like: embeddings side by side into a multi-layer perceptron, all of which adapts."""
+    features = [
+        FeatureConfig(f"f{number}", settings["dim"], initializer=Normal(0.0, 0.05))
+        for number in range(settings["features"])
+    ]
+    layers = {f"fc{number}": width for number, width in enumerate(settings["hidden"])}
+    model = MetaModel(
+        EmbeddingCollection(features, optimizer=Adam(1e-3)),
+        DenseStack({**layers, "out": 1}, seed=1),
+        inner=InnerLoop(steps=settings["inner_steps"], learning_rate=0.01, order=2),
+    )
+    model.compile(tf.keras.optimizers.Adam(1e-3), "mse")
+    return model
+
+
+def main() -> None:
+    """Train; rank 0 writes the pace, every rank its rows."""
+    options = argparse.ArgumentParser()
+    options.add_argument("out", type=Path)
+    options.add_argument("--settings", type=json.loads)
+    given = options.parse_args()
+    settings: dict[str, Any] = given.settings
+    here = gmeta.init()
+    if settings["keep_rows"]:  # to be compared to 1e-4, which TensorFloat-32 isn't good for
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    model, pace = meta_model(settings), Pace()
+    world_tasks = settings["tasks"] * (1 if settings["keep_rows"] else here.size)
+    model.fit(
+        dataset(settings, world_tasks),
+        epochs=settings["epochs"],
+        callbacks=[pace],
+        verbose=0,
+    )
+    if settings["keep_rows"]:
+        parts: dict[str, np.ndarray] = {}
+        for number, table in enumerate(model.collection.tables):
+            records = table.export()
+            parts |= {f"keys{number}": records.keys.numpy(), f"rows{number}": records.rows.numpy()}
+        dense = {f"dense{n}": weight.numpy() for n, weight in enumerate(model.trainable_variables)}
+        np.savez(given.out.with_name(f"rank{here.rank}.npz"), **parts, **dense)
+    if here.rank == 0:
+        samples = world_tasks * (settings["support"] + settings["query"]) * settings["steps"]
+        gpus = tf.config.get_visible_devices("GPU")
+        found = {"seconds": pace.seconds, "samples_an_epoch": samples, "gpus": len(gpus)}
+        given.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

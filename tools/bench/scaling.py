@@ -1,0 +1,109 @@
+"""Meta-training on more and more ranks: samples a second, and whether they learn what one rank learns.
+
+    gmeta bench scaling --json FILE
+    gmeta bench scaling --ranks 1 2 4
+
+MAML of second order on generated tasks, under `fit`: Zipf ids of many features into dynamic tables, which the
+ranks share out, and a multi-layer perceptron, which each has. A rank's batch stays the same, so N ranks do N
+times the work. Where there are GPUs each rank takes one for the dense part; rows are in host memory.
+
+samples      support and query samples a second, all ranks together; medians over epochs, the first left out
+speed_up     their ratio to N times one rank's (G-Meta, table 1: 1, 0.94, 0.89, 0.86 of ideal)
+agreement    the largest difference of any row or weight after training on the same global batches, relative
+             to the largest number beside it, from one rank on the CPU
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gmeta.core.collectives.launch import launch
+from harness import Result, parser, report
+
+_BENCH = Path(__file__).resolve().parent
+SIZES = {
+    "dim": 32,
+    "features": 16,
+    "hidden": [512, 256],
+    "tasks": 64,
+    "support": 24,
+    "query": 8,
+    "inner_steps": 1,
+    "distinct_steps": 10,
+    "steps": 50,
+}
+
+
+def run(ranks: int, settings: dict[str, Any], folder: Path, gpu: bool = True) -> Any:
+    """Train on so many ranks; see parts/maml_rank.py."""
+    out = folder / "found.json"
+    paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if not gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-m", "parts.maml_rank", str(out), "--settings", json.dumps(settings)]
+    launch(command, ranks, environment=environment, write=lambda *_: None, timeout=3600)
+    return json.loads(out.read_text())
+
+
+def learned(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, np.ndarray]:
+    """Rows of all ranks in the order of their keys, and rank 0's dense weights."""
+    with tempfile.TemporaryDirectory() as name:
+        run(ranks, settings, Path(name), gpu)
+        parts = [dict(np.load(Path(name) / f"rank{rank}.npz")) for rank in range(ranks)]
+    found = {key: value for key, value in parts[0].items() if key.startswith("dense")}
+    for number in range(sum(key.startswith("keys") for key in parts[0])):
+        keys = np.concatenate([part[f"keys{number}"] for part in parts])
+        rows = np.concatenate([part[f"rows{number}"] for part in parts])
+        found |= {f"keys{number}": np.sort(keys), f"rows{number}": rows[np.argsort(keys)]}
+    return found
+
+
+def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """The largest, relative to the largest number of its array; infinite where keys differ."""
+    worst = 0.0
+    for name, values in expected.items():
+        if found[name].shape != values.shape:
+            return float("inf")
+        worst = max(worst, float(np.abs(found[name] - values).max() / max(np.abs(values).max(), 1e-30)))
+    return worst
+
+
+def main() -> None:
+    """Run the numbers of ranks one after another."""
+    options = parser(__doc__)
+    options.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--tasks", type=int, default=SIZES["tasks"], help="in a rank's batch")
+    given = options.parse_args()
+    ranks = [1, 2] if given.smoke else sorted({1, *given.ranks})
+    settings = {**SIZES, "tasks": given.tasks, "epochs": 1 + given.rounds, "keep_rows": False}
+    if given.smoke:
+        settings |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 2, "distinct_steps": 1}
+    # Few steps: rounding grows with training, and more so through second derivatives.
+    same = {**settings, "tasks": 4 * ranks[-1], "distinct_steps": 10, "steps": 10, "epochs": 1}
+    same["keep_rows"] = True
+    results, rates, gpus = [], {}, 0
+    for size in ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run(size, settings, Path(folder))
+        rates[size] = found["samples_an_epoch"] / statistics.median(found["seconds"][1:])
+        gpus = found["gpus"]
+        results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s"))
+    for size in ranks[1:]:
+        results.append(Result(f"scaling/speed_up/np{size}", rates[size] / size / rates[1], "of ideal"))
+    expected = learned(1, same, gpu=False)
+    for size in ranks if gpus else ranks[1:]:
+        off = difference(learned(size, same, gpu=True), expected)
+        results.append(Result(f"scaling/agreement/np{size}", off, "relative"))
+    report("Meta-training on ranks", results, given.json, settings=settings, gpus_a_rank=gpus)
+
+
+if __name__ == "__main__":
+    main()
