@@ -16,6 +16,7 @@ EXPECTED = [
         'model.history.history["auc"][-1] > 0.9 and int(embeddings.tables[0].size()) == 198',
         "item, seen (mean) -> item",
     ),
+    ("gmeta.init().size == 1", ""),
 ]
 
 

@@ -75,9 +75,10 @@ def plot(path: Path, case: str, found: Mapping[int, Mapping[str, Figures]], mode
     ways = (("none", "no deduplication"), ("both", "both stages"), ("per_feature", "each feature alone"))
     for number, (way, label) in enumerate(ways):
         color = f"C{number}"
+        style = "--" if way == "per_feature" else "-"  # as many bytes as both stages
         far = [model.far(found[1][way]["seconds"], found[fewest][way], fewest, size) for size in sizes]
         for axis, curve in ((bytes_axis, [f[0] / 1e6 for f in far]), (time_axis, [1e3 * f[1] for f in far])):
-            axis.plot(sizes, curve, color=color, label=label)
+            axis.plot(sizes, curve, style, color=color, label=label)
         measured = [size for size in sorted(found) if size > 1]
         bytes_axis.plot(measured, [found[n][way]["bytes"] / 1e6 for n in measured], "o", color=color)
         measured = sorted(found)
