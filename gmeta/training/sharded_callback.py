@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.table_saving import tables_saved_elsewhere
@@ -50,8 +51,9 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
     ``Dataset.shuffle``) is in none either.
 
     Args:
-      store: Where the checkpoints go, and this rank's place among the ranks; or a folder, for a
-        `CheckpointStore` as it comes. Every rank takes part in every save; rank 0 saves the dense weights.
+      store: Where the checkpoints go, and this rank's place among the ranks; or a folder that all ranks see,
+        for a `CheckpointStore` of the rank that this process is. Every rank takes part in every save; rank 0
+        saves the dense weights.
       every: Save after so many batches, and at the end of each epoch; None: at the end of each epoch.
 
     Raises:
@@ -74,7 +76,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         super().__init__()
         if every is not None and every < 1:
             raise ConfigError(f"every must be at least 1, got {every}")
-        self.store = store if isinstance(store, CheckpointStore) else CheckpointStore(store)
+        self.store = store if isinstance(store, CheckpointStore) else _store_of_this_rank(store)
         self._every = every
         self._batches = 0
         self._epochs = 0
@@ -200,6 +202,11 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             "batches": self._batches,
             "batches_of_epoch": self.batches_of_epoch,
         }
+
+
+def _store_of_this_rank(folder: str | os.PathLike[str]) -> CheckpointStore:
+    here = collectives.world()
+    return CheckpointStore(folder, rank=here.rank, world_size=here.size, barrier=collectives.barrier)
 
 
 def _dense(model: tf.keras.Model) -> tf.train.Checkpoint:

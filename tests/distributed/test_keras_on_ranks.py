@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gmeta.ops import Adam, Normal
 from gmeta.testing.ranks import run_ranks
 from gmeta.testing.tables import sorted_records
 from gmeta.training.export import portable_ops
+from gmeta.training.sharded_callback import ShardedCheckpoint
 from gmeta.training.warmup import LearningRateWarmup
 
 pytestmark = pytest.mark.ranks
@@ -206,20 +208,46 @@ def only_ranks() -> dict[str, Any]:
     return seen
 
 
+def continued(folder: str) -> dict[str, Any]:
+    """An epoch more, from the checkpoint that the ranks have saved after two."""
+    x, y, _ = samples()
+    model = make()
+    checkpoints = ShardedCheckpoint(Path(folder))
+    first = checkpoints.restore(model)
+    restored = trained(model)
+    model.fit(x, y, batch_size=rate_of(12), initial_epoch=first, epochs=3, shuffle=False, verbose=0)
+    return {"first": first, "restored": restored, "after": trained(model)}
+
+
+def checkpointed(folder: str) -> dict[str, Any]:
+    """Two epochs of all ranks, saved, and a third by those who load it."""
+    x, y, _ = samples()
+    model = make()
+    settings = {"batch_size": rate_of(12), "shuffle": False, "verbose": 0}
+    model.fit(x, y, epochs=2, callbacks=[ShardedCheckpoint(Path(folder))], **settings)
+    return {"saved": trained(model), **continued(folder)}
+
+
 SAME = (arrays, dataset, accumulated, mixed)
 
 
-def work() -> dict[str, Any]:
+def work(folder: str) -> dict[str, Any]:
     """Runs on every rank."""
     results = {function.__name__: function() for function in SAME}
     results["again"] = arrays()
+    results["checkpointed"] = checkpointed(folder)
     results["only"] = only_ranks()
     return results
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return run_ranks(work, RANKS, timeout=400)
+def folder(tmp_path_factory: Any) -> str:
+    return str(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: str) -> list[dict[str, Any]]:
+    return run_ranks(work, RANKS, folder, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +310,17 @@ def test_mixed_precision_trains_and_all_ranks_leave_out_a_bad_step(ranks: Any, a
 def test_two_runs_are_the_same_to_the_last_bit(ranks: Any) -> None:
     for rank in ranks:
         np.testing.assert_equal(rank["again"], rank["arrays"])
+
+
+def test_ranks_save_together_and_one_rank_goes_on_from_there(ranks: Any, folder: str) -> None:
+    saved = [rank["checkpointed"] for rank in ranks]
+    mine = continued(folder)
+    assert [rank["first"] for rank in saved] == [2, 2]
+    assert mine["first"] == 2
+    assert_trained_alike([rank["saved"] for rank in saved], mine["restored"], tolerance=0)
+    for rank in saved:
+        np.testing.assert_equal(rank["restored"], rank["saved"])
+    assert_trained_alike([rank["after"] for rank in saved], mine["after"])
 
 
 def test_a_rank_without_any_data_keeps_its_state(ranks: Any) -> None:

@@ -62,9 +62,8 @@ class RunsOnRanks:
           ConfigError: Data that ranks can't measure on together.
           CollectiveError: Another rank has ended.
         """
-        if collectives.world().size == 1 or kwargs.get(
-            "_use_cached_eval_dataset"
-        ):  # in `fit`, which has prepared it
+        of_fit = kwargs.get("_use_cached_eval_dataset")  # which has prepared the data
+        if collectives.world().size == 1 or of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         data = rank_dataset(
