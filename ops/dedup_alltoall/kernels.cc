@@ -48,7 +48,7 @@ template <class T>
 absl::Status Allocate(OpKernelContext* context, const char* name, const TensorShape& shape,
                       T** data) {
   Tensor* tensor;
-  TF_RETURN_IF_ERROR(context->allocate_output(name, shape, &tensor));
+  TF_RETURN_IF_ERROR(context->allocate_output(name, shape, &tensor, NearGpu()));
   *data = tensor->flat<T>().data();
   return absl::OkStatus();
 }
@@ -280,8 +280,8 @@ class PackRowsOp : public OpKernel {
       return Reshape(context, rows[0], TensorShape({layout.size()}));
     }
     Tensor* buffer;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output("buffer", TensorShape({layout.size()}), &buffer));
+    OP_REQUIRES_OK(context, context->allocate_output("buffer", TensorShape({layout.size()}),
+                                                     &buffer, NearGpu()));
     bool good = true;
     WithWire(wire_dtype_, [&](auto wire) {
       using Wire = decltype(wire);
@@ -337,11 +337,11 @@ class UnpackRowsOp : public OpKernel {
     std::vector<float*> rows;
     for (size_t table = 0; table < dims_.size(); ++table) {
       Tensor* tensor;
-      OP_REQUIRES_OK(
-          context,
-          context->allocate_output(
-              static_cast<int>(table),
-              TensorShape({layout.rows(table), static_cast<int64_t>(dims_[table])}), &tensor));
+      OP_REQUIRES_OK(context,
+                     context->allocate_output(
+                         static_cast<int>(table),
+                         TensorShape({layout.rows(table), static_cast<int64_t>(dims_[table])}),
+                         &tensor, NearGpu()));
       rows.push_back(tensor->flat<float>().data());
     }
     WithWire(buffer.dtype(), [&](auto wire) {

@@ -110,8 +110,8 @@ class LookupOp : public TableOp {
         Invalid("table '", name, "' has dim ", table.dim(), ", but the lookup says ", dim_));
     OP_REQUIRES_OK(context, CheckShape(context, name, "insert", 2, TensorShape({})));
     Tensor* rows;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, TensorShape({KeyCount(context), dim_}), &rows));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({KeyCount(context), dim_}),
+                                                     &rows, NearGpu()));
     table.Lookup(Keys(context), KeyCount(context), context->input(2).scalar<bool>()(),
                  rows->flat<float>().data(), PoolParallelFor(context));
   }

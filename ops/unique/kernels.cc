@@ -1,5 +1,7 @@
 // The CPU kernel of GmetaUnique.
 
+#include "ops/common/kernels.h"
+
 #include <limits>
 
 #include "ops/unique/unique.h"
@@ -25,7 +27,7 @@ class UniqueOp : public OpKernel {
                 absl::InvalidArgumentError(absl::StrCat(
                     "GmetaUnique: at most 2^31 - 1 ids in a call, got ", n, ": split the batch")));
     Tensor* inverse;
-    OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &inverse));
+    OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &inverse, NearGpu()));
     Tensor room;
     OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &room));
     const int64_t* data = ids.flat<int64_t>().data();
