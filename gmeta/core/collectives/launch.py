@@ -241,6 +241,8 @@ class _Job:
                 except subprocess.TimeoutExpired:
                     continue
             running = [rank for rank in running if self._processes[rank].poll() is None]
+        for rank in running:
+            self._processes[rank].wait()  # nothing outlives SIGKILL; a busy machine may take its time
         for rank in range(len(self._processes)):
             self._signal(rank, signal.SIGKILL)  # what a rank has started and left behind
 
