@@ -13,6 +13,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.training.checkpoint import folder as folders
 from gmeta.training.checkpoint.chain import Link, read_links
 from gmeta.training.checkpoint.manifest import FILE_NAME, Manifest
+from gmeta.training.checkpoint.ranks import Gather, Ranks
 from gmeta.training.sharded_checkpoint import CheckpointInfo, Tables, load, save
 
 _NAME = re.compile(r"step-(\d{12})")
@@ -31,9 +32,12 @@ class CheckpointStore:
       max_increments: How many increments follow a full checkpoint; 0: all are full.
       journal: About how many removed keys each table notes between two saves; when more are removed, the next
         save is a full one.
-      rank: This rank.
-      world_size: How many ranks there are.
-      barrier: Waits for all ranks; needed if there are several.
+      rank: This rank; by default that of `gmeta.core.collectives.world`.
+      world_size: How many ranks there are; likewise.
+      gather: As in `gmeta.training.sharded_checkpoint.save`.
+
+    On several ranks all of them call `save`, `describe`, `load` and `agreed_latest` together, and what fails
+    on one rank is raised by all, with its number.
 
     Raises:
       ConfigError: ``keep`` is below 1, or ``max_increments`` or ``journal`` below 0.
@@ -56,9 +60,9 @@ class CheckpointStore:
         keep: int = 3,
         max_increments: int = 10,
         journal: int = 1_000_000,
-        rank: int = 0,
-        world_size: int = 1,
-        barrier: Callable[[], None] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        gather: Gather | None = None,
     ) -> None:
         if keep < 1 or max_increments < 0 or journal < 0:
             raise ConfigError(
@@ -68,7 +72,12 @@ class CheckpointStore:
         self.root = Path(root).resolve()
         self._keep, self._max_increments = keep, max_increments
         self._journal = journal if max_increments else 0
-        self._rank, self._world_size, self._barrier = rank, world_size, barrier
+        self._place = (rank, world_size, gather)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that save and load here together."""
+        return Ranks.of(*self._place)
 
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, the oldest first."""
@@ -78,6 +87,11 @@ class CheckpointStore:
     def latest(self) -> Path | None:
         """The latest whole checkpoint; None if there is none."""
         return next(reversed(self.checkpoints()), None)
+
+    def agreed_latest(self) -> Path | None:
+        """The latest whole checkpoint, as rank 0 sees the folder."""
+        name = self.ranks.from_first(lambda: _name_of(self.latest()))
+        return None if name is None else self.root / name
 
     def save(
         self,
@@ -99,25 +113,22 @@ class CheckpointStore:
           ConfigError: The step isn't above the latest one's.
           GmetaError: As in `gmeta.training.sharded_checkpoint.save`.
         """
-        latest = self.latest()
-        if latest is not None and step <= step_of(latest):
-            raise ConfigError(
-                f"{self.root} has {latest.name}: a checkpoint of step {step} would come before it; load it "
-                "first, or save in another folder"
-            )
+        ranks = self.ranks
+        base = ranks.from_first(lambda: self._next_base(step))
         info = save(
             self.root / f"step-{step:012d}",
             tables,
-            rank=self._rank,
-            world_size=self._world_size,
-            base=self._base(latest),
+            rank=ranks.rank,
+            world_size=ranks.size,
+            base=None if base is None else self.root / base,
             journal=self._journal,
             dense=dense,
             metadata=metadata,
-            barrier=self._barrier,
+            gather=ranks.gather,
         )
-        if self._rank == 0:
-            self._retire()
+        with ranks.together():
+            if ranks.rank == 0:
+                self._retire()
         return info
 
     def describe(self, metadata: Mapping[str, Any]) -> None:
@@ -126,11 +137,11 @@ class CheckpointStore:
         Raises:
           DataError: There is no checkpoint, or it is damaged.
         """
-        latest = self.latest()
-        if latest is None:
-            raise DataError("no checkpoint in this folder", path=self.root)
-        if self._rank == 0:
-            replace(Manifest.load(latest), metadata=metadata).save(latest)
+        ranks = self.ranks
+        with ranks.together():
+            if ranks.rank == 0:
+                latest = self._existing(self.latest())
+                replace(Manifest.load(latest), metadata=metadata).save(latest)
 
     def load(self, tables: Tables, checkpoint: Path | None = None) -> CheckpointInfo:
         """Load a checkpoint, the latest one unless another is named. See `sharded_checkpoint.load`.
@@ -138,10 +149,31 @@ class CheckpointStore:
         Raises:
           DataError: There is none, or it is damaged.
         """
-        chosen = checkpoint or self.latest()
-        if chosen is None:
+        chosen = self._existing(checkpoint or self.agreed_latest())
+        ranks = self.ranks
+        return load(
+            chosen,
+            tables,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            journal=self._journal,
+            gather=ranks.gather,
+        )
+
+    def _existing(self, checkpoint: Path | None) -> Path:
+        if checkpoint is None:
             raise DataError("no checkpoint in this folder", path=self.root)
-        return load(chosen, tables, rank=self._rank, world_size=self._world_size, journal=self._journal)
+        return checkpoint
+
+    def _next_base(self, step: int) -> str | None:
+        """The name of the checkpoint that the one of ``step`` continues."""
+        latest = self.latest()
+        if latest is not None and step <= step_of(latest):
+            raise ConfigError(
+                f"{self.root} has {latest.name}: a checkpoint of step {step} would come before it; load it "
+                "first, or save in another folder"
+            )
+        return _name_of(self._base(latest))
 
     def _base(self, latest: Path | None) -> Path | None:
         """The checkpoint to continue; None if a full one is due."""
@@ -175,6 +207,10 @@ def step_of(checkpoint: Path) -> int:
     if match is None:
         raise ConfigError(f"{checkpoint} isn't named step-<12 digits>")
     return int(match[1])
+
+
+def _name_of(checkpoint: Path | None) -> str | None:
+    return None if checkpoint is None else checkpoint.name
 
 
 def _links(checkpoint: Path) -> list[Link]:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.table_saving import tables_saved_elsewhere
 from gmeta.training.checkpoint.chain import CheckpointReader
@@ -50,10 +50,13 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
     that makes the optimizer's step. The state of TensorFlow's random generators (dropout,
     ``Dataset.shuffle``) is in none either.
 
+    On several ranks (``gmeta.init()``) the same script works: every rank saves and restores the rows that it
+    owns, rank 0 saves the dense weights, and all restore them. The number of ranks may be another one after
+    `restore`. What fails on one rank is raised by all, with its number.
+
     Args:
-      store: Where the checkpoints go, and this rank's place among the ranks; or a folder that all ranks see,
-        for a `CheckpointStore` of the rank that this process is. Every rank takes part in every save; rank 0
-        saves the dense weights.
+      store: Where the checkpoints go, in a file system that the ranks share; a folder stands for a
+        `CheckpointStore` as it comes.
       every: Save after so many batches, and at the end of each epoch; None: at the end of each epoch.
 
     Raises:
@@ -76,7 +79,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         super().__init__()
         if every is not None and every < 1:
             raise ConfigError(f"every must be at least 1, got {every}")
-        self.store = store if isinstance(store, CheckpointStore) else _store_of_this_rank(store)
+        self.store = store if isinstance(store, CheckpointStore) else CheckpointStore(store)
         self._every = every
         self._batches = 0
         self._epochs = 0
@@ -87,7 +90,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
     @property
     def batches(self) -> int:
-        """How many batches have been trained, those before the restored checkpoint included."""
+        """How many steps have been taken, of a batch on every rank; with those before `restore`."""
         return self._batches
 
     def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
@@ -105,22 +108,14 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           ConfigError: A table has another width or optimizer than was saved.
           DataError: The checkpoint is damaged, or belongs to another model.
         """
-        chosen = checkpoint or self.store.latest()
+        chosen = checkpoint or self.store.agreed_latest()
         if chosen is None:
             return 0
-        with CheckpointReader(chosen) as reader:
+        with self.store.ranks.together(), CheckpointReader(chosen) as reader:
             reader.verify_files()
         info = self.store.load(tables_of(model), chosen)
-        try:
-            with tables_saved_elsewhere():
-                status = _dense(model).read(str(chosen / "dense" / _DENSE))
-                status.assert_existing_objects_matched()
-        except (tf.errors.OpError, AssertionError, ValueError) as error:
-            raise DataError(
-                f"its dense weights don't fit this model: {str(error).splitlines()[0]}",
-                path=chosen,
-                advice="build the model as it was when it was saved",
-            ) from error
+        with self.store.ranks.together():
+            _read_dense(model, chosen)
         self._batches, self._epochs = step_of(chosen), int(info.metadata["epochs"])
         self._before = int(info.metadata["batches_of_epoch"])
         self._last_batch, self._goes_on = -1, False
@@ -128,21 +123,26 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
     @property
     def batches_of_epoch(self) -> int:
-        """How many batches of the epoch that isn't finished are in the weights."""
-        return self._before + self._last_batch + 1
+        """How many batches of the epoch that isn't finished are in the weights, those of all ranks."""
+        return self._before + (self._last_batch + 1) * collectives.world().size
 
     def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
         """The data without the batches of a begun epoch that `restore` has found in the weights.
 
         They are read, and passed over. It is the rest if an epoch's order is the same whenever the epoch is
-        read, as that of `gmeta.io.tasks` with ``first_epoch`` is, or of data that isn't shuffled. Give it to
-        a ``fit`` of this epoch alone: Keras expects all epochs of a ``fit`` to be as long as the first.
+        read, as that of `gmeta.io.tasks` with ``first_epoch`` is, or of data that isn't shuffled; and if a
+        batch of a rank is as large as before, while there may be more or fewer ranks. Give it to a ``fit`` of
+        this epoch alone: Keras expects all epochs of a ``fit`` to be as long as the first.
 
         Args:
           data: Batches.
         """
         self._goes_on = True
-        return data.skip(self._before)
+        here, passed = collectives.world(), self._before
+        policy = data.options().experimental_distribute.auto_shard_policy
+        if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part: every N-th of them all
+            passed = -(-max(passed - here.rank, 0) // here.size)
+        return data.skip(passed)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Begin to count the epoch's batches."""
@@ -181,7 +181,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         """
         self._epochs = epoch + 1
         self._before, self._last_batch = 0, -1
-        latest = self.store.latest()
+        latest = self.store.agreed_latest()
         if latest is not None and step_of(latest) == self._batches:
             # Data of unknown length: Keras began a batch that wasn't there, so the last one is saved already.
             self.store.describe(self._metadata())
@@ -190,8 +190,14 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
     def _save(self) -> None:
         def dense(folder: Path) -> None:
-            with tables_saved_elsewhere():
-                _dense(self.model).write(str(folder / _DENSE))
+            try:
+                with tables_saved_elsewhere():
+                    _dense(self.model).write(str(folder / _DENSE))
+            except tf.errors.OpError as error:
+                raise GmetaError(
+                    f"{folder}: the dense weights can't be written: {str(error.message).splitlines()[0]}; "
+                    "make room or mend the folder: the checkpoints before it are whole"
+                ) from error
 
         self.store.save(tables_of(self.model), self._batches, dense=dense, metadata=self._metadata())
         self._due = False
@@ -204,9 +210,17 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         }
 
 
-def _store_of_this_rank(folder: str | os.PathLike[str]) -> CheckpointStore:
-    here = collectives.world()
-    return CheckpointStore(folder, rank=here.rank, world_size=here.size, barrier=collectives.barrier)
+def _read_dense(model: tf.keras.Model, checkpoint: Path) -> None:
+    try:
+        with tables_saved_elsewhere():
+            status = _dense(model).read(str(checkpoint / "dense" / _DENSE))
+            status.assert_existing_objects_matched()
+    except (tf.errors.OpError, AssertionError, ValueError) as error:
+        raise DataError(
+            f"its dense weights don't fit this model: {str(error).splitlines()[0]}",
+            path=checkpoint,
+            advice="build the model as it was when it was saved",
+        ) from error
 
 
 def _dense(model: tf.keras.Model) -> tf.train.Checkpoint:

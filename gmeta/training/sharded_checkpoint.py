@@ -43,7 +43,8 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from gmeta.ops.hash_table import HashTable
 from gmeta.training.checkpoint import folder as folders
 from gmeta.training.checkpoint.chain import CheckpointReader, crc32_of
 from gmeta.training.checkpoint.manifest import FULL, INCREMENT, Manifest, OtherFile, TableEntry
+from gmeta.training.checkpoint.ranks import Gather, Ranks
 from gmeta.training.sharded_tables import Baseline, baselines, check_layout, load_table, save_table
 
 Tables = Mapping[str, HashTable]
@@ -93,22 +95,23 @@ def save(
     folder: str | os.PathLike[str],
     tables: Tables,
     *,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     base: str | os.PathLike[str] | None = None,
     journal: int = 0,
     dense: Callable[[Path], None] | None = None,
     metadata: Mapping[str, Any] | None = None,
-    barrier: Callable[[], None] | None = None,
+    gather: Gather | None = None,
 ) -> CheckpointInfo:
-    """Save tables, each rank the logical shards that it owns.
+    """Save tables, each rank the logical shards that it owns. All ranks call it together.
 
     Args:
       folder: The checkpoint to make; its parent is made if it is missing. All ranks name the same folder, in
         a file system that they share.
       tables: Name -> this rank's table. All ranks name the same tables.
-      rank: This rank; it saves the shards of `gmeta.core.logical_shards.owned_shards`.
-      world_size: How many ranks save.
+      rank: This rank; it saves the shards of `gmeta.core.logical_shards.owned_shards`. By default that of
+        `gmeta.core.collectives.world`.
+      world_size: How many ranks save; likewise.
       base: The checkpoint before, a folder beside this one: only what changed since then is saved, and this
         one needs it to be loaded. It must be the one that these tables were last saved to or loaded from,
         with a journal; a table for which it isn't is saved in full.
@@ -116,7 +119,8 @@ def save(
         continue this one; 0: it can't.
       dense: Called by rank 0 with an empty folder inside the checkpoint, to write what isn't in the tables.
       metadata: JSON values to keep in the manifest.
-      barrier: Waits for all ranks; called three times. Needed if there are several.
+      gather: Gives every rank's object to every rank, by rank; needed if these aren't the job's ranks, which
+        have `gmeta.core.collectives.allgather_objects`.
 
     Returns:
       What this rank saved.
@@ -125,7 +129,9 @@ def save(
       ConfigError: ``folder`` is there already, ``base`` isn't beside it, or a table holds keys of shards that
         this rank doesn't own.
       DataError: ``base`` is not a whole checkpoint, or a rank saved nothing.
-      GmetaError: The disk is full, or the folder can't be written. What was saved before is whole.
+      GmetaError: The disk is full, or the folder can't be written. What was saved before is whole. What fails
+        on one rank is raised by all, with its number.
+      CollectiveError: Another rank has ended.
 
     Example:
       ::
@@ -136,41 +142,44 @@ def save(
         load("ckpt/b", {"item": fresh_table})
     """
     started = time.perf_counter()
-    target, shards = Path(folder).resolve(), owned_shards(rank, world_size)
-    base_manifest = _checked(target, tables, base)
-    if world_size > 1 and barrier is None:
-        raise ConfigError(f"{world_size} ranks save together: pass barrier=, a function that waits for all")
-    wait = barrier or (lambda: None)
-    try:
-        if rank == 0:
+    target, ranks = Path(folder).resolve(), Ranks.of(rank, world_size, gather)
+    shards = owned_shards(ranks.rank, ranks.size)
+    if ranks.gather is None and ranks.size > 1:
+        raise ConfigError(
+            f"{ranks.size} ranks save together: pass gather=, which gives every rank's object to all"
+        )
+    staging = folders.staging_of(target)
+    with ranks.together(), _writing(target):
+        base_manifest = _checked(target, tables, base)
+        if ranks.rank == 0:
             folders.begin(target)
-        wait()
-        staging = folders.staging_of(target)
+    with ranks.together(), _writing(target):
         written = {
             name: save_table(
-                staging, name, table, rank=rank, world_size=world_size, base=base_manifest, journal=journal
+                staging,
+                name,
+                table,
+                rank=ranks.rank,
+                world_size=ranks.size,
+                base=base_manifest,
+                journal=journal,
             )
             for name, table in tables.items()
         }
         parts = {name: entry.to_json() for name, (entry, _) in written.items()}
-        write_atomically(staging / _part_name(rank), json.dumps(parts))
-        wait()
-        if rank == 0:
+        write_atomically(staging / _part_name(ranks.rank), json.dumps(parts))
+    with ranks.together(), _writing(target):
+        if ranks.rank == 0:
             _commit(
                 target,
-                world_size,
+                ranks.size,
                 base_manifest,
                 None if base is None else Path(base).resolve().name,
                 dense,
                 metadata or {},
             )
-        wait()
-    except OSError as error:
-        raise GmetaError(
-            f"{target}: the checkpoint can't be written: {error.strerror or error}; make room or mend the "
-            "folder: the checkpoints before it are whole"
-        ) from error
-    manifest = Manifest.load(target)
+    with ranks.together():
+        manifest = Manifest.load(target)
     for name, table in tables.items():
         table.journal_saved()
         baselines[table] = Baseline(manifest.id, written[name][1], shards)
@@ -192,19 +201,23 @@ def load(
     folder: str | os.PathLike[str],
     tables: Tables,
     *,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     journal: int = 0,
+    gather: Gather | None = None,
 ) -> CheckpointInfo:
     """Load tables, each rank the logical shards that it owns; it reads no others.
+
+    The job's ranks call it together; ranks that are named without ``gather`` load each for itself.
 
     Args:
       folder: The checkpoint. Those that it continues lie beside it.
       tables: Name -> the table to fill; what it held is replaced. Tables of the checkpoint that aren't named
         are left alone.
-      rank: This rank.
-      world_size: How many ranks load; it may be another number than saved.
+      rank: This rank; by default that of `gmeta.core.collectives.world`.
+      world_size: How many ranks load; likewise, and it may be another number than saved.
       journal: As for `save`: so that the next save can be an increment on this checkpoint.
+      gather: As for `save`; with it, what fails on one rank is raised by all.
 
     Returns:
       What this rank loaded.
@@ -214,9 +227,10 @@ def load(
       DataError: The checkpoint lacks a table, or is damaged. The tables' content is then undefined: load
         another checkpoint.
     """
-    started, shards = time.perf_counter(), owned_shards(rank, world_size)
-    path = Path(folder).resolve()
-    with CheckpointReader(path) as reader:
+    started, path = time.perf_counter(), Path(folder).resolve()
+    ranks = Ranks.of(rank, world_size, gather)
+    shards = owned_shards(ranks.rank, ranks.size)
+    with ranks.together(), CheckpointReader(path) as reader:
         for name, table in tables.items():
             check_layout(reader, name, table)
         found = {name: load_table(reader, name, table, shards) for name, table in tables.items()}
@@ -242,6 +256,18 @@ def load(
         metadata=reader.manifest.metadata,
         forgotten=forgotten,
     )
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Says of a full disk which checkpoint it hit."""
+    try:
+        yield
+    except OSError as error:
+        raise GmetaError(
+            f"{target}: the checkpoint can't be written: {error.strerror or error}; make room or mend the "
+            "folder: the checkpoints before it are whole"
+        ) from error
 
 
 def _checked(target: Path, tables: Tables, base: str | os.PathLike[str] | None) -> Manifest | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import warnings
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import owned_shards
 from gmeta.ops.reference import ReferenceHashTable, logical_shards
 from gmeta.testing.tables import assert_same_tables, sorted_records
+from gmeta.testing.thread_ranks import run_thread_ranks
 from gmeta.training.checkpoint.chain import CheckpointReader
 from gmeta.training.checkpoint.manifest import Manifest
 from gmeta.training.sharded_checkpoint import load, save
@@ -70,22 +70,11 @@ def assert_remembers(table: ops.HashTable, model: ReferenceHashTable) -> None:
 
 
 def save_as_ranks(folder: Path, tables: list[ops.HashTable]) -> list:
-    barrier, results = threading.Barrier(len(tables)), [None] * len(tables)
-
-    def run(rank: int) -> None:
-        ranks = {"rank": rank, "world_size": len(tables), "barrier": barrier.wait}
-        try:
-            results[rank] = save(folder, {"item": tables[rank]}, **ranks)
-        except BaseException as error:
-            results[rank] = error
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(tables))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    size = len(tables)
+    return run_thread_ranks(
+        size,
+        lambda rank, gather: save(folder, {"item": tables[rank]}, rank=rank, world_size=size, gather=gather),
+    )
 
 
 operation = st.one_of(

@@ -15,6 +15,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
 from gmeta.ops.reference import logical_shards
 from gmeta.testing.tables import assert_same_tables, sorted_records
+from gmeta.testing.thread_ranks import run_thread_ranks
 from gmeta.training.checkpoint.chain import CheckpointReader
 from gmeta.training.checkpoint.manifest import Manifest
 from gmeta.training.sharded_checkpoint import load, save
@@ -39,25 +40,14 @@ def some_keys(count: int, seed: int = 0) -> np.ndarray:
 
 
 def save_as_ranks(folder: Path, tables: list[dict[str, ops.HashTable]], **arguments) -> list:
-    """Every rank in a thread of its own, as processes with a barrier would."""
-    barrier = threading.Barrier(len(tables))
-    results: list = [None] * len(tables)
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = save(
-                folder, tables[rank], rank=rank, world_size=len(tables), barrier=barrier.wait, **arguments
-            )
-        except BaseException as error:
-            results[rank] = error
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(tables))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    """Every rank in a thread of its own."""
+    size = len(tables)
+    return run_thread_ranks(
+        size,
+        lambda rank, gather: save(
+            folder, tables[rank], rank=rank, world_size=size, gather=gather, **arguments
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -360,7 +350,7 @@ def test_a_table_of_another_form_is_refused(tmp_path):
 def test_misuse_is_refused_before_anything_is_written(tmp_path):
     table = new_table()
     train(table, some_keys(100))
-    with pytest.raises(ConfigError, match="pass barrier="):
+    with pytest.raises(ConfigError, match="pass gather="):
         save(tmp_path / "a", {"item": table}, world_size=2)
     with pytest.raises(ConfigError, match="no tables"):
         save(tmp_path / "a", {})

@@ -1,0 +1,42 @@
+"""Ranks that are threads of one process, for what tells ranks apart by its arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
+    """Call ``work(rank, gather)`` for each rank in a thread of its own.
+
+    Args:
+      size: How many ranks.
+      work: Gets its rank, and what gives every rank's object to every rank.
+
+    Returns:
+      By rank, what it returned, or the exception that it raised.
+    """
+    barrier, said, results = threading.Barrier(size), [None] * size, [None] * size
+
+    def run(rank: int) -> None:
+        def gather(value: Any) -> list[Any]:
+            said[rank] = value
+            barrier.wait()
+            everything = list(said)
+            barrier.wait()  # nobody says more before all have heard
+            return everything
+
+        try:
+            results[rank] = work(rank, gather)
+        except BaseException as error:
+            results[rank] = error  # type: ignore[call-overload]
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if any(thread.is_alive() for thread in threads):
+        raise TimeoutError("a rank waits for one that doesn't come")
+    return results
