@@ -99,7 +99,7 @@ def main() -> None:
     }
     ranks = sorted({1, *given.ranks})
     if given.smoke:
-        settings |= {"batch": 64, "dims": [8], "ids": ["criteo"], "wire": [1 << 10, 1 << 16], "compute": 0.01}
+        settings |= {"batch": 64, "dims": [8], "ids": ["tiny"], "wire": [1 << 10, 1 << 16], "compute": 0.01}
         ranks = [1, 2]
     if given.found:
         about = json.loads(given.found.read_text())[0]

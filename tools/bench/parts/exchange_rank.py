@@ -19,7 +19,7 @@ from parts.exchange_ids import CRITEO, ZipfIds
 from parts.exchange_steps import PER_FEATURE, WAYS, make_step
 from parts.exchange_tfra import make_tfra_step
 
-VOCABULARIES = {"criteo": CRITEO, "million": (1_000_000,) * len(CRITEO)}
+VOCABULARIES = {"criteo": CRITEO, "million": (1_000_000,) * len(CRITEO), "tiny": (1000,) * 3}
 WARM_UP = 2
 
 
@@ -40,10 +40,11 @@ def timed(run: Callable[[], object]) -> float:
 def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, float]]:
     """Time and bytes of a step in every way, interleaved."""
     world = collectives.world()
-    draw = ZipfIds(VOCABULARIES[ids], seed=100 + world.rank)
+    vocabularies = VOCABULARIES[ids]
+    draw = ZipfIds(vocabularies, seed=100 + world.rank)
     batches = [[tf.constant(part) for part in draw.batch(batch)] for _ in range(WARM_UP + rounds)]
     steps = {way: make_step(way, dim) for way in (*WAYS, PER_FEATURE)}
-    tfra = make_tfra_step(dim, len(CRITEO)) if world.size > 1 else None
+    tfra = make_tfra_step(dim, len(vocabularies)) if world.size > 1 else None
     if tfra is not None:
         steps["tfra"] = tfra
     seconds: dict[str, list[float]] = {way: [] for way in steps}
@@ -56,7 +57,7 @@ def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, flo
                 "collectives": counts.calls.get("alltoall", 0),
                 "bytes": counts.bytes.get("alltoall", 0),
             }
-    positions = batch * len(CRITEO)
+    positions = batch * len(vocabularies)
     for way, values in seconds.items():
         found[way]["seconds"] = slowest(values[WARM_UP:])
         found[way]["positions"] = positions
@@ -82,10 +83,10 @@ def wire(sizes: tuple[int, ...], rounds: int) -> list[tuple[int, float]]:
     return found
 
 
-def scaling(dim: int, batch: int, compute: float, rounds: int) -> float:
+def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int) -> float:
     """Seconds of a step with a sleep for the model's computation and an all-reduce of a million weights."""
     world = collectives.world()
-    draw = ZipfIds(CRITEO, seed=200 + world.rank)
+    draw = ZipfIds(VOCABULARIES[ids], seed=200 + world.rank)
     step = make_step("both", dim)
     dense = tf.ones([1_000_000])
 
@@ -134,7 +135,7 @@ def main() -> None:
             for dim in settings["dims"]
         },
         "wire": wire(tuple(settings["wire"]), rounds),
-        "scaling": scaling(settings["dims"][0], batch, settings["compute"], rounds),
+        "scaling": scaling(settings["ids"][0], settings["dims"][0], batch, settings["compute"], rounds),
     }
     if collectives.world().rank == 0:
         given.out.write_text(json.dumps(found))
