@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gmeta.cli.options import on_bad_option, run_option
+from gmeta.cli.ranks import ranks_option, start_ranks
 from gmeta.core.on_bad import OnBad
 
 
@@ -14,20 +15,26 @@ from gmeta.core.on_bad import OnBad
 @run_option
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the table as data.")
 @on_bad_option
-def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad) -> None:
+@ranks_option
+def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure adaptation to new users, and write the report.
 
     Cold users are measured before adaptation and after several inner steps, beside joint training and the
     item mean, over all seeds of the run.
     """
+    if start_ranks(size):
+        return
     from rich.console import Console
 
+    from gmeta.core.collectives import world
     from gmeta.training import experiment
     from gmeta.training.report import write_report
     from gmeta.training.run_folder import RunFolder
     from gmeta.training.table import rich_table
 
     evaluation = experiment.evaluate(RunFolder(run_path), on_bad=on_bad)
+    if world().rank > 0:
+        return
     Console().print(rich_table(evaluation))
     if json_path:
         evaluation.save(json_path)

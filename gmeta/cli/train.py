@@ -8,7 +8,6 @@ import click
 
 from gmeta.cli.options import on_bad_option, run_option
 from gmeta.cli.ranks import ranks_option, start_ranks
-from gmeta.core.errors import ConfigError
 from gmeta.core.on_bad import OnBad
 
 
@@ -28,11 +27,14 @@ def train(
 ) -> None:
     """Train on a prepared data set; resume where a run stopped.
 
-    Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so.
+    Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so;
+    with another --np too.
     """
     if start_ranks(size):
         return
     # Here and not above: `gmeta train --help` needn't wait for TensorFlow.
+    from rich.console import Console
+
     from gmeta.core.collectives import check_agreement, world
     from gmeta.core.config import load_toml, to_mapping
     from gmeta.training.experiment import run_training
@@ -42,11 +44,8 @@ def train(
 
     config = load_toml(ExperimentConfig, config_path) if config_path else ExperimentConfig()
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
-    if world().size > 1:
-        raise ConfigError(
-            f"a run's checkpoints are written by one rank, and these are {world().size}; leave --np out"
-        )
-    run = RunFolder(run_path)
-    with TrainingProgress() as progress:
+    run, first = RunFolder(run_path), world().rank == 0
+    with TrainingProgress(None if first else Console(quiet=True)) as progress:
         run_training(config, run, data or run.data, progress=progress, on_bad=on_bad)
-    click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+    if first:
+        click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")

@@ -6,67 +6,74 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.files import write_atomically
+from gmeta.training.checkpoint.manifest import Manifest
+from gmeta.training.checkpoint_store import CheckpointStore
 from gmeta.training.evaluation import TrainingRun
+from gmeta.training.sharded_callback import ShardedCheckpoint
 
 
-class EpochCheckpoints(tf.keras.callbacks.Callback):
+class EpochCheckpoints(ShardedCheckpoint):
     """Keeps the last two epochs of a training run: model, tables, optimizer, and the curves so far.
 
-    The embedding tables travel with the model: keys, rows, optimizer slots and step counts. What was saved
-    is whole or absent, at any moment that the process may die: the file that names the latest checkpoint is
-    replaced only after the checkpoint is written.
+    The checkpoints are `ShardedCheckpoint`'s, each whole by itself, so they are written by all ranks of a job
+    and read by any number. Whatever kills the process, the last one is whole. Rank 0 writes the curves,
+    ``history.json``.
 
     There is none from the middle of an epoch: a run that ends there goes on from the end of the epoch before,
     and trains the whole epoch, as if the part of it had never been; with data whose order is a function of
     the epoch (`gmeta.io.tasks`), on what the uninterrupted run would have seen.
 
     Args:
-      model: A compiled model.
       folder: Of this training run alone.
+
+    Attributes:
+      ranks_before: How many ranks saved what `restore` has loaded; 0 if it has loaded nothing.
 
     Example:
       ::
 
-        checkpoints = EpochCheckpoints(model, Path("runs/maml/seed-0"))
-        first = checkpoints.restore()
+        checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"))
+        first = checkpoints.restore(model)
         model.fit(data, initial_epoch=first, epochs=10, callbacks=[checkpoints])
     """
 
-    def __init__(self, model: tf.keras.Model, folder: Path) -> None:
-        super().__init__()
-        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, epoch=self._epoch)
-        self._manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(CheckpointStore(folder, keep=2, max_increments=0))
         self._file = folder / "history.json"
         self._history: list[dict[str, float]] = []
+        self.ranks_before = 0
 
-    def restore(self) -> int:
-        """Load the latest checkpoint, if there is one.
+    def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
+        """Load the latest checkpoint, if there is one, or the one named.
 
         Returns:
           How many epochs are done.
 
         Raises:
+          ConfigError: A table has another width or optimizer than was saved.
           DataError: The checkpoint is there but can't be read, or belongs to another model.
         """
-        latest = self._manager.latest_checkpoint
-        if latest is None:
+        chosen = checkpoint or self.store.agreed_latest()
+        if chosen is None:
+            with self.store.ranks.together():
+                self._refuse_other_format()
             return 0
         try:
-            self._manager.checkpoint.restore(latest).assert_existing_objects_matched()
-            self._history = json.loads(self._file.read_text())
-        except (tf.errors.OpError, AssertionError, OSError, ValueError) as error:
-            raise DataError(
-                f"this checkpoint can't be restored: {str(error).splitlines()[0]}",
-                path=latest,
-                advice="delete its folder to train anew",
+            done = super().restore(model, chosen)
+            with self.store.ranks.together():
+                self._history = self._read_history()
+                self.ranks_before = Manifest.load(chosen).world_size
+        except (ConfigError, DataError) as error:
+            raise type(error)(
+                f"{chosen}: this checkpoint can't be restored: {error}; delete it to go on from the epoch "
+                f"before, or all of {self._file.parent} to train anew"
             ) from error
-        done = int(self._epoch.numpy())
         # The history is written first, so it may be one epoch ahead of the checkpoint.
         self._history = self._history[:done]
         return done
@@ -78,14 +85,14 @@ class EpochCheckpoints(tf.keras.callbacks.Callback):
           GmetaError: It can't be written; the checkpoint before it is whole.
         """
         self._history = [*self._history[:epoch], {k: float(v) for k, v in (logs or {}).items()}]
-        self._epoch.assign(epoch + 1)
         try:
-            write_atomically(self._file, json.dumps(self._history) + "\n")
-            self._manager.save()
-        except (OSError, tf.errors.OpError) as error:
-            raise GmetaError(
-                f"{self._file.parent}: epoch {epoch + 1} can't be saved: {str(error).splitlines()[0]}; "
-                "make room or mend the folder, then run the same command to go on from the epoch before"
+            with self.store.ranks.together():
+                if self.store.ranks.rank == 0:
+                    self._write_history()
+            super().on_epoch_end(epoch, logs)
+        except GmetaError as error:
+            raise type(error)(
+                f"epoch {epoch + 1} can't be saved: {error}; the same command goes on from the epoch before"
             ) from error
 
     @property
@@ -98,3 +105,26 @@ class EpochCheckpoints(tf.keras.callbacks.Callback):
                 "mae": [logs.get("val_mae", math.nan) for logs in self._history],
             },
         )
+
+    def _read_history(self) -> Any:
+        try:
+            return json.loads(self._file.read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"the run's curves can't be read: {error}", path=self._file) from error
+
+    def _write_history(self) -> None:
+        try:
+            write_atomically(self._file, json.dumps(self._history) + "\n")
+        except OSError as error:
+            raise GmetaError(
+                f"{self._file}: {error.strerror or error}; make room or mend the folder"
+            ) from error
+
+    def _refuse_other_format(self) -> None:
+        """Rather than train over what an earlier gmeta has trained."""
+        if (self._file.parent / "checkpoint").exists():
+            raise DataError(
+                "its checkpoints are tf.train.Checkpoint's, from an earlier gmeta, and not sharded ones",
+                path=self._file.parent,
+                advice="delete the folder, or name another --run, to train anew",
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from gmeta import meta
+from gmeta.core import collectives
 from gmeta.models import MetaModel
 from gmeta.training.metrics import rating_metrics
 
@@ -65,12 +66,14 @@ def predict_after(
       support_size: Adapt on each task's latest ``support_size`` support samples only (a task with fewer
         uses all it has); None for all.
 
+    On several ranks all are given the same batches, and each predicts every N-th of them.
+
     Returns:
-      Steps -> (rows,) predictions, in the order of `query_rows`.
+      Steps -> (rows,) predictions, in the order of `query_rows`; on every rank all of them.
     """
     parts: dict[int, list[Floats]] = {goal: [] for goal in sorted(set(steps))}
     # Eagerly: a batch is a few hundred large ops, and tracing an unrolled loop costs more than running it.
-    for batch in batches:
+    for batch in _own_share(model, list(batches)):
         batch = _latest_support(batch, support_size)
         lookup = model.collection.lookup(batch["features"], insert=False)
         embeddings = model.collection.concat(lookup)
@@ -84,7 +87,25 @@ def predict_after(
             taken = goal
             rows = model.predict_samples(embeddings, batch["query"]["index"], weights)
             predictions.append(tf.boolean_mask(rows, batch["query"]["mask"] > 0).numpy())
-    return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in parts.items()}
+    whole = {goal: _of_all_ranks(predictions) for goal, predictions in parts.items()}
+    return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in whole.items()}
+
+
+def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Every N-th batch, beginning with the rank's own number; there are as many lookups on every rank."""
+    here = collectives.world()
+    for first in range(0, len(batches), here.size):
+        if first + here.rank < len(batches):
+            yield batches[first + here.rank]
+        else:  # other ranks have a batch, and look up rows of this one
+            nothing = tf.nest.map_structure(lambda ids: ids[:0], dict(batches[first]["features"]))
+            model.collection.lookup(nothing, insert=False)
+
+
+def _of_all_ranks(own: list[Floats]) -> list[Floats]:
+    """What the ranks have of their batches, in the order of all batches."""
+    ranks = collectives.allgather_objects(own)
+    return [of_rank[turn] for turn in range(len(ranks[0])) for of_rank in ranks if turn < len(of_rank)]
 
 
 def item_means(batches: Iterable[Mapping[str, Any]], rows: QueryRows) -> Floats:

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from gmeta import io
+from gmeta.core import collectives
 from gmeta.core.config import to_mapping
 from gmeta.core.errors import DataError
 from gmeta.core.manifest import Manifest
 from gmeta.core.on_bad import OnBad
 from gmeta.models import MetaModel
 from gmeta.training import cold_start
+from gmeta.training.checkpoint.ranks import Ranks
 from gmeta.training.cold_start import QueryRows
 from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.progress import TrainingProgress
 from gmeta.training.run_folder import RunFolder
-from gmeta.training.trainer import COLD, WARM, cold_tasks, restore, train
+from gmeta.training.trainer import COLD, WARM, Outcome, cold_tasks, restore, train
 
 ITEM_MEAN = "item_mean"
 """The baseline that every evaluation has beside the methods that are trained."""
@@ -36,6 +38,8 @@ def run_training(
 ) -> None:
     """Train every method with every seed; go on with what is half done, and leave what is done.
 
+    On several ranks all call it together; see `gmeta.training.trainer.train`.
+
     Args:
       config: The experiment.
       run: Where checkpoints go.
@@ -47,7 +51,13 @@ def run_training(
       ConfigError: The folder holds an experiment of other settings.
       DataError: Bad records, or a checkpoint that can't be restored.
     """
-    run.begin(config, data)
+    here = collectives.world()
+    with Ranks.of().together():
+        if here.rank == 0:
+            run.begin(config, data)
+    collectives.check_agreement(
+        {"data": Manifest.load(data).digest}, advice="give every rank the same prepared data set"
+    )
     left_out: set[str] = set()
     for method, settings in config.methods.items():
         for seed in config.seeds:
@@ -65,15 +75,24 @@ def run_training(
             if outcome.epochs_before == settings.epochs:
                 progress.say(f"{label}: all {settings.epochs} epochs were done before")
             elif outcome.epochs_before:
-                progress.say(f"{label}: resumed after epoch {outcome.epochs_before}")
+                progress.say(f"{label}: resumed after epoch {outcome.epochs_before}{_other_ranks(outcome)}")
             for message in outcome.left_out:
                 if message not in left_out:
                     progress.say(f"left out: {message}")
             left_out |= set(outcome.left_out)
 
 
+def _other_ranks(outcome: Outcome) -> str:
+    before, now = outcome.ranks_before, collectives.world().size
+    if before == now:
+        return ""
+    return f", which had {before} ranks; on {now} a step has {now}/{before} times as many tasks"
+
+
 def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
     """Measure every method of a trained experiment on the cold tasks, beside the item mean.
+
+    On several ranks all call it together, and all get the whole of it.
 
     Raises:
       DataError: The run isn't trained to the end; it says which method and seed.
@@ -82,8 +101,9 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
     config, data = run.load()
     manifest = Manifest.load(data)
     with io.data_errors():
-        cold = list(cold_tasks(config, data, on_bad))
-        warm = io.tasks(data / WARM, query=config.query, shuffle=False, on_bad=on_bad)
+        everything = (0, 1)  # ranks divide the predictions
+        cold = list(cold_tasks(config, data, on_bad, shard=everything))
+        warm = io.tasks(data / WARM, query=config.query, shuffle=False, on_bad=on_bad, shard=everything)
         rows = cold_start.query_rows(cold)
         baseline = rows.measure(cold_start.item_means(warm, rows))
     methods, curves, training = {}, {}, {}

@@ -27,11 +27,13 @@ class Outcome:
       run: Its curves.
       epochs_before: How many epochs an earlier call had done.
       left_out: What was skipped in this call and why, each named once: "FILE at byte OFFSET: what".
+      ranks_before: On how many ranks the earlier call trained; 0 if there was none.
     """
 
     run: TrainingRun
     epochs_before: int
     left_out: tuple[str, ...] = ()
+    ranks_before: int = 0
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
@@ -55,9 +57,13 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
 
 
 def cold_tasks(
-    config: ExperimentConfig, data: Path, on_bad: OnBad = "raise", stats: io.ReaderStats | None = None
+    config: ExperimentConfig,
+    data: Path,
+    on_bad: OnBad = "raise",
+    stats: io.ReaderStats | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
-    """The held-out tasks, in the order of the files."""
+    """The held-out tasks, in the order of the files; a rank's part of them, or as ``shard`` says."""
     return io.tasks(
         data / COLD,
         tasks_per_batch=config.tasks_per_batch,
@@ -65,6 +71,7 @@ def cold_tasks(
         shuffle=False,
         on_bad=on_bad,
         stats=stats,
+        shard=shard,
     )
 
 
@@ -82,6 +89,9 @@ def train(
 
     An epoch's order of tasks is a function of (seed, epoch), so a resumed run sees what an uninterrupted
     one would have seen.
+
+    On N ranks a step has N times ``tasks_per_batch`` tasks, and results are those of one rank with that many.
+    All ranks call it together, and any number of them goes on with what others have begun.
 
     Args:
       config: The experiment.
@@ -120,7 +130,7 @@ def train(
             )
     # Every epoch meets the same records again.
     left_out = tuple(dict.fromkeys(stats.read().messages))
-    return Outcome(checkpoints.run, done, left_out)
+    return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before)
 
 
 def restore(
@@ -128,6 +138,6 @@ def restore(
 ) -> tuple[MetaModel, EpochCheckpoints]:
     """A method's model as its last checkpoint has it; at its initial weights where there is none."""
     model = build_model(config, method, seed)
-    checkpoints = EpochCheckpoints(model, folder)
-    checkpoints.restore()
+    checkpoints = EpochCheckpoints(folder)
+    checkpoints.restore(model)
     return model, checkpoints

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.testing.small_experiment import small_config, small_data
 from gmeta.training.trainer import WARM, restore, train
 
@@ -73,17 +73,26 @@ def test_seeds_differ_and_repeat(data, tmp_path):
 def test_a_damaged_checkpoint_is_named(data, tmp_path):
     config = small_config(epochs=1)
     train(config, "maml", 0, data=data, folder=tmp_path)
-    (index,) = tmp_path.glob("*.index")
+    (index,) = tmp_path.glob("step-*/dense/*.index")
     index.write_bytes(index.read_bytes()[:20])
-    with pytest.raises(DataError, match=r"ckpt-1.*can't be restored.*train anew"):
+    with pytest.raises(DataError, match=r"step-0.*can't be restored.*dense\.index: damaged.*train anew"):
         train(config, "maml", 0, data=data, folder=tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
     config = small_config(epochs=1)
     train(config, "maml", 0, data=data, folder=tmp_path)
-    with pytest.raises(DataError, match="can't be restored"):
+    with pytest.raises(ConfigError, match=r"can't be restored: .*saved with dim 4"):
         restore(replace(config, embedding_dim=6), "maml", 0, folder=tmp_path)
+    with pytest.raises(DataError, match=r"can't be restored: .*dense weights don't fit this model"):
+        restore(replace(config, hidden=(9,)), "maml", 0, folder=tmp_path)
+
+
+def test_a_folder_of_another_format_is_not_trained_over(tmp_path):
+    model = tf.train.Checkpoint(weight=tf.Variable(1.0))
+    tf.train.CheckpointManager(model, str(tmp_path), max_to_keep=2).save()
+    with pytest.raises(DataError, match=r"tf\.train\.Checkpoint's, from an earlier gmeta.*to train anew"):
+        restore(small_config(), "maml", 0, folder=tmp_path)
 
 
 def test_a_bad_record_is_one_line_or_is_skipped_and_named(tmp_path):
@@ -105,14 +114,15 @@ def test_a_full_disk_is_said_in_a_line_and_the_epoch_before_stays(data, tmp_path
     config = small_config(epochs=3)
     saves = []
 
-    def save(manager):
-        saves.append(manager)
+    def write(checkpoint, *args):
+        saves.append(checkpoint)
         if len(saves) == 2:
             raise tf.errors.ResourceExhaustedError(None, None, "No space left on device\nwith a long tail")
-        return original(manager)
+        return original(checkpoint, *args)
 
-    original = tf.train.CheckpointManager.save
-    monkeypatch.setattr(tf.train.CheckpointManager, "save", save)
-    with pytest.raises(GmetaError, match="epoch 2 can't be saved: No space left on device; make room"):
+    original = tf.train.Checkpoint.write
+    monkeypatch.setattr(tf.train.Checkpoint, "write", write)
+    message = r"epoch 2 can't be saved: .* can't be written: No space left on device; make room"
+    with pytest.raises(GmetaError, match=message):
         train(config, "maml", 0, data=data, folder=tmp_path)
     assert train(config, "maml", 0, data=data, folder=tmp_path).epochs_before == 1
