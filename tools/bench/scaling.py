@@ -10,7 +10,10 @@ times the work. Where there are GPUs each rank takes one for the dense part; row
 samples      support and query samples a second, all ranks together; medians over epochs, the first left out
 speed_up     their ratio to N times one rank's (G-Meta, table 1: 1, 0.94, 0.89, 0.86 of ideal)
 agreement    the largest difference of any row or weight after training on the same global batches, relative
-             to the largest number beside it, from one rank on the CPU
+             to the largest number beside it, from one rank on the CPU; also with rows and gradients that
+             travel in 16 bits between two ranks
+rms          of these the root mean square of the difference over that of the numbers; the largest difference
+             is Adam's: where a gradient is rounding alone, its sign is chance, and a step has its full length
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ SIZES = {
     "inner_steps": 1,
     "distinct_steps": 10,
     "steps": 50,
+    "wire_dtype": "float32",
 }
 
 
@@ -76,6 +80,12 @@ def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
     return worst
 
 
+def root_mean_square(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Of the differences of rows and weights, relative to that of the numbers; the worst array's."""
+    pairs = [(found[name], values) for name, values in expected.items() if not name.startswith("keys")]
+    return max(float(np.linalg.norm(own - values) / np.linalg.norm(values)) for own, values in pairs)
+
+
 def main() -> None:
     """Run the numbers of ranks one after another."""
     options = parser(__doc__)
@@ -102,6 +112,11 @@ def main() -> None:
     for size in ranks if gpus else ranks[1:]:
         off = difference(learned(size, same, gpu=True), expected)
         results.append(Result(f"scaling/agreement/np{size}", off, "relative"))
+    for wire in () if given.smoke else ("float16", "bfloat16"):
+        found = learned(2, {**same, "wire_dtype": wire}, gpu=True)
+        off, deviation = difference(found, expected), root_mean_square(found, expected)
+        results.append(Result(f"scaling/agreement/np2/{wire}", off, "relative"))
+        results.append(Result(f"scaling/rms/np2/{wire}", deviation, "relative"))
     report("Meta-training on ranks", results, given.json, settings=settings, gpus_a_rank=gpus)
 
 

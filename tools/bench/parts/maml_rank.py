@@ -78,7 +78,7 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
     ]
     layers = {f"fc{number}": width for number, width in enumerate(settings["hidden"])}
     model = MetaModel(
-        EmbeddingCollection(features, optimizer=Adam(1e-3)),
+        EmbeddingCollection(features, optimizer=Adam(1e-3), wire_dtype=settings["wire_dtype"]),
         DenseStack({**layers, "out": 1}, seed=1),
         inner=InnerLoop(steps=settings["inner_steps"], learning_rate=0.01, order=2),
     )
