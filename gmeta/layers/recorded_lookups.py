@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.exchange import SentKeys, exchange_gradients
+from gmeta.layers.step_samples import current_graph
 from gmeta.ops.hash_table import HashTable
 
 _active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", default=None)
@@ -81,7 +82,7 @@ class RecordedLookups:
         self.rows: list[tf.Tensor] = []
         self._tapes = tapes
         self._lookups: list[_Recorded] = []
-        self._graph = _current_graph()
+        self._graph = current_graph()
 
     def add(self, tables: Sequence[HashTable], lookup: LookedUp, wire_dtype: tf.DType = tf.float32) -> None:
         """Note one lookup and watch its rows.
@@ -95,7 +96,7 @@ class RecordedLookups:
           ConfigError: It was made inside a ``tf.function``, ``tf.cond`` or ``tf.while_loop`` of its own, out
             of which no gradient can be taken.
         """
-        if _current_graph() is not self._graph:
+        if current_graph() is not self._graph:
             raise ConfigError(
                 f"table {tables[0].name!r} was looked up inside a tf.function, tf.cond or tf.while_loop "
                 "within the step, which so can't differentiate by its rows: take @tf.function off the "
@@ -221,10 +222,6 @@ def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Pa
     if isinstance(gradient, tf.IndexedSlices):
         return tf.gather(keys, gradient.indices), gradient.values
     return None if gradient is None else (keys, gradient)
-
-
-def _current_graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:

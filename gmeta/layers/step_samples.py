@@ -27,12 +27,12 @@ class StepSamples:
     def __init__(self, own: tf.Tensor) -> None:
         self.own = tf.cast(own, tf.int64)
         self.everywhere: tf.Tensor | None = None
-        self._graph = _current_graph()
+        self._graph = current_graph()
 
     def hear(self, notes: tf.Tensor) -> None:
         """Take the ranks' numbers out of an exchange's notes, (world size, 1) int64."""
         # Out of a function within the step, tensors can't be had.
-        if self.everywhere is None and _current_graph() is self._graph:
+        if self.everywhere is None and current_graph() is self._graph:
             self.everywhere = tf.reduce_sum(notes[:, 0])
 
 
@@ -52,5 +52,6 @@ def active_step_samples() -> StepSamples | None:
     return _active.get()
 
 
-def _current_graph() -> Any:
+def current_graph() -> Any:
+    """The graph that is being traced; None where ops run at once."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
