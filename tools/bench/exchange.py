@@ -18,8 +18,8 @@ TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each
 own, equally many whatever the number of ranks, if there are enough.
 
 with ``none``: no deduplication, ``stage1``: a sender's keys are distinct, ``stage2``: an owner reads each row
-once, ``both``; and ``per_feature``: exchanges for each feature, its keys distinct at the sender, which is how
-TFRA's HvdAllToAllEmbedding works.
+once, ``both``; and ``per_feature``: exchanges for each feature, of both stages, as in TFRA's
+HvdAllToAllEmbedding; features run beside each other as far as TensorFlow and Horovod let them.
 
 A model of time and bytes, t(N) = local max(1, N / cores) + calls latency(N) + bytes(N) / bandwidth(N), is
 checked against the measured steps, and drawn up to 128 ranks (``--plot FILE``), each with cores of its own.
@@ -30,30 +30,22 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.collectives.launch import launch
-from harness import ROUNDS, Result, parser, report
+from harness import Result, parser, report
 from parts.exchange_model import WireModel, plot
+from parts.jobs import run_job
 
 NO_DEDUPLICATION, EACH_FEATURE = "no deduplication", "an exchange for each feature"
 TFRA = "TFRA HvdAllToAllEmbedding"
-_BENCH = Path(__file__).resolve().parent
 
 
 def measure(ranks: int, settings: dict[str, Any]) -> Any:
     """What a job of so many ranks found; see parts/exchange_rank.py."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
-        command = [sys.executable, "-m", "parts.exchange_rank", str(out), "--settings", json.dumps(settings)]
-        # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
-        launch(command, ranks, environment=environment, write=lambda *_: None, timeout=3600)
-        return json.loads(out.read_text())
+        return run_job("exchange_rank", ranks, settings, Path(folder) / "found.json")
 
 
 def results_of(ranks: int, found: dict[str, Any]) -> list[Result]:
@@ -89,7 +81,7 @@ def main() -> None:
     options.add_argument("--found", type=Path, help="measure nothing, take what this JSON has")
     given = options.parse_args()
     settings = {
-        "rounds": given.rounds or ROUNDS,
+        "rounds": given.rounds,
         "batch": given.batch,
         "dims": given.dims,
         "ids": given.ids,

@@ -18,19 +18,15 @@ rms          of these the root mean square of the difference over that of the nu
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gmeta.core.collectives.launch import launch
 from harness import Result, parser, report
+from parts.jobs import run_job
 
-_BENCH = Path(__file__).resolve().parent
 SIZES = {
     "dim": 32,
     "features": 16,
@@ -47,14 +43,8 @@ SIZES = {
 
 def run(ranks: int, settings: dict[str, Any], folder: Path, gpu: bool = True) -> Any:
     """Train on so many ranks; see parts/maml_rank.py."""
-    out = folder / "found.json"
-    paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if not gpu:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, "-m", "parts.maml_rank", str(out), "--settings", json.dumps(settings)]
-    launch(command, ranks, environment=environment, write=lambda *_: None, timeout=3600)
-    return json.loads(out.read_text())
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return run_job("maml_rank", ranks, settings, folder / "found.json", hidden)
 
 
 def learned(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, np.ndarray]:

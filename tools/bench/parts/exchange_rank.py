@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import gmeta
-import numpy as np
 import tensorflow as tf
 from gmeta.core import collectives
 from parts.exchange_ids import CRITEO, ZipfIds
 from parts.exchange_steps import PER_FEATURE, WAYS, make_step
 from parts.exchange_tfra import make_tfra_step
+from parts.jobs import job_arguments
 
 VOCABULARIES = {"criteo": CRITEO, "million": (1_000_000,) * len(CRITEO), "tiny": (1000,) * 3}
 WARM_UP = 2
@@ -43,7 +40,7 @@ def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, flo
     vocabularies = VOCABULARIES[ids]
     draw = ZipfIds(vocabularies, seed=100 + world.rank)
     batches = [[tf.constant(part) for part in draw.batch(batch)] for _ in range(WARM_UP + rounds)]
-    steps = {way: make_step(way, dim) for way in (*WAYS, PER_FEATURE)}
+    steps = {way: make_step(way, dim, len(vocabularies)) for way in (*WAYS, PER_FEATURE)}
     tfra = make_tfra_step(dim, len(vocabularies)) if world.size > 1 else None
     if tfra is not None:
         steps["tfra"] = tfra
@@ -57,12 +54,8 @@ def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, flo
                 "collectives": counts.calls.get("alltoall", 0),
                 "bytes": counts.bytes.get("alltoall", 0),
             }
-    positions = batch * len(vocabularies)
     for way, values in seconds.items():
         found[way]["seconds"] = slowest(values[WARM_UP:])
-        found[way]["positions"] = positions
-    distinct = [len(np.unique(np.concatenate([part.numpy() for part in keys]))) for keys in batches]
-    found["both"]["distinct"] = float(np.median(distinct))
     return found
 
 
@@ -87,7 +80,7 @@ def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int) -> floa
     """Seconds of a step with a sleep for the model's computation and an all-reduce of a million weights."""
     world = collectives.world()
     draw = ZipfIds(VOCABULARIES[ids], seed=200 + world.rank)
-    step = make_step("both", dim)
+    step = make_step("both", dim, len(VOCABULARIES[ids]))
     dense = tf.ones([1_000_000])
 
     @tf.function
@@ -118,11 +111,7 @@ def take_cores(share: int) -> None:
 
 def main() -> None:
     """Measure what the arguments say; rank 0 writes it."""
-    options = argparse.ArgumentParser()
-    options.add_argument("out", type=Path)
-    options.add_argument("--settings", type=json.loads)
-    given = options.parse_args()
-    settings: dict[str, Any] = given.settings
+    out, settings = job_arguments()
     # Before TensorFlow starts its threads; the world is known only after.
     os.environ.setdefault("HOROVOD_LOCAL_RANK", "0")
     take_cores(settings["cores_a_rank"])
@@ -138,7 +127,7 @@ def main() -> None:
         "scaling": scaling(settings["ids"][0], settings["dims"][0], batch, settings["compute"], rounds),
     }
     if collectives.world().rank == 0:
-        given.out.write_text(json.dumps(found))
+        out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import gmeta
@@ -16,6 +14,7 @@ from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.ops import Adam, Normal
+from parts.jobs import job_arguments
 
 SKEW = 1.2
 VOCABULARY = 1_000_000
@@ -88,11 +87,7 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
 
 def main() -> None:
     """Train; rank 0 writes the pace, every rank its rows."""
-    options = argparse.ArgumentParser()
-    options.add_argument("out", type=Path)
-    options.add_argument("--settings", type=json.loads)
-    given = options.parse_args()
-    settings: dict[str, Any] = given.settings
+    out, settings = job_arguments()
     here = gmeta.init()
     if settings["keep_rows"]:  # to be compared to 1e-4, which TensorFloat-32 isn't good for
         tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -110,12 +105,12 @@ def main() -> None:
             records = table.export()
             parts |= {f"keys{number}": records.keys.numpy(), f"rows{number}": records.rows.numpy()}
         dense = {f"dense{n}": weight.numpy() for n, weight in enumerate(model.trainable_variables)}
-        np.savez(given.out.with_name(f"rank{here.rank}.npz"), **parts, **dense)
+        np.savez(out.with_name(f"rank{here.rank}.npz"), **parts, **dense)
     if here.rank == 0:
         samples = world_tasks * (settings["support"] + settings["query"]) * settings["steps"]
         gpus = tf.config.get_visible_devices("GPU")
         found = {"seconds": pace.seconds, "samples_an_epoch": samples, "gpus": len(gpus)}
-        given.out.write_text(json.dumps(found))
+        out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

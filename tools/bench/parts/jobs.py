@@ -1,0 +1,51 @@
+"""Starts a module of this folder as the ranks of a job, with settings, and reads what rank 0 wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.collectives.launch import launch
+
+_BENCH = Path(__file__).resolve().parents[1]
+
+
+def run_job(
+    module: str,
+    ranks: int,
+    settings: Mapping[str, Any],
+    out: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Run ``parts.<module>`` on so many ranks.
+
+    Args:
+      module: Its main reads its arguments by `job_arguments`.
+      ranks: How many.
+      settings: What JSON can hold.
+      out: The file that rank 0 writes.
+      environment: What is set besides this process's environment.
+
+    Returns:
+      What the file holds, from JSON.
+    """
+    paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    shared = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, "-m", f"parts.{module}", str(out), json.dumps(settings)]
+    # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
+    launch(command, ranks, environment={**shared, **(environment or {})}, write=lambda *_: None, timeout=3600)
+    return json.loads(out.read_text())
+
+
+def job_arguments() -> tuple[Path, dict[str, Any]]:
+    """In a rank: the file to write if it is rank 0, and the settings."""
+    options = argparse.ArgumentParser()
+    options.add_argument("out", type=Path)
+    options.add_argument("settings", type=json.loads)
+    given = options.parse_args()
+    return given.out, given.settings
