@@ -91,7 +91,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         else the Keras optimizer has (clipping, weight decay, moving averages) is for dense weights alone.
       seed: Initial rows are a pure function of (seed, key).
       wire_dtype: What rows and gradients travel as between ranks. ``"float16"`` and ``"bfloat16"`` halve the
-        bytes and round; `gmeta.ops.dedup_alltoall.pack_rows` says by how much.
+        bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says by how much.
 
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
     owns, and a lookup fetches the others': the ids of all tables in one exchange, their rows in another (see

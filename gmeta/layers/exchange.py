@@ -105,7 +105,8 @@ def exchange_values(
       sent: The keys.
       rows: What `fetch_rows` gave.
       dims: The tables' widths.
-      wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees.
+      wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees
+        (by how much: `gmeta.ops.pack_rows`).
       name: Of the collective; the same on all ranks.
 
     Returns:

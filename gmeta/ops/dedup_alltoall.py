@@ -68,7 +68,7 @@ class PackedRows(NamedTuple):
 
     Attributes:
       buffer: Of the wire's dtype: the rows for rank 0, 1, …, and of a rank those of table 0, 1, …
-      splits: (W,) int32, how many numbers each rank gets.
+      splits: (W,) int32, how many numbers each rank gets, scales included.
     """
 
     buffer: tf.Tensor
@@ -184,7 +184,8 @@ def pack_rows(
 ) -> PackedRows:
     """The rows of all tables, of whatever widths, in one buffer for one all-to-all.
 
-    For rank r, table by table: rows ``rows[t][positions[t][i]]`` for the places i in wire order that are r's.
+    For rank r, table by table: rows ``rows[t][positions[t][i]]`` for the places i in wire order that are r's,
+    of dim_t numbers each, and one more as float16.
     An owner packs values with the ``positions`` and ``counts`` of its `OwnedKeys`; a sender packs gradients,
     one for each of ``RoutedKeys.keys``, without positions and with the ``counts`` of its `RoutedKeys`.
 
@@ -193,10 +194,11 @@ def pack_rows(
       positions: For each table (w_t,) int32, w_t being the sum of its counts; None where the rows
         themselves are in wire order.
       counts: (W, T) int32, how many rows of a table a rank gets.
-      wire_dtype: What the numbers travel as. A float16 has a relative error of at most 2^-11 for magnitudes
-        from 6.1e-5 to 65504, and an absolute one of at most 2^-25 below; what is larger, infinities included,
-        becomes 65504, so look for infinities before; NaN stays NaN. A bfloat16 has a relative error of at
-        most 2^-8 at any magnitude.
+      wire_dtype: What the numbers travel as. As float16 a row begins with a power of two of its own, one more
+        number, so that rows of any magnitude keep their precision: a number has a relative error of at most
+        2^-11, or an absolute one of at most 2^-40 of the row's largest number where that is more, and below
+        2^-126 becomes zero. A bfloat16 has a relative error of at most 2^-8 at any magnitude. Infinities and
+        NaNs stay what they are.
 
     Returns:
       A `PackedRows`.
@@ -240,7 +242,8 @@ def unpack_rows(buffer: Any, counts: Any, *, dims: Sequence[int]) -> tuple[tf.Te
     ``OwnedKeys.wire_keys[t][i]`` where gradients have come to an owner.
 
     Args:
-      buffer: A vector of float32, float16 or bfloat16: what rank 0, 1, … have packed for this one.
+      buffer: A vector of float32, float16 or bfloat16: what rank 0, 1, … have packed for this one. Its dtype
+        says how to read it.
       counts: (W, T) int32, how many rows of a table came from a rank: those of this rank's `RoutedKeys` for
         values, of its `OwnedKeys` for gradients.
       dims: The widths of the T tables.

@@ -230,6 +230,13 @@ void WithWire(tensorflow::DataType dtype, const Visit& visit) {
   visit(Float32Wire());
 }
 
+// How many numbers stand before a row's own.
+size_t HeadOf(tensorflow::DataType dtype) {
+  size_t head = 0;
+  WithWire(dtype, [&](auto wire) { head = decltype(wire)::kHead; });
+  return head;
+}
+
 class PackRowsOp : public OpKernel {
  public:
   explicit PackRowsOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -260,7 +267,7 @@ class PackRowsOp : public OpKernel {
       dims.push_back(static_cast<size_t>(rows[table].dim_size(1)));
     }
     const int64_t ranks = counts.dim_size(0);
-    const RowLayout layout(counts.flat<int32_t>().data(), ranks, dims);
+    const WireLayout layout(counts.flat<int32_t>().data(), ranks, dims, HeadOf(wire_dtype_));
     for (int table = 0; table < rows.size(); ++table) {
       const bool gathers = positions.size() > 0;
       const int64_t given = gathers ? positions[table].NumElements() : rows[table].dim_size(0);
@@ -325,7 +332,8 @@ class UnpackRowsOp : public OpKernel {
     const Tensor& counts = context->input(1);
     OP_REQUIRES_OK(context, CheckVector("unpack_rows", "buffer", buffer));
     OP_REQUIRES_OK(context, CheckCounts("unpack_rows", counts, dims_.size()));
-    const RowLayout layout(counts.flat<int32_t>().data(), counts.dim_size(0), dims_);
+    const WireLayout layout(counts.flat<int32_t>().data(), counts.dim_size(0), dims_,
+                            HeadOf(buffer.dtype()));
     OP_REQUIRES(
         context, buffer.NumElements() == layout.size(),
         Invalid("unpack_rows: counts and dims say ", layout.size(), " numbers, but the buffer has ",

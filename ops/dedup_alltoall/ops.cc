@@ -83,8 +83,8 @@ REGISTER_OP("GmetaReceiveKeys")
       return absl::OkStatus();
     });
 
-// The rows of all tables in one buffer, by rank, then by table; `positions`, where there are any,
-// say where in `rows` each stands.
+// The rows of all tables in one buffer, by rank, then by table, in halves with a scale before each;
+// `positions`, where there are any, say where in `rows` each stands.
 REGISTER_OP("GmetaPackRows")
     .Input("rows: tables * float")
     .Input("positions: gathered * int32")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops.reference.logical_shards import logical_shards
-from gmeta.ops.reference.precisions import LARGEST_HALF
+from gmeta.ops.reference.precisions import from_scaled_float16, to_scaled_float16
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
@@ -82,22 +82,25 @@ def pack_rows(
     *,
     wire_dtype: Any = np.float32,
 ) -> tuple[npt.NDArray[Any], Places]:
-    """For every rank, table by table, its rows; what float16 can't hold becomes its largest number."""
-    wire = rows if positions is None else [r[p] for r, p in zip(rows, positions, strict=True)]
+    """For every rank, table by table, its rows; in float16 each after its scale."""
+    wire: list[npt.NDArray[Any]] = [
+        matrix if positions is None else matrix[positions[table]] for table, matrix in enumerate(rows)
+    ]
+    if wire_dtype == np.float16:
+        wire = [to_scaled_float16(matrix) for matrix in wire]
     parts = [np.split(matrix, np.cumsum(counts[:, table])[:-1]) for table, matrix in enumerate(wire)]
     buffers = [np.concatenate([part[rank].ravel() for part in parts]) for rank in range(len(counts))]
     splits = np.array([buffer.size for buffer in buffers], np.int32)
-    buffer = np.concatenate(buffers)
-    if wire_dtype == np.float16:
-        buffer = np.clip(buffer, -LARGEST_HALF, LARGEST_HALF)
-    return buffer.astype(wire_dtype), splits
+    return np.concatenate(buffers).astype(wire_dtype), splits
 
 
 def unpack_rows(buffer: npt.NDArray[Any], counts: Places, *, dims: Sequence[int]) -> tuple[Floats, ...]:
     """The inverse, in wire order."""
-    ends = np.cumsum(counts * np.asarray(dims))  # of each rank and table
-    parts = np.split(buffer.astype(np.float32), ends[:-1])
-    return tuple(np.concatenate(parts[table :: len(dims)]).reshape(-1, dim) for table, dim in enumerate(dims))
+    scaled = buffer.dtype == np.float16
+    widths = [dim + scaled for dim in dims]
+    parts = np.split(buffer, np.cumsum(counts * np.asarray(widths))[:-1])  # of each rank and table
+    wire = [np.concatenate(parts[t :: len(dims)]).reshape(-1, width) for t, width in enumerate(widths)]
+    return tuple(from_scaled_float16(m) if scaled else m.astype(np.float32) for m in wire)
 
 
 def _first_appearances(keys: Ints) -> tuple[Ints, Places]:
