@@ -15,6 +15,12 @@ step do too. What a later piece needs of an earlier one is in the handle `SentKe
 so that whoever schedules a step may run pieces of one batch beside those of another.
 
 Every rank must call each piece as often as the others: with no keys, where it has none.
+
+A key may have been looked up that the loss doesn't depend on, such as that of a feature which is read and not
+used. TensorFlow then leaves it out of the `tf.IndexedSlices` of the table's gradient, and its row is to stay
+as it is: an update by zeros would move it, where the optimizer has momentum. Both ends know the keys, and
+which of them have a gradient turns out a forward pass later; so where there is none, a row of negative zeros
+travels. A sum of gradients begins with a positive zero and is none.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ class OwnedGradient(NamedTuple):
     """What an owner received for one table.
 
     Attributes:
-      keys: (n,) int64, as they came: by rank, each key once for each rank that had it.
+      keys: (n,) int64, as they came: by rank, each key once for each rank that has a gradient for it.
       values: (n, dim) float32.
     """
 
@@ -119,7 +125,7 @@ def exchange_values(
 
 def exchange_gradients(
     sent: Sequence[SentKeys],
-    gradients: Sequence[Sequence[tf.Tensor | None]],
+    gradients: Sequence[Sequence[tf.Tensor | tf.IndexedSlices | None]],
     *,
     wire_dtype: tf.DType = tf.float32,
     name: str = "step",
@@ -129,7 +135,8 @@ def exchange_gradients(
     Args:
       sent: The lookups' keys.
       gradients: For each lookup and each of its tables the gradient of what `exchange_values` gave, or None
-        where there is none, on all ranks alike.
+        where there is none, on all ranks alike. Slices are summed by key here, and keys that they leave out
+        are left out at the owner.
       wire_dtype: As in `exchange_values`; here it rounds the gradients.
       name: Of the collective; the same on all ranks.
 
@@ -146,12 +153,36 @@ def exchange_gradients(
     owned: list[list[OwnedGradient | None]] = [[None] * len(of_lookup) for of_lookup in gradients]
     if not found:
         return owned
-    values = [gradient for *_, gradient in found]
+    values = [_by_key(gradient) for *_, gradient in found]
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
     buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")
     parts = unpack_rows(received, here, dims=[value.shape[1] for value in values])
-    for (lookup, table, _), part in zip(found, parts, strict=True):
-        owned[lookup][table] = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
+    for (lookup, table, gradient), part in zip(found, parts, strict=True):
+        came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
+        owned[lookup][table] = _present(came) if isinstance(gradient, tf.IndexedSlices) else came
     return owned
+
+
+def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """(distinct keys, dim): sums by key, and negative zeros for keys without a gradient."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    keys = gradient.dense_shape[0]
+    sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, keys)
+    times = tf.math.unsorted_segment_sum(tf.ones_like(gradient.values[:, :1]), gradient.indices, keys)
+    return tf.where(times > 0, sums, -0.0)
+
+
+def _present(came: OwnedGradient) -> OwnedGradient:
+    """Without the rows of negative zeros."""
+    negative_zero = tf.bitcast(tf.constant(-0.0), tf.int32)
+
+    def some() -> OwnedGradient:
+        present = tf.reduce_any(tf.bitcast(came.values, tf.int32) != negative_zero, axis=1)
+        return OwnedGradient(tf.boolean_mask(came.keys, present), tf.boolean_mask(came.values, present))
+
+    # Most often none is missing, which the first numbers tell without a pass over all of them.
+    missing = tf.reduce_any(tf.bitcast(came.values[:, 0], tf.int32) == negative_zero)
+    return OwnedGradient(*tf.cond(missing, some, lambda: came))

@@ -209,10 +209,8 @@ def _at_owners(
             for index, each in enumerate(lookups)
             if each.lookup.sent is not None and each.wire_dtype == wire_dtype
         ]
-        # Summed per key before the wire, which the keys' order there asks for anyway.
-        dense = [[None if g is None else tf.convert_to_tensor(g) for g in gradients[i]] for i in chosen]
         sent = [keys for keys in (lookups[i].lookup.sent for i in chosen) if keys is not None]
-        owned = exchange_gradients(sent, dense, wire_dtype=wire_dtype)
+        owned = exchange_gradients(sent, [gradients[i] for i in chosen], wire_dtype=wire_dtype)
         for index, parts in zip(chosen, owned, strict=True):
             found[index] = list(parts)
     return found

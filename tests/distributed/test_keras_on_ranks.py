@@ -133,6 +133,19 @@ def mixed() -> dict[str, Any]:
         tf.keras.mixed_precision.set_global_policy("float32")
 
 
+def ignored() -> dict[str, Any]:
+    """A loss that depends on one of two features, which share ids and a table."""
+    x, y, _ = samples()
+    inputs = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
+    features = [FeatureConfig(name, 4, table="both", initializer=Normal(0.0, 0.5)) for name in inputs]
+    vectors = EmbeddingCollection(features, optimizer=Adam(None), name="collection")(inputs)
+    kernel = tf.keras.initializers.GlorotUniform(seed=1)
+    model = Model(inputs, tf.keras.layers.Dense(1, kernel_initializer=kernel)(vectors["user"]))
+    model.compile(tf.keras.optimizers.Adam(0.05), "mse")
+    model.fit(x, y, batch_size=rate_of(4), epochs=2, shuffle=False, verbose=0)
+    return trained(model)
+
+
 def own_part(n: int, batch: int) -> tf.data.Dataset:
     x, y, _ = samples()
     part = tf.data.Dataset.from_tensor_slices(({k: v[:n] for k, v in x.items()}, y[:n])).batch(batch)
@@ -228,7 +241,7 @@ def checkpointed(folder: str) -> dict[str, Any]:
     return {"saved": trained(model), **continued(folder)}
 
 
-SAME = (arrays, dataset, accumulated, mixed)
+SAME = (arrays, dataset, accumulated, mixed, ignored)
 
 
 def work(folder: str) -> dict[str, Any]:
@@ -272,6 +285,17 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
 @pytest.mark.parametrize("name", ["arrays", "dataset", "accumulated"])
 def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
+
+
+def test_rows_that_the_loss_ignores_stay_as_they_are(ranks: Any, alone: Any) -> None:
+    """Those of 21 items at all times, of the others in batches that have them as items alone."""
+    assert_trained_alike([rank["ignored"] for rank in ranks], alone["ignored"])
+    for parts in ([alone["ignored"]], [rank["ignored"] for rank in ranks]):
+        for table in (part["tables"][0] for part in parts):
+            items = table["keys"] >= 9
+            assert items.any()
+            assert not table["slots"][items].any()
+            assert table["slots"][~items].any()
 
 
 def test_what_is_measured_and_predicted_is_one_ranks_and_decides_alike(ranks: Any, alone: Any) -> None:
