@@ -36,6 +36,13 @@ class JointOptimizer:
     Args:
       optimizer: A Keras optimizer.
       accumulate_steps: k.
+
+    Attributes:
+      optimizer: The Keras optimizer.
+      stop_asked: Whether this rank wants all to stop, a variable (`gmeta.models.ranks.stopping`).
+      stop_agreed: Whether all do.
+      seen: On several ranks, how many samples this one has trained on since somebody made it 0, a variable
+        (`gmeta.models.ranks.averages`).
     """
 
     # Not a Trackable on purpose: what is kept here is for the moment and belongs to no checkpoint.
@@ -48,6 +55,7 @@ class JointOptimizer:
         self._stand_in = tf.Variable(0.0, name="no_dense_variables")
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
         self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
+        self.seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples_seen")
         self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")
 
     @property
@@ -89,6 +97,8 @@ class JointOptimizer:
         """
         accumulator = self._accumulator
         if collectives.world().size > 1:
+            # A step that ends the data may or may not come here, but has no samples.
+            self.seen.assign_add(tf.cast(samples, tf.int64))
             gradients = times_samples(gradients, samples)
             row_gradients = times_samples(row_gradients, samples)
             finite = all_finite([*gradients, *row_gradients])
@@ -199,10 +209,11 @@ def named_bad_gradients() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(rf"{_NOT_FINITE}\W*([\d ]+)\]", str(error.message))
+        # "... on the ranks] [0 1]" out of a graph, "... on the ranks'\n0, 1" where steps run eagerly
+        found = re.search(rf"{_NOT_FINITE}\W*(\d[\d, ]*)", str(error.message))
         if found is None:
             raise
-        ranks = ", ".join(found[1].split())
+        ranks = ", ".join(re.findall(r"\d+", found[1]))
         raise NotFiniteError(
             f"the gradient of rank {ranks} of {collectives.world().size} isn't finite, and no rank has made "
             "the step: look at the loss and the data there, lower the learning rate, or under mixed_float16 "

@@ -199,6 +199,9 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
                     "make room or mend the folder: the checkpoints before it are whole"
                 ) from error
 
+        merge = getattr(self.model, "merge_moving_averages", None)
+        if merge is not None:  # or the checkpoint would have those of rank 0 alone
+            merge()
         self.store.save(tables_of(self.model), self._batches, dense=dense, metadata=self._metadata())
         self._due = False
 

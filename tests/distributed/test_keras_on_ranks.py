@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,15 @@ def ignored() -> dict[str, Any]:
     return trained(model)
 
 
+def eager() -> dict[str, Any]:
+    """Without tracing, validation and accumulation included."""
+    x, y, _ = samples(23)
+    model = make(run_eagerly=True, accumulate_steps=2)
+    settings = {"batch_size": rate_of(8), "shuffle": False, "verbose": 0}
+    history = model.fit(x, y, epochs=2, validation_data=(x, 1 - y), **settings).history
+    return {**trained(model), "history": history, "predicted": model.predict(x, verbose=0)}
+
+
 def own_part(n: int, batch: int) -> tf.data.Dataset:
     x, y, _ = samples()
     part = tf.data.Dataset.from_tensor_slices(({k: v[:n] for k, v in x.items()}, y[:n])).batch(batch)
@@ -173,15 +183,43 @@ class StopsIn(tf.keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def only_ranks() -> dict[str, Any]:
+def averages_of(model: Model) -> list[np.ndarray]:
+    return [weight.numpy() for weight in model.get_layer("normalize").non_trainable_weights]
+
+
+class Averages(tf.keras.callbacks.Callback):
+    """What moving averages are when a batch begins and when it ends, and at the end of the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_batch: list[list[np.ndarray]] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.by_batch.append(averages_of(self.model))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.by_batch.append(averages_of(self.model))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.by_batch.append(averages_of(self.model))
+
+
+def only_ranks(folder: str) -> dict[str, Any]:
     """What has no counterpart on one rank."""
     here = collectives.world()
     x, y, _ = samples()
     seen: dict[str, Any] = {}
 
     model = make(normalize=True)
-    model.fit(own_part(0 if here.rank else 40, 8), epochs=1, verbose=0)  # rank 1 has nothing at all
-    seen["moving"] = [weight.numpy() for weight in model.get_layer("normalize").non_trainable_weights]
+    model.fit(own_part(21 if here.rank else 40, 8), epochs=1, verbose=0, callbacks=[averages := Averages()])
+    seen["averages"] = averages.by_batch
+    saver, saved = ShardedCheckpoint(Path(folder) / "averages", every=2), Averages()
+    model.fit(own_part(0 if here.rank else 40, 8), epochs=1, verbose=0, callbacks=[saver, saved])
+    seen["no data"] = saved.by_batch  # of rank 1
+    middle = saver.store.checkpoints()[0]
+    saver.restore(model, middle)
+    seen["restored"] = averages_of(model)
+    seen["of normalized"] = model.predict(x, verbose=0)
 
     stops = StopsIn()
     model.fit(own_part(47, 2), epochs=3, verbose=0, callbacks=[stops])
@@ -200,7 +238,10 @@ def only_ranks() -> dict[str, Any]:
 
     bad = y.copy()
     bad[1] = np.nan
-    seen["nan"] = message(NotFiniteError, lambda: make().fit(x, bad, batch_size=4, shuffle=False, verbose=0))
+    for name, run_eagerly in (("nan", False), ("eager nan", True)):
+        poisoned = make(run_eagerly=run_eagerly)
+        settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
+        seen[name] = message(NotFiniteError, functools.partial(poisoned.fit, x, bad, **settings))
     seen["seed"] = message(ConfigError, lambda: make(seed=here.rank).fit(x, y, verbose=0))
     seen["epochs"] = message(ConfigError, lambda: make().fit(x, y, epochs=1 + here.rank, verbose=0))
     unlike = tf.data.Dataset.from_tensors(({"user": [here.rank], "item": [1]}, [1.0]))
@@ -241,7 +282,7 @@ def checkpointed(folder: str) -> dict[str, Any]:
     return {"saved": trained(model), **continued(folder)}
 
 
-SAME = (arrays, dataset, accumulated, mixed, ignored)
+SAME = (arrays, dataset, accumulated, mixed, ignored, eager)
 
 
 def work(folder: str) -> dict[str, Any]:
@@ -249,7 +290,7 @@ def work(folder: str) -> dict[str, Any]:
     results = {function.__name__: function() for function in SAME}
     results["again"] = arrays()
     results["checkpointed"] = checkpointed(folder)
-    results["only"] = only_ranks()
+    results["only"] = only_ranks(folder)
     return results
 
 
@@ -282,7 +323,7 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
             )
 
 
-@pytest.mark.parametrize("name", ["arrays", "dataset", "accumulated"])
+@pytest.mark.parametrize("name", ["arrays", "dataset", "accumulated", "eager"])
 def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
 
@@ -308,6 +349,14 @@ def test_what_is_measured_and_predicted_is_one_ranks_and_decides_alike(ranks: An
         for name, values in expected["history"].items():
             np.testing.assert_allclose(found["history"][name], values, rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(found["measured"], expected["measured"], rtol=1e-5)
+        np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
+
+
+def test_eager_steps_are_measured_and_predict_alike(ranks: Any, alone: Any) -> None:
+    for rank in ranks:
+        found, expected = rank["eager"], alone["eager"]
+        for name, values in expected["history"].items():
+            np.testing.assert_allclose(found["history"][name], values, rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
 
 
@@ -347,11 +396,26 @@ def test_ranks_save_together_and_one_rank_goes_on_from_there(ranks: Any, folder:
     assert_trained_alike([rank["after"] for rank in saved], mine["after"])
 
 
-def test_a_rank_without_any_data_keeps_its_state(ranks: Any) -> None:
-    worked, idle = (rank["only"]["moving"] for rank in ranks)
-    np.testing.assert_array_equal(idle, [np.zeros(8), np.ones(8)])
-    assert np.isfinite(worked).all()
-    assert not np.array_equal(worked, idle)
+def test_moving_averages_become_those_of_all_samples_when_an_epoch_ends(ranks: Any) -> None:
+    first, second = (rank["only"]["averages"] for rank in ranks)
+    np.testing.assert_equal(second[-1], first[-1])
+    for one, other, merged in zip(first[-2], second[-2], first[-1], strict=True):
+        assert not np.allclose(one, other)
+        np.testing.assert_allclose(merged, (40 * one + 21 * other) / 61, rtol=1e-6)
+
+
+def test_a_checkpoint_has_the_averages_of_all_ranks_and_a_rank_without_data_no_part_in_them(
+    ranks: Any,
+) -> None:
+    worked, idle = (rank["only"]["no data"] for rank in ranks)
+    assert len(worked) == len(idle) == 2 * 5 + 1
+    # The second batch made a save due, which the third begins with.
+    np.testing.assert_equal(idle[:4], [idle[0]] * 4)
+    np.testing.assert_equal([worked[4], idle[4]], [worked[3], worked[3]])
+    np.testing.assert_equal(idle[-1], worked[-1])
+    for rank in ranks:
+        np.testing.assert_equal(rank["only"]["restored"], worked[4])
+        np.testing.assert_array_equal(rank["only"]["of normalized"], ranks[0]["only"]["of normalized"])
 
 
 def test_all_ranks_stop_in_the_step_after_one_asks(ranks: Any) -> None:
@@ -374,6 +438,7 @@ def test_the_rate_grows_to_what_was_compiled(ranks: Any) -> None:
     ("name", "words"),
     [
         ("nan", ["the gradient of rank 1 of 2 isn't finite"]),
+        ("eager nan", ["the gradient of rank 1 of 2 isn't finite"]),
         ("seed", ["ranks disagree", "collection's seed", "rank 1"]),
         ("epochs", ["ranks disagree", "epochs", "rank 1"]),
         ("unlike", ["ranks disagree", "first element of the training data", "auto_shard_policy", "seed"]),

@@ -11,6 +11,7 @@ from tf_keras.src.engine import data_adapter
 
 from gmeta.core import collectives
 from gmeta.models.joint_optimizer import JointOptimizer, named_bad_gradients
+from gmeta.models.ranks.averages import merge_moving_averages
 from gmeta.models.ranks.data import RankData, SameElements, empty_batch, rank_dataset
 from gmeta.models.ranks.metrics import merge_over_ranks
 from gmeta.models.ranks.start import start_together
@@ -33,6 +34,11 @@ class RunsOnRanks:
     * Dense weights and optimizer state begin as they are on rank 0.
     * What ``fit`` and ``evaluate`` return and callbacks see at the end of an epoch is of all ranks' samples,
       and the same on all of them; within an epoch it is of the rank's own. All ranks stop if one wants to.
+    * Moving averages (of ``BatchNormalization``, and of any variable that isn't trained and has the
+      aggregation MEAN) are a rank's own within an epoch, so a batch is normalized by the rank's part of it.
+      They become one on all ranks, their mean weighted by the ranks' samples, before the model is measured,
+      at the end of an epoch, and when `ShardedCheckpoint` saves it; loops of your own call
+      `merge_moving_averages`. Other state that a forward pass writes stays the rank's own.
     * Rank 0 alone shows progress.
     """
 
@@ -79,6 +85,7 @@ class RunsOnRanks:
         own["callbacks"] = _added(own["callbacks"], last=_checks(data, "test"))
         own["verbose"] = _verbose(own["verbose"])
         with collectives.named_failures("evaluate"):
+            self.merge_moving_averages()
             return super().evaluate(**own)  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +108,7 @@ class RunsOnRanks:
         ).dataset
         own["verbose"] = _verbose(own["verbose"])
         with collectives.named_failures("predict"):
+            self.merge_moving_averages()
             return super().predict(**own)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
@@ -124,6 +132,16 @@ class RunsOnRanks:
         For training loops over `train_on_batch`; `fit` does so at the end of an epoch. All ranks call it.
         """
         self._joint_optimizer.flush()
+
+    def merge_moving_averages(self) -> None:
+        """Give all ranks the same moving averages (see `RunsOnRanks`), in one collective if there are any.
+
+        For training loops over `train_on_batch`, before the weights are used outside of `evaluate` and
+        `predict`; `fit` does so at the end of an epoch. All ranks call it. On one rank it does nothing.
+        """
+        joint = getattr(self, "_joint_optimizer", None)
+        if joint is not None and collectives.world().size > 1:
+            merge_moving_averages(self, joint.seen)
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `fit` for this rank."""
@@ -170,12 +188,13 @@ class RunsOnRanks:
         return own
 
     def _with_callbacks(self, given: Any) -> Any:
-        """The user's callbacks, between those that end accumulation and those that stop all ranks."""
+        """The user's callbacks, between what completes the model and what stops all ranks."""
         joint = getattr(self, "_joint_optimizer", None)
-        first = [_CloseWindow(self)] if joint is not None and joint.accumulates else []
-        last = []
-        if joint is not None and collectives.world().size > 1:
-            last = [StopTogether(joint.stop_asked, joint.stop_agreed)]
+        if joint is None:
+            return given
+        several = collectives.world().size > 1
+        first = [_Complete(self)] if several or joint.accumulates else []
+        last = [StopTogether(joint.stop_asked, joint.stop_agreed)] if several else []
         return _added(given, first, last)
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
@@ -184,8 +203,11 @@ class RunsOnRanks:
         return super()._validate_and_get_metrics_result(logs)  # type: ignore[misc]
 
 
-class _CloseWindow(tf.keras.callbacks.Callback):
-    """Ends an epoch with a step of what is accumulated, before anyone measures or saves the model."""
+class _Complete(tf.keras.callbacks.Callback):
+    """Completes the model before anyone measures or saves it.
+
+    That is a step of what is accumulated, and moving averages of all ranks.
+    """
 
     def __init__(self, model: RunsOnRanks) -> None:
         super().__init__()
@@ -193,11 +215,15 @@ class _CloseWindow(tf.keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Validation sees the whole epoch's training."""
-        self._owner.apply_accumulated()
+        self._complete()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """So do the callbacks after this one."""
+        self._complete()
+
+    def _complete(self) -> None:
         self._owner.apply_accumulated()
+        self._owner.merge_moving_averages()
 
 
 def _arguments(function: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

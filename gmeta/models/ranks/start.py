@@ -35,6 +35,8 @@ def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: M
     if not model.built:
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
         model(x, training=False)
+    else:
+        model.merge_moving_averages()  # of steps that were made outside of fit; rank 0's would count alone
     optimizer = model.optimizer
     if hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
