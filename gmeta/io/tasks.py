@@ -11,10 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.collectives.shares import Shares
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest, Split
 from gmeta.core.on_bad import OnBad, check_on_bad
 from gmeta.core.schema import Schema
+from gmeta.core.shared_data import part_of
 from gmeta.io.group_batch import group_batch
 from gmeta.io.reader_stats import ReaderStats
 
@@ -61,8 +63,9 @@ def tasks(
       shard: (r, N): this is rank r of N ranks, and takes every N-th element, beginning with number r. The
         k-th elements of all ranks are then, together, the k-th of one rank with N times as many
         ``tasks_per_batch``. Give all ranks the same ``seed``. None: the rank that this process is
-        (``gmeta.init()``). The data set says so in its options (auto-sharding OFF), and `fit` shards it no
-        further.
+        (``gmeta.init()``); in an elastic job that has lost ranks, an element has the tasks that those would
+        have had as well (`gmeta.core.collectives.shares`). The data set says so in its options (auto-sharding
+        OFF), and `fit` shards it no further.
       on_bad: ``"raise"`` or ``"skip"``, as for `group_batch`; a task that is too small to split is bad too.
         A skipped task's place is taken by the next one, so batches stay full.
       stats: Counters to count into; they name what was skipped.
@@ -96,10 +99,9 @@ def tasks(
             f"must be at least 1, first_epoch={first_epoch} at least 0"
         )
     check_on_bad(on_bad)
-    here = collectives.world()
-    rank, ranks = shard if shard is not None else (here.rank, here.size)
-    if not 0 <= rank < ranks:
-        raise ConfigError(f"tasks: shard=({rank}, {ranks}) names no rank: give (r, N) with 0 <= r < N")
+    if shard is not None and not 0 <= shard[0] < shard[1]:
+        raise ConfigError(f"tasks: shard={tuple(shard)} names no rank: give (r, N) with 0 <= r < N")
+    shares = collectives.world().shares if shard is None else Shares.of(*shard)
     schema, split, files = _open(Path(path), on_bad)
     names = _features(schema, features, label)
 
@@ -114,7 +116,7 @@ def tasks(
             on_bad=on_bad,
             stats=stats,
         )
-        return elements.shard(ranks, rank) if ranks > 1 else elements
+        return _groups_of(elements, shares)
 
     groups = _epochs(first_epoch).flat_map(lambda epoch: read([seed, epoch])) if shuffle else read(seed)
     batches = groups.map(
@@ -125,12 +127,31 @@ def tasks(
     if on_bad == "raise":
         # tf.data raises where an epoch has another length, and skipping makes it shorter: no promise then.
         elements = -(-split.groups // tasks_per_batch)
-        batches = batches.apply(tf.data.experimental.assert_cardinality(-(-max(elements - rank, 0) // ranks)))
+        batches = batches.apply(tf.data.experimental.assert_cardinality(shares.steps(elements)))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # The one state outside is the epoch counter, and what was read from it is part of a saved iterator.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def _groups_of(elements: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
+    """The groups that are of some shares, those of a step in one element.
+
+    They are joined here, where lengths say whose rows are whose, rather than when they are cut and indices
+    do.
+    """
+    if shares.count == 1:
+        return part_of(elements, shares)
+
+    def measured(element: dict[str, Any]) -> dict[str, Any]:
+        splits = element["row_splits"]
+        return {**element, "row_splits": splits[1:] - splits[:-1]}
+
+    def split(element: dict[str, Any]) -> dict[str, Any]:
+        return {**element, "row_splits": tf.concat([[0], tf.cumsum(element["row_splits"])], axis=0)}
+
+    return part_of(elements.map(measured), shares).map(split)
 
 
 def _epochs(first: int) -> tf.data.Dataset:

@@ -34,7 +34,7 @@ class LearningRateWarmup(tf.keras.callbacks.Callback):
     Example:
       ::
 
-        model.compile(tf.keras.optimizers.Adam(1e-3 * gmeta.core.collectives.world().size), loss)
+        model.compile(tf.keras.optimizers.Adam(1e-3 * collectives.world().shares.total), loss)
         model.fit(data, callbacks=[LearningRateWarmup(steps=1000)])
     """
 
@@ -59,7 +59,7 @@ class LearningRateWarmup(tf.keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the rate of the step that is to come, until it is there."""
-        size = collectives.world().size
+        size = collectives.world().shares.total  # an elastic job may have fewer ranks, and the same steps
         done = int(self.model.optimizer.iterations)
         if size > 1 and self._rate is not None and done <= self.steps:
             share = 1 / size + (1 - 1 / size) * done / self.steps

@@ -9,6 +9,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gmeta.core import collectives
+from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest, Split
 from gmeta.io import ReaderStats, as_data_error, data_errors, reference, tasks
@@ -258,3 +260,24 @@ def test_the_shards_of_an_epoch_are_what_one_rank_reads(prepared, ranks):
     assert read == [whole[rank::ranks] for rank in range(ranks)]
     with pytest.raises(ConfigError, match=r"shard=\(2, 2\) names no rank"):
         tasks(prepared, query=2, shard=(2, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_of_several_shares_have_the_tasks_of_all_in_one_element(prepared, monkeypatch, size):
+    total, per_batch = 3, 2
+    options = {"tasks_per_batch": per_batch, "query": 2, "seed": 3, "features": ALL}
+    groups = reference.shuffle(
+        reference.groups(reference.permute(shards(prepared), (3, 0)), SCHEMA), 20, (3, 0)
+    )
+    monkeypatch.setenv(SHARES, str(total))
+    for rank in range(size):
+        monkeypatch.setattr(collectives, "world", lambda rank=rank: collectives.World(rank, size, rank))
+        own = range(rank * total // size * per_batch, (rank + 1) * total // size * per_batch)
+        steps = [[groups[i + at] for at in own if i + at < 20] for i in range(0, 20, total * per_batch)]
+        expected = [reference.task_batch(step, SCHEMA, "rating", 2) for step in steps if step]
+        for batch in expected:
+            del batch["features"]["batch_id"]
+        dataset = tasks(prepared, **options)
+        assert [plain(batch) for batch in dataset] == expected
+        assert int(dataset.cardinality()) == len(expected)
+        assert len(list(tasks(prepared, on_bad="skip", **options))) == len(expected)

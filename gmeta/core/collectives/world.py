@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 from gmeta.core.collectives import backend
+from gmeta.core.collectives.shares import Shares, total_shares
 from gmeta.core.errors import CollectiveError, ConfigError
 
 LAUNCHER = "GMETA_LAUNCHER_PID"
@@ -42,6 +44,17 @@ class World:
     rank: int
     size: int
     local_rank: int
+
+    @property
+    def shares(self) -> Shares:
+        """What this rank takes of the data of each step: one share, unless the job has lost ranks.
+
+        ``shares.total`` is how many batches a step has, whatever the number of ranks.
+
+        Raises:
+          ConfigError: There are fewer shares than ranks.
+        """
+        return Shares.of(self.rank, self.size, total_shares(self.size))
 
 
 _ALONE = World(rank=0, size=1, local_rank=0)
@@ -96,12 +109,13 @@ def init() -> World:
     global _world
     if _world is not _ALONE:
         return _world
+    _end_with_launcher()
+    total_shares(launched_size())  # which refuses too many ranks
     # An elastic job may be one rank now and two later.
     if launched_size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
         return _world
     for variable, value in DEFAULTS.items():
         os.environ.setdefault(variable, value)
-    _end_with_launcher()
     hvd = backend.import_horovod()
     try:
         hvd.init()
@@ -160,6 +174,7 @@ def _take_gpu(local_rank: int, local_size: int) -> None:
         ) from error
 
 
+@functools.cache  # one watch
 def _end_with_launcher() -> None:
     """Leave when the launcher is gone, however it went: nobody else would end this rank."""
     launcher = os.environ.get(LAUNCHER)

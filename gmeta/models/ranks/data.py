@@ -3,7 +3,8 @@
 Whatever Keras takes (arrays, tensors, data sets, generators) becomes a `tf.data.Dataset`. Of data that all
 ranks are given alike, each takes every N-th sample or element, beginning with its own number. So the k-th
 batches of all N ranks are, together, the k-th batch of one rank whose batches are N times as large, if
-nothing is shuffled.
+nothing is shuffled. Where an elastic job has lost ranks, those that are left take the parts of the lost ones
+too (`gmeta.core.collectives.shares`), and the k-th batches are the same samples as before.
 
 Ranks must take the same number of steps, as each step is a conversation. A rank with less data goes on with
 batches of no samples.
@@ -19,9 +20,12 @@ import tensorflow as tf
 from tf_keras.src.engine import data_adapter
 
 from gmeta.core import collectives
+from gmeta.core.collectives.shares import Shares
 from gmeta.core.errors import ConfigError
+from gmeta.core.shared_data import part_of
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
+_BATCH = 32  # samples, where Keras isn't told
 
 
 class RankData(NamedTuple):
@@ -55,18 +59,20 @@ def rank_dataset(
       x: As in ``tf.keras.Model.fit``.
       y: As there.
       sample_weight: As there.
-      batch_size: Samples in this rank's batches; of N ranks, a step has N times as many.
+      batch_size: Samples in the batches of a share of the data, which is a rank's; of N ranks, a step has N
+        times as many.
       shuffle: As there, for arrays. A ``keras.utils.Sequence`` is read in its own order.
       steps: How many batches are asked for, if that was said.
       shard: Whether to take this rank's part: every N-th sample of arrays, every N-th element of anything
         else, unless a data set's ``options().experimental_distribute.auto_shard_policy`` is OFF, which says
-        that ranks are given parts of their own.
+        that ranks are given parts of their own (in an elastic job, by
+        ``gmeta.core.shared_data.part_of(data, world().shares)``).
       **generator: Keras' ``max_queue_size``, ``workers`` and ``use_multiprocessing``, and ``model``.
 
     Raises:
-      ConfigError: Data that ranks can't take steps on together.
+      ConfigError: Data that ranks can't take steps on together, or elements that can't be joined.
     """
-    here = collectives.world()
+    shares = collectives.world().shares
     adapter = data_adapter.select_data_adapter(x, y)
     elements = isinstance(x, tf.data.Dataset) or issubclass(adapter, data_adapter.GeneratorDataAdapter)
     if isinstance(x, tf.data.Dataset):
@@ -74,7 +80,9 @@ def rank_dataset(
         shard = shard and dataset.options().experimental_distribute.auto_shard_policy != _OFF
     else:
         if shard and not elements:
-            x, y, sample_weight = (strided(part, here) for part in (x, y, sample_weight))
+            x, y, sample_weight = (strided(part, shares) for part in (x, y, sample_weight))
+            if shares.count > 1 and (batch_size or steps is None):
+                batch_size = (batch_size or _BATCH) * shares.count
         made = adapter(
             x,
             y,
@@ -91,7 +99,7 @@ def rank_dataset(
     digest = None
     if shard and elements:
         dataset, digest = _with_digest(dataset)
-        dataset = dataset.shard(here.size, here.rank)
+        dataset = part_of(dataset, shares)
     return RankData(in_lockstep(dataset, steps), digest)
 
 
@@ -116,6 +124,8 @@ def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.D
             f"the data of rank {', '.join(endless)} has no end: pass steps_per_epoch to fit, or steps to "
             "evaluate"
         )
+    if len(sizes) == 1:
+        return dataset
     padded = padded_for_ever(dataset)
     if steps is not None:
         return padded
@@ -254,23 +264,31 @@ class SameElements(tf.keras.callbacks.Callback):
         )
 
 
-def strided(nest: Any, here: collectives.World) -> Any:
-    """Every N-th sample of arrays, tensors and data frames."""
+def strided(nest: Any, shares: Shares) -> Any:
+    """The samples of some shares of arrays, tensors and data frames: sample i is of share i mod the total."""
     if isinstance(nest, (list, tuple)) and nest and np.isscalar(nest[0]):
         nest = np.asarray(nest)
-    return tf.nest.map_structure(lambda part: None if part is None else _strided_part(part, here), nest)
+    return tf.nest.map_structure(lambda part: None if part is None else _strided_part(part, shares), nest)
 
 
-def _strided_part(part: Any, here: collectives.World) -> Any:
+def _strided_part(part: Any, shares: Shares) -> Any:
+    first, count, total = shares.first, shares.count, shares.total
     if isinstance(part, tf.SparseTensor):
-        mine = part.indices[:, 0] % here.size == here.rank
-        row = tf.one_hot(0, part.shape.rank, dtype=tf.int64)
-        kept = tf.boolean_mask(part.indices, mine)
-        samples = (part.dense_shape[0] - here.rank + here.size - 1) // here.size
+        row, share = part.indices[:, 0] // total, part.indices[:, 0] % total - first
+        mine = (share >= 0) & (share < count)
+        kept = tf.concat([(row * count + share)[:, None], part.indices[:, 1:]], axis=1)
+        samples = part.dense_shape[0]
+        size = samples // total * count + tf.clip_by_value(samples % total - first, 0, count)
         return tf.SparseTensor(
-            kept * (1 - row) + kept // here.size * row,
+            tf.boolean_mask(kept, mine),
             tf.boolean_mask(part.values, mine),
-            tf.concat([[samples], part.dense_shape[1:]], axis=0),
+            tf.concat([[size], part.dense_shape[1:]], axis=0),
         )
-    rows = slice(here.rank, None, here.size)
-    return part.iloc[rows] if hasattr(part, "iloc") else part[rows]
+    if count == 1:
+        rows: Any = slice(first, None, total)
+    else:
+        numbers = np.arange(len(part) if hasattr(part, "__len__") else int(part.shape[0]))
+        rows = numbers[(numbers % total >= first) & (numbers % total < first + count)]
+    if hasattr(part, "iloc"):
+        return part.iloc[rows]
+    return tf.gather(part, rows) if count > 1 and tf.is_tensor(part) else part[rows]

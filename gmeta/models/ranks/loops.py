@@ -30,6 +30,8 @@ class RunsOnRanks:
       every N-th element (see `gmeta.models.ranks.data`, also for how to hand in parts of the ranks' own).
       ``batch_size`` is a rank's, so that a step has N times as many samples, and its gradient is of the mean
       over all of them. Ranks take equally many steps; one whose data has ended takes steps without samples.
+      In an elastic job a step has the samples of as many ranks as the job was started with, however many it
+      has now.
     * ``predict`` predicts, on every rank, all that this rank is given.
     * Dense weights and optimizer state begin as they are on rank 0.
     * What ``fit`` and ``evaluate`` return and callbacks see at the end of an epoch is of all ranks' samples,
@@ -54,7 +56,7 @@ class RunsOnRanks:
           NotFiniteError: A rank's gradient isn't finite.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
-        if collectives.world().size > 1:
+        if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
@@ -69,7 +71,7 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
         """
         of_fit = kwargs.get("_use_cached_eval_dataset")  # which has prepared the data
-        if collectives.world().size == 1 or of_fit:
+        if collectives.world().shares.total == 1 or of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         data = rank_dataset(
