@@ -1,4 +1,4 @@
-"""A checkpoint at the end of every epoch, and the way back to it."""
+"""Checkpoints of a training run with its curves, at the end of every epoch and within, and the way back."""
 
 from __future__ import annotations
 
@@ -25,26 +25,28 @@ class EpochCheckpoints(ShardedCheckpoint):
     and read by any number. Whatever kills the process, the last one is whole. Rank 0 writes the curves,
     ``history.json``.
 
-    There is none from the middle of an epoch: a run that ends there goes on from the end of the epoch before,
-    and trains the whole epoch, as if the part of it had never been; with data whose order is a function of
-    the epoch (`gmeta.io.tasks`), on what the uninterrupted run would have seen.
+    With ``every`` there are others from within the epochs, each of which takes the place of the one before. A
+    run that ends goes on from the last of either kind; with data whose order is a function of the epoch
+    (`gmeta.io.tasks`), on what the uninterrupted run would have seen, and to the same curves.
 
     Args:
       folder: Of this training run alone.
+      every: Save after so many steps too.
 
     Attributes:
-      ranks_before: How many ranks saved what `restore` has loaded; 0 if it has loaded nothing.
+      ranks_before: For how many ranks the data of a step was when the checkpoint was saved that `restore` has
+        loaded: how many there were, or, in an elastic job, how many it was started with. 0 if it has loaded
+        nothing.
 
     Example:
       ::
 
-        checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"))
-        first = checkpoints.restore(model)
-        model.fit(data, initial_epoch=first, epochs=10, callbacks=[checkpoints])
+        checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"), every=1000)
+        checkpoints.fit(model, lambda epoch: gmeta.io.tasks("data/warm", first_epoch=epoch), epochs=10)
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(CheckpointStore(folder, keep=2, max_increments=0))
+    def __init__(self, folder: Path, *, every: int | None = None) -> None:
+        super().__init__(CheckpointStore(folder, keep=2, max_increments=0), every=every)
         self._file = folder / "history.json"
         self._history: list[dict[str, float]] = []
         self.ranks_before = 0
@@ -63,15 +65,17 @@ class EpochCheckpoints(ShardedCheckpoint):
         if chosen is None:
             with self.store.ranks.together():
                 self._refuse_other_format()
+            self._restored = model
             return 0
         try:
             done = super().restore(model, chosen)
             with self.store.ranks.together():
-                self._history = self._read_history()
-                self.ranks_before = Manifest.load(chosen).world_size
+                self._history = self._read_history() if done else []
+                manifest = Manifest.load(chosen)
+                self.ranks_before = int(manifest.metadata.get("shares", manifest.world_size))
         except (ConfigError, DataError) as error:
             raise type(error)(
-                f"{chosen}: this checkpoint can't be restored: {error}; delete it to go on from the epoch "
+                f"{chosen}: this checkpoint can't be restored: {error}; delete it to go on from the one "
                 f"before, or all of {self._file.parent} to train anew"
             ) from error
         # The history is written first, so it may be one epoch ahead of the checkpoint.

@@ -35,6 +35,7 @@ def run_training(
     *,
     progress: TrainingProgress,
     on_bad: OnBad = "raise",
+    checkpoint_every: int | None = None,
 ) -> None:
     """Train every method with every seed; go on with what is half done, and leave what is done.
 
@@ -46,6 +47,7 @@ def run_training(
       data: A prepared data set.
       progress: Where it is shown, resumed runs included.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      checkpoint_every: As in `gmeta.training.trainer.train`.
 
     Raises:
       ConfigError: The folder holds an experiment of other settings.
@@ -71,19 +73,26 @@ def run_training(
                 folder=run.training(method, seed),
                 callbacks=[bar],
                 on_bad=on_bad,
+                checkpoint_every=checkpoint_every,
             )
             if outcome.epochs_before == settings.epochs:
                 progress.say(f"{label}: all {settings.epochs} epochs were done before")
-            elif outcome.epochs_before:
-                progress.say(f"{label}: resumed after epoch {outcome.epochs_before}{_other_ranks(outcome)}")
+            elif outcome.epochs_before or outcome.steps_before:
+                progress.say(f"{label}: resumed {_where(outcome)}{_other_ranks(outcome)}")
             for message in outcome.left_out:
                 if message not in left_out:
                     progress.say(f"left out: {message}")
             left_out |= set(outcome.left_out)
 
 
+def _where(outcome: Outcome) -> str:
+    if outcome.steps_before:
+        return f"after step {outcome.steps_before} of epoch {outcome.epochs_before + 1}"
+    return f"after epoch {outcome.epochs_before}"
+
+
 def _other_ranks(outcome: Outcome) -> str:
-    before, now = outcome.ranks_before, collectives.world().size
+    before, now = outcome.ranks_before, collectives.world().shares.total
     if before == now:
         return ""
     return f", which had {before} ranks; on {now} a step has {now}/{before} times as many tasks"

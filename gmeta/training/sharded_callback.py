@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
@@ -16,8 +17,11 @@ from gmeta.ops.hash_table import HashTable
 from gmeta.ops.table_saving import tables_saved_elsewhere
 from gmeta.training.checkpoint.chain import CheckpointReader
 from gmeta.training.checkpoint_store import CheckpointStore, step_of
+from gmeta.training.epoch_metrics import Sums, add_sums, results_of, sums_of
+from gmeta.training.resumed_fit import Data, fit_on
 
 _DENSE = "dense"  # the prefix of TensorFlow's files, in the folder of that name
+_METRICS = "metrics.npz"  # beside them, in a checkpoint from the middle of an epoch
 
 
 def tables_of(model: tf.keras.Model) -> dict[str, HashTable]:
@@ -43,21 +47,27 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
     name at once: whatever kills the process, the last checkpoint is whole. It is named by the number of
     batches trained. `CheckpointStore` says which are full, incremental, and kept.
 
-    A checkpoint from the middle of an epoch says how many of the epoch's batches are in it. After `restore`,
-    `rest_of_epoch` leaves them out of the data; where that isn't called, ``fit`` trains them again, and a
-    warning says so. The epoch's metrics are then those of its other batches. Where ``fit`` accumulates
-    gradients (``accumulate_steps``), what is accumulated is in no checkpoint, so a save waits for the batch
-    that makes the optimizer's step. The state of TensorFlow's random generators (dropout,
-    ``Dataset.shuffle``) is in none either.
+    A checkpoint from the middle of an epoch says how many of the epoch's batches are in it, and what its
+    metrics have summed up in them. `fit` goes on behind them, so that weights and metrics are those of an
+    uninterrupted run; Keras' own ``fit`` does so on what `rest_of_epoch` leaves of the data. Where neither is
+    called, the batches are trained again, and a warning says so. Where ``fit`` accumulates gradients
+    (``accumulate_steps``), what is accumulated is in no checkpoint, so a save waits for the batch that makes
+    the optimizer's step. The state of TensorFlow's random generators (dropout, ``Dataset.shuffle``) is in
+    none either, nor that of other callbacks.
 
     On several ranks (``gmeta.init()``) the same script works: every rank saves and restores the rows that it
     owns, rank 0 saves the dense weights, and all restore them. The number of ranks may be another one after
-    `restore`. What fails on one rank is raised by all, with its number.
+    `restore`. What fails on one rank is raised by all, with its number. In an elastic job
+    (``gmeta launch --elastic``) ranks start again from the last checkpoint when one is lost, and leave after
+    a save when others are to join them.
 
     Args:
       store: Where the checkpoints go, in a file system that the ranks share; a folder stands for a
         `CheckpointStore` as it comes.
       every: Save after so many batches, and at the end of each epoch; None: at the end of each epoch.
+
+    Attributes:
+      results_before: The metrics' values of the batches of an epoch that `restore` has found begun.
 
     Raises:
       ConfigError: ``every`` is below 1.
@@ -67,12 +77,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
         checkpoints = ShardedCheckpoint("runs/a/checkpoints", every=1000)
         model.compile(...)
-        first = checkpoints.restore(model)  # 0 where there is nothing to restore
-        if checkpoints.batches_of_epoch:  # it was saved in the middle of an epoch
-            rest = checkpoints.rest_of_epoch(data)
-            model.fit(rest, initial_epoch=first, epochs=first + 1, callbacks=[checkpoints])
-            first += 1
-        model.fit(data, initial_epoch=first, epochs=10, callbacks=[checkpoints])
+        checkpoints.fit(model, data, epochs=10)
     """
 
     def __init__(self, store: CheckpointStore | str | os.PathLike[str], *, every: int | None = None) -> None:
@@ -85,7 +90,10 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._epochs = 0
         self._last_batch = -1  # of this epoch, in this process
         self._before = 0  # batches of this epoch that a restored checkpoint has
+        self._sums: Sums = {}  # of the metrics in them
         self._goes_on = False  # with the rest of that epoch
+        self._restored: tf.keras.Model | None = None  # and not trained since
+        self.results_before: dict[str, float] = {}
         self._due = False
 
     @property
@@ -109,6 +117,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           DataError: The checkpoint is damaged, or belongs to another model.
         """
         chosen = checkpoint or self.store.agreed_latest()
+        self._restored = model
         if chosen is None:
             return 0
         with self.store.ranks.together(), CheckpointReader(chosen) as reader:
@@ -119,12 +128,58 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._batches, self._epochs = step_of(chosen), int(info.metadata["epochs"])
         self._before = int(info.metadata["batches_of_epoch"])
         self._last_batch, self._goes_on = -1, False
+        self._sums, self.results_before = _read_metrics(chosen) if self._before else ({}, {})
         return self._epochs
+
+    def fit(
+        self,
+        model: tf.keras.Model,
+        data: Data,
+        *,
+        epochs: int,
+        callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+        **options: Any,
+    ) -> tf.keras.callbacks.History:
+        """Train a model from its last checkpoint on, if there is one, to so many epochs.
+
+        It restores the model unless that was done just before, and calls its ``fit``, twice where the
+        checkpoint is from the middle of an epoch: on the rest of that epoch, and on the epochs after it. The
+        result is the uninterrupted run's if an epoch's order is the same whenever it is read: of data that
+        isn't shuffled, or whose order is a function of the epoch, as that of `gmeta.io.tasks`.
+
+        Args:
+          model: The compiled model.
+          data: Batches of an epoch; or a function of an epoch's number, counted from 0, that gives data whose
+            first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(first_epoch=)``.
+          epochs: How many epochs the model has been trained for in the end.
+          callbacks: Besides this one.
+          **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
+
+        Returns:
+          The epochs that were trained, or ended, in this call.
+
+        Raises:
+          ConfigError: As `restore`; or an option that says where to begin, or how long an epoch is.
+          DataError: As `restore`.
+
+        Example:
+          ::
+
+            checkpoints = ShardedCheckpoint("runs/a/checkpoints", every=1000)
+            checkpoints.fit(
+                model, lambda epoch: gmeta.io.tasks("data/warm", first_epoch=epoch), epochs=10
+            )
+        """
+        first = self._epochs if self._restored is model else self.restore(model)
+        return fit_on(self, model, data, first, epochs=epochs, callbacks=callbacks, **options)
 
     @property
     def batches_of_epoch(self) -> int:
-        """How many batches of the epoch that isn't finished are in the weights, those of all ranks."""
-        return self._before + (self._last_batch + 1) * collectives.world().size
+        """How many batches of the epoch that isn't finished are in the weights.
+
+        A step has one on each rank; in an elastic job, one of each rank that it was started with.
+        """
+        return self._before + (self._last_batch + 1) * collectives.world().shares.total
 
     def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
         """The data without the batches of a begun epoch that `restore` has found in the weights.
@@ -136,13 +191,26 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
         Args:
           data: Batches.
+
+        Raises:
+          ConfigError: Batches are the rank's own, each joined of several, and the checkpoint ends inside one.
         """
         self._goes_on = True
-        here, passed = collectives.world(), self._before
+        shares, passed = collectives.world().shares, self._before
         policy = data.options().experimental_distribute.auto_shard_policy
-        if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part: every N-th of them all
-            passed = -(-max(passed - here.rank, 0) // here.size)
+        if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part, one for each step
+            if shares.count > 1 and passed % shares.total:
+                raise ConfigError(
+                    f"the checkpoint has {passed} batches of epoch {self._epochs + 1}, which are no whole "
+                    f"steps of {shares.total}: finish the epoch with {collectives.world().size} ranks, and "
+                    "without --elastic"
+                )
+            passed = shares.steps(passed)
         return data.skip(passed)
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """From here on the model isn't the one that was restored."""
+        self._restored = None
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Begin to count the epoch's batches."""
@@ -154,7 +222,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
                 f"initial_epoch={self._epochs} and the data that rest_of_epoch gives to leave them out",
                 stacklevel=2,
             )
-            self._before = 0
+            self._before, self._sums = 0, {}
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Save, if the batch before made it due: after an epoch's last batch, its end is saved instead.
@@ -167,6 +235,9 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Count the batches: with ``steps_per_execution`` there may be several."""
+        if self._sums:  # a model makes its metrics in its first step
+            add_sums(self.model, self._sums)
+            self._sums = {}
         before = self._batches
         self._batches += batch - self._last_batch
         self._last_batch = batch
@@ -180,7 +251,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           GmetaError: The checkpoint can't be written; those before it are whole.
         """
         self._epochs = epoch + 1
-        self._before, self._last_batch = 0, -1
+        self._before, self._last_batch, self._sums, self.results_before = 0, -1, {}, {}
         latest = self.store.agreed_latest()
         if latest is not None and step_of(latest) == self._batches:
             # Data of unknown length: Keras began a batch that wasn't there, so the last one is saved already.
@@ -189,10 +260,15 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             self._save()
 
     def _save(self) -> None:
+        sums = sums_of(self.model) if self.batches_of_epoch else {}
+        values = results_of(self.model, sums) if sums else {}
+
         def dense(folder: Path) -> None:
             try:
                 with tables_saved_elsewhere():
                     _dense(self.model).write(str(folder / _DENSE))
+                if sums:
+                    _write_metrics(folder / _METRICS, sums, values)
             except tf.errors.OpError as error:
                 raise GmetaError(
                     f"{folder}: the dense weights can't be written: {str(error.message).splitlines()[0]}; "
@@ -210,7 +286,28 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             "epochs": self._epochs,
             "batches": self._batches,
             "batches_of_epoch": self.batches_of_epoch,
+            "shares": collectives.world().shares.total,
         }
+
+
+def _write_metrics(file: Path, sums: Sums, results: Mapping[str, float]) -> None:
+    parts = {f"sum/{name}": value for name, value in sums.items()}
+    parts |= {f"result/{name}": np.asarray(value) for name, value in results.items()}
+    with file.open("wb") as stream:
+        np.savez(stream, **parts)
+
+
+def _read_metrics(checkpoint: Path) -> tuple[Sums, dict[str, float]]:
+    file = checkpoint / "dense" / _METRICS
+    if not file.exists():
+        return {}, {}
+    with np.load(file) as parts:
+        named = {name: parts[name] for name in parts}
+    sums = {name.removeprefix("sum/"): value for name, value in named.items() if name.startswith("sum/")}
+    results = {
+        name.removeprefix("result/"): float(v) for name, v in named.items() if name.startswith("result/")
+    }
+    return sums, results
 
 
 def _read_dense(model: tf.keras.Model, checkpoint: Path) -> None:

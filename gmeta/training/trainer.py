@@ -27,13 +27,15 @@ class Outcome:
       run: Its curves.
       epochs_before: How many epochs an earlier call had done.
       left_out: What was skipped in this call and why, each named once: "FILE at byte OFFSET: what".
-      ranks_before: On how many ranks the earlier call trained; 0 if there was none.
+      ranks_before: For how many ranks a step's data was in the earlier call; 0 if there was none.
+      steps_before: How many steps of the next epoch it had done.
     """
 
     run: TrainingRun
     epochs_before: int
     left_out: tuple[str, ...] = ()
     ranks_before: int = 0
+    steps_before: int = 0
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
@@ -84,6 +86,7 @@ def train(
     folder: Path,
     callbacks: Sequence[tf.keras.callbacks.Callback] = (),
     on_bad: OnBad = "raise",
+    checkpoint_every: int | None = None,
 ) -> Outcome:
     """Train one method with one seed, or go on with it where its last checkpoint left off.
 
@@ -91,7 +94,8 @@ def train(
     one would have seen.
 
     On N ranks a step has N times ``tasks_per_batch`` tasks, and results are those of one rank with that many.
-    All ranks call it together, and any number of them goes on with what others have begun.
+    All ranks call it together, and any number of them goes on with what others have begun. In an elastic job
+    N is the number of ranks that it was started with.
 
     Args:
       config: The experiment.
@@ -101,43 +105,48 @@ def train(
       folder: Where this run's checkpoints are.
       callbacks: For progress, say.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      checkpoint_every: Save after so many steps too, and not only at the end of each epoch.
 
     Raises:
       DataError: Bad records or a checkpoint that can't be restored.
     """
-    model, checkpoints = restore(config, method, seed, folder=folder)
+    model, checkpoints = restore(config, method, seed, folder=folder, checkpoint_every=checkpoint_every)
     done = len(checkpoints.run.epoch)
+    steps = checkpoints.batches_of_epoch // max(checkpoints.ranks_before, 1)
     epochs = config.methods[method].epochs
     stats = io.ReaderStats()
-    if done < epochs:
-        warm = io.tasks(
+
+    def warm(epoch: int) -> tf.data.Dataset:
+        return io.tasks(
             data / WARM,
             tasks_per_batch=config.tasks_per_batch,
             query=config.query,
             seed=seed,
-            first_epoch=done,
+            first_epoch=epoch,
             on_bad=on_bad,
             stats=stats,
         )
+
+    if done < epochs:
         with io.data_errors():
-            model.fit(
+            checkpoints.fit(
+                model,
                 warm,
                 epochs=epochs,
-                initial_epoch=done,
                 validation_data=cold_tasks(config, data, on_bad, stats),
-                callbacks=[checkpoints, *callbacks],
+                callbacks=callbacks,
                 verbose=0,
             )
     # Every epoch meets the same records again.
     left_out = tuple(dict.fromkeys(stats.read().messages))
-    return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before)
+    return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps)
 
 
 def restore(
-    config: ExperimentConfig, method: str, seed: int, *, folder: Path
+    config: ExperimentConfig, method: str, seed: int, *, folder: Path, checkpoint_every: int | None = None
 ) -> tuple[MetaModel, EpochCheckpoints]:
     """A method's model as its last checkpoint has it; at its initial weights where there is none."""
     model = build_model(config, method, seed)
-    checkpoints = EpochCheckpoints(folder)
+    checkpoints = EpochCheckpoints(folder, every=checkpoint_every)
     checkpoints.restore(model)
     return model, checkpoints

@@ -95,9 +95,9 @@ def test_every_few_batches_and_at_the_end_of_an_epoch(tmp_path):
     assert names(checkpoints) == [2, 4, 6]
     done = [Manifest.load(path).metadata for path in checkpoints.store.checkpoints()]
     assert done == [
-        {"epochs": 0, "batches": 2, "batches_of_epoch": 2},
-        {"epochs": 0, "batches": 4, "batches_of_epoch": 4},
-        {"epochs": 1, "batches": 6, "batches_of_epoch": 0},
+        {"epochs": 0, "batches": 2, "batches_of_epoch": 2, "shares": 1},
+        {"epochs": 0, "batches": 4, "batches_of_epoch": 4, "shares": 1},
+        {"epochs": 1, "batches": 6, "batches_of_epoch": 0, "shares": 1},
     ]
     assert ShardedCheckpoint(tmp_path).restore(compiled(), checkpoints.store.checkpoints()[0]) == 0
 
@@ -140,7 +140,7 @@ def test_data_of_unknown_length_is_saved_once_at_the_end_of_an_epoch(tmp_path):
     model.fit(unknown, epochs=1, verbose=0, callbacks=[checkpoints])
     assert names(checkpoints) == [3, 6]
     metadata = Manifest.load(checkpoints.store.latest()).metadata
-    assert metadata == {"epochs": 1, "batches": 6, "batches_of_epoch": 0}
+    assert metadata == {"epochs": 1, "batches": 6, "batches_of_epoch": 0, "shares": 1}
     again = compiled()
     assert ShardedCheckpoint(tmp_path).restore(again) == 1
     again(next(iter(data()))[0])
@@ -201,6 +201,80 @@ def test_what_does_not_fit_is_named(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"{path}: damaged"):
         checkpoints.restore(compiled())
+
+
+class Ends(tf.keras.callbacks.Callback):
+    """Something ends the process, before a batch or an epoch's end."""
+
+    def __init__(self, batch: int | None = None) -> None:
+        super().__init__()
+        self.seen, self.batch = 0, batch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen += 1
+        if self.seen == self.batch:
+            raise KeyboardInterrupt
+
+    def on_test_begin(self, logs=None):
+        if self.batch is None:
+            raise KeyboardInterrupt
+
+
+def measured(form=lambda data: data):
+    """A model with metrics; `fit` of a callback's, on an epoch's own data, and validation."""
+    features = {"user": tf.keras.Input([], dtype=tf.int64, name="user")}
+    collection = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=ops.SGD(0.1), name="measured")
+    kernel = tf.keras.initializers.GlorotUniform(seed=1)
+    model = Model(features, tf.keras.layers.Dense(1, kernel_initializer=kernel)(collection(features)["user"]))
+    metrics = [
+        tf.keras.metrics.MeanSquaredError(name="mse"),
+        tf.keras.metrics.RootMeanSquaredError(name="rmse"),
+    ]
+    model.compile(tf.keras.optimizers.SGD(0.1), "mae", metrics=metrics)
+    batches = data(7).map(lambda x, y: ({"user": x["user"]}, y))
+
+    def fit(checkpoints, *callbacks):
+        options = {"validation_data": batches.take(2), "verbose": 0, "callbacks": callbacks}
+        return checkpoints.fit(model, lambda epoch: form(batches), epochs=3, **options)
+
+    return fit
+
+
+@pytest.mark.parametrize("batch", [4, 12])
+def test_the_metrics_of_an_epoch_are_of_all_its_batches_before_and_after_an_end(tmp_path, batch):
+    whole = measured()(ShardedCheckpoint(tmp_path / "whole")).history
+    with pytest.raises(KeyboardInterrupt):
+        measured()(ShardedCheckpoint(tmp_path / "a", every=2), Ends(batch))
+    checkpoints = ShardedCheckpoint(tmp_path / "a", every=2)
+    history = measured()(checkpoints)
+    assert (history.epoch, checkpoints.batches) == ([0, 1, 2][batch // 8 :], 21)
+    assert (
+        history.history.keys()
+        == whole.keys()
+        == {f"{v}{m}" for v in ("", "val_") for m in ("loss", "mse", "rmse")}
+    )
+    for name, values in history.history.items():
+        np.testing.assert_allclose(values, whole[name][batch // 8 :], rtol=1e-6, err_msg=name)
+
+
+def test_an_epoch_that_ended_in_its_validation_is_ended_without_a_batch(tmp_path):
+    def unknown(batches):
+        return batches.filter(lambda *_: True)
+
+    whole = measured(unknown)(ShardedCheckpoint(tmp_path / "whole")).history
+    with pytest.raises(KeyboardInterrupt):
+        measured(unknown)(ShardedCheckpoint(tmp_path / "a", every=7), Ends())
+    checkpoints = ShardedCheckpoint(tmp_path / "a", every=7)
+    history = measured(unknown)(checkpoints)
+    assert (history.epoch, names(checkpoints)) == ([0, 1, 2], [7, 14, 21])
+    for name, values in whole.items():
+        np.testing.assert_allclose(history.history[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_options_that_a_checkpoint_decides_are_refused(tmp_path):
+    for option in ("initial_epoch", "steps_per_epoch"):
+        with pytest.raises(ConfigError, match=f"{option}=3: the checkpoint says where"):
+            ShardedCheckpoint(tmp_path).fit(compiled(), data(), epochs=5, **{option: 3})
 
 
 def test_misuse_is_refused():

@@ -1,0 +1,77 @@
+"""What an epoch's metrics have summed up, for a checkpoint from its middle to have.
+
+A Keras metric keeps sums, which ranks' values add up to. So do the parts of an epoch before and after a
+checkpoint: the sums of the first part are saved, and added to those of the second, and the epoch's metrics
+are of all its batches.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core import collectives
+
+Sums: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
+"""Metric and number of its variable -> what all ranks have summed up in it, as float64."""
+
+
+def sums_of(model: tf.keras.Model) -> Sums:
+    """The sums of the epoch so far, of all ranks' batches. All ranks call it together."""
+    variables = _summed(model)
+    totals = collectives.allreduce_sum(
+        [tf.cast(variable, tf.float64) for variable in variables.values()], name="checkpoint/metrics"
+    )
+    return {name: total.numpy() for name, total in zip(variables, totals, strict=True)}
+
+
+def results_of(model: tf.keras.Model, sums: Sums) -> dict[str, float]:
+    """The metrics' values for some sums; they keep their own."""
+    variables = _summed(model)
+    own = {name: variable.numpy() for name, variable in variables.items()}
+    try:
+        _assign(variables, sums)
+        return {name: float(value) for name, value in model.get_metrics_result().items()}
+    finally:
+        _assign(variables, own)
+
+
+def add_sums(model: tf.keras.Model, sums: Sums) -> None:
+    """Add to the metrics what a part of the epoch before has summed up. Rank 0 does so, for all.
+
+    Metrics that keep something other than sums, or that the model didn't have then, stay those of the rest of
+    the epoch; a warning names the latter.
+    """
+    variables = _summed(model)
+    fitting = {n: v for n, v in variables.items() if n in sums and sums[n].shape == tuple(v.shape)}
+    other = sorted({name.rpartition("/")[0] for name in variables.keys() ^ fitting.keys()})
+    if other:
+        warnings.warn(
+            f"the checkpoint from the middle of the epoch hasn't the metrics {', '.join(other)}: they are of "
+            "the rest of the epoch alone",
+            stacklevel=3,
+        )
+    if collectives.world().rank == 0:
+        _assign(variables, {name: variables[name].numpy() + sums[name] for name in fitting})
+
+
+def _assign(variables: Mapping[str, tf.Variable], values: Sums) -> None:
+    for name, value in values.items():
+        variables[name].assign(tf.cast(value, variables[name].dtype))
+
+
+def _summed(model: tf.keras.Model) -> dict[str, tf.Variable]:
+    named = {
+        f"{metric.name}/{number}": variable
+        for metric in model.metrics
+        for number, variable in enumerate(metric.variables)
+        if variable.aggregation == tf.VariableAggregation.SUM
+    }
+    first = {
+        id(variable): name for name, variable in reversed(named.items())
+    }  # one of two metrics is one sum
+    return {name: variable for name, variable in named.items() if first[id(variable)] == name}
