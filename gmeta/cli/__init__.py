@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": "Say what this installation is and what is wrong with it.",
     "prepare": "Turn raw rating files into a prepared data set.",
     "train": "Train on a prepared data set; resume where a run stopped.",
+    "launch": "Run a program of yours on several ranks.",
     "evaluate": "Measure adaptation to new users, and write the report.",
     "export": "Write a trained model for TensorFlow Serving.",
     "bench": "Measure a part of gmeta beside its peers.",

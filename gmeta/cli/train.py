@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gmeta.cli.options import on_bad_option, run_option
-from gmeta.cli.ranks import ranks_option, start_ranks
+from gmeta.cli.ranks import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.on_bad import OnBad
 
 
@@ -21,16 +21,31 @@ from gmeta.core.on_bad import OnBad
     help="Settings in TOML.  [default: MeLU on MovieLens]",
 )
 @on_bad_option
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="STEPS",
+    help="Save after so many steps too, besides at the end of each epoch.",
+)
 @ranks_option
+@elastic_options
 def train(
-    run_path: Path, data: Path | None, config_path: Path | None, on_bad: OnBad, size: int | None
+    run_path: Path,
+    data: Path | None,
+    config_path: Path | None,
+    on_bad: OnBad,
+    checkpoint_every: int | None,
+    size: int | None,
+    elastic: bool,
+    min_np: int | None,
+    script: str | None,
 ) -> None:
     """Train on a prepared data set; resume where a run stopped.
 
     Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so;
-    with another --np too.
+    with another --np too. With --elastic it does so by itself when a rank is lost.
     """
-    if start_ranks(size):
+    if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
         return
     # Here and not above: `gmeta train --help` needn't wait for TensorFlow.
     from rich.console import Console
@@ -46,6 +61,13 @@ def train(
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     run, first = RunFolder(run_path), world().rank == 0
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
-        run_training(config, run, data or run.data, progress=progress, on_bad=on_bad)
+        run_training(
+            config,
+            run,
+            data or run.data,
+            progress=progress,
+            on_bad=on_bad,
+            checkpoint_every=checkpoint_every,
+        )
     if first:
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gmeta.core.collectives.elastic import after_save
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.training.checkpoint import folder as folders
 from gmeta.training.checkpoint.chain import Link, read_links
@@ -112,6 +113,8 @@ class CheckpointStore:
         Raises:
           ConfigError: The step isn't above the latest one's.
           GmetaError: As in `gmeta.training.sharded_checkpoint.save`.
+          SystemExit: In an elastic job, on all ranks, if it is to go on with another number of them: it
+            starts again from this checkpoint (`gmeta.core.collectives.elastic`).
         """
         ranks = self.ranks
         base = ranks.from_first(lambda: self._next_base(step))
@@ -129,6 +132,7 @@ class CheckpointStore:
         with ranks.together():
             if ranks.rank == 0:
                 self._retire()
+        after_save(ranks.from_first)
         return info
 
     def describe(self, metadata: Mapping[str, Any]) -> None:

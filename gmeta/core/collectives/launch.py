@@ -104,33 +104,60 @@ def launch(
         raise RanksError(report(ends, timeout), ends=ends)
 
 
-def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
-    """Which rank ended a job and why, and its last lines; `ends` in the order in which they ended."""
+@dataclass(frozen=True)
+class Verdict:
+    """Why a job ended.
+
+    Attributes:
+      reason: The rank and what happened to it.
+      culprit: That rank.
+      lost: All ranks that failed by themselves; the others could have gone on without them.
+      hopeless: Whether it would come again: all ranks failed alike, or the program ended too soon.
+    """
+
+    reason: str
+    culprit: RankEnd
+    lost: tuple[RankEnd, ...] = ()
+    hopeless: bool = False
+
+
+def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
+    """Tell the cause of a job's failure from its consequences; `ends` in the order in which they ended."""
     size = len(ends)
     failed = [end for end in ends if end.code and not end.ended_here]
     causes = [end for end in failed if not _blames_others(end)]
     silent = [end for end in ends if end.ended_here]
     left = [end for end in ends if not end.code]
     if len(causes) == size > 1 and len({_reason(end) for end in causes}) == 1:  # such as a wrong setting
-        culprit = causes[0]
-        first = f"all {size} ranks alike: rank {culprit.rank} {culprit.how}{_reason(culprit)}"
-    elif causes:
-        culprit = causes[0]
-        first = f"rank {culprit.rank} of {size} {culprit.how} after {culprit.seconds:.0f} s{_reason(culprit)}"
-    elif failed and silent:
-        culprit = silent[0]
-        first = f"rank {culprit.rank} of {size} hung: the others waited for it in a collective"
-    elif failed and left:
-        culprit = left[0]
-        first = f"rank {culprit.rank} of {size} was done while the others still had collectives to do"
-    elif failed:
-        culprit = failed[0]
-        first = f"rank {culprit.rank} of {size} {culprit.how} after {culprit.seconds:.0f} s"
-    else:
-        culprit = silent[0]
-        ranks = ", ".join(str(end.rank) for end in sorted(silent, key=lambda end: end.rank))
-        first = f"rank{'s' * (len(silent) > 1)} {ranks} of {size} had not ended after {timeout:.0f} s"
-    lines = [f"the job was ended: {first}"]
+        end = causes[0]
+        reason = f"all {size} ranks alike: rank {end.rank} {end.how}{_reason(end)}"
+        return Verdict(reason, end, hopeless=True)
+    if causes:
+        end = causes[0]
+        reason = f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s{_reason(end)}"
+        return Verdict(reason, end, tuple(causes))
+    if failed and silent:
+        end = silent[0]
+        reason = f"rank {end.rank} of {size} hung: the others waited for it in a collective"
+        return Verdict(reason, end, tuple(silent))
+    if failed and left:
+        end = left[0]
+        reason = f"rank {end.rank} of {size} was done while the others still had collectives to do"
+        return Verdict(reason, end, hopeless=True)
+    if failed:
+        end = failed[0]
+        return Verdict(f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s", end)
+    end = silent[0]
+    ranks = ", ".join(str(end.rank) for end in sorted(silent, key=lambda end: end.rank))
+    reason = f"rank{'s' * (len(silent) > 1)} {ranks} of {size} had not ended after {timeout:.0f} s"
+    return Verdict(reason, end, hopeless=True)
+
+
+def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
+    """Which rank ended a job and why, and its last lines; `ends` in the order in which they ended."""
+    found = verdict(ends, timeout)
+    culprit = found.culprit
+    lines = [f"the job was ended: {found.reason}"]
     if culprit.tail:
         lines += [f"the last lines of rank {culprit.rank}'s stderr:", *(f"  {line}" for line in culprit.tail)]
     others = [end for end in sorted(ends, key=lambda end: end.rank) if end is not culprit]
