@@ -31,8 +31,9 @@ class RoutedKeys(NamedTuple):
     Attributes:
       message: int64, the messages to rank 0, 1, …, one after another: what is to be exchanged.
       splits: (W,) int32, their lengths.
-      keys: For each table (u_t,) int64: its distinct keys by owner, then in the order of their first
-        appearance. This is the wire order, in which `unpack_rows` gives their rows.
+      keys: For each table (u_t,) int64: its distinct keys by owner, and of an owner in the order of their
+        first appearance, or where they are many, part by part of their hash and so in each part. This is the
+        wire order, in which `unpack_rows` gives their rows.
       counts: (W, T) int32, how many of a table's keys a rank owns.
       inverse: For each table (n_t,) int32: ``tf.gather(keys[t], inverse[t])`` are the keys that were given.
     """

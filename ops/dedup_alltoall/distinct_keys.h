@@ -58,8 +58,9 @@ class DistinctKeys {
   size_t batches() const { return batches_; }
   size_t parts() const { return parts_; }
 
-  // How many keys a part of a batch has, and a batch.
+  // How many keys a part of a batch has, the parts before it in the batch, and a batch.
   int32_t count(size_t batch, size_t part) const { return found_[batch * parts_ + part]; }
+  int32_t base(size_t batch, size_t part) const { return bases_[batch * parts_ + part]; }
   int32_t count(size_t batch) const {
     const size_t last = (batch + 1) * parts_ - 1;
     return bases_[last] + found_[last];

@@ -7,9 +7,10 @@
 //   asking, the owners hold about equally many keys, and a rank owns a run of neighboring shards.
 //
 // Stage 1, at the sender: RoutedKeys
-//   The keys of each table are made distinct and ordered by owner, in one go: sorted by owner, then
-//   made distinct an owner at a time (distinct_keys.h). A key that a batch has a hundred times
-//   travels once, and so does its row on the way back and its gradient on the way there.
+//   The keys of each table are made distinct and ordered by owner, in one go: sorted by owner, and
+//   an owner's many keys by some more bits of their hash, then made distinct a part at a time
+//   (distinct_keys.h). A key that a batch has a hundred times travels once, and so does its row on
+//   the way back and its gradient on the way there.
 //
 // Stage 2, at the owner: OwnedKeys
 //   What different ranks ask for overlaps, so the keys that came are made distinct again. A row is
@@ -37,9 +38,11 @@
 //      order shows.
 //
 // Why it is fast
-//   Owners of all tables are independent of each other, so all of them are worked on together,
-//   without locks and without merging. Each key is hashed for its owner, moved once, and probed for
-//   in a table of 4-byte slots that covers one owner's share only.
+//   Parts of all owners and tables are independent of each other, so all of them are worked on
+//   together, without locks and without merging. Each key is hashed for its part, moved once, and
+//   probed for in a table of 4-byte slots that covers one part only, which fits the cache near a
+//   core. There are as many parts as the keys need, not as there are owners, so two ranks keep as
+//   many cores busy as sixty do.
 
 #ifndef GMETA_OPS_DEDUP_ALLTOALL_KEY_EXCHANGE_H_
 #define GMETA_OPS_DEDUP_ALLTOALL_KEY_EXCHANGE_H_
@@ -62,7 +65,23 @@ inline size_t OwnerOf(uint64_t hash, size_t ranks) {
   return LogicalShard(hash) * ranks >> kLog2LogicalShards;
 }
 
-// Stage 1: the keys of a batch, a span a table.
+// Into how many parts, a power of two, the keys that go to (or came from) one place are split, so
+// that a part of the largest table has about 8192.
+inline size_t PartsOf(const std::vector<KeySpan>& tables, size_t places) {
+  constexpr size_t kKeysOfPart = 8192;
+  constexpr size_t kMostParts = 64;
+  size_t most = 0;
+  for (const KeySpan& table : tables) most = std::max(most, table.size / places);
+  size_t parts = 1;
+  while (parts < kMostParts && parts * kKeysOfPart < most) parts *= 2;
+  return parts;
+}
+
+// By bits of the hash that have no say in who the owner is.
+inline size_t PartOf(uint64_t hash, size_t parts) { return hash >> 32 & (parts - 1); }
+
+// Stage 1: the keys of a batch, a span a table. A table's distinct keys for an owner are in the
+// order of first appearance where there are few, and part by part where there are many.
 class RoutedKeys {
  public:
   // 1 <= ranks <= kLogicalShards; fewer than 2^31 keys in all tables together. Without `dedup`,
@@ -70,13 +89,15 @@ class RoutedKeys {
   template <class ParallelFor>
   RoutedKeys(const std::vector<KeySpan>& tables, size_t ranks, bool dedup,
              const ParallelFor& parallel_for)
-      : distinct_(
-            tables, ranks, [ranks](int64_t key) { return OwnerOf(MurmurHash3(key), ranks); }, dedup,
-            parallel_for) {}
+      : RoutedKeys(tables, ranks, dedup ? PartsOf(tables, ranks) : 1, dedup, parallel_for) {}
 
   size_t tables() const { return distinct_.batches(); }
-  size_t ranks() const { return distinct_.parts(); }
-  int32_t count(size_t rank, size_t table) const { return distinct_.count(table, rank); }
+  size_t ranks() const { return distinct_.parts() / parts_; }
+  int32_t count(size_t rank, size_t table) const {
+    const size_t last = (rank + 1) * parts_ - 1;
+    return distinct_.base(table, last) + distinct_.count(table, last) -
+           distinct_.base(table, rank * parts_);
+  }
   int32_t count(size_t table) const { return distinct_.count(table); }
 
   // The length of the message to a rank.
@@ -102,13 +123,28 @@ class RoutedKeys {
     }
     distinct_.Write(
         keys, inverse,
-        [&](size_t table, size_t rank, const int64_t* from) {
-          std::copy_n(from, count(rank, table), to[table * ranks() + rank]);
+        [&](size_t table, size_t part, const int64_t* from) {
+          const size_t rank = part / parts_;
+          const int32_t before = distinct_.base(table, part) - distinct_.base(table, rank * parts_);
+          std::copy_n(from, distinct_.count(table, part), to[table * ranks() + rank] + before);
         },
         parallel_for);
   }
 
  private:
+  template <class ParallelFor>
+  RoutedKeys(const std::vector<KeySpan>& tables, size_t ranks, size_t parts, bool dedup,
+             const ParallelFor& parallel_for)
+      : parts_(parts),
+        distinct_(
+            tables, ranks * parts,
+            [ranks, parts](int64_t key) {
+              const uint64_t hash = MurmurHash3(key);
+              return OwnerOf(hash, ranks) * parts + PartOf(hash, parts);
+            },
+            dedup, parallel_for) {}
+
+  size_t parts_;  // of an owner
   DistinctKeys distinct_;
 };
 
@@ -209,33 +245,21 @@ class KeyMessages {
   const int64_t* messages_;
 };
 
-// Stage 2: the keys that came for each table, in wire order. Each table is split by some bits of
-// the hash other than the owner's, in so many parts that one fits the cache near a core; so its
-// distinct keys are in the order of first appearance where the table came with few keys, and part
-// by part where it came with many.
+// Stage 2: the keys that came for each table, in wire order. So many parts that one fits the cache
+// near a core; the distinct keys are in the order of first appearance where the table came with few
+// keys, and part by part where it came with many.
 class OwnedKeys : public DistinctKeys {
  public:
   template <class ParallelFor>
   OwnedKeys(const std::vector<KeySpan>& tables, const ParallelFor& parallel_for)
-      : OwnedKeys(tables, Parts(tables), parallel_for) {}
+      : OwnedKeys(tables, PartsOf(tables, 1), parallel_for) {}
 
  private:
-  static constexpr size_t kKeysOfPart = 8192;
-  static constexpr size_t kMostParts = 64;
-
   template <class ParallelFor>
   OwnedKeys(const std::vector<KeySpan>& tables, size_t parts, const ParallelFor& parallel_for)
       : DistinctKeys(
-            tables, parts, [parts](int64_t key) { return MurmurHash3(key) >> 32 & (parts - 1); },
-            true, parallel_for) {}
-
-  static size_t Parts(const std::vector<KeySpan>& tables) {
-    size_t most = 0;
-    for (const KeySpan& table : tables) most = std::max(most, table.size);
-    size_t parts = 1;
-    while (parts < kMostParts && parts * kKeysOfPart < most) parts *= 2;
-    return parts;
-  }
+            tables, parts, [parts](int64_t key) { return PartOf(MurmurHash3(key), parts); }, true,
+            parallel_for) {}
 };
 
 }  // namespace gmeta

@@ -116,16 +116,20 @@ void CheckRouted(const Routed& routed, const std::vector<Keys>& tables, size_t r
     const Keys& keys = routed.keys[t];
     const std::set<int64_t> distinct(tables[t].begin(), tables[t].end());
     CHECK_EQ(keys.size(), dedup ? distinct.size() : tables[t].size());
-    // By owner, and within an owner by first appearance.
+    // By owner, within an owner by part, and there by first appearance.
+    const size_t parts = dedup ? gmeta::PartsOf(Spans(tables), ranks) : 1;
     size_t at = 0;
     std::set<int64_t> seen;
     for (size_t rank = 0; rank < ranks; ++rank) {
       const size_t end = at + routed.counts[rank * tables.size() + t];
-      for (const int64_t key : tables[t]) {
-        if (gmeta::OwnerOf(gmeta::MurmurHash3(key), ranks) != rank) continue;
-        if (dedup && !seen.insert(key).second) continue;
-        CHECK(at < end);
-        CHECK_EQ(keys[at++], key);
+      for (size_t part = 0; part < parts; ++part) {
+        for (const int64_t key : tables[t]) {
+          const uint64_t hash = gmeta::MurmurHash3(key);
+          if (gmeta::OwnerOf(hash, ranks) != rank || gmeta::PartOf(hash, parts) != part) continue;
+          if (dedup && !seen.insert(key).second) continue;
+          CHECK(at < end);
+          CHECK_EQ(keys[at++], key);
+        }
       }
       CHECK_EQ(at, end);
     }

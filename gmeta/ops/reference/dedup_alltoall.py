@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.ops.reference.logical_shards import logical_shards
+from gmeta.ops.reference.logical_shards import logical_shards, murmur_hash3
 from gmeta.ops.reference.precisions import from_scaled_float16, to_scaled_float16
 
 Ints = npt.NDArray[np.int64]
@@ -41,12 +41,22 @@ def owners(keys: npt.ArrayLike, world_size: int) -> Ints:
     return logical_shards(keys) * world_size // 1024
 
 
+def parts_of(sizes: Sequence[int], world_size: int) -> int:
+    """Into how many parts an owner's keys are split, each a table's of these numbers of keys."""
+    parts, most = 1, max(sizes) // world_size
+    while parts < 64 and parts * 8192 < most:
+        parts *= 2
+    return parts
+
+
 def route_keys(keys: Sequence[Ints], *, note: Ints, world_size: int, dedup: bool = True) -> RoutedKeys:
-    """Keys by owner: distinct ones in the order of their first appearance, or all of them."""
+    """Keys by owner, then distinct ones by part and the order of their first appearance, or all of them."""
+    parts_each = parts_of([batch.size for batch in keys], world_size) if dedup else 1
     routed, inverse = [], []
     for batch in keys:
         distinct, places = _first_appearances(batch) if dedup else (batch, np.arange(batch.size))
-        order = np.argsort(owners(distinct, world_size), kind="stable")
+        part = (murmur_hash3(distinct) >> np.uint64(32)).astype(np.int64) % parts_each
+        order = np.argsort(owners(distinct, world_size) * parts_each + part, kind="stable")
         rank_of = np.empty(distinct.size, np.int32)
         rank_of[order] = np.arange(distinct.size)
         routed.append(distinct[order])

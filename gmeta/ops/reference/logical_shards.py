@@ -1,4 +1,4 @@
-"""Which logical shard a key is in, in NumPy."""
+"""The hash of a key, and which logical shard it is in, in NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ def logical_shards(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
       >>> logical_shards([0, 1, 2])
       array([  0, 721, 234])
     """
+    return (murmur_hash3(keys) >> np.uint64(54)).astype(np.int64)
+
+
+def murmur_hash3(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """The finalizer of MurmurHash3 in 64 bits: a bijection, of which every bit depends on all of the key."""
     h = np.asarray(keys, np.int64).astype(np.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         h = (h ^ (h >> np.uint64(33))) * np.uint64(factor)
-    return ((h ^ (h >> np.uint64(33))) >> np.uint64(54)).astype(np.int64)
+    return h ^ (h >> np.uint64(33))
