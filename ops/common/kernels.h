@@ -41,6 +41,8 @@ class PoolParallelFor {
                        });
   }
 
+  int threads() const { return pool_->NumThreads(); }
+
  private:
   tensorflow::thread::ThreadPool* pool_;
 };

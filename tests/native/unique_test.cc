@@ -1,11 +1,14 @@
 #include "ops/unique/unique.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <unordered_map>
 #include <vector>
 
+#include "ops/unique/parallel_unique.h"
 #include "tests/native/check.h"
+#include "tests/native/parallel.h"
 
 namespace {
 
@@ -21,6 +24,14 @@ void Compare(gmeta::UniqueFinder* finder, const std::vector<int64_t>& ids) {
     if (is_new) CHECK_EQ(keys[place->second], ids[i]);
   }
   CHECK_EQ(found, model.size());
+
+  std::vector<int64_t> also_keys(ids.size());
+  std::vector<int32_t> also_inverse(ids.size(), -1);
+  CHECK_EQ(gmeta::ParallelUnique(ids.data(), ids.size(), also_keys.data(), also_inverse.data(),
+                                 Threads{3}),
+           found);
+  CHECK(also_inverse == inverse);
+  CHECK(std::equal(also_keys.begin(), also_keys.begin() + found, keys.begin()));
 }
 
 }  // namespace
