@@ -31,6 +31,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.layers import device_rows
 from gmeta.ops.dedup_alltoall import OwnedKeys, RoutedKeys, pack_rows, receive_keys, route_keys, unpack_rows
 from gmeta.ops.hash_table import HashTable
 
@@ -73,7 +74,8 @@ def send_keys(
         to measure what deduplication saves.
       name: Of the collective; the same on all ranks.
     """
-    note = tf.reshape(tf.cast(samples, tf.int64), [1])
+    with tf.device("CPU:0"):  # nothing here waits for the batch to be on a GPU
+        note = tf.reshape(tf.cast(samples, tf.int64), [1])
     size = collectives.world().size
     routed = route_keys(keys, note=note, world_size=size, dedup=dedup)
     message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
@@ -120,7 +122,8 @@ def exchange_values(
     """
     buffer, splits = pack_rows(rows, sent.owned.positions, sent.owned.counts, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/values")
-    return unpack_rows(received, sent.routed.counts, dims=dims)
+    unpack = device_rows.unpack if device_rows.on_gpu(wire_dtype) else unpack_rows
+    return unpack(received, sent.routed.counts, dims=dims)
 
 
 def exchange_gradients(
@@ -156,9 +159,14 @@ def exchange_gradients(
     values = [_by_key(gradient) for *_, gradient in found]
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
-    buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
+    dims = [value.shape[1] for value in values]
+    if device_rows.on_gpu(wire_dtype):
+        buffer, splits = device_rows.pack(values, away, wire_dtype=wire_dtype)
+    else:
+        buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")
-    parts = unpack_rows(received, here, dims=[value.shape[1] for value in values])
+    unpack = device_rows.unpack if device_rows.on_gpu(wire_dtype) else unpack_rows
+    parts = unpack(received, here, dims=dims)
     for (lookup, table, gradient), part in zip(found, parts, strict=True):
         came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
         owned[lookup][table] = _present(came) if isinstance(gradient, tf.IndexedSlices) else came

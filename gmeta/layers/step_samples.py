@@ -25,7 +25,8 @@ class StepSamples:
     """
 
     def __init__(self, own: tf.Tensor) -> None:
-        self.own = tf.cast(own, tf.int64)
+        with tf.device("CPU:0"):
+            self.own = tf.cast(own, tf.int64)
         self.everywhere: tf.Tensor | None = None
         self._graph = current_graph()
 
@@ -33,7 +34,8 @@ class StepSamples:
         """Take the ranks' numbers out of an exchange's notes, (world size, 1) int64."""
         # Out of a function within the step, tensors can't be had.
         if self.everywhere is None and current_graph() is self._graph:
-            self.everywhere = tf.reduce_sum(notes[:, 0])
+            with tf.device("CPU:0"):
+                self.everywhere = tf.reduce_sum(notes[:, 0])
 
 
 @contextmanager

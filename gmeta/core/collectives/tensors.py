@@ -140,5 +140,8 @@ def _bytes(tensor: tf.Tensor) -> tf.Tensor:
 
 def _bytes_away(tensor: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
     """Bytes of the rows that go to other ranks."""
-    row = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:]) * tensor.dtype.size
-    return tf.cast(tf.reduce_sum(splits) - splits[world().rank], tf.int64) * row
+    size = tensor.shape[1:].num_elements()
+    if size is None:
+        size = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:])
+    with tf.device("CPU:0"):
+        return tf.cast(tf.reduce_sum(splits) - splits[world().rank], tf.int64) * size * tensor.dtype.size

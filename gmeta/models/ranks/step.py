@@ -71,7 +71,9 @@ def rank_step(model: tf.keras.Model, data: Any) -> Iterator[RankStep]:
     if collectives.world().size == 1:
         yield RankStep(model, None)
         return
-    with step_samples(batch_size(data)) as samples:
+    with tf.device("CPU:0"):
+        own = batch_size(data)
+    with step_samples(own) as samples:
         yield RankStep(model, samples)
 
 
