@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
+from gmeta.core.placement import shapes_on_host
 from gmeta.layers import CollectionLookup, EmbeddingCollection
 from gmeta.models.joint_optimizer import JointOptimizer
 from gmeta.models.ranks.loops import RunsOnRanks
@@ -173,7 +174,7 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
-        with rank_step(self, batch["label"]) as step:
+        with rank_step(self, batch["label"]) as step, shapes_on_host():
             loss, lookup, dense_gradients, row_gradients = self.gradients(batch)
             samples = self._outer_samples(batch)
             logs = self._report(loss, samples)
@@ -212,7 +213,7 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
-        with rank_step(self, batch["label"]) as step:
+        with rank_step(self, batch["label"]) as step, shapes_on_host():
             predictions = self(batch, training=False)
             labels = tf.gather(batch["label"], batch["query"]["index"])
             losses = self._loss_of(labels, predictions[..., tf.newaxis])
@@ -223,7 +224,7 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, batch: TaskBatch) -> tf.Tensor:
         """Query predictions, as `call`."""
-        with rank_step(self, batch["label"]) as step:
+        with rank_step(self, batch["label"]) as step, shapes_on_host():
             return step.end_forward(self(batch, training=False))
 
     @property

@@ -1,0 +1,38 @@
+"""Which ops of a step stay on the host although there is a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+_SHAPE_OPS = frozenset({"DynamicStitch", "Fill", "FloorMod", "GatherV2", "Range"})
+
+
+@contextmanager
+def shapes_on_host() -> Iterator[None]:
+    """Keep the arithmetic of shapes off the GPU, for what is traced in a ``with`` block.
+
+    The gradient of a reduction asks for the shape that it reduced. Where batches have no static size, that is
+    computed in the step; TensorFlow has GPU kernels for some of those ops, so a few numbers go to the GPU and
+    back, and each time the host waits for all that the GPU has to do before. In a loop of inner steps that
+    leaves the GPU idle for a tenth of the time. Run at once, or without a GPU, this changes nothing.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    for op in graph.get_operations()[before:]:
+        if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
+            # TensorFlow places them beside the tensor whose shape they reduce; a device function sees nothing
+            # of that, so this is done afterwards.
+            if "_class" in op.node_def.attr:
+                op._clear_attr("_class")
+            op._set_device("/device:CPU:0")
+
+
+def _is_of_int32(op: tf.Operation) -> bool:
+    return all(tensor.dtype.base_dtype == tf.int32 for tensor in (*op.inputs, *op.outputs))
