@@ -233,6 +233,11 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         Raises:
           ConfigError: A feature has a vector for each of several ids a sample.
         """
+        if self._is_one_gather(lookup):
+            with tf.device("CPU:0"):  # one copy to a GPU rather than one a feature
+                positions = tf.stack([lookup.positions[feature.name] for feature in self.features], axis=1)
+            side_by_side = tf.gather(lookup.rows[0], positions)
+            return tf.reshape(side_by_side, [-1, len(self.features) * self.features[0].dim])
         vectors = self.embed(lookup)
         for name, vector in vectors.items():
             if vector.shape.rank != 2:
@@ -241,6 +246,15 @@ class EmbeddingCollection(tf.keras.layers.Layer):
                     "others: give it a pooling"
                 )
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
+
+    def _is_one_gather(self, lookup: CollectionLookup) -> bool:
+        """Whether all features have one id a sample, in one table."""
+        positions = [lookup.positions[feature.name] for feature in self.features]
+        return (
+            len(self.merged) == 1
+            and all(isinstance(part, tf.Tensor) and part.shape.rank == 1 for part in positions)
+            and all(feature.pooling is None for feature in self.features)
+        )
 
     def apply_gradients(
         self,

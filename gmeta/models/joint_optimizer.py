@@ -162,29 +162,32 @@ class JointOptimizer:
         finite: tf.Tensor | None = None,
     ) -> None:
         pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
+        rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
             self.optimizer.apply_gradients(pairs)
-            self._update(tables)
+            _update(tables, rate)
             return
         if finite is None:
             finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
         # The optimizer judges by the dense gradients: it must hear of the rows' too.
         verdict = tf.where(finite, 0.0, float("nan"))
         self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
-        tf.cond(finite, lambda: self._update(tables), _nothing)
-
-    def _update(self, tables: Sequence[TableGradient]) -> tf.Tensor:
-        rate = rate_of_last_step(self.optimizer)
-        for part in tables:
-            part.apply(rate)
-        return _nothing()
+        tf.cond(finite, lambda: _update(tables, rate), _nothing)
 
 
-def rate_of_last_step(optimizer: Any) -> Any:
-    """The learning rate of the step that `apply_gradients` has just made."""
-    rate = optimizer.learning_rate
-    # A current Keras optimizer gives a schedule's value of the last step; a legacy one gives the schedule.
-    return rate(optimizer.iterations - 1) if callable(rate) else rate
+def rate_of_next_step(optimizer: Any) -> tf.Tensor:
+    """The learning rate of the step that `apply_gradients` will make."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    # A current Keras optimizer has its schedule here, and as `learning_rate` what it gave for the last step;
+    # a legacy one has its schedule there.
+    rate = getattr(optimizer, "_learning_rate", optimizer.learning_rate)
+    return tf.convert_to_tensor(rate(optimizer.iterations) if callable(rate) else rate)
+
+
+def _update(tables: Sequence[TableGradient], rate: tf.Tensor) -> tf.Tensor:
+    for part in tables:
+        part.apply(rate)
+    return _nothing()
 
 
 def _nothing() -> tf.Tensor:
