@@ -66,7 +66,14 @@ def dataset(settings: dict[str, Any], world_tasks: int) -> tf.data.Dataset:
     data = tf.data.Dataset.from_tensor_slices(stacked).repeat(settings["steps"] // len(batches))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return data.prefetch(4).with_options(options)
+    return data.map(_of_open_size).prefetch(4).with_options(options)
+
+
+def _of_open_size(batch: dict[str, Any]) -> dict[str, Any]:
+    """Like those of `gmeta.io.tasks`: sizes are known when a batch is there, not before."""
+    return tf.nest.map_structure(
+        lambda part: tf.raw_ops.PlaceholderWithDefault(input=part, shape=[None] * part.shape.rank), batch
+    )
 
 
 def meta_model(settings: dict[str, Any]) -> MetaModel:
