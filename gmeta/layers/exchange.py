@@ -28,12 +28,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers import device_rows
 from gmeta.ops.dedup_alltoall import OwnedKeys, RoutedKeys, pack_rows, receive_keys, route_keys, unpack_rows
 from gmeta.ops.hash_table import HashTable
+
+# Not the Python number: TensorFlow keeps tensors of those, and finds that of 0.0 for -0.0, as they are equal.
+_NEGATIVE_ZERO = np.float32(-0.0)
 
 
 class SentKeys(NamedTuple):
@@ -180,12 +184,12 @@ def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     keys = gradient.dense_shape[0]
     sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, keys)
     times = tf.math.unsorted_segment_sum(tf.ones_like(gradient.values[:, :1]), gradient.indices, keys)
-    return tf.where(times > 0, sums, -0.0)
+    return tf.where(times > 0, sums, _NEGATIVE_ZERO)
 
 
 def _present(came: OwnedGradient) -> OwnedGradient:
     """Without the rows of negative zeros."""
-    negative_zero = tf.bitcast(tf.constant(-0.0), tf.int32)
+    negative_zero = tf.constant(_NEGATIVE_ZERO.view(np.int32))
 
     def some() -> OwnedGradient:
         present = tf.reduce_any(tf.bitcast(came.values, tf.int32) != negative_zero, axis=1)
