@@ -58,7 +58,9 @@ def run_ranks(
             said[rank].append(line)
 
     paths = os.pathsep.join([str(_SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ranks_environment = {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})}
+    # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1"}
+    ranks_environment = {"PYTHONPATH": paths, **defaults, **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         if callable(function_or_script):
             _send(function_or_script, args, Path(folder))

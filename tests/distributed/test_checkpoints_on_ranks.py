@@ -18,6 +18,7 @@ from gmeta.models import Model
 from gmeta.ops import Adam, Normal
 from gmeta.testing.ranks import run_ranks
 from gmeta.testing.tables import sorted_records
+from gmeta.testing.tracing import leave_keras_as_it_is
 from gmeta.training import sharded_checkpoint
 from gmeta.training.checkpoint import ranks
 from gmeta.training.checkpoint.chain import read_links
@@ -31,8 +32,7 @@ STAGES = (4, 2, 3, 1)  # ranks of one epoch after another
 
 
 def model() -> Model:
-    if collectives.world().size > 1:  # AutoGraph would rewrite hundreds of Keras' functions first
-        Model.train_step = tf.autograph.experimental.do_not_convert(Model.train_step)
+    leave_keras_as_it_is()
     start = Normal(0.0, 0.3)
     features = [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 2, initializer=start)]
     x = {f.name: tf.keras.Input([], name=f.name, dtype=tf.int64) for f in features}

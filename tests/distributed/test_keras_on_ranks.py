@@ -20,6 +20,7 @@ from gmeta.models import Model
 from gmeta.ops import Adam, Normal
 from gmeta.testing.ranks import run_ranks
 from gmeta.testing.tables import sorted_records
+from gmeta.testing.tracing import leave_keras_as_it_is
 from gmeta.training.export import portable_ops
 from gmeta.training.sharded_callback import ShardedCheckpoint
 from gmeta.training.warmup import LearningRateWarmup
@@ -103,8 +104,9 @@ def dataset() -> dict[str, Any]:
     x, y, _ = samples(64)
     model = make(steps_per_execution=2)
     parts = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=3).batch(rate_of(8))
-    history = model.fit(parts, epochs=2, verbose=0).history
-    return {**trained(model), "history": history}
+    history = model.fit(parts, epochs=2, verbose=0, validation_data=parts).history
+    predicted = model.predict(x, verbose=0)
+    return {**trained(model), "history": history, "predicted": predicted}
 
 
 def accumulated() -> dict[str, Any]:
@@ -287,6 +289,7 @@ SAME = (arrays, dataset, accumulated, mixed, ignored, eager)
 
 def work(folder: str) -> dict[str, Any]:
     """Runs on every rank."""
+    leave_keras_as_it_is()
     results = {function.__name__: function() for function in SAME}
     results["again"] = arrays()
     results["checkpointed"] = checkpointed(folder)
@@ -352,11 +355,13 @@ def test_what_is_measured_and_predicted_is_one_ranks_and_decides_alike(ranks: An
         np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
 
 
-def test_eager_steps_are_measured_and_predict_alike(ranks: Any, alone: Any) -> None:
+@pytest.mark.parametrize("name", ["dataset", "eager"])
+def test_data_sets_and_eager_steps_measure_and_predict_alike(ranks: Any, alone: Any, name: str) -> None:
+    expected = alone[name]
     for rank in ranks:
-        found, expected = rank["eager"], alone["eager"]
-        for name, values in expected["history"].items():
-            np.testing.assert_allclose(found["history"][name], values, rtol=1e-5, err_msg=name)
+        found = rank[name]
+        for metric, values in expected["history"].items():
+            np.testing.assert_allclose(found["history"][metric], values, rtol=1e-5, err_msg=metric)
         np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
 
 
