@@ -45,7 +45,8 @@ def fit_on(
                 "of its data; give data of one epoch, such as data.take(steps)"
             )
     of: Callable[[int], tf.data.Dataset] = data if callable(data) else lambda _: data
-    everyone = [checkpoints, *callbacks]
+    # Saved last, an epoch has ended for all of them: a save may be the end of the process.
+    everyone = [*callbacks, checkpoints]
     history = _no_history()
     if checkpoints.batches_of_epoch:
         if _has_batches(checkpoints.rest_of_epoch(of(first))):

@@ -152,7 +152,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           data: Batches of an epoch; or a function of an epoch's number, counted from 0, that gives data whose
             first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(first_epoch=)``.
           epochs: How many epochs the model has been trained for in the end.
-          callbacks: Besides this one.
+          callbacks: Besides this one, which comes after them.
           **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
 
         Returns:

@@ -12,14 +12,16 @@ from gmeta.core.collectives import launch
 from gmeta.core.collectives.elastic_launch import launch_elastic, slots_here
 from gmeta.core.errors import ConfigError, RanksError
 
-# Ranks that are plain Python. `start` counts the starts, from 1.
+# Ranks that are plain Python; `ranks` counts those of all starts.
 AS_RANK = """
 import os, signal, sys, time
 from pathlib import Path
 rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
 told, here = Path(os.environ["GMETA_ELASTIC"]), Path(sys.argv[1])
-(here / f"{time.time_ns()}.{rank}").write_text(f"{size} of {os.environ['GMETA_SHARES']}")
-while (ranks := len(list(here.glob("*.*")))) < size: time.sleep(0.01)
+start = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+(here / f"{time.time_ns()}.{start}.{rank}").write_text(f"{size} of {os.environ['GMETA_SHARES']}")
+while len(list(here.glob(f"*.{start}.*"))) < size: time.sleep(0.01)
+ranks = len(list(here.iterdir()))
 
 def save():
     (told / "saved").touch()
@@ -65,8 +67,8 @@ def test_a_job_goes_on_with_the_ranks_that_are_left_and_then_with_all_again(tmp_
     )
     first, second = run(tmp_path, code, 3)
     assert first.startswith("rank 1 of 3 was killed by SIGKILL after ")
-    assert first.endswith("; 2 ranks start from the last checkpoint")
-    assert second == "room for 3 ranks in place of 2: they start from the last checkpoint"
+    assert first.endswith("; the job goes on with 2 of 3 from the last checkpoint")
+    assert second.startswith("there is room for 3 ranks in place of 2; the job goes on with 3 of 3")
     assert sizes(tmp_path) == ["3 of 3"] * 3 + ["2 of 3"] * 2 + ["3 of 3"] * 3
 
 
@@ -77,7 +79,7 @@ def test_a_script_says_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
         f"if size == 1: Path({str(slots)!r}).write_text('localhost:1\\n127.0.0.1:7\\n'); leave_when_told()\n"
     )
     (said,) = run(tmp_path, code, 2, script=f"cat {slots}")
-    assert said.startswith("room for 2 ranks in place of 1")
+    assert said.startswith("there is room for 2 ranks in place of 1")
     assert sizes(tmp_path) == ["1 of 2", "2 of 2", "2 of 2"]
 
 
@@ -86,7 +88,7 @@ def test_too_few_ranks_end_the_job_and_the_lost_one_is_named(tmp_path: Path) -> 
         run(tmp_path, "save(); rank == 1 and kill(); time.sleep(60)\n", 2, min_size=2)
     first = str(caught.value).splitlines()[0]
     assert first.startswith(
-        "1 ranks are left, fewer than the least number, 2: the job was ended: rank 1 of 2 was"
+        "too few ranks are left, 1 where 2 is the least number: the job was ended: rank 1 of 2 was"
     )
     assert [end.rank for end in caught.value.ends] == [1, 0]
 

@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from gmeta.core.collectives import horovod_elastic
+
 ELASTIC = "GMETA_ELASTIC"
 """Environment variable: the folder."""
 
@@ -24,7 +26,7 @@ AGAIN = 85  # Linux's ERESTART
 
 
 def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
-    """Tell the launcher of a checkpoint, and leave if it wants another number of ranks.
+    """Tell the launcher of a checkpoint, and leave if there should be another number of ranks.
 
     All ranks call it when a checkpoint is whole. Outside of an elastic job it does nothing.
 
@@ -34,11 +36,19 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
     Raises:
       SystemExit: On all ranks, with the code `AGAIN`: the job goes on from this checkpoint.
     """
-    if ELASTIC in os.environ and from_first(_told):
+    if horovod_elastic.is_driven():
+        horovod_elastic.note_checkpoint()
+    elif ELASTIC in os.environ:
+        (Path(os.environ[ELASTIC]) / SAVED).touch()
+    else:
+        return
+    if from_first(is_change_wanted):
+        horovod_elastic.start_again_at_exit()
         raise SystemExit(AGAIN)
 
 
-def _told() -> bool:
-    folder = Path(os.environ[ELASTIC])
-    (folder / SAVED).touch()
-    return (folder / CHANGE).exists()
+def is_change_wanted() -> bool:
+    """Whether the launcher of an elastic job wants another number of ranks. Rank 0 knows."""
+    if horovod_elastic.is_driven():
+        return horovod_elastic.have_hosts_changed()
+    return ELASTIC in os.environ and (Path(os.environ[ELASTIC]) / CHANGE).exists()

@@ -90,7 +90,7 @@ def launch_elastic(
             except RanksError as error:
                 if all(end.code == AGAIN or end.ended_here for end in error.ends):
                     before, ranks = ranks, max(min_size, places.wanted())
-                    say(f"room for {ranks} ranks in place of {before}: they start from the last checkpoint")
+                    say(f"there is room for {ranks} ranks in place of {before}; {_goes_on(ranks, size)}")
                     continue
                 found, saved = _judged(error), places.saved
                 fruitless = 0 if saved else fruitless + 1
@@ -101,7 +101,11 @@ def launch_elastic(
                     ) from None
                 places.lose(len(found.lost), saved)
                 ranks = max(min_size, min(left, places.wanted()))
-                say(f"{found.reason}; {ranks} ranks start from the last checkpoint")
+                say(f"{found.reason}; {_goes_on(ranks, size)}")
+
+
+def _goes_on(ranks: int, size: int) -> str:
+    return f"the job goes on with {ranks} of {size} from the last checkpoint"
 
 
 def _judged(error: RanksError) -> Verdict:
@@ -113,7 +117,7 @@ def _last_word(found: Verdict, left: int, least: int, fruitless: int) -> str:
     if found.hopeless:
         return ""
     if left < least:
-        return f"{left} ranks are left, fewer than the least number, {least}: "
+        return f"too few ranks are left, {left} where {least} is the least number: "
     return f"{fruitless} starts in a row failed before they had saved a checkpoint: "
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from gmeta.core.collectives.counting import forget_starts
+from gmeta.core.collectives.horovod_elastic import start_again_at_exit
 from gmeta.core.collectives.world import world
 from gmeta.core.errors import CollectiveError
 
@@ -40,6 +41,8 @@ def named_failures(doing: str = "a collective") -> Iterator[None]:
         if explained is None:
             raise
         forget_starts()
+        if _PEER_IS_GONE.search(str(error.message)):
+            start_again_at_exit()
         raise explained from error
 
 

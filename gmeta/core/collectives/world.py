@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from gmeta.core.collectives import backend
+from gmeta.core.collectives import backend, horovod_elastic
 from gmeta.core.collectives.shares import Shares, total_shares
 from gmeta.core.errors import CollectiveError, ConfigError
 
@@ -110,9 +110,12 @@ def init() -> World:
     if _world is not _ALONE:
         return _world
     _end_with_launcher()
+    driven = horovod_elastic.is_driven()
+    if driven:
+        horovod_elastic.find_place()
     total_shares(launched_size())  # which refuses too many ranks
-    # An elastic job may be one rank now and two later.
-    if launched_size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
+    # Under Horovod's driver the only rank has to hear of hosts that come.
+    if launched_size() == 1 and not driven:
         return _world
     for variable, value in DEFAULTS.items():
         os.environ.setdefault(variable, value)
@@ -120,12 +123,15 @@ def init() -> World:
     try:
         hvd.init()
     except Exception as error:  # whatever the network and the rendezvous may raise
+        horovod_elastic.start_again_at_exit()
         rank = os.environ.get("HOROVOD_RANK", "unknown")
         raise CollectiveError(
             f"rank {rank} of {launched_size()} on {platform.node()} can't reach the others: {error}; see "
             "whether every rank has started, and whether the machines reach each other over "
             "HOROVOD_GLOO_IFACE"
         ) from error
+    if driven:
+        horovod_elastic.watch_hosts()
     _world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
     # Before anything is computed or exchanged: NCCL refuses two ranks on one GPU.
     _take_gpu(_world.local_rank, hvd.local_size())
