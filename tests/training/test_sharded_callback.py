@@ -7,7 +7,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta import ops
+from gmeta.core import collectives
+from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.shared_data import part_of
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 from gmeta.testing.tables import assert_same_tables
@@ -269,6 +272,32 @@ def test_an_epoch_that_ended_in_its_validation_is_ended_without_a_batch(tmp_path
     assert (history.epoch, names(checkpoints)) == ([0, 1, 2], [7, 14, 21])
     for name, values in whole.items():
         np.testing.assert_allclose(history.history[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_the_rest_of_an_epoch_is_counted_in_steps_of_all_shares(tmp_path, monkeypatch):
+    monkeypatch.setenv(SHARES, "3")  # which one rank takes: a step has 3 batches
+    checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path, keep=100), every=1)
+    measured(lambda batches: batches.take(7))(checkpoints)
+    first = checkpoints.store.checkpoints()[0]
+    assert Manifest.load(first).metadata == {"epochs": 0, "batches": 1, "batches_of_epoch": 3, "shares": 3}
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    numbers = tf.data.Dataset.range(8).batch(1)
+    again = ShardedCheckpoint(checkpoints.store)
+    for size, expected in ((2, [[[3], [6]], [[4, 5], [7]]]), (3, [[[3], [6]], [[4], [7]], [[5]]])):
+        for rank, left in enumerate(expected):
+            monkeypatch.setattr(
+                collectives, "world", lambda place=(rank, size, rank): collectives.World(*place)
+            )
+            again._before = 3
+            own = part_of(numbers, collectives.world().shares).with_options(options)
+            assert [batch.numpy().tolist() for batch in again.rest_of_epoch(own)] == left
+            assert [int(batch[0]) for batch in again.rest_of_epoch(numbers)] == [3, 4, 5, 6, 7]
+    again._before = 4  # of a job of another number of shares
+    monkeypatch.setattr(collectives, "world", lambda: collectives.World(1, 2, 1))
+    with pytest.raises(ConfigError, match="4 batches of epoch 1, which are no whole steps of 3: finish"):
+        again.rest_of_epoch(numbers.with_options(options))
 
 
 def test_options_that_a_checkpoint_decides_are_refused(tmp_path):
