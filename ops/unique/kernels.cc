@@ -40,8 +40,7 @@ class UniqueOp : public OpKernel {
       found = ParallelUnique(data, n, distinct, places, parallel_for);
     } else {
       UniqueFinder finder;
-      found = finder.Find(
-          n, [data](size_t i) { return data[i]; }, distinct, places);
+      found = finder.Find(n, [data](size_t i) { return data[i]; }, distinct, places);
     }
     Tensor* keys;
     OP_REQUIRES_OK(context,
