@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gmeta.core.collectives import launch as module
-from gmeta.core.collectives.launch import RankEnd, launch, report
+from gmeta.core.collectives.launch import RankEnd, launch, report, verdict
 from gmeta.core.errors import ConfigError, RanksError
 
 # Ranks that are plain Python: they read who they are, and do one thing.
@@ -83,6 +83,23 @@ LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
 )
 def test_the_cause_is_told_from_its_consequences(ends: list[RankEnd], said: str) -> None:
     assert report(ends).startswith(f"the job was ended: {said}")
+
+
+@pytest.mark.parametrize(
+    ("ends", "lost", "hopeless"),
+    [
+        ([end_of(0, 1, LOST), end_of(1, -9), end_of(2, -9)], [1, 2], False),
+        ([end_of(0, 75, LOST), end_of(2, 75, LOST), end_of(1, -15, ended_here=True)], [1], False),
+        ([end_of(0, 1, LOST), end_of(1, 1, LOST)], [], False),
+        ([end_of(0, 2, "gmeta: error: y"), end_of(1, 2, "gmeta: error: y")], [], True),
+        ([end_of(1, 0), end_of(0, 1, LOST)], [], True),
+    ],
+)
+def test_ranks_that_failed_by_themselves_are_lost(
+    ends: list[RankEnd], lost: list[int], hopeless: bool
+) -> None:
+    found = verdict(ends)
+    assert ([end.rank for end in found.lost], found.hopeless) == (lost, hopeless)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
