@@ -19,7 +19,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format native test-native test-asan test-tsan soak pins clean
+.PHONY: help setup demo test test-ranks lint format native test-native test-asan test-tsan soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -35,6 +35,9 @@ demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=
 
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks against one; `test` has some of them
+	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest tests/distributed/test_same_as_one_rank.py
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .
