@@ -47,8 +47,9 @@ class ReaderCounts:
       groups: Sound groups.
       skipped: Records left out. How many lie behind a cut or a broken length isn't known, nor counted.
       bad: Reason -> how often it was met; only reasons that were. Of records: ``truncated``, ``length_crc``,
-        ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``. Of
-        files: ``empty_file``, ``open``, ``read``. Of groups: ``not_contiguous``, ``too_small``.
+        ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
+        ``not_columnar``, ``newer_layout``, ``wrong_key``. Of files: ``empty_file``, ``open``, ``read``.
+        Of groups: ``not_contiguous``, ``too_small``.
       messages: The first hundred of them, each "FILE at byte OFFSET: what; what to do".
     """
 

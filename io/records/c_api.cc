@@ -44,7 +44,8 @@ GMETA_EXPORT int64_t gmeta_records_encode(ExampleEncoder* encoder, int64_t first
   try {
     std::vector<ColumnView> views(static_cast<size_t>(count));
     for (size_t i = 0; i < views.size(); ++i) views[i] = {values[i], splits[i]};
-    const int64_t next = encoder->Encode(views.data(), first, rows, static_cast<size_t>(limit));
+    const int64_t next =
+        encoder->Encode(views.data(), first, {&rows, 1}, static_cast<size_t>(limit));
     *bytes = encoder->data();
     *size = static_cast<int64_t>(encoder->size());
     return next;

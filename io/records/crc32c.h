@@ -61,10 +61,10 @@ constexpr Crc32cTables MakeCrc32cTables() {
 
 inline constexpr Crc32cTables kCrc32cTables = MakeCrc32cTables();
 
-inline uint32_t Crc32cPortable(const char* data, size_t size) {
+inline uint32_t Crc32cPortable(const char* data, size_t size, uint32_t before = 0) {
   const auto& t = kCrc32cTables;
   const auto* p = reinterpret_cast<const uint8_t*>(data);
-  uint32_t crc = ~0u;
+  uint32_t crc = ~before;
   for (; size >= 8; size -= 8, p += 8) {
     crc ^= uint32_t{p[0]} | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24;
     crc = t[7][crc & 0xff] ^ t[6][(crc >> 8) & 0xff] ^ t[5][(crc >> 16) & 0xff] ^ t[4][crc >> 24] ^
@@ -75,8 +75,9 @@ inline uint32_t Crc32cPortable(const char* data, size_t size) {
 }
 
 #ifdef GMETA_HAVE_SSE42_TARGET
-__attribute__((target("sse4.2"))) inline uint32_t Crc32cSse42(const char* data, size_t size) {
-  uint64_t crc = 0xffffffffu;
+__attribute__((target("sse4.2"))) inline uint32_t Crc32cSse42(const char* data, size_t size,
+                                                              uint32_t before = 0) {
+  uint64_t crc = ~before;
   for (; size >= 8; size -= 8, data += 8) {
     uint64_t word;
     std::memcpy(&word, data, 8);
@@ -88,7 +89,7 @@ __attribute__((target("sse4.2"))) inline uint32_t Crc32cSse42(const char* data, 
 }
 #endif
 
-using Crc32cFunction = uint32_t (*)(const char*, size_t);
+using Crc32cFunction = uint32_t (*)(const char*, size_t, uint32_t);
 
 inline Crc32cFunction ChooseCrc32c() {
 #ifdef GMETA_HAVE_SSE42_TARGET
@@ -100,10 +101,10 @@ inline Crc32cFunction ChooseCrc32c() {
 
 }  // namespace internal
 
-// The CRC-32C of `size` bytes.
-inline uint32_t Crc32c(const char* data, size_t size) {
+// The CRC-32C of `size` bytes, or, where `before` is that of the bytes in front of them, of both.
+inline uint32_t Crc32c(const char* data, size_t size, uint32_t before = 0) {
   static const internal::Crc32cFunction function = internal::ChooseCrc32c();
-  return function(data, size);
+  return function(data, size, before);
 }
 
 inline constexpr uint32_t MaskCrc(uint32_t crc) {

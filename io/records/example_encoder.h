@@ -22,59 +22,24 @@
 #ifndef GMETA_IO_RECORDS_EXAMPLE_ENCODER_H_
 #define GMETA_IO_RECORDS_EXAMPLE_ENCODER_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "io/records/column.h"
-#include "io/records/tfrecord.h"
+#include "io/records/record_encoder.h"
 #include "io/records/wire.h"
 
 namespace gmeta::records {
 
-// Borrowed values of a column. Row r of a list column holds values[splits[r]] to
-// values[splits[r + 1] - 1]; otherwise `splits` is null and row r holds values[r].
-struct ColumnView {
-  const void* values = nullptr;
-  const int64_t* splits = nullptr;
-};
-
-class ExampleEncoder {
+class ExampleEncoder : public RecordEncoder {
  public:
   explicit ExampleEncoder(const std::vector<ColumnSpec>& columns) {
-    std::vector<size_t> order(columns.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return columns[a].name < columns[b].name; });
-    for (size_t place : order) fields_.emplace_back(place, columns[place]);
+    for (size_t place : ByName(columns)) fields_.emplace_back(place, columns[place]);
   }
-
-  // Encodes rows from `first` on into bytes(), until there are none left or at least `limit` bytes
-  // are there. Returns the first row that wasn't encoded. `views` are in the constructor's order.
-  int64_t Encode(const ColumnView* views, int64_t first, int64_t rows, size_t limit) {
-    used_ = 0;
-    int64_t row = first;
-    for (; row < rows && used_ < limit; ++row) {
-      const size_t features = Measure(views, row);
-      const size_t payload = 1 + VarintSize(features) + features;
-      char* out = Reserve(kHeaderBytes + payload + kFooterBytes);
-      WriteHeader(out, payload);
-      out += kHeaderBytes;
-      *out++ = Tag(1, kBytes);
-      out = WriteVarint(out, features);
-      for (const Field& field : fields_) out = Write(field, views[field.place], row, out);
-      WriteFooter(out, payload);
-    }
-    return row;
-  }
-
-  const char* data() const { return buffer_.data(); }
-  size_t size() const { return used_; }
 
  private:
   struct Field {
@@ -92,6 +57,16 @@ class ExampleEncoder {
     size_t feature = 0;
     size_t entry = 0;
   };
+
+  int64_t Append(const ColumnView* views, int64_t row, int64_t end) override {
+    const size_t features = Measure(views, row);
+    const size_t payload = 1 + VarintSize(features) + features;
+    char* out = BeginRecord(payload);
+    *out++ = Tag(1, kBytes);
+    out = WriteVarint(out, features);
+    for (const Field& field : fields_) out = Write(field, views[field.place], row, out);
+    return row + 1;
+  }
 
   static std::pair<int64_t, int64_t> Range(const ColumnView& view, int64_t row) {
     if (view.splits == nullptr) return {row, row + 1};
@@ -144,16 +119,7 @@ class ExampleEncoder {
     return out;
   }
 
-  char* Reserve(size_t size) {
-    if (buffer_.size() - used_ < size) buffer_.resize(std::max(2 * buffer_.size(), used_ + size));
-    char* out = buffer_.data() + used_;
-    used_ += size;
-    return out;
-  }
-
   std::vector<Field> fields_;
-  std::vector<char> buffer_;
-  size_t used_ = 0;
 };
 
 }  // namespace gmeta::records

@@ -34,24 +34,6 @@
 
 namespace gmeta::records {
 
-// The values of one column over many rows.
-struct ColumnBuffer {
-  std::vector<int64_t> ints;
-  std::vector<float> floats;
-  std::vector<int64_t> ends;  // of each row's values; only for lists
-
-  size_t size(DType dtype) const { return dtype == DType::kInt64 ? ints.size() : floats.size(); }
-  void Truncate(DType dtype, size_t size) {
-    dtype == DType::kInt64 ? ints.resize(size) : floats.resize(size);
-  }
-};
-
-struct ParseResult {
-  Fault fault = Fault::kNone;
-  int column = -1;    // which one is at fault, where one is
-  int64_t found = 0;  // kNotScalar: how many values; kWrongType: the list's field in Feature
-};
-
 class ExampleParser {
  public:
   explicit ExampleParser(std::vector<ColumnSpec> columns)

@@ -40,7 +40,8 @@ std::string Record(int64_t task, int64_t batch, int64_t item) {
                                        {genre.data(), splits},
                                        {&rating, nullptr}};
   records::ExampleEncoder encoder(kColumns);
-  encoder.Encode(views, 0, 1, 1 << 20);
+  const int64_t end = 1;
+  encoder.Encode(views, 0, {&end, 1}, 1 << 20);
   return std::string(encoder.data(), encoder.size());
 }
 

@@ -66,8 +66,13 @@ void TestCrcPathsAgree() {
   for (char& c : bytes) c = static_cast<char>(random());
   for (size_t start = 0; start < 9; ++start) {
     for (size_t size = 0; start + size <= bytes.size(); ++size) {
-      CHECK_EQ(Crc32c(bytes.data() + start, size),
-               internal::Crc32cPortable(bytes.data() + start, size));
+      const uint32_t crc = Crc32c(bytes.data() + start, size);
+      CHECK_EQ(crc, internal::Crc32cPortable(bytes.data() + start, size));
+      // In two pieces.
+      const char* middle = bytes.data() + start + size / 3;
+      const uint32_t before = Crc32c(bytes.data() + start, size / 3);
+      CHECK_EQ(crc, Crc32c(middle, size - size / 3, before));
+      CHECK_EQ(crc, internal::Crc32cPortable(middle, size - size / 3, before));
     }
   }
 }
@@ -194,7 +199,8 @@ void TestWhatIsEncodedIsParsed() {
     ExampleParser parser(kColumns);
     std::vector<ColumnBuffer> buffers(kColumns.size());
     for (int64_t row = 0; row < 7;) {
-      const int64_t next = encoder.Encode(views, row, 7, limit);
+      const int64_t end = 7;
+      const int64_t next = encoder.Encode(views, row, {&end, 1}, limit);
       CHECK(next > row);
       row = next;
       const Seen seen = ReadAll(std::string(encoder.data(), encoder.size()));

@@ -1,0 +1,163 @@
+// Rows of columns in, framed groups in the columnar layout (columnar.h) out.
+//
+// The widths of a group's columns are found in a first pass over its values: a signed number v fits
+// b bits when v ^ (v >> 63), its distance from 0 or -1, fits b - 1, so OR-ing that over a column
+// says how wide the widest is, without a branch. Then the size of the payload is known, and the
+// second pass writes it in place.
+
+#ifndef GMETA_IO_RECORDS_COLUMNAR_ENCODER_H_
+#define GMETA_IO_RECORDS_COLUMNAR_ENCODER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "io/records/columnar.h"
+#include "io/records/record_encoder.h"
+#include "io/records/wire.h"
+
+namespace gmeta::records {
+
+class ColumnarEncoder : public RecordEncoder {
+ public:
+  // `task` and `batch` are the places of the key's columns, each a single int64.
+  ColumnarEncoder(const std::vector<ColumnSpec>& columns, size_t task, size_t batch)
+      : task_(task), batch_(batch) {
+    AddToSchema(columns[task]);
+    AddToSchema(columns[batch]);
+    for (size_t place : ByName(columns)) {
+      if (place == task || place == batch) continue;
+      AddToSchema(columns[place]);
+      fields_.push_back({place, columns[place].dtype, columns[place].is_list, {}, 0});
+    }
+    header_.columns = static_cast<uint32_t>(fields_.size());
+    header_.schema = static_cast<uint32_t>(schema_.size());
+    schema_.resize(columnar::Padded(schema_.size()));
+  }
+
+ private:
+  struct Field {
+    size_t place;  // of the column in the caller's order
+    DType dtype;
+    bool is_list;
+    columnar::Descriptor descriptor;  // of the present group
+    int64_t first;                    // of its values
+  };
+
+  void AddToSchema(const ColumnSpec& column) {
+    char number[10];
+    schema_.append(number, WriteVarint(number, columnar::Kind(column.dtype, column.is_list)));
+    schema_.append(number, WriteVarint(number, column.name.size()));
+    schema_ += column.name;
+  }
+
+  // A group is one record. All its rows must have one key.
+  int64_t Append(const ColumnView* views, int64_t row, int64_t end) override {
+    const auto rows = static_cast<size_t>(end - row);
+    size_t size = sizeof(header_) + schema_.size() + fields_.size() * sizeof(uint64_t);
+    if (fields_.empty()) size += columnar::Padded(rows);
+    for (Field& field : fields_) size += Measure(views[field.place], row, end, &field);
+
+    header_.rows = end - row;
+    header_.task = static_cast<const int64_t*>(views[task_].values)[row];
+    header_.batch = static_cast<const int64_t*>(views[batch_].values)[row];
+    char* out = BeginRecord(size);
+    std::memcpy(out, &header_, sizeof(header_));
+    out += sizeof(header_);
+    std::memcpy(out, schema_.data(), schema_.size());
+    out += schema_.size();
+    for (const Field& field : fields_) {
+      const uint64_t word = field.descriptor.word();
+      std::memcpy(out, &word, sizeof(word));
+      out += sizeof(word);
+    }
+    if (fields_.empty()) std::memset(out, 0, columnar::Padded(rows));
+    for (const Field& field : fields_) out = Write(field, views[field.place], row, end, out);
+    return end;
+  }
+
+  // Finds the field's descriptor and returns the bytes of its arrays.
+  static size_t Measure(const ColumnView& view, int64_t row, int64_t end, Field* field) {
+    field->first = row;
+    int64_t last = end;
+    uint64_t longest = 0;
+    if (field->is_list) {
+      field->first = view.splits[row];
+      last = view.splits[end];
+      for (int64_t r = row; r < end; ++r) {
+        longest |= static_cast<uint64_t>(view.splits[r + 1] - view.splits[r]);
+      }
+    }
+    uint64_t bits = 0;
+    if (field->dtype == DType::kInt64) {
+      const auto* values = static_cast<const int64_t*>(view.values);
+      for (int64_t i = field->first; i < last; ++i) {
+        bits |= static_cast<uint64_t>(values[i] ^ (values[i] >> 63));
+      }
+    }
+    columnar::Descriptor& descriptor = field->descriptor;
+    descriptor.values = static_cast<uint64_t>(last - field->first);
+    descriptor.length_width = field->is_list ? Width(longest) : 0;
+    // The sign takes a bit of its own.
+    descriptor.value_width =
+        field->dtype == DType::kInt64 ? Width(bits << 1 | bits) : sizeof(float);
+    return columnar::Padded(static_cast<size_t>(end - row) * descriptor.length_width) +
+           columnar::Padded(descriptor.values * descriptor.value_width);
+  }
+
+  // Bytes, rounded up to a power of two, that an unsigned number takes.
+  static uint8_t Width(uint64_t number) {
+    return number >> 32 != 0 ? 8 : number >> 16 != 0 ? 4 : number >> 8 != 0 ? 2 : 1;
+  }
+
+  static char* Write(const Field& field, const ColumnView& view, int64_t row, int64_t end,
+                     char* out) {
+    const columnar::Descriptor& descriptor = field.descriptor;
+    if (field.is_list) {
+      const int64_t* splits = view.splits + row;
+      const auto rows = static_cast<size_t>(end - row);
+      columnar::WithUnsigned(descriptor.length_width, [&](auto zero) {
+        out =
+            Narrow<decltype(zero)>(rows, [&](size_t r) { return splits[r + 1] - splits[r]; }, out);
+      });
+    }
+    if (field.dtype == DType::kFloat32) {
+      const size_t size = descriptor.values * sizeof(float);
+      std::memcpy(out, static_cast<const float*>(view.values) + field.first, size);
+      return Pad(out, size);
+    }
+    const auto* values = static_cast<const int64_t*>(view.values) + field.first;
+    columnar::WithSigned(descriptor.value_width, [&](auto zero) {
+      out = Narrow<decltype(zero)>(descriptor.values, [&](size_t i) { return values[i]; }, out);
+    });
+    return out;
+  }
+
+  template <class T, class At>
+  static char* Narrow(size_t count, const At& at, char* out) {
+    for (size_t i = 0; i < count; ++i) {
+      const T value = static_cast<T>(at(i));
+      std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+    }
+    return Pad(out, count * sizeof(T));
+  }
+
+  // Fills up an array of `size` bytes and returns where the next one begins.
+  static char* Pad(char* out, size_t size) {
+    const size_t padded = columnar::Padded(size);
+    std::memset(out + size, 0, padded - size);
+    return out + padded;
+  }
+
+  const size_t task_;
+  const size_t batch_;
+  columnar::Header header_;
+  std::string schema_;
+  std::vector<Field> fields_;
+};
+
+}  // namespace gmeta::records
+
+#endif  // GMETA_IO_RECORDS_COLUMNAR_ENCODER_H_

@@ -1,0 +1,251 @@
+// Groups in the columnar layout (columnar.h) in, columns out: the same as example_parser.h makes of
+// the same rows, one by one.
+//
+// Three steps, and only the last one writes. Learn() reads the schema and finds for each wanted
+// column where it is stored; it is skipped where the schema is that of the last record. Locate()
+// walks the descriptors and finds every array, so that whatever is wrong with the record is known.
+// Then the arrays are appended to the buffers, which can't fail: a record is taken wholly or not at
+// all, without anything to roll back.
+//
+// As with an Example, stored columns that nobody wants are passed over, a column of one value a row
+// may be read as lists of one, and lists as single values where each has one. The key's columns,
+// stored once, are filled in for each row.
+
+#ifndef GMETA_IO_RECORDS_COLUMNAR_PARSER_H_
+#define GMETA_IO_RECORDS_COLUMNAR_PARSER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "io/records/column.h"
+#include "io/records/columnar.h"
+#include "io/records/fault.h"
+#include "io/records/tfrecord.h"
+#include "io/records/wire.h"
+
+namespace gmeta::records {
+
+class ColumnarParser {
+ public:
+  // `task` and `batch` are the places of the key's columns, each a single int64.
+  ColumnarParser(std::vector<ColumnSpec> columns, size_t task, size_t batch)
+      : columns_(std::move(columns)), task_(task), batch_(batch), sources_(columns_.size()) {}
+
+  const std::vector<ColumnSpec>& columns() const { return columns_; }
+
+  // Appends a group to `buffers` (one a column, in the constructor's order) and says how many rows
+  // it has, or changes nothing.
+  ParseResult Parse(std::string_view payload, std::vector<ColumnBuffer>* buffers, int64_t* rows) {
+    columnar::Header header;
+    if (payload.size() < sizeof(header)) return kMalformed;
+    std::memcpy(&header, payload.data(), sizeof(header));
+    const columnar::Header known;
+    if (std::memcmp(header.magic, known.magic, sizeof(known.magic)) != 0) return kMalformed;
+    if (header.version != known.version || header.flags != known.flags) {
+      return {Fault::kNewerLayout, -1, header.version | int64_t{header.flags} << 16};
+    }
+    if (header.rows < 1 || static_cast<uint64_t>(header.rows) > payload.size()) return kMalformed;
+
+    Walk walk{payload.data() + sizeof(header), payload.size() - sizeof(header)};
+    const char* schema = walk.Take(header.schema);
+    // A column costs a descriptor and an array, so this bounds what the schema may bring.
+    if (schema == nullptr || header.columns > walk.left / 16) return kMalformed;
+    const std::string_view spelled(schema, header.schema);
+    if (!learnt_ || header.columns != stored_.size() || spelled != schema_) {
+      const ParseResult result = Learn(spelled, header.columns);
+      learnt_ = result.fault == Fault::kNone;
+      if (!learnt_) return result;
+    }
+    const auto count = static_cast<size_t>(header.rows);
+    if (!Locate(count, &walk)) return kMalformed;
+    if (const ParseResult result = CheckSingles(count); result.fault != Fault::kNone) return result;
+    for (size_t i = 0; i < columns_.size(); ++i) Fill(i, header, count, &(*buffers)[i]);
+    *rows = header.rows;
+    return {};
+  }
+
+ private:
+  static constexpr ParseResult kMalformed{Fault::kNotColumnar, -1, 0};
+  static constexpr int kTask = -1, kBatch = -2, kNowhere = -3;  // in place of a stored column
+
+  struct Stored {
+    DType dtype;
+    bool is_list;
+    columnar::Descriptor descriptor;  // of the present record, as what follows
+    const char* lengths;
+    const char* values;
+  };
+
+  // What is left of the payload.
+  struct Walk {
+    const char* at;
+    size_t left;
+
+    // The next array of `size` bytes and its padding, or null where there is less.
+    const char* Take(size_t size) {
+      if (size > left || columnar::Padded(size) > left) return nullptr;
+      const char* found = at;
+      at += columnar::Padded(size);
+      left -= columnar::Padded(size);
+      return found;
+    }
+  };
+
+  ParseResult Learn(std::string_view spelled, uint32_t columns) {
+    stored_.clear();
+    std::unordered_map<std::string_view, int> places;
+    WireReader schema(spelled);
+    for (int place = kBatch; !schema.done(); ++place) {
+      uint64_t kind;
+      std::string_view name;
+      if (!schema.ReadVarint(&kind) || kind > 3 || !schema.ReadBytes(&name)) return kMalformed;
+      const bool in_key = place < 0;
+      if (in_key && kind != columnar::Kind(DType::kInt64, false)) return kMalformed;
+      // The key comes first, task before batch.
+      const int source = place == kBatch ? kTask : place == kTask ? kBatch : place;
+      if (!places.emplace(name, source).second) return kMalformed;
+      if (in_key) continue;
+      if (stored_.size() == columns) return kMalformed;
+      stored_.push_back({kind & 1 ? DType::kFloat32 : DType::kInt64, (kind & 2) != 0, {}, {}, {}});
+    }
+    if (places.size() != size_t{columns} + 2) return kMalformed;
+
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      const auto found = places.find(columns_[i].name);
+      sources_[i] = found == places.end() ? kNowhere : found->second;
+      if (sources_[i] == kNowhere) return {Fault::kMissingColumn, int(i), 0};
+      const DType dtype = sources_[i] < 0 ? DType::kInt64 : stored_[sources_[i]].dtype;
+      if (dtype != columns_[i].dtype) {
+        return {Fault::kWrongType, int(i), dtype == DType::kFloat32 ? 2 : 3};
+      }
+    }
+    if (sources_[task_] != kTask) return {Fault::kWrongKey, int(task_), 0};
+    if (sources_[batch_] != kBatch) return {Fault::kWrongKey, int(batch_), 0};
+    schema_ = spelled;
+    return {};
+  }
+
+  // Finds the arrays of all stored columns. Whether they fill the payload to its end.
+  bool Locate(size_t rows, Walk* walk) {
+    const char* words = walk->Take(stored_.size() * sizeof(uint64_t));
+    if (words == nullptr || (stored_.empty() && walk->Take(rows) == nullptr)) return false;
+    for (Stored& column : stored_) {
+      uint64_t word;
+      std::memcpy(&word, words, sizeof(word));
+      words += sizeof(word);
+      const auto descriptor = column.descriptor = columnar::Descriptor::Of(word);
+      const bool whole = descriptor.value_width == 4 ||
+                         (column.dtype == DType::kInt64 &&
+                          columnar::WithSigned(descriptor.value_width, [](auto) {}));
+      if (!whole) return false;
+      if (column.is_list) {
+        if (!columnar::WithUnsigned(descriptor.length_width, [](auto) {})) return false;
+        column.lengths = walk->Take(rows * descriptor.length_width);
+        if (column.lengths == nullptr) return false;
+      } else if (descriptor.length_width != 0 || descriptor.values != rows) {
+        return false;
+      }
+      column.values = walk->Take(descriptor.values * descriptor.value_width);
+      if (column.values == nullptr) return false;
+      if (column.is_list && !LengthsAddUp(column, rows)) return false;
+    }
+    return walk->left == 0;
+  }
+
+  static bool LengthsAddUp(const Stored& column, size_t rows) {
+    uint64_t left = column.descriptor.values;
+    bool fits = true;
+    columnar::WithUnsigned(column.descriptor.length_width, [&](auto zero) {
+      for (size_t row = 0; row < rows && fits; ++row) {
+        const uint64_t length = At<decltype(zero)>(column.lengths, row);
+        fits = length <= left;
+        left -= length;
+      }
+    });
+    return fits && left == 0;
+  }
+
+  // Whether the lists that are wanted as single values have one value each.
+  ParseResult CheckSingles(size_t rows) const {
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      if (columns_[i].is_list || sources_[i] < 0 || !stored_[sources_[i]].is_list) continue;
+      const Stored& column = stored_[sources_[i]];
+      uint64_t length = 1;
+      columnar::WithUnsigned(column.descriptor.length_width, [&](auto zero) {
+        for (size_t row = 0; row < rows && length == 1; ++row) {
+          length = At<decltype(zero)>(column.lengths, row);
+        }
+      });
+      if (length != 1) return {Fault::kNotScalar, int(i), static_cast<int64_t>(length)};
+    }
+    return {};
+  }
+
+  void Fill(size_t i, const columnar::Header& header, size_t rows, ColumnBuffer* buffer) const {
+    const int source = sources_[i];
+    const size_t before = buffer->size(columns_[i].dtype);
+    if (columns_[i].is_list) FillEnds(source, rows, before, &buffer->ends);
+    if (source < 0) {
+      buffer->ints.insert(buffer->ints.end(), rows, source == kTask ? header.task : header.batch);
+      return;
+    }
+    const Stored& column = stored_[source];
+    const size_t count = column.descriptor.values;
+    if (count == 0) return;
+    if (column.dtype == DType::kFloat32) {
+      buffer->floats.resize(before + count);
+      std::memcpy(buffer->floats.data() + before, column.values, count * sizeof(float));
+      return;
+    }
+    buffer->ints.resize(before + count);
+    int64_t* out = buffer->ints.data() + before;
+    columnar::WithSigned(column.descriptor.value_width, [&](auto zero) {
+      for (size_t k = 0; k < count; ++k) out[k] = At<decltype(zero)>(column.values, k);
+    });
+  }
+
+  void FillEnds(int source, size_t rows, size_t before, std::vector<int64_t>* ends) const {
+    const size_t start = ends->size();
+    ends->resize(start + rows);
+    int64_t* out = ends->data() + start;
+    auto end = static_cast<int64_t>(before);
+    if (source < 0 || !stored_[source].is_list) {
+      for (size_t row = 0; row < rows; ++row) out[row] = ++end;
+      return;
+    }
+    const Stored& column = stored_[source];
+    columnar::WithUnsigned(column.descriptor.length_width, [&](auto zero) {
+      for (size_t row = 0; row < rows; ++row) {
+        end += static_cast<int64_t>(At<decltype(zero)>(column.lengths, row));
+        out[row] = end;
+      }
+    });
+  }
+
+  // A payload may lie at any address.
+  template <class T>
+  static T At(const char* array, size_t i) {
+    T value;
+    std::memcpy(&value, array + i * sizeof(T), sizeof(T));
+    return value;
+  }
+
+  const std::vector<ColumnSpec> columns_;
+  const size_t task_;
+  const size_t batch_;
+  std::vector<int> sources_;  // of each wanted column: a place in stored_, kTask or kBatch
+  std::string schema_;        // as the last record spelled it
+  bool learnt_ = false;       // stored_ and sources_ are those of schema_
+  std::vector<Stored> stored_;
+};
+
+}  // namespace gmeta::records
+
+#endif  // GMETA_IO_RECORDS_COLUMNAR_PARSER_H_

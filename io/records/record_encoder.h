@@ -1,0 +1,97 @@
+// Rows of columns in, a block of framed records and the groups in it out: what both layouts share.
+//
+// A layout says how a record's payload is made of some rows (Append); this frames it, keeps the
+// block, and notes for each group how many bytes of the file it takes and the CRC of its payloads,
+// joined. An index is made of that. The CRC costs nothing where a group is one record, because it
+// is the one that the frame stores; where a group is many records it is continued over each of
+// them.
+
+#ifndef GMETA_IO_RECORDS_RECORD_ENCODER_H_
+#define GMETA_IO_RECORDS_RECORD_ENCODER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "io/records/column.h"
+#include "io/records/crc32c.h"
+#include "io/records/tfrecord.h"
+
+namespace gmeta::records {
+
+// The places of columns in the order of their names, in which records hold them: equal rows have
+// one encoding, whatever the order of the schema.
+inline std::vector<size_t> ByName(const std::vector<ColumnSpec>& columns) {
+  std::vector<size_t> order(columns.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return columns[a].name < columns[b].name; });
+  return order;
+}
+
+// Borrowed arrays, an element a group. Group g holds the rows from ends[g - 1] (0 for the first
+// one) to ends[g] - 1. What is written of it is added to bytes[g] and crcs[g], where these aren't
+// null: a group of which something was written before hands its values in, any other one zeros.
+struct GroupRuns {
+  const int64_t* ends = nullptr;
+  int64_t count = 0;
+  int64_t* bytes = nullptr;
+  uint32_t* crcs = nullptr;
+};
+
+class RecordEncoder {
+ public:
+  virtual ~RecordEncoder() = default;
+
+  // Encodes rows from `first` on into data(), until there are none left or at least `limit` bytes
+  // are there. Returns the first row that wasn't encoded. `views` are in the schema's order.
+  int64_t Encode(const ColumnView* views, int64_t first, const GroupRuns& groups, size_t limit) {
+    used_ = 0;
+    const int64_t* end = std::upper_bound(groups.ends, groups.ends + groups.count, first);
+    int64_t row = first;
+    for (; end != groups.ends + groups.count && used_ < limit; end += row == *end) {
+      const size_t start = used_;
+      row = Append(views, row, *end);
+      const size_t payload = used_ - start - kHeaderBytes - kFooterBytes;
+      const char* data = buffer_.data() + start + kHeaderBytes;
+      const uint32_t crc = Crc32c(data, payload);
+      const uint32_t masked = MaskCrc(crc);
+      std::memcpy(buffer_.data() + start + kHeaderBytes + payload, &masked, sizeof(masked));
+      if (groups.bytes == nullptr) continue;
+      const auto group = end - groups.ends;
+      uint32_t& joined = groups.crcs[group];
+      joined = groups.bytes[group] == 0 ? crc : Crc32c(data, payload, joined);
+      groups.bytes[group] += static_cast<int64_t>(used_ - start);
+    }
+    return row;
+  }
+
+  const char* data() const { return buffer_.data(); }
+  size_t size() const { return used_; }
+
+ protected:
+  // Appends one record of the rows from `row` on, of which a group ends before `end`, and returns
+  // the first row that isn't in it.
+  virtual int64_t Append(const ColumnView* views, int64_t row, int64_t end) = 0;
+
+  // Where a payload of `size` bytes is to be written. Append() calls it once.
+  char* BeginRecord(size_t size) {
+    const size_t whole = kHeaderBytes + size + kFooterBytes;
+    if (buffer_.size() - used_ < whole) buffer_.resize(std::max(2 * buffer_.size(), used_ + whole));
+    char* out = buffer_.data() + used_;
+    used_ += whole;
+    WriteHeader(out, size);
+    return out + kHeaderBytes;
+  }
+
+ private:
+  std::vector<char> buffer_;
+  size_t used_ = 0;
+};
+
+}  // namespace gmeta::records
+
+#endif  // GMETA_IO_RECORDS_RECORD_ENCODER_H_
