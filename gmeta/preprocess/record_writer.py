@@ -1,11 +1,9 @@
-"""Writes columns of rows as a TFRecord file of ``tf.train.Example`` records, without TensorFlow."""
+"""Writes columns of rows as a TFRecord file, a ``tf.train.Example`` a row or a record a group."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,80 +12,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 
-from gmeta.core.errors import DataError
-from gmeta.core.native import library_path
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import write_atomically
+from gmeta.core.group_index import LAYOUTS, Layout, index_path
 from gmeta.core.schema import Column, Schema
+from gmeta.preprocess.group_log import GroupLog, SplitGroupError
+from gmeta.preprocess.record_encoder import GroupRuns, RecordEncoder
 
 Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 """A column's rows: one value a row, or, for a list column, ``(values, row_splits)``."""
 
 _BLOCK = 4 << 20  # bytes that are encoded before they are written
-_DTYPES = ("int64", "float32")  # their places are the native enum's values
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(library_path("records")))
-    library.gmeta_records_encoder_new.restype = ctypes.c_void_p
-    library.gmeta_records_encoder_free.argtypes = [ctypes.c_void_p]
-    library.gmeta_records_encoder_free.restype = None
-    library.gmeta_records_encode.restype = ctypes.c_int64
-    library.gmeta_records_encode.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ]
-    return library
-
-
-class _Encoder:
-    """The native encoder: columns in, framed records out, a block at a time."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._count = count = len(schema.columns)
-        self._handle = _library().gmeta_records_encoder_new(
-            ctypes.c_int64(count),
-            (ctypes.c_char_p * count)(*(column.name.encode() for column in schema)),
-            (ctypes.c_int32 * count)(*(_DTYPES.index(column.dtype) for column in schema)),
-            (ctypes.c_int32 * count)(*(int(column.is_list) for column in schema)),
-        )
-        if not self._handle:
-            raise MemoryError("no memory for the record encoder")
-
-    def blocks(self, values: list[Any], splits: list[Any], rows: int) -> Any:
-        """Yield views of encoded bytes; each is valid until the next one is asked for."""
-        value_pointers = (ctypes.c_void_p * self._count)(*(array.ctypes.data for array in values))
-        split_pointers = (ctypes.c_void_p * self._count)(
-            *(None if array is None else array.ctypes.data for array in splits)
-        )
-        data, size, first = ctypes.c_void_p(), ctypes.c_int64(), 0
-        while first < rows:
-            first = _library().gmeta_records_encode(
-                self._handle,
-                first,
-                rows,
-                self._count,
-                value_pointers,
-                split_pointers,
-                _BLOCK,
-                ctypes.byref(data),
-                ctypes.byref(size),
-            )
-            if first < 0:
-                raise MemoryError("no memory for a block of encoded records")
-            yield memoryview((ctypes.c_char * size.value).from_address(data.value or 0)).cast("B")
-
-    def close(self) -> None:
-        if self._handle:
-            _library().gmeta_records_encoder_free(self._handle)
-            self._handle = None
 
 
 class RecordWriter:
@@ -95,18 +32,25 @@ class RecordWriter:
 
     Rows go to ``<path>.<process id>.tmp``, which is flushed to the disk and renamed by `close`. Left by an
     exception, or by `discard`, the temporary file is removed, and what stood at ``path`` before stays.
-    A record is a ``tf.train.Example`` with an ``int64_list`` or a ``float_list`` a column, in the bytes
-    that protobuf's deterministic serialisation gives, so equal rows make equal files.
+
+    In the layout ``"example"`` a record is a row, a ``tf.train.Example`` with an ``int64_list`` or a
+    ``float_list`` a column, in the bytes that protobuf's deterministic serialisation gives. In the layout
+    ``"columnar"`` a record is a group, all rows of one task and batch, with an array a column
+    (``io/records/columnar.h``), and each call of `write` brings whole groups. Equal rows make equal files.
 
     Args:
       path: The file to write. Its folder must exist.
       schema: The columns of every record.
+      layout: ``"example"`` or ``"columnar"``.
+      index: Whether to write an index of the groups too (`gmeta.core.group_index`), as ``<path>.gidx``. An
+        index that stood there before is removed in any case, because it is that of another file.
 
     Attributes:
       rows: Records written so far.
       bytes: Bytes written so far, framing included.
 
     Raises:
+      ConfigError: There is no such layout.
       OSError: The file can't be created, or the disk is full.
       NativeLibraryError: The native encoder was never built.
 
@@ -118,11 +62,17 @@ class RecordWriter:
       2
     """
 
-    def __init__(self, path: str | Path, schema: Schema) -> None:
-        self.path, self.schema = Path(path), schema
+    def __init__(
+        self, path: str | Path, schema: Schema, *, layout: Layout = "example", index: bool = False
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        self.path, self.schema, self.layout, self._index = Path(path), schema, layout, index
         self.rows = self.bytes = 0
         self._temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        self._encoder = _Encoder(schema)
+        whole = layout == "columnar"
+        self._log = GroupLog(may_continue=not whole) if whole or index else None
+        self._encoder = RecordEncoder(schema, layout)
         self._closed = False
         try:
             # Exclusively: two writers of one path would mix their records.
@@ -142,8 +92,8 @@ class RecordWriter:
             16- and 32-bit floats and lists of Python numbers for float32; nothing else is cast.
 
         Raises:
-          DataError: A column is missing, unknown, of another type or of another length. Nothing of this
-            call is written then.
+          DataError: A column is missing, unknown, of another type or of another length; or, in the columnar
+            layout or with an index, a group was written before. Nothing of this call is written then.
           OSError: The disk is full; the file is discarded.
           ValueError: The writer is closed.
         """
@@ -161,16 +111,20 @@ class RecordWriter:
             lengths[column.name] = len(array) if ends is None else len(ends) - 1
         if len(set(lengths.values())) != 1:
             raise self._error(f"columns of different lengths: {lengths}", "give every column the same rows")
+        rows = lengths[names[0]]
+        runs = self._runs(values[names.index(self.schema.task)], values[names.index(self.schema.batch)])
         try:
-            for block in self._encoder.blocks(values, splits, rows := lengths[names[0]]):
+            for block in self._encoder.blocks(values, splits, runs, _BLOCK):
                 self._put(block)
         except BaseException:
             self.discard()
             raise
+        if self._log is not None:
+            self._log.add(runs)
         self.rows += rows
 
     def close(self) -> None:
-        """Flush the file to the disk and give it its name. Doing it twice does nothing more.
+        """Flush the file to the disk and give it its name, and its index. Doing it twice does nothing more.
 
         Raises:
           OSError: The disk is full; the file is discarded.
@@ -180,7 +134,13 @@ class RecordWriter:
         try:
             os.fsync(self._file.fileno())
             self._file.close()
+            if self._index and self._log is not None:
+                write_atomically(self._temporary_index, self._log.index(self.layout).to_bytes())
+            # Never an index beside a shard that isn't its own, whenever this ends.
+            index_path(self.path).unlink(missing_ok=True)
             self._temporary.replace(self.path)
+            if self._index:
+                self._temporary_index.replace(index_path(self.path))
         except OSError:
             self.discard()
             raise
@@ -197,6 +157,23 @@ class RecordWriter:
         with contextlib.suppress(OSError):
             self._file.close()
         self._temporary.unlink(missing_ok=True)
+        self._temporary_index.unlink(missing_ok=True)
+
+    @property
+    def _temporary_index(self) -> Path:
+        return self.path.with_name(f"{index_path(self.path).name}.{os.getpid()}.tmp")
+
+    def _runs(self, task: NDArray[np.int64], batch: NDArray[np.int64]) -> GroupRuns:
+        if self._log is None:  # no group matters
+            return GroupRuns(np.full(min(len(task), 1), len(task), np.int64))
+        try:
+            return self._log.runs(task, batch)
+        except SplitGroupError as error:
+            raise self._error(
+                f"row {error.row} begins the group of task {error.key[0]}, batch {error.key[1]} again",
+                "sort the rows by task and batch"
+                + (", and give all rows of a group in one call" if self.layout == "columnar" else ""),
+            ) from None
 
     def _put(self, block: memoryview) -> None:
         try:

@@ -16,46 +16,15 @@ from gmeta.core.errors import DataError
 from gmeta.core.schema import Column, Schema
 from gmeta.preprocess import record_writer
 from gmeta.preprocess.record_writer import RecordWriter
+from gmeta.testing.drawn_rows import as_columns, rows_of, schemas
 from gmeta.testing.grouped_data import SCHEMA, grouped_columns, record_offsets
-
-INT64 = st.integers(-(2**63), 2**63 - 1)
-FLOAT32 = st.floats(width=32, allow_nan=False)
 
 
 @st.composite
 def tables(draw):
     """A schema, and rows of it as lists of lists."""
-    names = draw(st.lists(st.text(min_size=1, max_size=200).filter(encodes), max_size=4, unique=True))
-    columns = [Column("task"), Column("batch_id")]
-    for name in names:
-        if name not in ("task", "batch_id"):
-            columns.append(Column(name, draw(st.sampled_from(["int64", "float32"])), draw(st.booleans())))
-    columns = draw(st.permutations(columns))
-    count = draw(st.integers(0, 6))
-    rows = []
-    for _ in range(count):
-        row = []
-        for column in columns:
-            values = INT64 if column.dtype == "int64" else FLOAT32
-            row.append(draw(st.lists(values, max_size=5)) if column.is_list else [draw(values)])
-        rows.append(row)
-    return Schema(tuple(columns)), rows
-
-
-def encodes(text):
-    try:
-        return "\0" not in text and bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def as_columns(schema, rows):
-    out = {}
-    for i, column in enumerate(schema):
-        values = np.array([v for row in rows for v in row[i]], column.dtype)
-        splits = np.cumsum([0] + [len(row[i]) for row in rows])
-        out[column.name] = (values, splits) if column.is_list else values
-    return out
+    schema = draw(schemas())
+    return schema, draw(rows_of(schema, draw(st.integers(0, 6))))
 
 
 def example(schema, row):
