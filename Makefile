@@ -36,8 +36,8 @@ demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks against one; `test` has some of them
-	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest tests/distributed/test_same_as_one_rank.py
+test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
+	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest -m 'slow or ranks' tests/distributed
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ def soak(monkeypatch):
 
 
 def test_a_short_soak_passes(tmp_path):
-    words = [sys.executable, TOOLS / "soak.py", "--minutes", "0.1", "--seed", "1", "--folder", tmp_path]
+    words = [sys.executable, TOOLS / "soak.py", "--minutes", "0.05", "--seed", "1", "--folder", tmp_path]
     run = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     *_, summary = run.stdout.splitlines()

@@ -48,7 +48,7 @@ def main() -> None:
     sys.stdout.write(json.dumps({"many": int(model.many), "off": off, **found}) + "\n")
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
     """In processes of their own, where nothing has been traced yet, and of a file, which AutoGraph reads."""
     for said in run_ranks(Path(__file__), size, timeout=300):

@@ -196,6 +196,7 @@ def middle(folder: Path, restored: bool) -> dict[str, Any]:
     return {"own": seen, "all": rest, "passed": checkpoints.batches_of_epoch}
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_inside_an_epoch_with_what_is_left_of_it(tmp_path: Path) -> None:
     run_ranks(middle, 3, tmp_path, False)  # 4 steps of 3 batches
     for size in (1, 2):

@@ -193,6 +193,7 @@ def test_a_users_script_outlives_a_killed_rank_and_takes_another_in(
     assert_same_results(folder, run_alone(script, 3, monkeypatch), [2, 3])
 
 
+@pytest.mark.slow
 def test_horovods_elastic_driver_runs_the_same_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine under three names: Horovod gives up the whole host of a rank that failed.
     hosts, three = "localhost:1 Localhost:1", "localhost:1 Localhost:1 LOCALHOST:1"

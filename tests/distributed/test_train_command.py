@@ -203,6 +203,7 @@ def assert_close(a: Any, b: Any) -> None:
         assert a == b
 
 
+@pytest.mark.slow
 def test_one_rank_goes_on_with_a_run_of_two(runs: Path) -> None:
     trained = train("--np", "2", *words(runs, "fewer", "2-2"))
     assert trained.returncode == 0, trained.stderr
