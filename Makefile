@@ -37,7 +37,7 @@ test: setup lint  ## Everything that must hold before a commit: setup, lint, all
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
-	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest -m 'slow or ranks' tests/distributed
+	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile -m 'slow or ranks' tests/distributed
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .
