@@ -126,8 +126,7 @@ def exchange_values(
     """
     buffer, splits = pack_rows(rows, sent.owned.positions, sent.owned.counts, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/values")
-    unpack = device_rows.unpack if device_rows.on_gpu(wire_dtype) else unpack_rows
-    return unpack(received, sent.routed.counts, dims=dims)
+    return _unpacked(received, sent.routed.counts, dims)
 
 
 def exchange_gradients(
@@ -163,18 +162,21 @@ def exchange_gradients(
     values = [_by_key(gradient) for *_, gradient in found]
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
-    dims = [value.shape[1] for value in values]
     if device_rows.on_gpu(wire_dtype):
         buffer, splits = device_rows.pack(values, away, wire_dtype=wire_dtype)
     else:
         buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")
-    unpack = device_rows.unpack if device_rows.on_gpu(wire_dtype) else unpack_rows
-    parts = unpack(received, here, dims=dims)
+    parts = _unpacked(received, here, [value.shape[1] for value in values])
     for (lookup, table, gradient), part in zip(found, parts, strict=True):
         came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
         owned[lookup][table] = _present(came) if isinstance(gradient, tf.IndexedSlices) else came
     return owned
+
+
+def _unpacked(buffer: tf.Tensor, counts: tf.Tensor, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
+    unpack = device_rows.unpack if device_rows.on_gpu(buffer.dtype) else unpack_rows
+    return unpack(buffer, counts, dims=dims)
 
 
 def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

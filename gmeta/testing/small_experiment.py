@@ -38,3 +38,25 @@ def small_config(epochs: int = 3, seeds: tuple[int, ...] = (0,)) -> ExperimentCo
             ),
         },
     )
+
+
+def small_toml(*, epochs: int, tasks: int = 8) -> str:
+    """Settings for ``gmeta train``: the first of these methods, with ``tasks`` a batch."""
+    return _TOML.format(epochs=epochs, tasks=tasks)
+
+
+_TOML = """
+seeds = [0]
+tasks_per_batch = {tasks}
+query = 4
+embedding_dim = 4
+hidden = [8]
+support_sizes = [1, 4]
+support_steps = 1
+[methods.maml]
+label = "MAML"
+description = "Adapts."
+inner = {{ steps = 1 }}
+learning_rate = 1e-2
+epochs = {epochs}
+"""

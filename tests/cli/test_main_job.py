@@ -12,24 +12,9 @@ import tensorflow as tf
 
 from gmeta.testing.movielens_files import small_100k
 from gmeta.testing.serving import ask
+from gmeta.testing.small_experiment import small_toml
 from gmeta.training.run_folder import RunFolder
 from gmeta.training.trainer import restore
-
-TOML = """
-seeds = [0]
-tasks_per_batch = 8
-query = 4
-embedding_dim = 4
-hidden = [8]
-support_sizes = [1, 4]
-support_steps = 1
-[methods.maml]
-label = "MAML"
-description = "Adapts."
-inner = {{ steps = 1 }}
-learning_rate = 1e-2
-epochs = {epochs}
-"""
 
 
 def gmeta(*words, folder, **options):
@@ -46,8 +31,8 @@ def gmeta(*words, folder, **options):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     small_100k(folder / "ml")
-    (folder / "short.toml").write_text(TOML.format(epochs=2))
-    (folder / "long.toml").write_text(TOML.format(epochs=100_000))
+    (folder / "short.toml").write_text(small_toml(epochs=2))
+    (folder / "long.toml").write_text(small_toml(epochs=100_000))
     prepared = gmeta("prepare", "--data", "ml", "--out", "run/data", folder=folder)
     assert prepared.returncode == 0, prepared.stderr
     return folder
@@ -112,7 +97,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     config = json.loads((folder / "stopped/config.json").read_text())
     config["experiment"]["methods"]["maml"]["epochs"] = done + 1
     (folder / "stopped/config.json").write_text(json.dumps(config))
-    (folder / "rest.toml").write_text(TOML.format(epochs=done + 1))
+    (folder / "rest.toml").write_text(small_toml(epochs=done + 1))
     words[-1] = "rest.toml"
     resumed = gmeta(*words, folder=folder)
     assert resumed.returncode == 0, resumed.stderr

@@ -14,7 +14,7 @@ import pytest
 
 from gmeta.core.config import load_toml
 from gmeta.models import MetaModel
-from gmeta.testing.small_experiment import small_data
+from gmeta.testing.small_experiment import small_data, small_toml
 from gmeta.testing.tables import sorted_records
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.trainer import restore
@@ -73,22 +73,6 @@ def test_another_number_of_ranks_than_the_launcher_started_is_refused(tmp_path: 
     assert "--np 2, but the launcher started 3 ranks; leave --np out" in said.stderr
 
 
-TOML = """
-seeds = [0]
-tasks_per_batch = {tasks}
-query = 4
-embedding_dim = 4
-hidden = [8]
-support_sizes = [1, 4]
-support_steps = 1
-[methods.maml]
-label = "MAML"
-description = "Adapts."
-inner = {{ steps = 1 }}
-learning_rate = 1e-2
-epochs = {epochs}
-"""
-
 KILLED_ONCE = """
 import os, signal, sys
 from pathlib import Path
@@ -117,7 +101,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_data(folder)
     for ranks in (1, 2):
         for epochs in (2, 4):
-            (folder / f"{ranks}-{epochs}.toml").write_text(TOML.format(tasks=8 // ranks, epochs=epochs))
+            (folder / f"{ranks}-{epochs}.toml").write_text(small_toml(tasks=8 // ranks, epochs=epochs))
     # What the others are compared with: one rank, never interrupted.
     alone = train(*words(folder, "alone", "1-4"))
     assert alone.returncode == 0, alone.stderr

@@ -16,6 +16,7 @@ agreement    the largest difference of any row or weight after training on the s
              travel in 16 bits between two ranks
 rms          of these the root mean square of the difference over that of the numbers; the largest difference
              is Adam's: where a gradient is rounding alone, its sign is chance, and a step has its full length
+rms_rows     the same of the tables' rows alone
 """
 
 from __future__ import annotations
@@ -76,9 +77,11 @@ def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
     return worst
 
 
-def root_mean_square(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+def root_mean_square(
+    found: dict[str, np.ndarray], expected: dict[str, np.ndarray], parts: tuple[str, ...] = ("rows", "dense")
+) -> float:
     """Of the differences of rows and weights, relative to that of the numbers; the worst array's."""
-    pairs = [(found[name], values) for name, values in expected.items() if not name.startswith("keys")]
+    pairs = [(found[name], values) for name, values in expected.items() if name.startswith(parts)]
     return max(float(np.linalg.norm(own - values) / np.linalg.norm(values)) for own, values in pairs)
 
 
@@ -94,6 +97,8 @@ def agreement(ranks: list[int], settings: dict[str, Any]) -> list[Result]:
         off, deviation = difference(found, expected), root_mean_square(found, expected)
         results.append(Result(f"scaling/agreement/np2/{wire}", off, "relative"))
         results.append(Result(f"scaling/rms/np2/{wire}", deviation, "relative"))
+        rows = root_mean_square(found, expected, ("rows",))
+        results.append(Result(f"scaling/rms_rows/np2/{wire}", rows, "relative"))
     return results
 
 

@@ -28,12 +28,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gmeta.core.collectives.elastic import AGAIN, CHANGE, ELASTIC, SAVED
+from gmeta.core.collectives.horovod_elastic import FRUITLESS
 from gmeta.core.collectives.launch import Verdict, Write, launch, verdict
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError, RanksError
-
-FRUITLESS = 3
-"""So many starts in a row that failed before a checkpoint end the job."""
 
 EVERY = 1.0
 """Seconds between two looks at how many places there are, as Horovod's."""

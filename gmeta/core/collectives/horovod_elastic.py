@@ -25,7 +25,7 @@ from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import CollectiveError, ConfigError
 
 FRUITLESS = 3
-"""A rank that has started again so many times without a checkpoint in between ends."""
+"""So many starts in a row that fail before a checkpoint end the job, here and in `elastic_launch`."""
 
 _AGAIN = "GMETA_STARTED_AGAIN"  # how many times it has, since the last checkpoint
 _NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # as the driver tells it
