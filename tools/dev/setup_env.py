@@ -104,7 +104,7 @@ def install_packages(steps: Steps) -> None:
     if sys.version_info < (3, 11):
         steps.run(*INSTALL, "tomli")  # what reads pyproject.toml
     wanted = BUILD / "requirements.txt"
-    steps.run(PYTHON, ROOT / "tools/dev/requirements.py", wanted, "build", "dev")
+    steps.run(PYTHON, ROOT / "tools/dev/requirements.py", wanted, "build", "dev", "stores")
     steps.run(*INSTALL, "-r", wanted)
 
 
