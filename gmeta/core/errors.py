@@ -43,6 +43,14 @@ class KerasError(GmetaError, ImportError):
     """TensorFlow has already chosen Keras 3, which gmeta can't train with."""
 
 
+class StoreError(GmetaError, RuntimeError):
+    """A feature store that refused a request, or holds what can't be read."""
+
+
+class StoreUnavailableError(StoreError):
+    """A feature store that didn't answer: worth another try, unlike a request that it refused."""
+
+
 class NotFiniteError(GmetaError, ArithmeticError):
     """A gradient that holds NaN or infinity."""
 

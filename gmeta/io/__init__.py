@@ -2,10 +2,18 @@
 
 `tasks` gives task batches for meta-learning, `group_batch` the groups under it, `ReaderStats` what was
 read, skipped and bad; `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
+`join_features` adds features that a `FeatureSource` has: in memory, in RocksDB or in HBase.
 """
 
 from gmeta.io.errors import as_data_error as as_data_error
 from gmeta.io.errors import data_errors as data_errors
+from gmeta.io.features import ArrowSource as ArrowSource
+from gmeta.io.features import FeatureSource as FeatureSource
+from gmeta.io.features import FetchCounts as FetchCounts
+from gmeta.io.features import FetchPolicy as FetchPolicy
+from gmeta.io.features import HBaseSource as HBaseSource
+from gmeta.io.features import RocksDBSource as RocksDBSource
+from gmeta.io.features import join_features as join_features
 from gmeta.io.group_batch import group_batch as group_batch
 from gmeta.io.reader_stats import ReaderCounts as ReaderCounts
 from gmeta.io.reader_stats import ReaderStats as ReaderStats

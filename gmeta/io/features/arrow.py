@@ -1,0 +1,165 @@
+"""Features in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import arrow_schema, column_of
+from gmeta.io.features.policy import FetchPolicy
+from gmeta.io.features.source import FeatureSource
+
+Ints = npt.NDArray[np.int64]
+
+
+class ArrowSource(FeatureSource):
+    """Features in Arrow tables in memory, such as a Parquet file's.
+
+    Rows are sorted once by (key, version), and found by binary search over all keys of a request at once.
+
+    Args:
+      tables: Name -> a ``pyarrow.Table`` or RecordBatch: the column of keys, with ``version`` that of
+        versions, and the features: int64, float (32 bits) or lists of them. Of rows of the same key and
+        version the last one counts.
+      key: The column of keys.
+      version: The column of versions. None: the tables have none, and each key stands once; every value is
+        of version 0.
+      policy: How rows are fetched; there is little to gain here from a cache, and nothing to wait for.
+
+    Raises:
+      ConfigError: A table lacks the key's or the version's column.
+      DataError: A column of another type, null keys or versions, or a key twice in tables without versions.
+
+    Example:
+      >>> prices = pa.table({"key": [7, 7], "version": [10, 20], "price": [1, 2]})
+      >>> source = ArrowSource({"item": prices}, version="version")
+      >>> source.multi_get("item", [7, 7], ["price"], as_of=[19, 20])["price"].to_pylist()
+      [1, 2]
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Any],
+        *,
+        key: str = "key",
+        version: str | None = None,
+        policy: FetchPolicy | None = None,
+    ) -> None:
+        super().__init__("ArrowSource", policy or FetchPolicy(timeout=None, cache_rows=0))
+        self._tables = {name: _Table(name, table, key, version) for name, table in tables.items()}
+
+    @property
+    def tables(self) -> Mapping[str, Sequence[Column]]:
+        """The columns of each table, without the key's and the version's."""
+        return {name: table.columns for name, table in self._tables.items()}
+
+    def fetch(self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> Any:
+        """See `FeatureSource.fetch`."""
+        found = self._tables[table].rows(keys, columns, as_of)
+        return pa.RecordBatch.from_arrays(found, schema=arrow_schema(columns))
+
+    def _put(self, table: str, keys: Ints, rows: Any, columns: Sequence[Column], version: int) -> None:
+        # Sorts the whole table again: meant for what is loaded once, and for tests.
+        with self._lock:
+            self._tables[table] = self._tables[table].extended(keys, rows, version)
+
+
+class _Table:
+    """The rows of a table, and for each column where the rows are that have a value in it."""
+
+    def __init__(self, name: str, table: Any, key: str, version: str | None) -> None:
+        names = list(table.schema.names)
+        for role in (key, version):
+            if role is not None and role not in names:
+                raise ConfigError(f"ArrowSource: table {name!r} has no column {role!r}; it has {names}")
+        table = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+        self.columns = [column_of(f.name, f.type) for f in table.schema if f.name not in (key, version)]
+        keys = _ints(name, table, key)
+        versions = np.zeros(len(keys), np.int64) if version is None else _ints(name, table, version)
+        if version is None and len(np.unique(keys)) < len(keys):
+            twice = np.unique(keys, return_counts=True)
+            raise DataError(
+                f"ArrowSource: table {name!r} has key {twice[0][twice[1] > 1][0]} twice and no column of "
+                "versions; name it with version="
+            )
+        values = table.select([c.name for c in self.columns]).cast(arrow_schema(self.columns))
+        arrays = [_one_array(column) for column in values.columns]
+        self._index(keys, versions, arrays)
+
+    def _index(self, keys: Ints, versions: Ints, arrays: list[Any]) -> None:
+        self._keys, self._versions, self._arrays = keys, versions, arrays
+        all_rows = _Order(keys, versions, np.arange(len(keys)))
+        self._orders = [
+            all_rows
+            if array.null_count == 0
+            else _Order(keys, versions, np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)))
+            for array in arrays
+        ]
+
+    def rows(self, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> list[Any]:
+        """The arrays of some columns, a value for each key."""
+        found: dict[int, Any] = {}  # columns without nulls share an order
+        arrays = []
+        for column in columns:
+            place = self.columns.index(column)
+            order = self._orders[place]
+            if id(order) not in found:
+                found[id(order)] = order.newest(keys, as_of)
+            arrays.append(self._arrays[place].take(found[id(order)]))
+        return arrays
+
+    def extended(self, keys: Ints, rows: Any, version: int) -> _Table:
+        """This table and some more rows, which leave the others as they are."""
+        new = object.__new__(_Table)
+        new.columns = self.columns
+        arrays = []
+        for column, array in zip(self.columns, self._arrays, strict=True):
+            there = column.name in rows.schema.names
+            arrays.append(
+                pa.concat_arrays([array, rows[column.name] if there else pa.nulls(len(keys), array.type)])
+            )
+        versions = np.concatenate([self._versions, np.full(len(keys), version, np.int64)])
+        new._index(np.concatenate([self._keys, keys]), versions, arrays)
+        return new
+
+
+class _Order:
+    """Rows by (key, version), each pair as one number: place of the key times versions plus place of it."""
+
+    def __init__(self, keys: Ints, versions: Ints, rows: Ints) -> None:
+        self._keys, key_at = np.unique(keys[rows], return_inverse=True)
+        self._versions, version_at = np.unique(versions[rows], return_inverse=True)
+        pairs = key_at * max(1, len(self._versions)) + version_at
+        order = np.argsort(pairs, kind="stable")  # of equal pairs the last row is the one that counts
+        self._pairs, self._rows = pairs[order], rows[order]
+
+    def newest(self, keys: Ints, as_of: Ints | None) -> Any:
+        """The row of each key that is the newest one not after as_of, as an Arrow array; null for none."""
+        if len(self._rows) == 0:
+            return pa.nulls(len(keys), pa.int64())
+        key_at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        count = len(self._versions)
+        before = count if as_of is None else np.searchsorted(self._versions, as_of, side="right")
+        last = np.searchsorted(self._pairs, key_at * count + before) - 1
+        there = (self._keys[key_at] == keys) & (last >= 0) & (self._pairs[last] // count == key_at)
+        return pa.array(self._rows[last], mask=~there)
+
+
+def _ints(name: str, table: Any, column: str) -> Ints:
+    array = _one_array(table[column])
+    if not pa.types.is_integer(array.type) or array.null_count:
+        raise DataError(
+            f"ArrowSource: table {name!r}: column {column!r} must be integers without nulls, it is "
+            f"{array.type} with {array.null_count} nulls"
+        )
+    return array.cast(pa.int64()).to_numpy()
+
+
+def _one_array(chunked: Any) -> Any:
+    return pa.concat_arrays(chunked.chunks) if chunked.num_chunks else pa.nulls(0, chunked.type)

@@ -1,0 +1,71 @@
+"""What is asked for: keys and times, checked, made distinct, and cut into requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.core.errors import ConfigError
+
+Ints = npt.NDArray[np.int64]
+NEWEST = 2**63 - 2
+"""The largest version, which HBase sets as well."""
+
+
+def int64_vector(what: str, values: npt.ArrayLike, name: str) -> Ints:
+    """Values as (n,) int64.
+
+    Raises:
+      ConfigError: They are something else; it says whose they are.
+    """
+    array = np.asarray(values)
+    if array.shape == (0,):
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError(f"{name}: {what} must be (n,) int64, got {array.dtype} of shape {array.shape}")
+    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
+        raise ConfigError(f"{name}: {what} above 2**63 - 1 are no int64")
+    return array.astype(np.int64)
+
+
+def times(as_of: npt.ArrayLike | None, count: int, resolution: int, name: str) -> Ints | None:
+    """The time of each of so many keys, rounded down to a multiple of the resolution; None for none.
+
+    Raises:
+      ConfigError: It is neither one version nor one for each key.
+    """
+    if as_of is None:
+        return None
+    when = np.asarray(as_of)
+    if when.shape == (count,) == (0,):
+        return np.zeros(0, np.int64)
+    if when.dtype.kind not in "iu" or when.shape not in ((), (count,)) or (when < 0).any():
+        raise ConfigError(
+            f"{name}: as_of must be one version from 0 on or one for each of {count} keys, got {when.dtype} "
+            f"of shape {when.shape}, at least {when.min() if when.size else 'nothing'}"
+        )
+    return np.broadcast_to(when.astype(np.int64) // resolution * resolution, count)
+
+
+def distinct(keys: Ints, as_of: Ints | None) -> tuple[Ints, Ints | None, Ints]:
+    """Distinct pairs in the order of as_of and then key, and where each pair stands among them."""
+    unique, inverse = np.unique(keys, return_inverse=True)
+    if as_of is None or len(keys) == 0:
+        return unique, None if as_of is None else as_of[:0], inverse
+    moments, at = np.unique(as_of, return_inverse=True)
+    pairs, inverse = np.unique(at * len(unique) + inverse, return_inverse=True)
+    return unique[pairs % len(unique)], moments[pairs // len(unique)], inverse
+
+
+def request_slices(count: int, most: int, one_time: Ints | None) -> Iterator[slice]:
+    """Which rows each request asks for: so many at most, and of one time where these are given."""
+    ends = [count]
+    if one_time is not None:
+        ends = [*(np.flatnonzero(np.diff(one_time)) + 1).tolist(), count]
+    begin = 0
+    for end in ends:
+        for first in range(begin, end, most):
+            yield slice(first, min(first + most, end))
+        begin = end

@@ -1,0 +1,114 @@
+"""Rows that were fetched lately: the least recently used ones make room for others.
+
+A row has a slot. Where it is stands in an ordered dict, from (key, as_of) to the slot; its values stand in
+arrays, one a column, so that rows are copied out by indexing, not one by one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import arrow_schema, list_array
+
+Ints = npt.NDArray[np.int64]
+Place = tuple[int, int]
+_FIRST = 1024  # slots to begin with
+
+
+class RowCache:
+    """Rows of some columns by (key, as_of); not for several threads at once.
+
+    Args:
+      capacity: The most rows.
+      columns: What a row has.
+    """
+
+    def __init__(self, capacity: int, columns: Sequence[Column]) -> None:
+        self._capacity, self._columns = capacity, columns
+        self._slots: OrderedDict[Place, int] = OrderedDict()
+        self._values = [np.zeros(0, object if column.is_list else column.dtype) for column in columns]
+        self._there = [np.zeros(0, bool) for _ in columns]
+        self._until = np.zeros(0)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def get(self, places: Sequence[Place], now: float) -> tuple[npt.NDArray[np.bool_], Any]:
+        """Which of some rows are here, and these rows.
+
+        Args:
+          places: (key, as_of) of each, no two alike.
+          now: Rows that stand for the newest one only until now are dropped.
+
+        Returns:
+          (n,) bool, and a RecordBatch of as many rows as it has True.
+        """
+        slots = np.fromiter((self._slots.get(place, -1) for place in places), np.int64, len(places))
+        if len(self):
+            slots[(slots >= 0) & (self._until[slots] < now)] = -1  # `put` writes into the same slot
+        here = slots >= 0
+        for place, hit in zip(places, here.tolist(), strict=True):
+            if hit:
+                self._slots.move_to_end(place)
+        return here, self._rows(slots[here])
+
+    def put(self, places: Sequence[Place], rows: Any, until: float) -> None:
+        """Keep rows, a RecordBatch, which may stand for the newest ones until then."""
+        first = max(0, len(places) - self._capacity)  # of more than fit, the last ones stay
+        slots = np.fromiter(map(self._slot, places[first:]), np.int64, len(places) - first)
+        if len(slots) == 0:
+            return
+        self._grow(int(slots.max()) + 1)
+        self._until[slots] = until
+        for column, values, there, array in zip(
+            self._columns, self._values, self._there, rows.columns, strict=True
+        ):
+            array = array.slice(first)
+            there[slots] = array.is_valid().to_numpy(zero_copy_only=False)
+            if column.is_list:
+                starts = array.offsets.to_numpy().tolist()
+                numbers = array.values.to_numpy(zero_copy_only=False)
+                for row, slot in enumerate(slots.tolist()):  # copied, so that nothing else is kept with it
+                    values[slot] = numbers[starts[row] : starts[row + 1]].copy()
+            else:
+                values[slots] = array.fill_null(0).to_numpy(zero_copy_only=False)
+
+    def _slot(self, place: Place) -> int:
+        """The slot to write a row into; the least recently used row's, if all are taken."""
+        slot = self._slots.pop(place, None)
+        if slot is None:
+            full = len(self._slots) == self._capacity
+            slot = self._slots.popitem(last=False)[1] if full else len(self._slots)
+        self._slots[place] = slot
+        return slot
+
+    def _grow(self, least: int) -> None:
+        size = len(self._until)
+        if least <= size:
+            return
+        more = min(self._capacity, max(least, 2 * size, _FIRST)) - size
+
+        def grown(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.concatenate([array, np.zeros(more, array.dtype)])
+
+        self._values, self._there = list(map(grown, self._values)), list(map(grown, self._there))
+        self._until = grown(self._until)
+
+    def _rows(self, slots: Ints) -> Any:
+        arrays = []
+        for column, values, there in zip(self._columns, self._values, self._there, strict=True):
+            found, valid = values[slots], there[slots]
+            if column.is_list:
+                lengths = np.fromiter(map(len, found), np.int64, len(found))
+                numbers = np.concatenate([np.zeros(0, column.dtype), *found])
+                arrays.append(list_array(numbers, lengths, valid))
+            else:
+                arrays.append(pa.array(found, mask=~valid))
+        return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(self._columns))

@@ -1,0 +1,180 @@
+"""Features in HBase, over its Thrift server."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.core.errors import ConfigError, StoreError, StoreUnavailableError
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import ByteOrder, decode, encode
+from gmeta.io.features.library import import_for
+from gmeta.io.features.policy import FetchPolicy
+from gmeta.io.features.source import NEWEST, FeatureSource
+
+Ints = npt.NDArray[np.int64]
+_BYTES_OF_LONG = struct.Struct(">q").pack
+_MUTATIONS = 10_000  # of one request to write
+
+
+class HBaseSource(FeatureSource):
+    """Features in HBase tables, read through a Thrift server (``hbase thrift start``, the first interface).
+
+    A row's key is `row_key`'s, a column ``<family>:<name>``, a value's bytes as `cells` says, and versions
+    are HBase's own timestamps. The table must keep as many of them (``VERSIONS``) as ``as_of`` looks back;
+    `create_table` asks for that.
+
+    HBase takes one time for all rows of a request, so rows of as many ``as_of`` take as many requests, one
+    after the other: give one for all keys, or a `FetchPolicy.resolution` of an hour or a day.
+
+    Nothing is opened before the first request. Threads have connections of their own, which are kept.
+
+    Args:
+      host: Of the Thrift server.
+      port: Of the Thrift server.
+      tables: Name -> its columns; HBase itself knows no types.
+      family: The column family.
+      byte_order: ``"big"`` for values that Java wrote with ``Bytes.toBytes``.
+      row_key: The row's key of a key; 8 bytes, big-endian, as ``Bytes.toBytes(long)``.
+      table_prefix: Stands with ``_`` before the tables' names.
+      transport: ``"framed"`` for a server started with ``-framed``, ``-nonblocking`` or ``-hsha``.
+      protocol: ``"compact"`` for one started with ``-compact``.
+      policy: How rows are fetched.
+
+    Raises:
+      ConfigError: ``happybase`` isn't installed.
+
+    Example:
+      >>> source = HBaseSource(  # doctest: +SKIP
+      ...     "thrift.example", tables={"item": [Column("price", "float32")]}, byte_order="big"
+      ... )
+      >>> source.multi_get("item", [7], ["price"], as_of=1_700_000_000_000)
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = 9090,
+        *,
+        tables: Mapping[str, Sequence[Column]],
+        family: str = "f",
+        byte_order: ByteOrder = "little",
+        row_key: Callable[[int], bytes] = _BYTES_OF_LONG,
+        table_prefix: str | None = None,
+        transport: str = "buffered",
+        protocol: str = "binary",
+        policy: FetchPolicy | None = None,
+    ) -> None:
+        super().__init__(f"HBaseSource({host}:{port})", policy or FetchPolicy())
+        if byte_order not in ("little", "big"):
+            raise ConfigError(f"HBaseSource: byte_order must be 'little' or 'big', got {byte_order!r}")
+        self._library = import_for("HBaseSource", "happybase")
+        self._tables = {name: list(columns) for name, columns in tables.items()}
+        self._family, self._order, self._row_key = family.encode(), byte_order, row_key
+        self._settings = {
+            "host": host,
+            "port": port,
+            # Of each wait on the socket, so that a thread that was given up ends; it is `requests` that
+            # watches the time of a request.
+            "timeout": None if self.policy.timeout is None else max(1, int(self.policy.timeout * 2000)),
+            "table_prefix": table_prefix,
+            "transport": transport,
+            "protocol": protocol,
+        }
+        self._idle: deque[Any] = deque()
+
+    one_time = True
+
+    @property
+    def tables(self) -> Mapping[str, Sequence[Column]]:
+        """The columns of each table."""
+        return self._tables
+
+    def create_table(self, table: str, *, versions: int) -> None:
+        """Make a table in HBase whose values keep so many versions.
+
+        Raises:
+          StoreUnavailableError, StoreError: As `multi_get`; also if the table is there.
+        """
+        with self._connection(table) as connection:
+            connection.create_table(table, {self._family.decode(): {"max_versions": versions}})
+
+    def fetch(self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> Any:
+        """See `FeatureSource.fetch`."""
+        names = [self._name(column) for column in columns]
+        rows = [self._row_key(key) for key in keys.tolist()]
+        # The server takes what is older than the time, not what is as old.
+        until = None if as_of is None or as_of[0] >= NEWEST else int(as_of[0]) + 1
+        with self._connection(table) as connection:
+            answer = dict(connection.table(table).rows(rows, columns=names, timestamp=until))
+        nothing: dict[bytes, bytes] = {}
+        cells = [[answer.get(row, nothing).get(name) for row in rows] for name in names]
+        return decode(cells, columns, keys, f"{self.name}: table {table!r}", self._order)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        while self._idle:
+            with suppress(IndexError, OSError):
+                self._idle.popleft().close()
+
+    def _put(self, table: str, keys: Ints, rows: Any, columns: Sequence[Column], version: int) -> None:
+        names = [self._name(column) for column in columns]
+        cells = [encode(array, self._order) for array in rows.columns]
+        with (
+            self._connection(table) as connection,
+            connection.table(table).batch(timestamp=version, batch_size=_MUTATIONS) as batch,
+        ):
+            for key, *values in zip(keys.tolist(), *cells, strict=True):
+                there = {name: cell for name, cell in zip(names, values, strict=True) if cell is not None}
+                if there:
+                    batch.put(self._row_key(key), there)
+
+    def _name(self, column: Column) -> bytes:
+        return self._family + b":" + column.name.encode()
+
+    @contextmanager
+    def _connection(self, table: str) -> Iterator[Any]:
+        """A connection that no other thread uses meanwhile; one that fails isn't used again."""
+        thrift = importlib.import_module("thriftpy2.thrift")
+        transport = importlib.import_module("thriftpy2.transport")
+        connection = None
+        try:
+            try:
+                connection = self._idle.popleft()
+            except IndexError:
+                connection = self._library.Connection(**self._settings)
+            yield connection
+        except (OSError, transport.TTransportException) as error:
+            _drop(connection)
+            self.close()  # they are of the same server, which may have been started again
+            raise StoreUnavailableError(_said(error)) from error
+        except thrift.TException as error:
+            _drop(connection)
+            raise StoreError(
+                f"{self.name}: table {table!r}: {_said(error)}; see whether the table and its family "
+                f"{self._family.decode()!r} are there, and how the server was started (transport=, protocol=)"
+            ) from error
+        except BaseException:
+            _drop(connection)
+            raise
+        self._idle.append(connection)
+
+
+def _said(error: BaseException) -> str:
+    """The first line of what an error says; a server of Java's sends its whole stack."""
+    said = getattr(error, "message", None) or str(error)
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else 'no reason given'}"
+
+
+def _drop(connection: Any) -> None:
+    if connection is not None:
+        with suppress(OSError):
+            connection.close()

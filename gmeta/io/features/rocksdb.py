@@ -1,0 +1,179 @@
+"""Features in a RocksDB folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.core.errors import ConfigError, StoreError
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import Cell, decode, encode
+from gmeta.io.features.library import import_for
+from gmeta.io.features.policy import FetchPolicy
+from gmeta.io.features.source import NEWEST, FeatureSource
+
+Ints = npt.NDArray[np.int64]
+_PREFIX, _SIZE = 10, 18  # bytes: of key and column, and with the version
+
+
+class RocksDBSource(FeatureSource):
+    """Features in a RocksDB folder, on a disk of this machine.
+
+    A table is a column family, and each value an entry of its own (`cells` gives its bytes). Its key is::
+
+        key, 8 bytes | column, 2 bytes | 2**63 - 1 - version, 8 bytes
+
+    big-endian, the key with its sign bit flipped, the column as its place in the table. So entries stand by
+    key, a key's columns side by side, and of a column the newest version first: one seek to the prefix with
+    ``as_of`` in place of the version ends at the value wanted. A Bloom filter over prefixes answers for keys
+    that aren't there. The tables' columns are JSON in the default column family, under ``gmeta/<table>``.
+
+    Args:
+      path: The folder.
+      writable: Whether tables are made and rows put; one process at a time may. Otherwise any number of
+        processes read, each the state at the time when it opened the folder.
+      policy: How rows are fetched; RocksDB has a cache of its own.
+
+    Raises:
+      ConfigError: ``rocksdict`` isn't installed.
+      StoreError: The folder can't be opened.
+
+    Example:
+      >>> with RocksDBSource("features", writable=True) as source:  # doctest: +SKIP
+      ...     source.create_table("item", [Column("price", "float32"), Column("tags", is_list=True)])
+      ...     source.put("item", [7], {"price": [9.5], "tags": [[1, 2]]}, version=1_700_000_000)
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, writable: bool = False, policy: FetchPolicy | None = None
+    ) -> None:
+        super().__init__(
+            f"RocksDBSource({os.fspath(path)})", policy or FetchPolicy(timeout=None, cache_rows=0)
+        )
+        self._library, self._writable = import_for("RocksDBSource", "rocksdict"), writable
+        kinds = self._library.AccessType
+        try:
+            if writable:
+                Path(path).mkdir(parents=True, exist_ok=True)
+            there = (Path(path) / "CURRENT").exists()
+            families = self._library.Rdict.list_cf(str(path)) if there else ["default"]
+            self._store = self._library.Rdict(
+                str(path),
+                options=self._options(),
+                column_families={name: self._options() for name in families if name != "default"},
+                access_type=kinds.read_write() if writable else kinds.read_only(),
+            )
+        except Exception as error:  # rocksdict raises no other
+            advice = (
+                "a folder has one writer; readers open it without writable=True"
+                if writable
+                else ("give the folder that a RocksDBSource(writable=True) has written")
+            )
+            raise StoreError(f"{self.name}: can't be opened: {error}; {advice}") from error
+        self._columns: dict[str, list[Column]] = {}
+        self._families: dict[str, Any] = {}
+        for name in families:
+            description = self._store.get(_described(name))
+            if description is not None:
+                self._columns[name] = [Column(**column) for column in json.loads(description)]
+                self._families[name] = self._store.get_column_family(name)
+
+    @property
+    def tables(self) -> Mapping[str, Sequence[Column]]:
+        """The columns of each table."""
+        return self._columns
+
+    def create_table(self, table: str, columns: Sequence[Column]) -> None:
+        """Make a table, unless there is one of these columns.
+
+        Raises:
+          ConfigError: There is one of other columns, or the folder isn't open for writing.
+        """
+        if self._columns.get(table, list(columns)) != list(columns) or not table or table == "default":
+            raise ConfigError(f"{self.name}: table {table!r} is there with other columns; take another name")
+        self._check_writable()
+        if table not in self._columns:
+            described = json.dumps(
+                [{"name": c.name, "dtype": c.dtype, "is_list": c.is_list} for c in columns]
+            )
+            self._families[table] = self._store.create_column_family(table, self._options())
+            self._store[_described(table)] = described.encode()
+            self._columns[table] = list(columns)
+
+    def fetch(self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> Any:
+        """See `FeatureSource.fetch`."""
+        numbers = [self._columns[table].index(column) for column in columns]
+        places = self._places(keys, numbers, as_of)
+        cells: list[Cell] = []
+        try:
+            entries = self._families[table].iter()
+            for place in places:
+                entries.seek(place)
+                key = entries.key()
+                there = key is not None and key[:_PREFIX] == place[:_PREFIX]
+                cells.append(entries.value() if there else None)
+        except Exception as error:
+            raise StoreError(
+                f"{self.name}: table {table!r} can't be read: {error}; see whether the disk is sound, and "
+                "write the folder again"
+            ) from error
+        of_columns = [cells[place :: len(columns)] for place in range(len(columns))]
+        return decode(of_columns, columns, keys, f"{self.name}: table {table!r}")
+
+    def close(self) -> None:
+        """Give the folder back; what was put is on the disk then."""
+        for family in self._families.values():
+            family.close()
+        self._store.close()
+
+    def __enter__(self) -> RocksDBSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _put(self, table: str, keys: Ints, rows: Any, columns: Sequence[Column], version: int) -> None:
+        self._check_writable()
+        numbers = [self._columns[table].index(column) for column in columns]
+        places = self._places(keys, numbers, np.full(len(keys), version, np.int64))
+        cells = [encode(array) for array in rows.columns]
+        batch = self._library.WriteBatch(raw_mode=True)
+        family = self._store.get_column_family_handle(table)
+        for i, place in enumerate(places):
+            cell = cells[i % len(columns)][i // len(columns)]
+            if cell is not None:
+                batch.put(place, cell, family)
+        self._store.write(batch)
+
+    def _places(self, keys: Ints, numbers: Sequence[int], as_of: Ints | None) -> list[bytes]:
+        """Where each value of each key begins, key by key."""
+        places = np.empty((len(keys), len(numbers)), [("key", ">u8"), ("column", ">u2"), ("version", ">u8")])
+        places["key"] = (keys.astype(np.uint64) ^ np.uint64(1 << 63))[:, None]
+        places["column"] = numbers
+        when = np.full(len(keys), NEWEST + 1) if as_of is None else as_of
+        places["version"] = (np.uint64(NEWEST + 1) - when.astype(np.uint64))[:, None]
+        data = places.tobytes()
+        return [data[first : first + _SIZE] for first in range(0, len(data), _SIZE)]
+
+    def _options(self) -> Any:
+        options = self._library.Options(raw_mode=True)
+        options.create_if_missing(self._writable)
+        options.set_prefix_extractor(self._library.SliceTransform.create_fixed_prefix(_PREFIX))
+        blocks = self._library.BlockBasedOptions()
+        blocks.set_bloom_filter(10, False)  # bits a prefix: one in a hundred seeks for nothing
+        options.set_block_based_table_factory(blocks)
+        return options
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise ConfigError(f"{self.name} is open for reading; open it with writable=True")
+
+
+def _described(table: str) -> bytes:
+    return f"gmeta/{table}".encode()
