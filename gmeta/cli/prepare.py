@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gmeta.cli.options import on_bad_option
+from gmeta.core.group_index import LAYOUTS
 from gmeta.core.on_bad import OnBad
 from gmeta.preprocess.config import PrepareConfig
 
@@ -27,18 +28,24 @@ _DEFAULT = PrepareConfig()
 )
 @click.option(
     "--cold-modulus",
-    default=_DEFAULT.cold_modulus,
+    type=int,
+    help="Tasks whose id is divisible by it are cold; 0: one split.  [default: 5 for MovieLens, else 0]",
+)
+@click.option("--min-rows", type=int, help="Fewest rows of a kept task.  [default: 13 for MovieLens, else 1]")
+@click.option(
+    "--max-rows",
+    type=int,
+    help="Most rows of a kept task; 0: any number.  [default: 100 for MovieLens, else 0]",
+)
+@click.option(
+    "--batch-rows", type=int, help="Cut tasks into batches of this size.  [default: a task a batch]"
+)
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default=_DEFAULT.layout,
     show_default=True,
-    help="Users whose id is divisible by it are cold.",
-)
-@click.option(
-    "--min-ratings", default=_DEFAULT.min_ratings, show_default=True, help="Fewest ratings of a kept user."
-)
-@click.option(
-    "--max-ratings", default=_DEFAULT.max_ratings, show_default=True, help="Most ratings of a kept user."
-)
-@click.option(
-    "--batch-rows", type=int, help="Cut users into batches of this size.  [default: a user a batch]"
+    help="How rows are encoded: a record a batch, or a tf.train.Example a row, for other tools.",
 )
 @click.option("--shards", default=_DEFAULT.shards, show_default=True, help="Files a split.")
 @click.option("--overwrite", is_flag=True, help="Replace a data set that was prepared otherwise.")
@@ -63,5 +70,5 @@ def prepare(data: Path | None, out: Path, on_bad: OnBad, overwrite: bool, **sett
         summary = run(data, out, config, on_bad, overwrite=overwrite, progress=progress)
     if not summary.reused:
         with write_errors_explained(out):
-            draw_task_sizes(summary, config, out / FILE_NAME)
+            draw_task_sizes(summary, out / FILE_NAME)
     print_summary(summary)

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from gmeta.core.bars import Bars
 from gmeta.preprocess import PrepareSummary
-
-STAGES = {"read": "reading ratings", "write": "writing records"}
+from gmeta.preprocess.progress import STAGES
 
 
 class _Rate(ProgressColumn):
@@ -26,14 +25,14 @@ class _Rate(ProgressColumn):
 class PrepareProgress(Bars):
     """A bar a stage on standard error; on anything but a terminal, one line when a stage is over.
 
-    It is called as `gmeta.preprocess.local_engine.Progress`.
+    It is called as `gmeta.preprocess.progress.Progress`.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(_Rate(), console=console)
         self._stages: dict[str, tuple[TaskID, float]] = {}
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
         """Move the stage's bar."""
         if stage not in self._stages:
             self._stages[stage] = self.bars.add_task(STAGES[stage], total=total), time.monotonic()
@@ -66,14 +65,14 @@ def print_summary(summary: PrepareSummary, console: Console | None = None) -> No
 def _table(summary: PrepareSummary) -> Table:
     least, _, median, _, most = summary.size_quantiles()
     table = Table(
-        title=f"{summary.source}: {summary.rows_read:,} ratings",
-        caption=f"ratings a task: {least} to {most}, median {median}",
+        title=f"{summary.source}: {summary.rows_read:,} rows",
+        caption=f"rows a task: {least} to {most}, median {median}",
         title_justify="left",
         caption_justify="left",
     )
     table.add_column("")
     table.add_column("tasks", justify="right")
-    table.add_column("ratings", justify="right")
+    table.add_column("rows", justify="right")
     for name, split in summary.splits.items():
         table.add_row(name, f"{split.tasks:,}", f"{split.rows:,}")
     for entry in summary.left_out:

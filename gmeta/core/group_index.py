@@ -76,6 +76,11 @@ class GroupIndex:
         """Rows of the shard."""
         return int(self.groups["rows"].sum())
 
+    @property
+    def checksum(self) -> int:
+        """The CRC-32 that stands in the last four bytes of the file; the manifest names it too."""
+        return _FOOTER.unpack(self.to_bytes()[-_FOOTER.size :])[0]
+
     def to_bytes(self) -> bytes:
         """The content of the index file."""
         entries = np.zeros(len(self.groups), ENTRY)  # its gaps are zeros

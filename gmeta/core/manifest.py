@@ -11,20 +11,31 @@ from typing import Any
 
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.group_index import LAYOUTS, Layout
 from gmeta.core.schema import Schema
 
 FILE_NAME = "manifest.json"
-FORMAT, VERSION = "gmeta-records", 1
+FORMAT, VERSION = "gmeta-records", 2
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One TFRecord file: its name inside the data set's folder, and what it holds."""
+    """One TFRecord file.
+
+    Attributes:
+      name: Its name inside the data set's folder; its index stands beside it (`gmeta.core.group_index`).
+      groups: Groups (task batches) in it.
+      rows: Rows in all of them.
+      bytes: Its size.
+      index: The checksum of its index, `GroupIndex.checksum`: it covers the checksum of every group, so
+        that an index, or a shard with its index, of another data set is noticed.
+    """
 
     name: str
     groups: int
     rows: int
     bytes: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class Split:
 
     @property
     def rows(self) -> int:
-        """Records in all shards."""
+        """Rows in all shards."""
         return sum(shard.rows for shard in self.shards)
 
 
@@ -49,24 +60,31 @@ class Manifest:
     """What a prepared data set holds and how it was made.
 
     Attributes:
-      schema: The columns of every record.
+      schema: The columns of every row.
       splits: Split name -> shards.
       config: The settings that made it, as JSON values.
       dropped: Reason -> number of input records that were left out.
-      layout: How a record is encoded; ``"example"`` is one ``tf.train.Example`` a record.
+      layout: How rows are encoded: ``"columnar"``, a record a group, or ``"example"``, a ``tf.train.Example``
+        a row.
+      seed: The seed that the order of the groups was drawn from.
+      versions: Name -> number, of what decides which bytes are written: ``plan`` and ``layout``.
     """
 
     schema: Schema
     splits: Mapping[str, Split]
     config: Mapping[str, Any] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
-    layout: str = "example"
+    layout: Layout = "columnar"
+    seed: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     def _body(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "version": VERSION,
+            "versions": dict(self.versions),
             "layout": self.layout,
+            "seed": self.seed,
             "schema": self.schema.to_json(),
             "config": dict(self.config),
             "dropped": dict(self.dropped),
@@ -110,15 +128,31 @@ class Manifest:
             raise DataError(f"no manifest: {error.strerror}", path=path, advice=advice) from error
         except ValueError as error:
             raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
-        if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, VERSION):
-            raise DataError(f"not a {FORMAT} manifest of version {VERSION}", path=path, advice=advice)
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise DataError(f"not a {FORMAT} manifest", path=path, advice=advice)
+        if value.get("version") != VERSION:
+            raise DataError(
+                f"a manifest of version {value.get('version')}, this gmeta reads version {VERSION}",
+                path=path,
+                advice="prepare the data again with this gmeta, into a new folder or with --overwrite",
+            )
         try:
             splits = {
                 name: Split(tuple(Shard(**shard) for shard in split["shards"]))
                 for name, split in value["splits"].items()
             }
             schema = Schema.from_json(value["schema"])
-            manifest = cls(schema, splits, value["config"], value["dropped"], value["layout"])
+            if value["layout"] not in LAYOUTS:
+                raise ValueError(f"layout {value['layout']!r} isn't one of {', '.join(LAYOUTS)}")
+            manifest = cls(
+                schema,
+                splits,
+                value["config"],
+                value["dropped"],
+                value["layout"],
+                value["seed"],
+                value["versions"],
+            )
             digest = manifest.digest
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(f"incomplete: {error}", path=path, advice=advice) from error

@@ -1,6 +1,6 @@
 """From raw files to prepared data sets: pure map and reduce functions, and the engines that run them.
 
-`prepare` does the whole; `plan` holds the functions; `local_engine` runs them in this process. Nothing here
+`prepare` does the whole; `plan` holds the functions; `memory_engine` runs them in this process. Nothing here
 imports TensorFlow: records are encoded by a native library of its own.
 """
 

@@ -7,33 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Ragged = tuple[Ints, Ints]
-"""A column of lists, values (V,) and splits (N + 1,): row ``i`` is ``values[splits[i]:splits[i + 1]]``."""
+from gmeta.preprocess.columns import Ints, Ragged, gather_ragged
+
 IntColumn: TypeAlias = "Ints | Ragged"
-
-
-def gather_ragged(column: Ragged, rows: Ints) -> Ragged:
-    """Rows of a column of lists.
-
-    Args:
-      column: Values (V,) and row splits (N + 1,).
-      rows: (M,) int64, which rows, in which order; any may be repeated.
-
-    Returns:
-      Values and row splits (M + 1,) of the rows asked for.
-
-    Example:
-      >>> gather_ragged((np.array([7, 8, 9]), np.array([0, 2, 3])), np.array([1, 0]))
-      (array([9, 7, 8]), array([0, 1, 3]))
-    """
-    values, splits = column
-    lengths = np.diff(splits)[rows]
-    new_splits = np.concatenate(([0], np.cumsum(lengths)))
-    shift = np.repeat(splits[rows] - new_splits[:-1], lengths)  # from a place in the result to one in values
-    return values[shift + np.arange(new_splits[-1])], new_splits
 
 
 @dataclass(frozen=True)

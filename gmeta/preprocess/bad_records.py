@@ -26,8 +26,13 @@ class Reason(Enum):
     UNKNOWN_USER = "unknown user id"
     UNKNOWN_ITEM = "unknown item id"
     REPEATED_ID = "id given twice"
-    REPEATED_RATING = "user and item rated twice"
+    REPEATED_KEY = "key given twice in a task"
     EMPTY_TASK = "empty task"
+    NULL = "null"
+    NAN = "NaN"
+    WRONG_TYPE = "wrong type"
+    MISSING_COLUMN = "missing column"
+    MALFORMED = "malformed line"
 
 
 class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom an error of the run
@@ -59,13 +64,14 @@ class BadRecords:
     counts: dict[tuple[str, Reason], int] = field(default_factory=dict)
     examples: dict[tuple[str, Reason], list[str]] = field(default_factory=dict)
 
-    def add(self, error: BadRecord, path: Path, line: int) -> None:
+    def add(self, error: BadRecord, path: Path, line: int | None, count: int = 1) -> None:
         """Raise ``error`` with its place, or count it.
 
         Args:
           error: What is wrong.
           path: The file that the record is in.
-          line: Its line, counted from 1.
+          line: Its line, counted from 1; None where the message says where it is.
+          count: How many records are bad in this way.
 
         Raises:
           DataError: The rule is ``"raise"``.
@@ -74,7 +80,7 @@ class BadRecords:
             advice = "mend it, or leave such records out with --on-bad skip"
             raise DataError(f"{error.reason.value}: {error}", path=path, line=line, advice=advice) from error
         key = (path.name, error.reason)
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self.counts[key] = self.counts.get(key, 0) + count
         examples = self.examples.setdefault(key, [])
         if len(examples) < self.EXAMPLES:
             examples.append(str(DataError(str(error), path=path, line=line)))

@@ -2,53 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.group_index import LAYOUTS, Layout
+
+DEFAULT_LAYOUT: Layout = "example"
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What the plan's functions are given: `PrepareConfig` with every default filled in.
+
+    Attributes:
+      seed: Seeds the order of the batches.
+      cold_modulus: A task is cold if its id is divisible by this number; 0: there is one split.
+      min_rows: Fewest rows that a kept task has.
+      max_rows: Most rows that a kept task has; 0: any number.
+      batch_rows: Rows of a batch, at least; None: a task is a batch.
+      shards: TFRecord files a split.
+      layout: How rows are encoded.
+    """
+
+    seed: int = 0
+    cold_modulus: int = 0
+    min_rows: int = 1
+    max_rows: int = 0
+    batch_rows: int | None = None
+    shards: int = 2
+    layout: Layout = DEFAULT_LAYOUT
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """How raw ratings become a prepared data set.
+    """How records become a prepared data set.
 
-    A task is a user. Tasks with ``min_ratings`` to ``max_ratings`` ratings, both included, are kept; those
-    whose id is a multiple of ``cold_modulus`` form the split ``cold``, the others ``warm``. The split into
-    support and query is the reader's business and isn't stored.
+    Tasks with ``min_rows`` to ``max_rows`` rows, both included, are kept. Those whose id is a multiple of
+    ``cold_modulus`` form the split ``cold``, the others ``warm``; without a modulus all form ``train``. The
+    split into support and query is the reader's business and isn't stored.
 
     Attributes:
       seed: Seeds everything that is random: the order of the batches, and the synthetic data set.
-      cold_modulus: A task is cold if its id is divisible by this number; at least 2.
-      min_ratings: Fewest ratings that a kept task has; at least 2, one each for support and query.
-      max_ratings: Most ratings that a kept task has.
-      batch_rows: Cut a task of ``n`` ratings into ``max(1, n // batch_rows)`` batches of consecutive ratings,
-        even to within one, so that none has fewer than ``batch_rows`` unless the whole task has. At least
-        ``min_ratings``. None makes each task one batch, as MAML on users wants it.
+      cold_modulus: A task is cold if its id is divisible by this number, at least 2; 0 makes one split. None:
+        5 for MovieLens, 0 for a table.
+      min_rows: Fewest rows that a kept task has. None: 13 for MovieLens, 1 for a table.
+      max_rows: Most rows that a kept task has; 0 is any number. None: 100 for MovieLens, 0 for a table.
+      batch_rows: Cut a task of ``n`` rows into ``max(1, n // batch_rows)`` batches of consecutive rows, even
+        to within one, so that none has fewer than ``batch_rows`` unless the whole task has. At least
+        ``min_rows``. None makes each task one batch, as MAML on users wants it.
       shards: TFRecord files a split.
+      layout: ``"columnar"``, a record a batch, or ``"example"``, a ``tf.train.Example`` a row, for other
+        tools.
 
     Raises:
       ConfigError: A value is outside its range.
     """
 
     seed: int = 0
-    cold_modulus: int = 5
-    min_ratings: int = 13
-    max_ratings: int = 100
+    cold_modulus: int | None = None
+    min_rows: int | None = None
+    max_rows: int | None = None
     batch_rows: int | None = None
     shards: int = 2
+    layout: Layout = DEFAULT_LAYOUT
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed must be in 0..2^63-1, got {self.seed}")
-        if self.cold_modulus < 2:
-            raise ConfigError(f"cold_modulus must be at least 2, got {self.cold_modulus}")
-        if not 2 <= self.min_ratings <= self.max_ratings:
-            raise ConfigError(
-                "2 <= min_ratings <= max_ratings is needed, "
-                f"got min_ratings={self.min_ratings}, max_ratings={self.max_ratings}"
-            )
-        if self.batch_rows is not None and self.batch_rows < self.min_ratings:
-            raise ConfigError(
-                f"batch_rows must be at least min_ratings={self.min_ratings}, got {self.batch_rows}"
-            )
-        if not 1 <= self.shards <= 99_999:
-            raise ConfigError(f"shards must be in 1..99999, got {self.shards}")
+        _check(self)
+
+    def resolve(self, default: PlanConfig) -> PlanConfig:
+        """Fill in what is None.
+
+        Args:
+          default: Has ``cold_modulus``, ``min_rows`` and ``max_rows`` for the kind of source.
+
+        Raises:
+          ConfigError: The settings contradict each other with these defaults.
+        """
+        own = {name: value for name, value in asdict(self).items() if value is not None}
+        config = replace(default, **own)
+        _check(config)
+        return config
+
+
+def _check(config: PrepareConfig | PlanConfig) -> None:
+    least, most = config.min_rows, config.max_rows
+    if not 0 <= config.seed < 1 << 63:
+        raise ConfigError(f"seed must be in 0..2^63-1, got {config.seed}")
+    if config.cold_modulus is not None and (config.cold_modulus < 0 or config.cold_modulus == 1):
+        raise ConfigError(f"cold_modulus must be at least 2, or 0 for one split, got {config.cold_modulus}")
+    if least is not None and least < 1:
+        raise ConfigError(f"min_rows must be at least 1, got {least}")
+    if most is not None and (most < 0 or (most and most < (least or 1))):
+        raise ConfigError(f"max_rows must be at least min_rows, or 0 for any number, got {most} and {least}")
+    if config.batch_rows is not None and config.batch_rows < (least or 1):
+        raise ConfigError(f"batch_rows must be at least min_rows={least or 1}, got {config.batch_rows}")
+    if not 1 <= config.shards <= 99_999:
+        raise ConfigError(f"shards must be in 1..99999, got {config.shards}")
+    if config.layout not in LAYOUTS:
+        raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {config.layout!r}")

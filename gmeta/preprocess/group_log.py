@@ -78,6 +78,11 @@ class GroupLog:
         self._seen.update(runs.keys)
         self._last = runs.keys[-1]
 
+    @property
+    def groups(self) -> int:
+        """Groups noted so far."""
+        return sum(len(part) for part in self._parts)
+
     def index(self, layout: Layout) -> GroupIndex:
         """The index of what was noted."""
         return GroupIndex(layout, self._bytes, np.concatenate([np.zeros(0, ENTRY), *self._parts]))

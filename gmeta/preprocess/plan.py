@@ -1,161 +1,241 @@
-"""The preparation as pure functions: map, sort key, reduce, split, and the order of the output.
+"""The preparation as pure functions over columns: the order of rows, batches, their places, the shards.
 
-The computation is G-Meta's preprocessing (section 2.2): a rating is mapped to its task, a task's ratings are
-brought together in time order, cut into batches that are numbered, and whole batches, never single records,
-are permuted, so that a reader finds a batch's records side by side and still meets tasks in random order.
+The computation is G-Meta's preprocessing (section 2.2): records are normalised, those of a task are brought
+together in time order and cut into batches that are numbered, and whole batches, never single rows, are
+permuted, so that a reader finds a batch's rows side by side and still meets tasks in random order.
 
 ::
 
-    line ──map_rating──> (task, timestamp, item, rating) ──sort──> a task's ratings ──reduce_task──> batches
-                                                                                                        │
-         shards <── shard_of(order_key) and sort by order_key <── split_of(task) <──────────────────────┘
+    records ──normalise──> rows ──sort by row_order──> tasks ──repeated, selected──> rows that are kept
+                                                                                              │
+    shards <── sort by place (split, shard, order_key, task, batch_id) <── batch_of(position, task_size)
 
-An engine supplies what stands between the functions: reading, the shuffle, parallel workers, writing. Three
+An engine supplies what stands between the functions: reading, the shuffle, parallel workers, writing. Four
 properties let any engine, with any number of workers, produce the same bytes:
 
-* the sort key is total over everything that is written, so the order of the input lines doesn't matter;
+* the order of rows is total over everything that is written, so the order of the input doesn't matter;
+* the batch of a row is a function of (its position in its task, the task's size) alone, so a task whose rows
+  are spread over several workers is cut once its size and the rows before each worker's are known;
 * the place of a batch (split, shard, position in it) is a function of (seed, task, batch id) alone;
 * `order_key` is arithmetic on 64-bit integers written out here, not a library's hash.
 
-Attributes of users and items aren't carried through the shuffle: a rating is four numbers there, and the
-attributes are joined from the two small tables when records are written.
+Nothing here knows what the columns mean. Which one is the task and which one the time says a `TableSpec`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.schema import Column, Schema
-from gmeta.preprocess.bad_records import BadRecord, Reason
-from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.movielens import FileForm
-from gmeta.preprocess.movielens_records import parse_integer, parse_rating, show, split_fields
+from gmeta.preprocess.columns import Columns, Ints, Values
+from gmeta.preprocess.config import PlanConfig
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Raised whenever the same input and settings would give other bytes."""
 
-SCHEMA = Schema(
-    (
-        Column("task"),
-        Column("batch_id"),
-        Column("item"),
-        Column("year"),
-        Column("genre", is_list=True),
-        Column("gender"),
-        Column("age"),
-        Column("occupation"),
-        Column("area"),
-        Column("rating", "float32"),
-        Column("timestamp"),
-    )
-)
-"""A record of the prepared data set; what the numbers mean is in `gmeta.preprocess.movielens_records`."""
 
-RATING = np.dtype(
-    [("task", "<i8"), ("timestamp", "<i8"), ("item", "<i8"), ("rating", "<f4"), ("line", "<i8")]
-)
-"""A mapped rating. ``line`` is where it was read, for messages only; it breaks no tie that is written."""
-Ratings = NDArray[np.void]
-SORT_KEY = ("task", "timestamp", "item", "rating", "line")
-
-
-class Rating(NamedTuple):
-    """What `map_rating` makes of a line. The tuple's own order is the sort key."""
-
-    task: int
-    timestamp: int
-    item: int
-    rating: float
-
-
-class Batch(NamedTuple):
-    """Ratings of one task that stay together: (N,) of dtype `RATING`, in time order."""
-
-    task: int
-    batch_id: int
-    ratings: Ratings
-
-
-class Reduced(NamedTuple):
-    """What `reduce_task` makes of a task.
+class Placement(NamedTuple):
+    """Where some batches, or the batches of some rows, are written.
 
     Attributes:
-      batches: The task's batches; empty if the selection leaves it out.
-      left_out: Why the selection leaves it out, or None.
-      repeated: Ratings of an item that the task has rated before, which are in no batch.
+      split: (N,) number of the split in `splits`.
+      shard: (N,) number of the shard in its split.
+      key: (N,) uint64, `order_key`. Batches of a shard are sorted by (key, task, batch id).
     """
 
-    batches: tuple[Batch, ...]
-    left_out: str | None
-    repeated: Ratings
+    split: Ints
+    shard: Ints
+    key: NDArray[np.uint64]
 
 
-def map_rating(line: bytes, form: FileForm, users: Container[int], items: Container[int]) -> Rating:
-    """Read one line of the ratings file.
+def row_order(columns: Columns, names: Sequence[str]) -> Ints:
+    """The permutation that sorts rows.
+
+    Rows are compared by the first of ``names``, ties by the second, and so on. Numbers are compared by value
+    (and -0.0 before 0.0, so that rows that compare as equal have equal bytes), lists by length and then
+    element by element.
 
     Args:
-      line: ``user, item, rating, timestamp``, without the line's end.
-      form: The file's form.
-      users: The known users' ids.
-      items: The known items' ids.
+      columns: N rows.
+      names: The columns to sort by, `TableSpec.order` as a rule. Only rows that tie in all columns before are
+        looked at in the next one, so the many columns that end the list cost next to nothing. Rows that are
+        sorted by the first two already aren't sorted again.
 
-    Raises:
-      BadRecord: A field too few or too many, one that isn't a number, a rating that is out of range, or a
-        user or an item that has no attributes.
+    Returns:
+      (N,) int64.
     """
-    user_text, item_text, rating_text, time_text = split_fields(line, form.separator, form.fields)
-    user = parse_integer(user_text, "user id")
-    item = parse_integer(item_text, "item id")
-    if user not in users:
-        raise BadRecord(Reason.UNKNOWN_USER, f"user {show(user_text)} isn't in the users file")
-    if item not in items:
-        raise BadRecord(Reason.UNKNOWN_ITEM, f"item {show(item_text)} isn't in the items file")
-    return Rating(user, parse_integer(time_text, "timestamp"), item, parse_rating(rating_text))
+    first = [columns[name] for name in names[:2]]
+    keys = [_comparable(values) for values in first if not isinstance(values, tuple)]
+    rows = len(keys[0])
+    same = np.ones(max(rows - 1, 0), np.bool_)  # row i + 1 of the order ties with row i
+    ascending = same.copy()
+    for key in keys:
+        ascending &= ~same | (key[1:] >= key[:-1])
+        same &= key[1:] == key[:-1]
+    if ascending.all():
+        order = np.arange(rows)
+    else:
+        order = np.lexsort(keys[::-1])
+        same[:] = True
+        for key in keys:
+            same &= key[order[1:]] == key[order[:-1]]
+    for name in names[len(keys) :]:
+        for key in _keys(columns[name]):
+            if not same.any():
+                return order
+            _break_ties(order, same, key)
+    return order
 
 
-def reduce_task(ratings: Ratings, config: PrepareConfig) -> Reduced:
-    """Select and cut one task.
+def _break_ties(order: Ints, same: NDArray[np.bool_], key: NDArray[Any]) -> None:
+    """Sort the runs of ``order`` that tie by ``key``; ``same`` says what ties before and after."""
+    edges = np.concatenate(([False], same, [False]))
+    places = np.flatnonzero(edges[:-1] | edges[1:])
+    run = np.cumsum(~edges[:-1])[places]
+    rows = order[places]
+    by_key = np.lexsort((key[rows], run))
+    order[places] = rows[by_key]
+    values = key[order[places]]
+    together = run[1:] == run[:-1]
+    same[places[:-1][together]] = (values[1:] == values[:-1])[together]
 
-    An item that the task has rated before is refused: with one of the two in the support set and the other
-    in the query set, the answer would be given away. The earliest by sort key stays. MovieLens as published
-    has no such pair.
+
+def _keys(values: Values) -> Iterator[NDArray[Any]]:
+    """What to compare rows of a column by, most significant first."""
+    if not isinstance(values, tuple):
+        yield _comparable(values)
+        return
+    flat, splits = values
+    lengths, flat = np.diff(splits), _comparable(flat)
+    yield lengths
+    for place in range(int(lengths.max(initial=0))):
+        key = np.zeros(len(lengths), flat.dtype)
+        longer = lengths > place
+        key[longer] = flat[splits[:-1][longer] + place]
+        yield key
+
+
+def _comparable(values: NDArray[Any]) -> NDArray[Any]:
+    """Integers that are ordered as ``values`` are, and equal where the bytes are."""
+    if values.dtype.kind != "f":
+        return values
+    bits = values.astype(np.float32, copy=False).view(np.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def positions(task: Ints, first: int = 0) -> Ints:
+    """Position of each row in its task.
 
     Args:
-      ratings: (N,) of dtype `RATING`, N > 0, of one task, sorted by `SORT_KEY`.
-      config: The bounds on a task's size, and ``batch_rows``.
+      task: (N,) the tasks of sorted rows.
+      first: The position of the first of them, where the rows before it are elsewhere.
+
+    Returns:
+      (N,) int64, from 0 on in each task.
     """
-    _, first = np.unique(ratings["item"], return_index=True)
-    again = np.ones(len(ratings), np.bool_)
-    again[first] = False
-    repeated, ratings = ratings[again], ratings[~again]
-    left_out = selection(len(ratings), config)
-    if left_out:
-        return Reduced((), left_out, repeated)
-    pieces = 1 if config.batch_rows is None else max(1, len(ratings) // config.batch_rows)
-    task = int(ratings["task"][0])
-    batches = tuple(Batch(task, number, part) for number, part in enumerate(np.array_split(ratings, pieces)))
-    return Reduced(batches, None, repeated)
+    starts = np.concatenate(([True], task[1:] != task[:-1]))[: len(task)]
+    places = np.arange(len(task))
+    found = places - np.maximum.accumulate(np.where(starts, places, 0))
+    if len(task):
+        found[: np.argmax(starts[1:]) + 1 if starts[1:].any() else len(task)] += first
+    return found
 
 
-def selection(size: int, config: PrepareConfig) -> str | None:
-    """Why a task of ``size`` ratings is left out, or None if it is kept."""
-    if size < config.min_ratings:
-        return f"task has fewer than {config.min_ratings} ratings"
-    if size > config.max_ratings:
-        return f"task has more than {config.max_ratings} ratings"
-    return None
+def repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray[np.bool_]:
+    """Which rows have the values of ``unique`` of a row before them in their task.
+
+    With one of the two in the support set and the other in the query set, the answer would be given away. So
+    the earliest by `row_order` stays.
+
+    Args:
+      columns: Whole tasks, sorted by `row_order`.
+      task: The name of the task's column.
+      unique: Names of columns of one value a row.
+
+    Returns:
+      (N,) bool.
+    """
+    keys = [columns[name] for name in (task, *unique)]
+    plain = [_comparable(key) for key in keys if not isinstance(key, tuple)]
+    order = np.lexsort(plain[::-1])  # stable: equal ones stay in row_order
+    again = np.zeros(len(order), np.bool_)
+    same = np.ones(max(len(order) - 1, 0), np.bool_)
+    for key in plain:
+        same &= key[order[1:]] == key[order[:-1]]
+    again[order[1:]] = same
+    return again
 
 
-def split_of(task: int, config: PrepareConfig) -> str:
-    """The split that a task belongs to, ``"warm"`` or ``"cold"``."""
-    return "cold" if task % config.cold_modulus == 0 else "warm"
+def selected(task_size: Ints, config: PlanConfig) -> NDArray[np.bool_]:
+    """Which tasks are kept, by their sizes (N,): ``min_rows <= size <= max_rows``."""
+    kept = task_size >= config.min_rows
+    return kept & (task_size <= config.max_rows) if config.max_rows else kept
 
 
-def order_key(seed: int, task: NDArray[np.int64], batch_id: NDArray[np.int64]) -> NDArray[np.uint64]:
+def left_out(task_size: Ints, config: PlanConfig) -> dict[str, tuple[int, int]]:
+    """Why tasks are left out: reason -> (rows, tasks), of the tasks of these sizes (N,)."""
+    few, many = task_size < config.min_rows, (task_size > config.max_rows) & (config.max_rows > 0)
+    reasons = {
+        f"task has fewer than {config.min_rows} rows": few,
+        f"task has more than {config.max_rows} rows": many,
+    }
+    return {why: (int(task_size[out].sum()), int(out.sum())) for why, out in reasons.items() if out.any()}
+
+
+def batch_count(task_size: Ints, batch_rows: int | None) -> Ints:
+    """Batches of tasks of these sizes (N,): ``max(1, size // batch_rows)``, or 1."""
+    return np.ones_like(task_size) if batch_rows is None else np.maximum(1, task_size // batch_rows)
+
+
+def batch_of(position: Ints, task_size: Ints, batch_rows: int | None) -> Ints:
+    """The batch of a row: its task is cut into consecutive batches, even to within one row.
+
+    Of ``b`` batches of a task of ``n`` rows, the first ``n % b`` have ``n // b + 1`` rows, the others
+    ``n // b`` (as `numpy.array_split`). So none has fewer than ``batch_rows`` unless the whole task has, and
+    all have fewer than ``2 * batch_rows``.
+
+    Args:
+      position: (N,) position of the row in its task, from 0.
+      task_size: (N,) rows of the task.
+      batch_rows: Rows of a batch, at least. None: a task is a batch.
+
+    Returns:
+      (N,) int64, batch ids from 0.
+
+    Example:
+      >>> batch_of(np.arange(7), np.full(7, 7), 2)
+      array([0, 0, 0, 1, 1, 2, 2])
+    """
+    count = batch_count(task_size, batch_rows)
+    short, longer = task_size // count, task_size % count
+    seam = longer * (short + 1)
+    return np.where(
+        position < seam, position // (short + 1), longer + (position - seam) // np.maximum(short, 1)
+    )
+
+
+def splits(config: PlanConfig) -> tuple[str, ...]:
+    """The names of the splits: ``("warm", "cold")``, or ``("train",)`` where no task is held back."""
+    return ("warm", "cold") if config.cold_modulus else ("train",)
+
+
+def split_of(task: Ints, config: PlanConfig) -> Ints:
+    """The number of each task's split in `splits`; (N,) int64."""
+    if not config.cold_modulus:
+        return np.zeros(len(task), np.int64)
+    return (task % config.cold_modulus == 0).astype(np.int64)
+
+
+def place(task: Ints, batch_id: Ints, config: PlanConfig) -> Placement:
+    """Where the batches (N,) are written."""
+    key = order_key(config.seed, task, batch_id)
+    return Placement(split_of(task, config), shard_of(key, config.shards), key)
+
+
+def order_key(seed: int, task: Ints, batch_id: Ints) -> NDArray[np.uint64]:
     """A pseudo-random number for each batch; sorting by it permutes the batches.
 
     Three rounds of SplitMix64 (Steele, Lea and Flood, 2014), each absorbing one of the arguments.
@@ -181,7 +261,7 @@ def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def shard_of(key: NDArray[np.uint64], shards: int) -> NDArray[np.int64]:
+def shard_of(key: NDArray[np.uint64], shards: int) -> Ints:
     """The shard that each batch is written to: equal ranges of `order_key`, in ascending order.
 
     Shards therefore hold about, not exactly, as many batches each; in exchange a worker that writes one

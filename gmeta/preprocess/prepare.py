@@ -1,10 +1,9 @@
-"""From a folder of raw MovieLens files to a prepared data set, whole or not at all."""
+"""From raw files to a prepared data set, whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,17 +12,21 @@ from typing import Any
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.manifest import FILE_NAME as MANIFEST
 from gmeta.core.manifest import Manifest
-from gmeta.core.on_bad import check_on_bad
-from gmeta.preprocess import local_engine, movielens, synthetic
+from gmeta.core.on_bad import OnBad, check_on_bad
+from gmeta.preprocess import memory_engine, movielens, synthetic
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.local_engine import LocalResult, Progress, no_progress
-from gmeta.preprocess.movielens import ML_100K, MovieLens
-from gmeta.preprocess.plan import PLAN_VERSION, SCHEMA, split_of
+from gmeta.preprocess.config import PlanConfig, PrepareConfig
+from gmeta.preprocess.engine import EngineResult
+from gmeta.preprocess.movielens import ML_100K
+from gmeta.preprocess.movielens_source import MovieLensSource
+from gmeta.preprocess.plan import PLAN_VERSION
+from gmeta.preprocess.progress import Progress, no_progress
 from gmeta.preprocess.raw_file import RawFile
-from gmeta.preprocess.shard_files import SPLITS, write_splits
+from gmeta.preprocess.shard_files import save_manifest
+from gmeta.preprocess.source import Source
 from gmeta.preprocess.staging import staged_folder
-from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount, count_sizes
+from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
+from gmeta.preprocess.table_spec import TableSpec
 
 RAW_FOLDER = "raw"
 
@@ -78,44 +81,70 @@ def prepare(
     config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
     raw = synthetic.files(synthetic.SyntheticConfig(seed=config.seed)) if data is None else {}
     if data is None:
-        name = "synthetic"
-        source = movielens.load(ML_100K, lambda file: RawFile(out / RAW_FOLDER / file, raw[file]), bad)
+        folder = movielens.load(ML_100K, lambda file: RawFile(out / RAW_FOLDER / file, raw[file]), bad)
+        source: Source = MovieLensSource(folder, "synthetic")
     else:
-        source = movielens.open_folder(data, bad)
-        name = source.layout.name
-    plan = {
-        "plan": PLAN_VERSION,
-        "source": name,
-        "inputs": source.digests,
-        "on_bad": bad.on_bad,
-        **asdict(config),
-    }
+        source = MovieLensSource(movielens.open_folder(data, bad))
+    settings = config.resolve(source.defaults)
+    plan = describe_plan(source.name, source.spec, settings, bad.on_bad, source.digests())
     if not overwrite and _holds(out, plan):
         return PrepareSummary.load(out)
     _check_replaceable(out)
 
-    with staged_folder(out) as folder:
-        result = local_engine.run(source, config, bad, progress)
-        tasks = _count_tasks(result, source, config)
-        splits = write_splits(folder, result.batches, source, config, progress)
-        summary = PrepareSummary(
-            out=out,
-            source=name,
-            ratings_file=source.ratings.path.name,
-            rows_read=result.rows_read,
-            splits={key: SplitCount(tasks[key], split.groups, split.rows) for key, split in splits.items()},
-            left_out=tuple(LeftOut(why, rows, count) for why, (rows, count) in result.left_out.items()),
-            bad=tuple(
-                BadKind(file, reason.value, count, tuple(bad.examples[file, reason]))
-                for (file, reason), count in bad.counts.items()
-            ),
-            task_sizes=count_sizes(result.task_sizes),
-        )
+    with staged_folder(out) as staging:
+        result = memory_engine.run(source, settings, bad, progress, staging)
+        summary = summarise(out, source, settings, result, bad)
         if raw:
-            synthetic.write(folder / RAW_FOLDER, raw)
-        summary.save(folder)
-        Manifest(SCHEMA, splits, plan, summary.dropped).save(folder)
+            synthetic.write(staging / RAW_FOLDER, raw)
+        save_manifest(staging, source.spec.schema, result.shards, settings, plan, summary)
     return replace(summary, seconds=time.perf_counter() - started)
+
+
+def describe_plan(
+    name: str, spec: TableSpec, config: PlanConfig, on_bad: OnBad, inputs: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the manifest keeps of a run's settings; equal ones, on equal input, make equal data sets.
+
+    Args:
+      name: What was read, in words.
+      spec: The columns, decided.
+      config: The settings.
+      on_bad: The rule for bad records.
+      inputs: File name -> SHA-256, or whatever else tells one version of the input from another.
+    """
+    return {
+        "plan": PLAN_VERSION,
+        "source": name,
+        "inputs": dict(inputs),
+        "on_bad": on_bad,
+        "table": spec.to_json(),
+        **asdict(config),
+    }
+
+
+def summarise(
+    out: Path, source: Source, config: PlanConfig, result: EngineResult, bad: BadRecords
+) -> PrepareSummary:
+    """The account of a run."""
+    return PrepareSummary(
+        out=out,
+        source=source.name,
+        rows_read=result.rows_read,
+        splits={
+            name: SplitCount(
+                result.tasks[name], sum(shard.groups for shard in shards), sum(shard.rows for shard in shards)
+            )
+            for name, shards in result.shards.items()
+        },
+        left_out=tuple(LeftOut(why, rows, tasks) for why, (rows, tasks) in result.left_out.items()),
+        bad=tuple(
+            BadKind(file, reason.value, count, tuple(bad.examples[file, reason]), source.holds_rows(file))
+            for (file, reason), count in bad.counts.items()
+        ),
+        task_sizes=result.task_sizes,
+        min_rows=config.min_rows,
+        max_rows=config.max_rows,
+    )
 
 
 def _holds(out: Path, plan: Mapping[str, Any]) -> bool:
@@ -148,18 +177,3 @@ def _check_replaceable(out: Path) -> None:
             f"{out} holds files but no {MANIFEST}: it isn't a prepared data set, so it won't be replaced; "
             "name another folder"
         )
-
-
-def _count_tasks(result: LocalResult, source: MovieLens, config: PrepareConfig) -> Counter[str]:
-    """Split -> tasks in it; refuses a split without any."""
-    tasks = Counter(split_of(batch.task, config) for batch in result.batches if batch.batch_id == 0)
-    empty = [split for split in SPLITS if not tasks[split]]
-    if empty:
-        reasons = [f"{count} left out: {why}" for why, (_, count) in result.left_out.items()]
-        raise DataError(
-            f"of {len(result.task_sizes)} tasks none is left for {' and '.join(empty)}"
-            + (f" ({'; '.join(reasons)})" if reasons else ""),
-            path=source.ratings.path,
-            advice="choose other bounds with --min-ratings, --max-ratings or --cold-modulus",
-        )
-    return tasks

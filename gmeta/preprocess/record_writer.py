@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +12,21 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import write_atomically
-from gmeta.core.group_index import LAYOUTS, Layout, index_path
+from gmeta.core.group_index import LAYOUTS, Layout
 from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.group_log import GroupLog, SplitGroupError
 from gmeta.preprocess.record_encoder import GroupRuns, RecordEncoder
+from gmeta.preprocess.shard_file import ShardFile
 
 Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 """A column's rows: one value a row, or, for a list column, ``(values, row_splits)``."""
 
+MAX_RECORD = 256 << 20
+"""The most bytes of a record that readers take (``max_record`` in ``io/records/tfrecord.h``)."""
+
 _BLOCK = 4 << 20  # bytes that are encoded before they are written
+_FRAME = 16  # bytes of a record that aren't payload
+_WIDEST = 11  # bytes of the widest value in either layout
 
 
 class RecordWriter:
@@ -46,8 +48,7 @@ class RecordWriter:
         index that stood there before is removed in any case, because it is that of another file.
 
     Attributes:
-      rows: Records written so far.
-      bytes: Bytes written so far, framing included.
+      rows: Rows written so far.
 
     Raises:
       ConfigError: There is no such layout.
@@ -68,19 +69,26 @@ class RecordWriter:
         if layout not in LAYOUTS:
             raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
         self.path, self.schema, self.layout, self._index = Path(path), schema, layout, index
-        self.rows = self.bytes = 0
-        self._temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        self.rows = 0
         whole = layout == "columnar"
         self._log = GroupLog(may_continue=not whole) if whole or index else None
+        self._file = ShardFile(self.path)
         self._encoder = RecordEncoder(schema, layout)
-        self._closed = False
-        try:
-            # Exclusively: two writers of one path would mix their records.
-            self._file = self._temporary.open("xb", buffering=0)
-        except OSError:
-            self._encoder.close()
-            self._closed = True
-            raise
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written so far, framing included."""
+        return self._file.bytes
+
+    @property
+    def groups(self) -> int:
+        """Groups written so far; 0 where none is noted (the layout ``"example"`` without an index)."""
+        return self._log.groups if self._log is not None else 0
+
+    @property
+    def index(self) -> int | None:
+        """The checksum of the index, once the writer is closed; None without one."""
+        return self._file.index
 
     def write(self, columns: Mapping[str, Values]) -> None:
         """Append rows.
@@ -92,12 +100,13 @@ class RecordWriter:
             16- and 32-bit floats and lists of Python numbers for float32; nothing else is cast.
 
         Raises:
-          DataError: A column is missing, unknown, of another type or of another length; or, in the columnar
-            layout or with an index, a group was written before. Nothing of this call is written then.
+          DataError: A column is missing, unknown, of another type or of another length; a record would have
+            more than `MAX_RECORD` bytes; or, in the columnar layout or with an index, a group was written
+            before. Nothing of this call is written then.
           OSError: The disk is full; the file is discarded.
           ValueError: The writer is closed.
         """
-        if self._closed:
+        if self._file.closed:
             raise ValueError(f"{self.path}: the writer is closed; open another one")
         names = [column.name for column in self.schema]
         for wrong, what in ((set(names) - set(columns), "missing"), (set(columns) - set(names), "unknown")):
@@ -112,10 +121,12 @@ class RecordWriter:
         if len(set(lengths.values())) != 1:
             raise self._error(f"columns of different lengths: {lengths}", "give every column the same rows")
         rows = lengths[names[0]]
-        runs = self._runs(values[names.index(self.schema.task)], values[names.index(self.schema.batch)])
+        keys = values[names.index(self.schema.task)], values[names.index(self.schema.batch)]
+        runs = self._runs(*keys)
+        self._refuse_large(values, splits, runs, *keys)
         try:
             for block in self._encoder.blocks(values, splits, runs, _BLOCK):
-                self._put(block)
+                self._file.put(block)
         except BaseException:
             self.discard()
             raise
@@ -129,39 +140,14 @@ class RecordWriter:
         Raises:
           OSError: The disk is full; the file is discarded.
         """
-        if self._closed:
-            return
-        try:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            if self._index and self._log is not None:
-                write_atomically(self._temporary_index, self._log.index(self.layout).to_bytes())
-            # Never an index beside a shard that isn't its own, whenever this ends.
-            index_path(self.path).unlink(missing_ok=True)
-            self._temporary.replace(self.path)
-            if self._index:
-                self._temporary_index.replace(index_path(self.path))
-        except OSError:
-            self.discard()
-            raise
-        self._closed = True
+        log = self._log
+        self._file.close((lambda: log.index(self.layout)) if self._index and log is not None else None)
         self._encoder.close()
-        _sync_folder(self.path.parent)
 
     def discard(self) -> None:
         """Drop what was written; ``path`` is left as it was before."""
-        if self._closed:
-            return
-        self._closed = True
+        self._file.discard()
         self._encoder.close()
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
-        self._temporary_index.unlink(missing_ok=True)
-
-    @property
-    def _temporary_index(self) -> Path:
-        return self.path.with_name(f"{index_path(self.path).name}.{os.getpid()}.tmp")
 
     def _runs(self, task: NDArray[np.int64], batch: NDArray[np.int64]) -> GroupRuns:
         if self._log is None:  # no group matters
@@ -175,16 +161,41 @@ class RecordWriter:
                 + (", and give all rows of a group in one call" if self.layout == "columnar" else ""),
             ) from None
 
-    def _put(self, block: memoryview) -> None:
-        try:
-            while block:
-                written = self._file.write(block) or 0
-                self.bytes += written
-                block = block[written:]
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "the disk is full, free some space or write elsewhere" if full else error.strerror
-            raise OSError(error.errno, f"{reason} (after {self.bytes} bytes)", str(self.path)) from error
+    def _refuse_large(
+        self,
+        values: list[NDArray[Any]],
+        splits: list[NDArray[np.int64] | None],
+        runs: GroupRuns,
+        task: NDArray[np.int64],
+        batch: NDArray[np.int64],
+    ) -> None:
+        """Refuse a record that readers would refuse.
+
+        A bound tells nearly every record to be small enough; what is left is encoded to see.
+        """
+        rows = len(task)
+        ends = runs.ends if self.layout == "columnar" else np.arange(1, rows + 1)
+        bound = np.zeros(rows + 1, np.int64)  # values before each row
+        for of_list in splits:
+            bound += np.arange(rows + 1) if of_list is None else of_list + np.arange(rows + 1)
+        starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
+        header = 4096 + sum(len(column.name) + 64 for column in self.schema)
+        large = (bound[ends] - bound[starts]) * _WIDEST + header > MAX_RECORD
+        for start, end in zip(starts[large].tolist(), ends[large].tolist(), strict=True):
+            own, own_splits = [], []
+            for array, of_list in zip(values, splits, strict=True):
+                inside = None if of_list is None else np.ascontiguousarray(of_list[start : end + 1])
+                own.append(array[start:end] if inside is None else array[inside[0] : inside[-1]])
+                own_splits.append(None if inside is None else inside - inside[0])
+            one = GroupRuns(np.array([end - start], np.int64))
+            size = sum(len(block) for block in self._encoder.blocks(own, own_splits, one, _BLOCK)) - _FRAME
+            if size > MAX_RECORD:
+                what = f"{end - start:,} rows" if self.layout == "columnar" else f"row {start}"
+                raise self._error(
+                    f"task {task[start]}, batch {batch[start]}: its record of {what} would have "
+                    f"{size:,} bytes, readers take {MAX_RECORD:,}",
+                    "cut tasks into smaller batches (--batch-rows), or leave such tasks out (--max-rows)",
+                )
 
     def _take(self, column: Column, given: Any) -> tuple[Any, Any]:
         """A column's values and row splits as contiguous arrays of the native types."""
@@ -240,14 +251,5 @@ class RecordWriter:
             self.discard()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True) is False:
+        if hasattr(self, "_encoder"):
             self.discard()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder last through a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

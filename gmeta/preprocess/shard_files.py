@@ -1,84 +1,84 @@
-"""Writes permuted batches as TFRecord shards, joining the attributes of user and item to each rating."""
+"""The files of a prepared data set: shards with their indexes, and the manifest that is written last."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gmeta.core.manifest import Shard, Split
-from gmeta.preprocess.attribute_table import IntColumn
-from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.local_engine import Progress, no_progress
-from gmeta.preprocess.movielens import MovieLens
-from gmeta.preprocess.plan import SCHEMA, Batch, Ratings, order_key, shard_of, split_of
+from gmeta.core.group_index import Layout
+from gmeta.core.manifest import Manifest, Shard, Split
+from gmeta.core.schema import Schema
+from gmeta.preprocess.columns import Columns
+from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.plan import PLAN_VERSION, splits
 from gmeta.preprocess.record_writer import RecordWriter
+from gmeta.preprocess.summary import PrepareSummary
 
-SPLITS = ("warm", "cold")
-_CHUNK = 64  # batches a call of the writer
+LAYOUT_VERSION = 1
+"""Raised whenever a layout's bytes change."""
 
 
-def write_splits(
-    folder: Path,
-    batches: Sequence[Batch],
-    source: MovieLens,
-    config: PrepareConfig,
-    progress: Progress = no_progress,
-) -> dict[str, Split]:
-    """Permute the batches and write every split's shards.
+def shard_name(split: str, number: int, shards: int) -> str:
+    """The name of a shard.
+
+    Example:
+      >>> shard_name("warm", 0, 2)
+      'warm-00000-of-00002.tfrecord'
+    """
+    return f"{split}-{number:05d}-of-{shards:05d}.tfrecord"
+
+
+def write_shard(path: Path, schema: Schema, layout: Layout, parts: Iterable[Columns]) -> Shard:
+    """Write a shard and its index.
 
     Args:
-      folder: Where ``<split>-00000-of-00002.tfrecord`` and so on are written.
-      batches: In any order.
-      source: Holds the attributes.
-      config: Seed, split rule and number of shards.
-      progress: Is told of the stage ``"write"``, in rows.
+      path: The file; it and ``<path>.gidx`` appear when they are whole.
+      schema: The columns of the rows.
+      layout: How rows are encoded.
+      parts: Rows of whole batches, in the order of the shard (`plan.Placement`). None at all makes an empty
+        file with an index of no groups.
 
     Returns:
-      Split name -> its shards, in order. A shard that no batch falls into is an empty file.
+      What the manifest says of it.
 
     Raises:
-      OSError: A file can't be written.
+      DataError: A batch's rows don't stand together, or a batch is too large for a record.
+      OSError: The file can't be written.
     """
-    tasks = np.array([batch.task for batch in batches], np.int64)
-    numbers = np.array([batch.batch_id for batch in batches], np.int64)
-    key = order_key(config.seed, tasks, numbers)
-    shards = shard_of(key, config.shards)
-    parts: dict[tuple[str, int], list[Batch]] = {
-        (split, shard): [] for split in SPLITS for shard in range(config.shards)
-    }
-    for place in np.lexsort((numbers, tasks, key)).tolist():
-        batch = batches[place]
-        parts[split_of(batch.task, config), int(shards[place])].append(batch)
-
-    done, total = 0, sum(len(batch.ratings) for batch in batches)
-    written: dict[str, list[Shard]] = {split: [] for split in SPLITS}
-    for (split, number), part in parts.items():
-        name = f"{split}-{number:05d}-of-{config.shards:05d}.tfrecord"
-        with RecordWriter(folder / name, SCHEMA) as writer:
-            for start in range(0, len(part), _CHUNK):
-                chunk = part[start : start + _CHUNK]
-                writer.write(columns(chunk, source))
-                done += sum(len(batch.ratings) for batch in chunk)
-                progress("write", done, total)
-        written[split].append(Shard(name, groups=len(part), rows=writer.rows, bytes=writer.bytes))
-    return {split: Split(tuple(shards)) for split, shards in written.items()}
+    with RecordWriter(path, schema, layout=layout, index=True) as writer:
+        for part in parts:
+            writer.write(part)
+    return Shard(path.name, writer.groups, writer.rows, writer.bytes, writer.index or 0)
 
 
-def columns(batches: Sequence[Batch], source: MovieLens) -> dict[str, IntColumn | NDArray[np.float32]]:
-    """The columns of `SCHEMA` for the ratings of some batches, one after another.
+def save_manifest(
+    folder: Path,
+    schema: Schema,
+    shards: Mapping[str, Sequence[Shard]],
+    config: PlanConfig,
+    plan: Mapping[str, Any],
+    summary: PrepareSummary,
+) -> Manifest:
+    """Write the summary and, last of all, the manifest: with it the data set is whole.
 
-    Returns:
-      Name -> (N,) int64, (N,) float32 for ``rating``, and ``(values, row_splits)`` for ``genre``.
+    Args:
+      folder: Holds the shards and their indexes.
+      schema: The columns of the rows.
+      shards: Split -> its shards in order, each of `plan.splits`.
+      config: The settings.
+      plan: What the manifest keeps of the settings (`prepare.describe_plan`).
+      summary: The account of the run.
     """
-    ratings: Ratings = np.concatenate([batch.ratings for batch in batches])
-    sizes = [len(batch.ratings) for batch in batches]
-    stored = {name: np.ascontiguousarray(ratings[name]) for name in ("task", "item", "rating", "timestamp")}
-    return {
-        **stored,
-        "batch_id": np.repeat(np.array([batch.batch_id for batch in batches], np.int64), sizes),
-        **source.items.take(stored["item"]),
-        **source.users.take(stored["task"]),
-    }
+    manifest = Manifest(
+        schema=schema,
+        splits={name: Split(tuple(shards[name])) for name in splits(config)},
+        config=plan,
+        dropped=summary.dropped,
+        layout=config.layout,
+        seed=config.seed,
+        versions={"plan": PLAN_VERSION, "layout": LAYOUT_VERSION},
+    )
+    summary.save(folder)
+    manifest.save(folder)
+    return manifest

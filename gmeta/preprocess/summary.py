@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
@@ -28,7 +28,7 @@ class SplitCount:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Ratings and tasks that the selection leaves out, by a stated rule; they aren't bad."""
+    """Rows and tasks that the selection leaves out, by a stated rule; they aren't bad."""
 
     reason: str
     rows: int
@@ -43,49 +43,54 @@ class BadKind:
       file: The name of the file that they are in.
       reason: What is wrong with them.
       count: How many there are.
-      examples: The first few, each with its file and line.
+      examples: The first few, each with its file and line, or row.
+      of_rows: Whether they are records that would have been rows, not lines of a file of attributes.
     """
 
     file: str
     reason: str
     count: int
     examples: tuple[str, ...]
+    of_rows: bool = True
 
 
 @dataclass(frozen=True)
 class PrepareSummary:
     """What `gmeta.preprocess.prepare` did.
 
-    Every rating that was read is accounted for: ``rows_read`` is the sum of the splits' rows, of the rows
-    left out, and of the bad records in the ratings file.
+    Every record that was read is accounted for: ``rows_read`` is the sum of the splits' rows, of the rows
+    left out, and of the bad ones ``of_rows``.
 
     Attributes:
       out: The prepared data set.
-      source: The edition that was read: ``"ml-100k"``, ``"ml-1m"`` or ``"synthetic"``.
-      ratings_file: The name of the ratings file.
-      rows_read: Lines of the ratings file that aren't blank.
+      source: What was read: the name of a table's file or folder, ``"ml-100k"``, ``"ml-1m"`` or
+        ``"synthetic"``.
+      rows_read: Records of all files; lines of text files that aren't blank.
       splits: Split name -> what it holds.
       left_out: What the selection leaves out.
       bad: Bad records that were skipped.
-      task_sizes: Number of ratings -> number of tasks that have as many, before the selection.
+      task_sizes: Number of rows -> number of tasks that have as many, before the selection.
+      min_rows: Fewest rows of a task that the selection keeps.
+      max_rows: Most rows of a task that the selection keeps; 0: any number.
       seconds: Wall time, reading to renaming; 0 if nothing had to be done.
       reused: Whether ``out`` was there already, made from the same input by the same plan.
     """
 
     out: Path
     source: str
-    ratings_file: str
     rows_read: int
     splits: Mapping[str, SplitCount]
     left_out: tuple[LeftOut, ...]
     bad: tuple[BadKind, ...]
     task_sizes: Mapping[int, int]
+    min_rows: int = 1
+    max_rows: int = 0
     seconds: float = 0.0
     reused: bool = False
 
     @property
     def rows(self) -> int:
-        """Ratings that were kept."""
+        """Rows that were kept."""
         return sum(split.rows for split in self.splits.values())
 
     @property
@@ -100,15 +105,15 @@ class PrepareSummary:
         return {**{entry.reason: entry.rows for entry in self.left_out}, **bad}
 
     def size_quantiles(self, at: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> list[int]:
-        """Ratings of a task, at quantiles over all tasks before the selection.
+        """Rows of a task, at quantiles over all tasks before the selection.
 
         Args:
           at: Which quantiles; 0.5 is the median. A quantile between two tasks is the lower one's size.
         """
         sizes = np.array(sorted(self.task_sizes), np.int64)
-        counts = np.array([self.task_sizes[int(size)] for size in sizes], np.int64)
-        quantiles = np.quantile(np.repeat(sizes, counts), at, method="lower")
-        return [int(value) for value in quantiles]
+        upto = np.cumsum([self.task_sizes[int(size)] for size in sizes])
+        places = np.floor(np.array(at) * (upto[-1] - 1)).astype(np.int64)
+        return [int(size) for size in sizes[np.searchsorted(upto, places, side="right")]]
 
     def save(self, folder: Path) -> Path:
         """Write ``summary.json`` into ``folder`` without times: the same run gives the same bytes."""
@@ -142,6 +147,7 @@ class PrepareSummary:
             raise DataError(f"not a summary: {error}", path=path, advice=advice) from error
 
 
-def count_sizes(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[int, int]:
+def count_sizes(sizes: NDArray[np.int64]) -> dict[int, int]:
     """Size -> how often it occurs in ``sizes``, ascending."""
-    return dict(sorted(Counter(sizes.tolist()).items()))
+    values, counts = np.unique(sizes, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))

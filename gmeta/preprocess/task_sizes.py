@@ -1,4 +1,4 @@
-"""A picture of how many ratings tasks have, and which of them the selection keeps."""
+"""A picture of how many rows tasks have, and which of them the selection keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.files import write_atomically
-from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.summary import PrepareSummary
 
 FILE_NAME = "task_sizes.png"
@@ -18,12 +17,11 @@ _KEPT, _LEFT_OUT, _INK, _MUTED, _RULE = "#0072B2", "#b8bec6", "#1a1a1a", "#5f667
 _BINS_A_DECADE = 14
 
 
-def draw_task_sizes(summary: PrepareSummary, config: PrepareConfig, path: Path) -> Path:
-    """Draw the histogram of ratings a task, on a logarithmic axis, and write it as a PNG.
+def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
+    """Draw the histogram of rows a task, on a logarithmic axis, and write it as a PNG.
 
     Args:
-      summary: Has the sizes of all tasks.
-      config: Has the bounds of the selection.
+      summary: Has the sizes of all tasks, and the bounds of the selection.
       path: The file to write.
 
     Returns:
@@ -37,9 +35,11 @@ def draw_task_sizes(summary: PrepareSummary, config: PrepareConfig, path: Path) 
 
     sizes = np.array(list(summary.task_sizes), np.float64)
     counts = np.array(list(summary.task_sizes.values()), np.int64)
-    edges = bin_edges(int(sizes.min()), int(sizes.max()), config)
+    least, most = int(sizes.min()), int(sizes.max())
+    low, high = summary.min_rows, summary.max_rows or max(most, summary.min_rows)
+    edges = bin_edges(least, most, low, high)
     heights, _ = np.histogram(sizes, edges, weights=counts)
-    kept = (edges[:-1] >= config.min_ratings - 0.5) & (edges[1:] <= config.max_ratings + 0.5)
+    kept = (edges[:-1] >= low - 0.5) & (edges[1:] <= high + 0.5)
 
     figure = Figure(figsize=(7.2, 3.4), dpi=150, facecolor="white")
     axes = figure.add_axes((0.08, 0.16, 0.88, 0.62))
@@ -52,32 +52,43 @@ def draw_task_sizes(summary: PrepareSummary, config: PrepareConfig, path: Path) 
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_xlabel("ratings of a task (logarithmic scale)", fontsize=10, color=_MUTED)
+    axes.set_xlabel("rows of a task (logarithmic scale)", fontsize=10, color=_MUTED)
     axes.grid(axis="y", color=_RULE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_MUTED, labelsize=9.5, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    bounds = f"{config.min_ratings} to {config.max_ratings}"
-    title = f"{summary.tasks:,} of {counts.sum():,} tasks have {bounds} ratings and are kept"
+    title = f"{summary.tasks:,} of {counts.sum():,} tasks have {_bounds(summary)} and are kept"
+    if summary.tasks == counts.sum():
+        title = f"all {summary.tasks:,} tasks are kept"
     figure.text(0.012, 0.965, title, fontsize=12.5, weight="bold", color=_INK, va="top")
     median = summary.size_quantiles((0.5,))[0]
-    most = int(sizes.max())
-    about = f"number of tasks by size; {summary.source}, median {median}, most {most:,} ratings a task"
+    about = f"number of tasks by size; {summary.source}, median {median:,}, most {most:,} rows a task"
     figure.text(0.012, 0.875, about, fontsize=9.5, color=_MUTED, va="top")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     return write_atomically(path, picture.getvalue())
 
 
-def bin_edges(smallest: int, largest: int, config: PrepareConfig) -> NDArray[np.float64]:
+def _bounds(summary: PrepareSummary) -> str:
+    if not summary.max_rows:
+        return f"at least {summary.min_rows:,} rows"
+    return f"{summary.min_rows:,} to {summary.max_rows:,} rows"
+
+
+def bin_edges(smallest: int, largest: int, low: int, high: int) -> NDArray[np.float64]:
     """Edges of equal width on a logarithmic axis, with one at each bound of the selection.
 
     Edges lie halfway between whole numbers, and no bin is narrower than one, so that small sizes don't
     leave empty bins between full ones.
+
+    Args:
+      smallest: The smallest size.
+      largest: The largest size.
+      low: The smallest size that is kept.
+      high: The largest size that is kept.
     """
-    low, high = config.min_ratings - 0.5, config.max_ratings + 0.5
-    marks = sorted({min(smallest - 0.5, low), low, high, max(largest + 0.5, high)})
+    marks = sorted({min(smallest, low) - 0.5, low - 0.5, high + 0.5, max(largest, high) + 0.5})
     edges = [marks[0]]
     for start, end in itertools.pairwise(marks):
         bins = max(1, round(np.log10(end / start) * _BINS_A_DECADE))

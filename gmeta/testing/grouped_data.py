@@ -47,9 +47,9 @@ def grouped_columns(sizes: Sequence[int], *, first_task: int = 0, seed: int = 0)
 
 def write_file(path: Path, sizes: Sequence[int], *, first_task: int = 0) -> Shard:
     """Write one TFRecord file of groups of these sizes."""
-    with RecordWriter(path, SCHEMA) as writer:
+    with RecordWriter(path, SCHEMA, index=True) as writer:
         writer.write(grouped_columns(sizes, first_task=first_task))
-    return Shard(path.name, len(sizes), writer.rows, writer.bytes)
+    return Shard(path.name, len(sizes), writer.rows, writer.bytes, writer.index or 0)
 
 
 def write_folder(folder: Path, *shards: Sequence[int], split: str = "warm") -> Path:
@@ -59,7 +59,7 @@ def write_folder(folder: Path, *shards: Sequence[int], split: str = "warm") -> P
         name = f"{split}-{number:05d}-of-{len(shards):05d}.tfrecord"
         written.append(write_file(folder / name, sizes, first_task=first_task))
         first_task += len(sizes)
-    Manifest(SCHEMA, {split: Split(tuple(written))}).save(folder)
+    Manifest(SCHEMA, {split: Split(tuple(written))}, layout="example").save(folder)
     return folder / split
 
 

@@ -1,14 +1,18 @@
-"""Reads prepared records with TensorFlow's own reader and parser, independently of gmeta's."""
+"""Reads prepared records independently of gmeta's readers: with TensorFlow's own, or the plain reference."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 from gmeta.core.manifest import Manifest
 
+Row = dict[str, list[int] | list[float]]
 
-def read_shard(path: Path) -> list[dict[str, list[int] | list[float]]]:
-    """The records of one TFRecord file: column -> its values, a list even where there is one."""
+
+def read_shard(path: Path) -> list[Row]:
+    """The rows of one TFRecord file of examples: column -> its values, a list even where there is one."""
     import tensorflow as tf
 
     records = []
@@ -18,7 +22,30 @@ def read_shard(path: Path) -> list[dict[str, list[int] | list[float]]]:
     return records
 
 
-def read_split(folder: Path, split: str) -> list[dict[str, list[int] | list[float]]]:
-    """The records of all shards of a split, in order."""
-    shards = Manifest.load(folder).splits[split].shards
-    return [record for shard in shards for record in read_shard(folder / shard.name)]
+def read_groups(path: Path) -> list[Row]:
+    """The rows of one file of groups, in the same form."""
+    from gmeta.io.columnar_reference import decode, records
+
+    found = []
+    for _, payload in records(path):
+        group = decode(payload)
+        columns: dict[str, Any] = dict(
+            zip(group.key_names, ([key] * group.rows for key in group.key), strict=True)
+        )
+        for name, values in group.columns.items():
+            if isinstance(values, tuple):
+                flat, ends = values[0].tolist(), values[1].tolist()
+                columns[name] = [flat[a:b] for a, b in itertools.pairwise(ends)]
+            else:
+                columns[name] = values.tolist()
+        for row in zip(*columns.values(), strict=True):
+            pairs = zip(columns, row, strict=True)
+            found.append({name: value if isinstance(value, list) else [value] for name, value in pairs})
+    return found
+
+
+def read_split(folder: Path, split: str) -> list[Row]:
+    """The rows of all shards of a split, in order, in either layout."""
+    manifest = Manifest.load(folder)
+    read = read_shard if manifest.layout == "example" else read_groups
+    return [row for shard in manifest.splits[split].shards for row in read(folder / shard.name)]

@@ -24,15 +24,15 @@ def run(*arguments):
 
 
 def test_it_prepares_and_shows_what_came_of_it(raw, tmp_path):
-    result = run("--data", raw, "--out", tmp_path / "out", "--min-ratings", 20, "--shards", 1)
+    result = run("--data", raw, "--out", tmp_path / "out", "--min-rows", 20, "--shards", 1)
     assert result.exit_code == 0, result.output
     manifest = Manifest.load(tmp_path / "out")
-    assert manifest.config["min_ratings"] == 20
+    assert manifest.config["min_rows"] == 20
     assert len(manifest.splits["warm"].shards) == 1
     assert f"{manifest.splits['warm'].rows:,}" in result.stdout
-    assert "left out: task has fewer than 20 ratings" in result.stdout
+    assert "left out: task has fewer than 20 rows" in result.stdout
     assert (tmp_path / "out" / "task_sizes.png").read_bytes().startswith(b"\x89PNG")
-    assert "reading ratings: " in result.stderr
+    assert "reading rows: " in result.stderr
 
 
 def test_without_data_it_says_what_it_uses(tmp_path):
@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     with subprocess.Popen(command, stderr=follower, stdout=follower) as process:
         os.close(follower)
         seen = b""
-        while b"reading ratings" not in seen:
+        while b"reading rows" not in seen:
             seen += os.read(leader, 4096)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130

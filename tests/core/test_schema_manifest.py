@@ -63,10 +63,11 @@ def manifest(tmp_path: Path) -> Manifest:
     return Manifest(
         schema=Schema((*KEYS, Column("item"), Column("rating", "float32"))),
         splits={
-            "warm": Split((Shard("warm-0.tfrecord", groups=2, rows=3, bytes=30),)),
-            "cold": Split((Shard("cold-0.tfrecord", groups=1, rows=1, bytes=10),)),
+            "warm": Split((Shard("warm-0.tfrecord", groups=2, rows=3, bytes=30, index=7),)),
+            "cold": Split((Shard("cold-0.tfrecord", groups=1, rows=1, bytes=10, index=8),)),
         },
         config={"seed": 0},
+        versions={"plan": 2, "layout": 1},
         dropped={"too few ratings": 4},
     )
 
@@ -96,8 +97,11 @@ def damage(manifest: Manifest, folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": "other"}, "not a gmeta-records manifest of version 1"),
-        ({"version": 2}, "not a gmeta-records manifest of version 1"),
+        ({"format": "other"}, "not a gmeta-records manifest"),
+        ({"version": 1}, "a manifest of version 1, this gmeta reads version 2; prepare the data again"),
+        ({"version": 3}, "a manifest of version 3, this gmeta reads version 2"),
+        ({"layout": "rows"}, "incomplete: layout 'rows' isn't one of example, columnar"),
+        ({"seed": 1}, "its digest doesn't match its content"),
         ({"splits": {"warm": {}}}, "incomplete: 'shards'"),
         ({"splits": []}, "incomplete"),
         ({"splits": {"warm": {"shards": [{"name": "warm-0.tfrecord"}]}}}, "incomplete"),

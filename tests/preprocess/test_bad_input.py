@@ -43,7 +43,7 @@ def raw(tmp_path):
 
 
 def assert_all_accounted_for(summary):
-    bad = sum(kind.count for kind in summary.bad if kind.file == summary.ratings_file)
+    bad = sum(kind.count for kind in summary.bad if kind.of_rows)
     assert summary.rows_read == summary.rows + sum(entry.rows for entry in summary.left_out) + bad
 
 
@@ -101,7 +101,7 @@ def repeat_a_rating(raw):
 def test_a_pair_that_is_rated_twice_ends_the_run(raw, tmp_path):
     user, item, line = repeat_a_rating(raw)
     with pytest.raises(
-        DataError, match=rf"u\.data:{line}: user and item rated twice: user {user} .* item {item},"
+        DataError, match=rf"u\.data:{line}: key given twice in a task: task {user} .* item {item},"
     ):
         prepare(raw, tmp_path / "out")
 
@@ -110,7 +110,7 @@ def test_a_pair_that_is_rated_twice_keeps_the_first(raw, tmp_path):
     once = prepare(raw, tmp_path / "once")
     _, _, line = repeat_a_rating(raw)
     twice = prepare(raw, tmp_path / "twice", on_bad="skip")
-    assert [(kind.reason, kind.count) for kind in twice.bad] == [("user and item rated twice", 1)]
+    assert [(kind.reason, kind.count) for kind in twice.bad] == [("key given twice in a task", 1)]
     assert twice.bad[0].examples[0].startswith(f"{raw / 'u.data'}:{line}: ")
     assert_all_accounted_for(twice)
     for shard in Manifest.load(once.out).splits["warm"].shards:

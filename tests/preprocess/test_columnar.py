@@ -1,5 +1,7 @@
 """The columnar layout and the index of groups: a reference reads what was written, and the index agrees."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from gmeta.core.group_index import GroupIndex, index_path
 from gmeta.core.schema import Column, Schema
 from gmeta.io.columnar_reference import crc32c, decode, records
 from gmeta.io.reference import groups as groups_of_examples
-from gmeta.preprocess import record_writer
+from gmeta.preprocess import record_writer, shard_file
 from gmeta.preprocess.record_writer import RecordWriter
 from gmeta.testing.drawn_rows import INT64, as_columns, rows_of, schemas
 from gmeta.testing.grouped_data import SCHEMA, grouped_columns
@@ -204,7 +206,7 @@ def test_an_index_that_cant_be_written_leaves_the_shard_as_it_was(tmp_path, monk
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(record_writer, "write_atomically", full)
+    monkeypatch.setattr(shard_file, "write_atomically", full)
     with (
         pytest.raises(OSError, match="No space left"),
         RecordWriter(tmp_path / "x", SCHEMA, layout="columnar", index=True) as writer,
@@ -212,3 +214,29 @@ def test_an_index_that_cant_be_written_leaves_the_shard_as_it_was(tmp_path, monk
         writer.write(grouped_columns([4]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x.gidx"]
     assert GroupIndex.load(tmp_path / "x").rows == 3
+
+
+@pytest.mark.parametrize(("layout", "sizes"), [("columnar", [1, 2, 400, 3]), ("example", [1])])
+def test_a_record_that_readers_would_refuse_is_refused(tmp_path, monkeypatch, layout, sizes):
+    columns = grouped_columns(sizes)
+    if layout == "example":
+        columns["genre"] = (np.zeros(9000, np.int64), np.array([0, 9000]))
+    monkeypatch.setattr(record_writer, "MAX_RECORD", 8000)
+    with RecordWriter(tmp_path / "x", SCHEMA, layout=layout, index=True) as writer:
+        what = (
+            "task 2, batch 2: its record of 400 rows"
+            if layout == "columnar"
+            else "task 0, batch 0: its record of row 0"
+        )
+        with pytest.raises(
+            DataError, match=f"{what} would have [0-9,]+ bytes, readers take 8,000; cut tasks into"
+        ):
+            writer.write(columns)
+        assert writer.bytes == 0
+        writer.write(grouped_columns([1, 2, 30]))  # a bound would refuse the last one, its bytes don't
+    assert GroupIndex.load(tmp_path / "x").groups["rows"].tolist() == [1, 2, 30]
+
+
+def test_the_limit_of_a_record_is_that_of_the_reader():
+    header = Path(record_writer.__file__).parents[2] / "io/records/tfrecord.h"
+    assert f"max_record = {record_writer.MAX_RECORD >> 20} << 20" in header.read_text()

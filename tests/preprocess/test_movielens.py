@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.attribute_table import AttributeTable, gather_ragged
+from gmeta.preprocess.attribute_table import AttributeTable
 from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.columns import gather_ragged
 from gmeta.preprocess.movielens import ML_1M, ML_100K, detect, open_folder
 from gmeta.preprocess.movielens_records import (
     GENRES,
@@ -19,6 +20,7 @@ from gmeta.preprocess.movielens_records import (
     user_row_1m,
     user_row_100k,
 )
+from gmeta.preprocess.movielens_source import map_rating
 from gmeta.testing.movielens_files import ITEMS, USERS, as_1m, small_100k
 
 
@@ -186,3 +188,47 @@ def test_an_empty_file(tmp_path, name):
     (tmp_path / name).write_bytes(b"\n\n")
     with pytest.raises(DataError, match=rf"{name}: the file is empty"):
         open_folder(tmp_path, BadRecords("skip"))
+
+
+IDS = range(1, 10)
+
+
+@pytest.mark.parametrize(
+    ("form", "line"), [(ML_100K.ratings, b"2\t7\t4\t881250949"), (ML_1M.ratings, b"2::7::4::881250949")]
+)
+def test_map_reads_both_forms(form, line):
+    assert map_rating(line, form, IDS, IDS) == (2, 7, 4.0, 881250949)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"2\t7\t4", Reason.MISSING_FIELD),
+        (b"2\t7\t4\t5\t6", Reason.EXTRA_FIELD),
+        (b"2\t7\tgood\t5", Reason.NOT_A_NUMBER),
+        (b"2\t7\tnan\t5", Reason.NOT_A_NUMBER),
+        (b"2\t7\t\t5", Reason.NOT_A_NUMBER),
+        (b"2\t7\t4_0\t5", Reason.NOT_A_NUMBER),
+        (b"2\t7\t1e99\t5", Reason.OUT_OF_RANGE),
+        (b"2\t7\t0\t5", Reason.OUT_OF_RANGE),
+        (b"2\t7\t5.5\t5", Reason.OUT_OF_RANGE),
+        (b"2\t7\t-3\t5", Reason.OUT_OF_RANGE),
+        (b"2\t7\t4\t-5", Reason.NOT_A_NUMBER),
+        (b"2\t7\t4\t9999999999999999999", Reason.OUT_OF_RANGE),
+        (b"2\t7\t4\t\xb2", Reason.NOT_A_NUMBER),
+        (b"+2\t7\t4\t5", Reason.NOT_A_NUMBER),
+        (b"\xff\xfe2\t7\t4\t5", Reason.NOT_A_NUMBER),
+        (b"77\t7\t4\t5", Reason.UNKNOWN_USER),
+        (b"2\t77\t4\t5", Reason.UNKNOWN_ITEM),
+    ],
+)
+def test_map_refuses(line, reason):
+    with pytest.raises(BadRecord) as caught:
+        map_rating(line, ML_100K.ratings, IDS, IDS)
+    assert caught.value.reason is reason
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "stars"), [(b"0.5", 0.5), (b"3.5", 3.5), (b"5", 5.0), (b"4.0", 4.0)])
+def test_map_takes_half_stars(text, stars):
+    assert map_rating(b"2\t7\t" + text + b"\t5", ML_100K.ratings, IDS, IDS).rating == stars

@@ -1,103 +1,137 @@
-"""The pure functions: map, reduce, split, and the order of the batches."""
+"""The pure functions: order of rows, batches, repeated keys, selection, and the places of batches."""
 
 import itertools
-from pathlib import Path
+import math
+import struct
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.preprocess import local_engine, plan
-from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
-from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.movielens import ML_1M, ML_100K
+from gmeta.preprocess import plan
+from gmeta.preprocess.columns import take
+from gmeta.preprocess.config import PlanConfig
 
-IDS = range(1, 10)
-CONFIG = PrepareConfig()
-
-
-def ratings(rows):
-    """Sorted ratings of dtype RATING from (task, timestamp, item, rating) rows."""
-    return local_engine.shuffle([np.array([(*row, line) for line, row in enumerate(rows, 1)], plan.RATING)])
+SMALL = st.integers(-2, 2)
+FLOATS = st.sampled_from([-1.5, -0.0, 0.0, 0.5, math.inf])
+ROWS = st.lists(st.tuples(SMALL, SMALL, FLOATS, st.lists(SMALL, max_size=3), SMALL), min_size=1, max_size=40)
+NAMES = ("task", "time", "score", "tags", "item")
 
 
-def task_of(size):
-    return ratings([(3, 100 + i, i, 4.0) for i in range(size)])
+def as_columns(rows):
+    task, time, score, tags, item = zip(*rows, strict=True)
+    splits = np.cumsum([0, *map(len, tags)])
+    return {
+        "task": np.array(task, np.int64),
+        "time": np.array(time, np.int64),
+        "score": np.array(score, np.float32),
+        "tags": (np.array([tag for row in tags for tag in row], np.int64), splits),
+        "item": np.array(item, np.int64),
+    }
 
 
-@pytest.mark.parametrize(
-    ("form", "line"), [(ML_100K.ratings, b"2\t7\t4\t881250949"), (ML_1M.ratings, b"2::7::4::881250949")]
-)
-def test_map_reads_both_forms(form, line):
-    assert plan.map_rating(line, form, IDS, IDS) == (2, 881250949, 7, 4.0)
+def rank(row):
+    """What rows are compared by, on Python's own values; the sign bit tells the zeros apart."""
+    task, time, score, tags, item = row
+    return task, time, (score, math.copysign(1, score)), (len(tags), *tags), item
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"2\t7\t4", Reason.MISSING_FIELD),
-        (b"2\t7\t4\t5\t6", Reason.EXTRA_FIELD),
-        (b"2\t7\tgood\t5", Reason.NOT_A_NUMBER),
-        (b"2\t7\tnan\t5", Reason.NOT_A_NUMBER),
-        (b"2\t7\t\t5", Reason.NOT_A_NUMBER),
-        (b"2\t7\t4_0\t5", Reason.NOT_A_NUMBER),
-        (b"2\t7\t1e99\t5", Reason.OUT_OF_RANGE),
-        (b"2\t7\t0\t5", Reason.OUT_OF_RANGE),
-        (b"2\t7\t5.5\t5", Reason.OUT_OF_RANGE),
-        (b"2\t7\t-3\t5", Reason.OUT_OF_RANGE),
-        (b"2\t7\t4\t-5", Reason.NOT_A_NUMBER),
-        (b"2\t7\t4\t9999999999999999999", Reason.OUT_OF_RANGE),
-        (b"2\t7\t4\t\xb2", Reason.NOT_A_NUMBER),
-        (b"+2\t7\t4\t5", Reason.NOT_A_NUMBER),
-        (b"\xff\xfe2\t7\t4\t5", Reason.NOT_A_NUMBER),
-        (b"77\t7\t4\t5", Reason.UNKNOWN_USER),
-        (b"2\t77\t4\t5", Reason.UNKNOWN_ITEM),
-    ],
-)
-def test_map_refuses(line, reason):
-    with pytest.raises(BadRecord) as caught:
-        plan.map_rating(line, ML_100K.ratings, IDS, IDS)
-    assert caught.value.reason is reason
-    assert str(caught.value)
+@given(ROWS)
+def test_rows_are_sorted_by_all_columns(rows):
+    order = plan.row_order(as_columns(rows), NAMES)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    assert [rank(rows[place]) for place in order] == sorted(map(rank, rows))
 
 
-@pytest.mark.parametrize(("text", "stars"), [(b"0.5", 0.5), (b"3.5", 3.5), (b"5", 5.0), (b"4.0", 4.0)])
-def test_map_takes_half_stars(text, stars):
-    assert plan.map_rating(b"2\t7\t" + text + b"\t5", ML_100K.ratings, IDS, IDS).rating == stars
+@given(rows=ROWS, data=st.data())
+def test_the_order_of_the_input_does_not_matter(rows, data):
+    def in_order(rows):
+        columns = as_columns(rows)
+        found = take(columns, plan.row_order(columns, NAMES))
+        return [
+            part.tobytes() for name in NAMES for part in (found[name] if name == "tags" else [found[name]])
+        ]
+
+    assert in_order(rows) == in_order(data.draw(st.permutations(rows)))
+
+
+def test_sorted_rows_stay_and_an_empty_table_has_an_order():
+    rows = [(1, time, 0.5, [], 0) for time in range(5)]
+    assert plan.row_order(as_columns(rows), NAMES).tolist() == [0, 1, 2, 3, 4]
+    empty = {"task": np.zeros(0, np.int64), "time": np.zeros(0, np.int64)}
+    assert plan.row_order(empty, ("task", "time")).tolist() == []
+
+
+@given(st.lists(st.integers(1, 7), max_size=8), st.integers(0, 5))
+def test_positions_count_in_each_task_from_where_the_first_one_stands(sizes, first):
+    task = np.repeat(np.arange(len(sizes)), sizes)
+    starts = [first, *([0] * (len(sizes) - 1))] if sizes else []
+    expected = [start + place for start, size in zip(starts, sizes, strict=True) for place in range(size)]
+    assert plan.positions(task, first).tolist() == expected
+
+
+@given(size=st.integers(1, 300), batch_rows=st.integers(1, 120))
+def test_batches_are_consecutive_even_and_not_too_small(size, batch_rows):
+    batch = plan.batch_of(np.arange(size), np.full(size, size), batch_rows)
+    sizes = np.bincount(batch)
+    assert (np.diff(batch) >= 0).all()
+    assert len(sizes) == plan.batch_count(np.array([size]), batch_rows)[0]
+    assert min(sizes) >= min(size, batch_rows)
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) < 2 * batch_rows
+    assert sizes.tolist() == [len(part) for part in np.array_split(np.arange(size), len(sizes))]
+
+
+def test_without_a_batch_size_a_task_is_a_batch():
+    assert plan.batch_of(np.arange(9), np.full(9, 9), None).tolist() == [0] * 9
+
+
+def test_the_batch_of_a_row_needs_no_other_row():
+    """A task of 10^12 rows on many workers: each cuts its own part."""
+    size, batch_rows = 10**12 + 7, 1000
+    position = np.array([0, 10**11, size - 1])
+    batch = plan.batch_of(position, np.full(3, size), batch_rows)
+    assert batch.tolist() == [0, batch[1], size // batch_rows - 1]
+    before, after = plan.batch_of(np.array([1007, 7 * 1001 + 993 * 1000]), np.full(2, size), batch_rows)
+    assert (before, after) == (1, 1000)
+
+
+def test_a_repeated_key_keeps_its_earliest_row():
+    columns = {
+        "task": np.array([1, 1, 1, 2, 2]),
+        "item": np.array([7, 8, 7, 7, 7]),
+        "day": np.array([1, 1, 2, 1, 1]),
+    }
+    assert plan.repeated(columns, "task", ["item"]).tolist() == [False, False, True, False, True]
+    assert plan.repeated(columns, "task", ["item", "day"]).tolist() == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(("size", "kept"), [(1, False), (12, False), (13, True), (100, True), (101, False)])
 def test_the_bounds_of_the_selection_are_inclusive(size, kept):
-    reduced = plan.reduce_task(task_of(size), CONFIG)
-    assert len(reduced.batches) == kept
-    assert (reduced.left_out is None) == kept
+    config = PlanConfig(min_rows=13, max_rows=100)
+    assert plan.selected(np.array([size]), config).tolist() == [kept]
+    assert bool(plan.left_out(np.array([size]), config)) == (not kept)
 
 
-@given(size=st.integers(13, 100), batch_rows=st.integers(13, 120))
-def test_batches_are_consecutive_even_and_not_too_small(size, batch_rows):
-    batches = plan.reduce_task(task_of(size), PrepareConfig(batch_rows=batch_rows)).batches
-    sizes = [len(batch.ratings) for batch in batches]
-    assert [batch.batch_id for batch in batches] == list(range(len(batches)))
-    np.testing.assert_array_equal(np.concatenate([batch.ratings for batch in batches]), task_of(size))
-    assert min(sizes) >= min(size, batch_rows)
-    assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) < 2 * batch_rows
+def test_without_an_upper_bound_all_are_kept():
+    assert plan.selected(np.array([1, 10**9]), PlanConfig()).all()
+    assert plan.left_out(np.array([1, 10**9]), PlanConfig()) == {}
 
 
-def test_a_repeated_item_keeps_its_earliest_rating():
-    rows = [(3, 100 + i, i, 4.0) for i in range(13)]
-    reduced = plan.reduce_task(ratings([*rows, (3, 90, 5, 1.0), (3, 105, 5, 2.0)]), CONFIG)
-    (batch,) = reduced.batches
-    kept = batch.ratings[batch.ratings["item"] == 5]
-    assert kept["timestamp"].tolist() == [90]
-    assert len(batch.ratings) == 13
-    assert reduced.repeated["timestamp"].tolist() == [105, 105]
+def test_what_is_left_out_is_counted_by_reason():
+    assert plan.left_out(np.array([3, 4, 5, 9, 11]), PlanConfig(min_rows=5, max_rows=9)) == {
+        "task has fewer than 5 rows": (7, 2),
+        "task has more than 9 rows": (11, 1),
+    }
 
 
-def test_repeated_ratings_do_not_count_towards_a_tasks_size():
-    reduced = plan.reduce_task(ratings([(3, 100 + i, i % 12, 4.0) for i in range(13)]), CONFIG)
-    assert reduced.left_out == "task has fewer than 13 ratings"
+def test_splits():
+    tasks = np.array([-10, -3, 0, 4, 5])
+    assert plan.splits(PlanConfig(cold_modulus=5)) == ("warm", "cold")
+    assert plan.split_of(tasks, PlanConfig(cold_modulus=5)).tolist() == [1, 0, 1, 0, 1]
+    assert plan.splits(PlanConfig()) == ("train",)
+    assert plan.split_of(tasks, PlanConfig()).tolist() == [0] * 5
 
 
 def splitmix(x):
@@ -113,10 +147,11 @@ def test_the_reference_is_splitmix64():
     assert splitmix(0) == 0xE220A8397B1DCDAF  # the generator's first output from state 0
 
 
-@given(seed=st.integers(0, 2**63 - 1), task=st.integers(0, 2**63 - 1), number=st.integers(0, 1000))
+@given(seed=st.integers(0, 2**63 - 1), task=st.integers(-(2**63), 2**63 - 1), number=st.integers(0, 1000))
 def test_order_key(seed, task, number):
     key = plan.order_key(seed, np.array([task], np.int64), np.array([number], np.int64))
-    assert int(key[0]) == splitmix(splitmix(splitmix(seed) ^ task) ^ number)
+    unsigned = struct.unpack("<Q", struct.pack("<q", task))[0]
+    assert int(key[0]) == splitmix(splitmix(splitmix(seed) ^ unsigned) ^ number)
 
 
 def test_order_is_pinned():
@@ -133,36 +168,3 @@ def test_shards_are_equal_ranges_of_the_key(shards):
     )
     expected = [number for number in range(shards) for _ in range(2)]
     assert plan.shard_of(keys, shards).tolist() == expected
-
-
-@given(data=st.data())
-def test_mappers_may_take_the_lines_in_any_order_and_parts(data):
-    """Sorting what any number of mappers made of any parts is sorting the tuples of one mapper."""
-    row = st.tuples(st.sampled_from(IDS), st.sampled_from(IDS), st.sampled_from("12345"), st.integers(0, 3))
-    lines = [
-        f"{user}\t{item}\t{stars}\t{time}".encode()
-        for user, item, stars, time in data.draw(st.lists(row, min_size=1, max_size=40))
-    ]
-    order = data.draw(st.permutations(lines))
-    cut = data.draw(st.integers(0, len(lines)))
-    bad = BadRecords()
-
-    def map_line(line):
-        return plan.map_rating(line, ML_100K.ratings, IDS, IDS)
-
-    parts = [
-        local_engine.map_lines(enumerate(part, 1), map_line, bad, Path("u.data"))
-        for part in (order[:cut], order[cut:])
-    ]
-    shuffled = local_engine.shuffle(parts)
-    assert [row[:4] for row in shuffled.tolist()] == sorted(map(map_line, lines))
-
-
-def test_by_task_cuts_where_the_task_changes():
-    rows = ratings([(task, time, 1, 3.0) for task in (5, 2, 9) for time in range(task)])
-    assert [(int(part["task"][0]), len(part)) for part in local_engine.by_task(rows)] == [
-        (2, 2),
-        (5, 5),
-        (9, 9),
-    ]
-    assert list(local_engine.by_task(rows[:0])) == []

@@ -11,12 +11,12 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.manifest import Manifest
-from gmeta.preprocess import PrepareConfig, local_engine, movielens, plan, prepare
-from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess import PrepareConfig, prepare
+from gmeta.preprocess.movielens_source import SPEC
 from gmeta.preprocess.record_writer import RecordWriter
-from gmeta.preprocess.shard_files import columns
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.testing.movielens_files import as_1m, small_100k
+from gmeta.testing.records import read_split
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def shards(folder):
 def test_the_folder_is_a_whole_data_set(raw, tmp_path):
     summary = prepare(raw, tmp_path / "out", PrepareConfig(shards=3))
     manifest = Manifest.load(tmp_path / "out")
-    assert manifest.schema == plan.SCHEMA
+    assert manifest.schema == SPEC.schema
     assert [shard.name for shard in manifest.splits["cold"].shards] == [
         f"cold-0000{number}-of-00003.tfrecord" for number in range(3)
     ]
@@ -47,36 +47,33 @@ def test_the_folder_is_a_whole_data_set(raw, tmp_path):
     assert all(split.tasks == split.batches for split in summary.splits.values())
 
 
-def test_columns_join_the_attributes(raw):
-    source = movielens.open_folder(raw, BadRecords())
-    result = local_engine.run(source, PrepareConfig(), BadRecords())
-    joined = columns(result.batches[:3], source)
-    assert set(joined) == {column.name for column in plan.SCHEMA}
+def test_columns_join_the_attributes(raw, tmp_path):
+    prepare(raw, tmp_path / "out")
     users = [line.split("|") for line in (raw / "u.user").read_text().splitlines()]
     items = [line.split("|") for line in (raw / "u.item").read_text().splitlines()]
-    values, splits = joined["genre"]
-    for row, (user, item) in enumerate(zip(joined["task"], joined["item"], strict=True)):
-        assert joined["gender"][row] == (users[user - 1][2] == "M")
-        assert joined["year"][row] == int(items[item - 1][2][-4:] or 0)
-        genres = [index for index, flag in enumerate(items[item - 1][5:]) if flag == "1"]
-        assert values[splits[row] : splits[row + 1]].tolist() == genres
+    for row in read_split(tmp_path / "out", "cold"):
+        assert set(row) == {column.name for column in SPEC.schema}
+        user, item = users[row["task"][0] - 1], items[row["item"][0] - 1]
+        assert row["gender"] == [user[2] == "M"]
+        assert row["year"] == [int(item[2][-4:] or 0)]
+        assert row["genre"] == [index for index, flag in enumerate(item[5:]) if flag == "1"]
 
 
-def test_every_task_is_whole_in_time_order_and_in_its_split(raw):
-    source = movielens.open_folder(raw, BadRecords())
-    result = local_engine.run(source, PrepareConfig(), BadRecords())
+def test_every_task_is_whole_in_time_order_and_in_its_split(raw, tmp_path):
+    summary = prepare(raw, tmp_path / "out")
     table = np.loadtxt(raw / "u.data", dtype=np.int64)
     sizes = np.bincount(table[:, 0])
     kept = np.flatnonzero((sizes >= 13) & (sizes <= 100))
-    assert [batch.task for batch in result.batches] == kept.tolist()
-    for batch in result.batches:
-        rows = table[table[:, 0] == batch.task]
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 3]))]
-        np.testing.assert_array_equal(batch.ratings["item"], rows[:, 1])
-        np.testing.assert_array_equal(batch.ratings["rating"], rows[:, 2])
-    assert plan.split_of(10, PrepareConfig()) == "cold"
-    assert plan.split_of(11, PrepareConfig()) == "warm"
-    np.testing.assert_array_equal(np.sort(result.task_sizes), np.sort(sizes[1:]))
+    found = {"warm": {}, "cold": {}}
+    for split, tasks in found.items():
+        for row in read_split(tmp_path / "out", split):
+            tasks.setdefault(row["task"][0], []).append((row["item"][0], row["rating"][0]))
+    assert sorted(found["cold"]) == [user for user in kept.tolist() if user % 5 == 0]
+    assert sorted(found["warm"]) == [user for user in kept.tolist() if user % 5]
+    for task, rows in (found["warm"] | found["cold"]).items():
+        own = table[table[:, 0] == task]
+        assert rows == [tuple(row) for row in own[np.lexsort((own[:, 1], own[:, 3]))][:, 1:3].tolist()]
+    assert summary.task_sizes == dict(zip(*np.unique(sizes[1:], return_counts=True), strict=True))
 
 
 @pytest.mark.parametrize("config", [PrepareConfig(), PrepareConfig(batch_rows=13, shards=3, seed=7)])
@@ -228,9 +225,12 @@ def test_a_selection_that_leaves_a_split_empty(raw, tmp_path):
     [
         ({"seed": -1}, "seed"),
         ({"cold_modulus": 1}, "cold_modulus"),
-        ({"min_ratings": 1}, "min_ratings"),
-        ({"min_ratings": 20, "max_ratings": 19}, "max_ratings"),
-        ({"batch_rows": 12}, "batch_rows"),
+        ({"min_rows": 0}, "min_rows"),
+        ({"min_rows": 20, "max_rows": 19}, "max_rows"),
+        ({"max_rows": -1}, "max_rows"),
+        ({"min_rows": 13, "batch_rows": 12}, "batch_rows"),
+        ({"batch_rows": 0}, "batch_rows"),
+        ({"layout": "rows"}, "layout"),
         ({"shards": 0}, "shards"),
     ],
 )

@@ -1,30 +1,39 @@
 """What stands in the shards, read with TensorFlow's reader: groups, their places and their order."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from gmeta.core.group_index import GroupIndex
 from gmeta.core.manifest import Manifest
 from gmeta.preprocess import PrepareConfig, plan, prepare
+from gmeta.preprocess.movielens_source import DEFAULTS, SPEC
 from gmeta.testing.movielens_files import small_100k
-from gmeta.testing.records import read_shard
+from gmeta.testing.records import read_groups, read_shard
+
+MANY = PrepareConfig(batch_rows=13, shards=3, seed=7)
 
 
-@pytest.fixture(scope="module", params=[PrepareConfig(), PrepareConfig(batch_rows=13, shards=3, seed=7)])
+@pytest.fixture(
+    scope="module", params=[PrepareConfig(layout="example"), replace(MANY, layout="example"), MANY]
+)
 def prepared(request, tmp_path_factory):
     """The manifest, and shard name -> [((task, batch id), its records)]."""
     folder = tmp_path_factory.mktemp("shards")
     out = prepare(small_100k(folder / "raw"), folder / "out", request.param).out
     manifest = Manifest.load(out)
+    read = read_shard if manifest.layout == "example" else read_groups
     groups = {}
     for split in manifest.splits.values():
         for shard in split.shards:
-            by_group = itertools.groupby(
-                read_shard(out / shard.name), lambda r: (r["task"][0], r["batch_id"][0])
-            )
+            by_group = itertools.groupby(read(out / shard.name), lambda r: (r["task"][0], r["batch_id"][0]))
             groups[shard.name] = [(key, list(records)) for key, records in by_group]
-    return request.param, manifest, groups
+            index = GroupIndex.load(out / shard.name)
+            assert (index.layout, index.checksum) == (manifest.layout, shard.index)
+            assert index.groups[["task", "batch_id"]].tolist() == [key for key, _ in groups[shard.name]]
+    return request.param.resolve(DEFAULTS), manifest, groups
 
 
 def test_the_manifest_counts_what_is_there(prepared):
@@ -60,7 +69,7 @@ def test_place_and_order_are_the_plans(prepared):
             keys = [key for key, _ in groups[shard.name]]
             tasks, batches = np.array(keys, np.int64).T
             order = plan.order_key(config.seed, tasks, batches)
-            assert {plan.split_of(task, config) for task, _ in keys} == {name}
+            assert {plan.splits(config)[split] for split in plan.split_of(tasks, config)} == {name}
             assert (plan.shard_of(order, config.shards) == number).all()
             assert (np.diff(order.astype(np.float64)) > 0).all()
 
@@ -69,8 +78,8 @@ def test_a_record_has_the_schemas_columns_and_types(prepared):
     _, _, groups = prepared
     for _, records in itertools.chain(*groups.values()):
         for record in records:
-            assert record.keys() == {column.name for column in plan.SCHEMA}
-            assert all(len(record[column.name]) == 1 for column in plan.SCHEMA if not column.is_list)
+            assert record.keys() == {column.name for column in SPEC.schema}
+            assert all(len(record[column.name]) == 1 for column in SPEC.schema if not column.is_list)
             assert isinstance(record["rating"][0], float)
             assert record["rating"][0] in (1, 2, 3, 4, 5)
             assert isinstance(record["timestamp"][0], int)

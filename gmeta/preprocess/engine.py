@@ -1,0 +1,109 @@
+"""What all engines hand back, and what they share beside the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gmeta.core.errors import DataError
+from gmeta.core.manifest import Shard
+from gmeta.preprocess import plan
+from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.columns import Columns, Ints, Values, take
+from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.summary import count_sizes
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What an engine wrote, and an account of every row.
+
+    Attributes:
+      shards: Split -> its shards, in order.
+      tasks: Split -> tasks that were kept.
+      rows_read: Records that were read, bad ones included.
+      left_out: Reason -> (rows, tasks) that the selection leaves out.
+      task_sizes: Rows a task -> tasks that have as many, before the selection, bad rows not counted.
+    """
+
+    shards: Mapping[str, Sequence[Shard]]
+    tasks: Mapping[str, int]
+    rows_read: int
+    left_out: Mapping[str, tuple[int, int]]
+    task_sizes: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        shards: Mapping[str, Sequence[Shard]],
+        source: Source,
+        config: PlanConfig,
+        tasks: Ints,
+        sizes: Ints,
+    ) -> EngineResult:
+        """The account of some shards.
+
+        Args:
+          shards: Split -> its shards, in order.
+          source: Was read.
+          config: The settings.
+          tasks: (T,) all tasks that have good rows.
+          sizes: (T,) how many each has.
+        """
+        return cls(
+            shards=shards,
+            tasks=kept_tasks(tasks, sizes, config),
+            rows_read=source.rows_read,
+            left_out=plan.left_out(sizes, config),
+            task_sizes=count_sizes(sizes),
+        )
+
+
+def kept_tasks(tasks: Ints, sizes: Ints, config: PlanConfig) -> dict[str, int]:
+    """Split -> tasks that the selection keeps, of the tasks (T,) of these sizes (T,)."""
+    names = plan.splits(config)
+    counts = np.bincount(plan.split_of(tasks[plan.selected(sizes, config)], config), minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
+def refuse_empty_splits(tasks: Ints, sizes: Ints, config: PlanConfig, path: Path) -> None:
+    """A split without a task can't be trained on or measured.
+
+    Raises:
+      DataError: There is one; the message says why tasks are left out.
+    """
+    empty = [split for split, count in kept_tasks(tasks, sizes, config).items() if not count]
+    if empty:
+        reasons = [f"{count} left out: {why}" for why, (_, count) in plan.left_out(sizes, config).items()]
+        raise DataError(
+            f"of {len(tasks)} tasks none is left for {' and '.join(empty)}"
+            + (f" ({'; '.join(reasons)})" if reasons else ""),
+            path=path,
+            advice="choose other bounds with --min-rows, --max-rows or --cold-modulus",
+        )
+
+
+def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str, Values]:
+    """The rows without those whose key was in their task before; each is told to ``bad``.
+
+    Args:
+      rows: Whole tasks in `plan.row_order`, with `NUMBER`.
+      source: Says where they are from.
+      bad: Applies the rule.
+    """
+    spec = source.spec
+    again = plan.repeated(rows, spec.task, spec.unique)
+    if not again.any():
+        return dict(rows)
+    out = take({name: rows[name] for name in (spec.task, *spec.unique, NUMBER)}, np.flatnonzero(again))
+    for values in zip(*out.values(), strict=True):
+        task, *key, number = (value.item() for value in values)
+        path, line, place = source.where(number)
+        said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))
+        message = f"{place}{spec.task} {task} has another row of {said}, which comes first"
+        bad.add(BadRecord(Reason.REPEATED_KEY, message), path, line)
+    return take(rows, np.flatnonzero(~again))

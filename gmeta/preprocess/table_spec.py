@@ -1,0 +1,236 @@
+"""What the columns of a table are: which one is the task, which one the time, and how each is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gmeta.core.config import load_toml
+from gmeta.core.errors import ConfigError
+from gmeta.core.schema import Column, DType, Schema
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """A column that is stored.
+
+    Attributes:
+      source: The column of the table that it is read from. None: the one of its own name.
+      dtype: ``"int64"`` or ``"float32"``. None: as the source's, float32 for floats and the label, int64 for
+        whole numbers, booleans (0 and 1), dates and times (microseconds since 1970, UTC).
+      is_list: Whether a row holds any number of values. None: as the source's; text files hold single values
+        unless this says otherwise.
+      hash: Store the low 64 bits of the MD5 of the text, as a signed number: for ids that are text. Python's
+        hashlib, DuckDB (``md5_number_lower``) and Spark all compute it, so ids that are hashed anywhere, also
+        later when serving, agree; a hash that only one of them knows would tie the data to it. Of a million
+        ids, two collide with a probability of 3e-8.
+      min: The smallest value that is in range; None: any.
+      max: The largest value that is in range; None: any.
+      default: What is stored in place of null and NaN; None: such a row is bad. A list that is null is empty.
+      separator: What stands between the values of a list in text files (CSV).
+    """
+
+    source: str | None = None
+    dtype: DType | None = None
+    is_list: bool | None = None
+    hash: bool = False
+    min: float | None = None
+    max: float | None = None
+    default: float | None = None
+    separator: str = "|"
+
+    def __post_init__(self) -> None:
+        if self.hash and (self.dtype == "float32" or self.min is not None or self.max is not None):
+            raise ConfigError("hash makes an int64 without bounds: leave out dtype, min and max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ConfigError(f"min={self.min:g} is more than max={self.max:g}")
+        if self.default is not None and self.dtype == "int64" and self.default != int(self.default):
+            raise ConfigError(f"default={self.default:g} isn't an int64")
+        if not self.separator:
+            raise ConfigError("separator must not be empty")
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """How text files with separated fields are written.
+
+    Attributes:
+      delimiter: One character between fields. None: a tab for ``.tsv`` files, a comma for others.
+      quote: What text that holds delimiters is enclosed in; doubled, it stands for itself.
+      header: Whether the first line names the columns.
+      names: The columns' names, where ``header`` is false.
+    """
+
+    delimiter: str | None = None
+    quote: str = '"'
+    header: bool = True
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
+            if value is not None and (len(value) != 1 or value in "\r\n"):
+                raise ConfigError(f"csv.{name} must be one character, got {value!r}")
+        if self.header == bool(self.names):
+            raise ConfigError("csv.names are needed where csv.header is false, and not otherwise")
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """The columns of a prepared data set, and where they come from.
+
+    Attributes:
+      task: The column of tasks: rows of one value belong together. Stored as int64.
+      time: The column that a task's rows are ordered by; None: by the other columns, in the schema's order.
+      label: The column to predict; float32 unless it says otherwise.
+      unique: Columns whose values may not come twice in a task, such as the item; the first row stays.
+      batch: The name of the column that numbers a task's batches; the plan adds it.
+      columns: Name -> column. Empty: all columns of numbers, and of lists of numbers. Those that are named
+        above are stored in any case.
+      csv: The form of CSV files.
+
+    Example:
+      >>> spec = TableSpec("user", time="ts", label="click", columns={"item": ColumnSpec(hash=True)})
+      >>> spec.resolve(pq.read_schema("clicks.parquet")).schema
+    """
+
+    task: str
+    time: str | None = None
+    label: str | None = None
+    unique: tuple[str, ...] = ()
+    batch: str = "batch_id"
+    columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
+    csv: CsvForm = field(default_factory=CsvForm)
+
+    def __post_init__(self) -> None:
+        if self.batch in self.columns or self.batch in self.roles:
+            raise ConfigError(f"column {self.batch!r} is made by the plan: give batch another name")
+        for name in {self.task, self.time, self.label, *self.unique} & set(self.columns):
+            if self.columns[name or ""].is_list:
+                raise ConfigError(
+                    f"column {name!r} must have one value a row to be the task, time, label or key"
+                )
+        if self.task in self.columns and self.columns[self.task].dtype == "float32":
+            raise ConfigError(
+                f"column {self.task!r} is the task and must be an int64; hash = true makes one of text"
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> TableSpec:
+        """Read a TOML file.
+
+        Raises:
+          ConfigError: It can't be read, isn't TOML, or says what makes no sense.
+        """
+        return load_toml(cls, path)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The columns that a role names, each once."""
+        named = (self.task, self.time, *self.unique, self.label)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def schema(self) -> Schema:
+        """The columns as they are stored, the task and the batch first; of a spec that `resolve` made."""
+        own = [Column(self.task), Column(self.batch)]
+        own += [
+            Column(name, column.dtype or "int64", bool(column.is_list))
+            for name, column in self.columns.items()
+            if name != self.task
+        ]
+        return Schema(tuple(own), task=self.task, batch=self.batch)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that rows are sorted by: task, time, then all others in the schema's order."""
+        first = (self.task, self.time) if self.time else (self.task,)
+        others = [column.name for column in self.schema if column.name not in (*first, self.batch)]
+        return (*first, *others)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Name -> the table's column that it is read from."""
+        return {name: column.source or name for name, column in self.columns.items()}
+
+    def resolve(self, table: pa.Schema) -> TableSpec:
+        """Decide everything that is left open, by the types of a table's columns.
+
+        Args:
+          table: The columns of the table; those of text files are texts, or what was guessed of them.
+
+        Returns:
+          A spec in which every column has ``dtype`` and ``is_list``, in the order in which they are stored.
+
+        Raises:
+          ConfigError: A column isn't there, or can't become numbers as it stands.
+        """
+        given = dict(self.columns)
+        if not given:
+            used = {column.source or name for name, column in given.items()}
+            given = {
+                f.name: ColumnSpec()
+                for f in table
+                if f.name not in used and _numbers(_element(f.type)) and f.name != self.batch
+            }
+        names = dict.fromkeys((*self.roles, *given))
+        columns = {name: self._resolve(name, given.get(name, ColumnSpec()), table) for name in names}
+        return replace(self, columns=columns)
+
+    def _resolve(self, name: str, column: ColumnSpec, table: pa.Schema) -> ColumnSpec:
+        source = column.source or name
+        if source not in table.names:
+            raise ConfigError(f"no column {source!r} in the table; it has {_shown(table.names)}")
+        kind = table.field(source).type
+        is_list = _is_list(kind) if column.is_list is None else column.is_list
+        if is_list and name in self.roles:
+            raise ConfigError(
+                f"column {name!r} holds lists: it can't be the task, the time, the label or a key"
+            )
+        kind = _element(kind)
+        dtype = column.dtype
+        if dtype is None:
+            if column.hash or name == self.task:
+                dtype = "int64"
+            elif name == self.label or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+                dtype = "float32"
+            elif _numbers(kind) or pa.types.is_null(kind):
+                dtype = "int64"
+            else:
+                raise ConfigError(
+                    f"column {name!r} is {kind}: say hash = true to store ids of text, or a dtype for numbers"
+                )
+        return replace(column, source=source, dtype=dtype, is_list=is_list)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest keeps of it."""
+        return {
+            **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
+            "columns": {name: asdict(column) for name, column in self.columns.items()},
+        }
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if _is_list(kind) else kind
+
+
+def _numbers(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+        or types.is_temporal(kind)
+    )
+
+
+def _shown(names: Sequence[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

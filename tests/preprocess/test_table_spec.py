@@ -1,0 +1,111 @@
+"""Specs of tables: from TOML, decided by a table's types, and refused where they make no sense."""
+
+import pyarrow as pa
+import pytest
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.schema import Column
+from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+
+TABLE = pa.schema(
+    {
+        "ts": pa.timestamp("us"),
+        "user": pa.string(),
+        "item": pa.int32(),
+        "price": pa.float64(),
+        "tags": pa.list_(pa.int16()),
+        "title": pa.string(),
+        "click": pa.bool_(),
+    }
+)
+TOML = """
+task = "user"
+time = "ts"
+label = "click"
+unique = ["item"]
+
+[columns.user]
+hash = true
+
+[columns.cost]
+source = "price"
+min = 0
+max = 1e4
+
+[columns.genres]
+source = "tags"
+"""
+
+
+def load(tmp_path, text):
+    (tmp_path / "spec.toml").write_text(text)
+    return TableSpec.load(tmp_path / "spec.toml")
+
+
+def test_a_file_is_read_and_decided_by_the_table(tmp_path):
+    spec = load(tmp_path, TOML).resolve(TABLE)
+    assert spec.schema.columns == (
+        Column("user"),
+        Column("batch_id"),
+        Column("ts"),
+        Column("item"),
+        Column("click", "float32"),
+        Column("cost", "float32"),
+        Column("genres", is_list=True),
+    )
+    assert (spec.schema.task, spec.schema.batch) == ("user", "batch_id")
+    assert spec.order == ("user", "ts", "item", "click", "cost", "genres")
+    assert spec.sources["cost"] == "price"
+    assert spec.columns["cost"].max == 1e4
+    assert spec.resolve(TABLE) == spec
+
+
+def test_without_columns_all_numbers_are_taken():
+    spec = TableSpec("item").resolve(TABLE)
+    assert [column.name for column in spec.schema] == ["item", "batch_id", "ts", "price", "tags", "click"]
+    assert spec.order == ("item", "ts", "price", "tags", "click")
+
+
+def test_what_the_manifest_keeps_is_json():
+    import json
+
+    assert json.loads(json.dumps(TableSpec("item").resolve(TABLE).to_json()))["columns"]["tags"]["is_list"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('time = "ts"', "task"),
+        ('task = "user"\nwhat = 1', "unknown keys: what"),
+        ('task = "user"\n[columns.user]\nhsh = true', "unknown keys: hsh @ .*columns\\[.user.\\]"),
+        ('task = "user"\n[columns.x]\nhash = "yes"', "expected bool, got 'yes'"),
+        ('task = "user"\n[columns.x]\ndtype = "text"', "dtype"),
+        ('task = "user"\n[columns.x]\nmin = 3\nmax = 2', "min=3 is more than max=2"),
+        ('task = "user"\n[columns.x]\nhash = true\nmin = 3', "hash makes an int64 without bounds"),
+        ('task = "user"\n[columns.x]\ndtype = "int64"\ndefault = 0.5', "default=0.5 isn't an int64"),
+        ('task = "user"\n[columns.user]\ndtype = "float32"', "'user' is the task and must be an int64"),
+        ('task = "user"\n[columns.user]\nis_list = true', "'user' must have one value a row"),
+        ('task = "batch_id"', "'batch_id' is made by the plan"),
+        ('task = "user"\n[csv]\ndelimiter = "ab"', "csv.delimiter must be one character"),
+        ('task = "user"\n[csv]\nheader = false', "csv.names are needed"),
+        ("task = ", "not TOML"),
+    ],
+)
+def test_a_file_that_makes_no_sense(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(tmp_path, text)
+    assert "spec.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (TableSpec("uid"), "no column 'uid' in the table; it has ts, user, item"),
+        (TableSpec("item", columns={"a": ColumnSpec("b")}), "no column 'b' in the table"),
+        (TableSpec("item", columns={"title": ColumnSpec()}), "'title' is string: say hash = true"),
+        (TableSpec("tags"), "'tags' holds lists: it can't be the task"),
+    ],
+)
+def test_a_spec_that_does_not_fit_its_table(spec, said):
+    with pytest.raises(ConfigError, match=said):
+        spec.resolve(TABLE)
