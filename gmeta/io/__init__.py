@@ -2,6 +2,7 @@
 
 `tasks` gives task batches for meta-learning, `group_batch` the groups under it, `ReaderStats` what was
 read, skipped and bad; `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
+`balance_over_ranks` and `balanced_elements` deal groups out anew, so that all ranks have equally much to do.
 `join_features` adds features that a `FeatureSource` has: in memory, in RocksDB or in HBase.
 """
 
@@ -15,6 +16,8 @@ from gmeta.io.features import HBaseSource as HBaseSource
 from gmeta.io.features import RocksDBSource as RocksDBSource
 from gmeta.io.features import join_features as join_features
 from gmeta.io.group_batch import group_batch as group_batch
+from gmeta.io.rank_balancing import balance_over_ranks as balance_over_ranks
+from gmeta.io.rank_balancing import balanced_elements as balanced_elements
 from gmeta.io.reader_stats import ReaderCounts as ReaderCounts
 from gmeta.io.reader_stats import ReaderStats as ReaderStats
 from gmeta.io.tasks import tasks as tasks

@@ -96,15 +96,17 @@ def karmarkar_karp(costs: npt.ArrayLike, ranks: int) -> list[list[int]]:
 
     Unlike `prefix_batches` it moves sequences between ranks, and so keeps the global batch as it is.
 
+    This is the reference of the native ``GmetaKarmarkarKarp``, which `gmeta.io.rank_balancing` uses.
+
     Args:
-      costs: (n,) of each sequence.
+      costs: (n,) of each sequence, at least 0.
       ranks: How many.
 
     Returns:
       For each rank the sequences that it gets, in ascending order.
 
     Raises:
-      ConfigError: ``ranks`` is below 1.
+      ConfigError: ``ranks`` is below 1, or a cost below 0 or not finite.
 
     Example:
       >>> karmarkar_karp([4, 5, 6, 7, 8], ranks=2)
@@ -115,8 +117,11 @@ def karmarkar_karp(costs: npt.ArrayLike, ranks: int) -> list[list[int]]:
     """
     if ranks < 1:
         raise ConfigError(f"karmarkar_karp: at least one rank is needed, got {ranks}")
+    known = np.asarray(costs, np.float64)
+    if not (np.isfinite(known) & (known >= 0)).all():
+        raise ConfigError(f"karmarkar_karp: costs must be numbers from 0 on, the least is {known.min()}")
     splits = []
-    for number, cost in enumerate(np.asarray(costs, np.float64).tolist()):
+    for number, cost in enumerate(known.tolist()):
         sums = np.zeros(ranks)
         sums[0] = cost
         parts: list[list[int]] = [[] for _ in range(ranks)]

@@ -74,6 +74,7 @@ def test_the_cost_of_a_sequence():
         (lambda: list(prefix_batches([], target=0)), "target=0 must be above 0"),
         (lambda: list(prefix_batches([], target=1, max_tokens=0)), "max_tokens=0 at least 1"),
         (lambda: karmarkar_karp([1.0], 0), "at least one rank is needed, got 0"),
+        (lambda: karmarkar_karp([1.0, -2.0], 2), r"the least is -2\.0"),
         (lambda: SequenceCost(-1.0), r"linear=-1\.0"),
         (lambda: SequenceCost(0.0, 0.0), "one of them above"),
     ],
