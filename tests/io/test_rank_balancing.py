@@ -192,6 +192,9 @@ def steps_on_ranks():
     dataset = tf.data.Dataset.from_generator(lambda: iter(own), output_signature=spec)
     with collectives.count_collectives() as counts:
         read = [groups_of(element) for element in balanced_elements(dataset, COST, length="genres")]
+    left = balanced_elements(dataset, COST, length="genres")  # before its end, with an exchange under way
+    assert groups_of(next(left)) == read[0]
+    left.close()
     return eager, read, counts.calls
 
 

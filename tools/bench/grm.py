@@ -1,98 +1,128 @@
-"""How evenly batches of sequences are shared out to ranks.
+"""How evenly batches of sequences are shared out to ranks, and what that makes of a step.
 
     gmeta bench grm --json FILE
 
-A simulation: each rank reads sequences of its own, with lengths of a long tail (lognormal of sigma 0.9, cut
-to a mean of 570 and at most 3,000), and all wait for the one that has most to do. The figure is the largest
-cost of a rank's batch over the mean of the ranks', averaged over steps, in floating-point operations of HSTU;
-1 is even.
+Each rank reads sequences of its own, with lengths of a long tail (lognormal of sigma 0.9, cut to a mean of
+570 and at most 3,000), and all wait for the one that has most to do.
 
 fixed        batches of a fixed number of sequences
 alg1_tokens  MTGenRec's algorithm 1, batches of about equally many tokens
 alg1_flops   the same, of about equal cost
 kk           fixed batches whose sequences are dealt out anew over all ranks (Karmarkar and Karp)
+kk_ahead     the same, of steps: the next batch is dealt out while this one computes
+
+balance         a simulation: the largest cost of a rank's batch over the mean of the ranks', averaged over
+                steps, in floating-point operations of HSTU; 1 is even
+step            median milliseconds of a step of real ranks, processes on this machine. Computing is a sleep
+                in proportion to the rank's floating-point operations, 200 ms for a mean batch, so that it
+                takes no core: two cores do for four ranks. Dealing out, sending and the all-reduce at the end
+                are real. A token has two int64 columns and a float32 one
+kk_exchange     the part of kk's step in which it deals out and sends
+karmarkar_karp  milliseconds in which the method deals out one global batch
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
-from itertools import accumulate, islice, pairwise
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from gmeta.io.balancing import karmarkar_karp, prefix_batches
-from gmeta.io.sequence_cost import SequenceCost
-from harness import Result, parser, report
+import tensorflow as tf
+from gmeta.io.balancing import karmarkar_karp
+from gmeta.io.rank_balancing import rank_of_each
+from gmeta.io.sequence_cost import Costs, SequenceCost
+from harness import Result, interleave, parser, report
+from parts.balance_lengths import Lengths, balanced, lengths
+from parts.jobs import run_job
 
-MEAN, SIGMA, LONGEST = 570, 0.9, 3000
 CASES = [  # width, sequences in a rank's batch, ranks
     (512, 480, 8),
     (512, 480, 64),
+    (1024, 80, 4),
     (1024, 80, 8),
     (1024, 80, 64),
 ]
-KK_STEPS = 3  # a second each; they hardly differ
-
-Lengths = npt.NDArray[np.int64]
+STEP = {"dim": 1024, "batch": 80, "steps": 40, "compute": 0.2}
 
 
-def lengths(rng: np.random.Generator, count: int) -> Lengths:
-    """Of sequences whose mean, cut at the longest, is `MEAN`."""
-    normal = np.random.default_rng(0).standard_normal(100_000)
-    low, high = 0.0, np.log(LONGEST)
-    for _ in range(40):
-        middle = (low + high) / 2
-        mean = np.exp(middle + SIGMA * normal).clip(1, LONGEST).mean()
-        low, high = (middle, high) if mean < MEAN else (low, middle)
-    return rng.lognormal(low, SIGMA, count).clip(1, LONGEST).astype(np.int64)
-
-
-def unevenness(costs: npt.NDArray[np.float64]) -> float:
+def unevenness(costs: Costs) -> float:
     """(ranks, steps): the largest over the mean, averaged over steps."""
     return float((costs.max(axis=0) / costs.mean(axis=0)).mean())
 
 
-def balanced(
-    of_ranks: list[Lengths], batch: int, steps: int, cost: SequenceCost, by: SequenceCost
-) -> npt.NDArray[np.float64]:
+def cut(of_ranks: list[Lengths], batch: int, steps: int, cost: SequenceCost, by: SequenceCost) -> Costs:
     """(ranks, steps): what batches cost that `prefix_batches` has cut by another cost."""
     target = float(np.mean([by.of(one).mean() for one in of_ranks])) * batch
-    rows = []
-    for one in of_ranks:
-        cuts = prefix_batches(zip(by.of(one).tolist(), one.tolist(), strict=True), target=target)
-        ends = accumulate(islice(cuts, steps), initial=0)
-        rows.append([cost.of(one[begin:end]).sum() for begin, end in pairwise(ends)])
-    return np.array(rows)
+    return np.array([[cost.of(one).sum() for one in balanced(own, by, target, steps)] for own in of_ranks])
 
 
 def measure(dim: int, batch: int, ranks: int, steps: int) -> dict[str, float]:
     """Way -> unevenness."""
     cost, rng = SequenceCost.of_hstu(dim), np.random.default_rng(1)
     of_ranks = [lengths(rng, batch * (steps + 10)) for _ in range(ranks)]
-    fixed = np.array([cost.of(one[: steps * batch].reshape(steps, batch)).sum(axis=1) for one in of_ranks])
+    costs = np.array([cost.of(one[: steps * batch].reshape(steps, batch)) for one in of_ranks])
     dealt = []
-    for step in range(min(steps, KK_STEPS)):
-        all_costs = np.concatenate([cost.of(one[step * batch : (step + 1) * batch]) for one in of_ranks])
-        dealt.append([all_costs[mine].sum() for mine in karmarkar_karp(all_costs, ranks)])
-    ways: dict[str, Callable[[], npt.NDArray[np.float64]]] = {
-        "fixed": lambda: fixed,
-        "alg1_tokens": lambda: balanced(of_ranks, batch, steps, cost, SequenceCost()),
-        "alg1_flops": lambda: balanced(of_ranks, batch, steps, cost, cost),
+    for step in range(steps):
+        joint = costs[:, step].ravel()
+        dealt.append(np.bincount(rank_of_each(tf.constant(joint), ranks).numpy(), joint, ranks))
+    ways: dict[str, Callable[[], Costs]] = {
+        "fixed": lambda: costs.sum(axis=2),
+        "alg1_tokens": lambda: cut(of_ranks, batch, steps, cost, SequenceCost()),
+        "alg1_flops": lambda: cut(of_ranks, batch, steps, cost, cost),
         "kk": lambda: np.array(dealt).T,
     }
     return {way: unevenness(make()) for way, make in ways.items()}
 
 
-def main() -> None:
-    """Simulate all cases."""
-    given = parser(__doc__).parse_args()
+def simulated(smoke: bool) -> list[Result]:
+    """How even batches are, in all cases."""
     results = []
-    for dim, batch, ranks in [(8, 16, 4)] if given.smoke else CASES:
-        found = measure(dim, batch, ranks, steps=5 if given.smoke else 60)
+    for dim, batch, ranks in [(8, 16, 4)] if smoke else CASES:
+        found = measure(dim, batch, ranks, steps=5 if smoke else 60)
         for way, value in found.items():
             name = f"grm/balance/{way}/d{dim}/ranks{ranks}"
             peer = () if way == "fixed" else ("fixed batches", found["fixed"])
             results.append(Result(name, value, "max/mean", *peer))
+    return results
+
+
+def stepped(smoke: bool) -> list[Result]:
+    """How long steps take on real ranks."""
+    ranks = 2 if smoke else 4
+    settings = {**STEP, "steps": 3, "compute": 0.01} if smoke else STEP
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_job("balance_rank", ranks, settings, Path(folder) / "found.json")
+    results = []
+    for way, value in found.items():
+        peer = () if way in ("fixed", "kk_exchange") else ("fixed batches", found["fixed"])
+        results.append(Result(f"grm/step/{way}/d{STEP['dim']}/ranks{ranks}", value, "ms", *peer))
+    return results
+
+
+def dealt(smoke: bool, rounds: int) -> list[Result]:
+    """How long dealing out takes."""
+    results = []
+    for dim, batch, ranks in [(8, 16, 4)] if smoke else CASES:
+        costs = SequenceCost.of_hstu(dim).of(lengths(np.random.default_rng(1), batch * ranks))
+        tensor = tf.constant(costs)
+        seconds = interleave(
+            {
+                "native": lambda _, tensor=tensor, ranks=ranks: rank_of_each(tensor, ranks).numpy(),
+                "python": lambda _, costs=costs, ranks=ranks: karmarkar_karp(costs, ranks),
+            },
+            rounds=rounds,
+            warm_up=1,
+        )
+        name = f"grm/karmarkar_karp/sequences{batch * ranks}/ranks{ranks}"
+        results.append(Result(name, 1000 * seconds["native"], "ms", "Python", 1000 * seconds["python"]))
+    return results
+
+
+def main() -> None:
+    """All three."""
+    given = parser(__doc__).parse_args()
+    results = [*simulated(given.smoke), *stepped(given.smoke), *dealt(given.smoke, given.rounds)]
     report("Balance of batches over ranks", results, given.json)
 
 

@@ -1,0 +1,32 @@
+"""Lengths of sequences with a long tail, and batches of them."""
+
+from __future__ import annotations
+
+from itertools import accumulate, islice, pairwise
+
+import numpy as np
+import numpy.typing as npt
+from gmeta.io.balancing import prefix_batches
+from gmeta.io.sequence_cost import SequenceCost
+
+MEAN, SIGMA, LONGEST = 570, 0.9, 3000
+
+Lengths = npt.NDArray[np.int64]
+
+
+def lengths(rng: np.random.Generator, count: int) -> Lengths:
+    """Of sequences whose mean, cut at the longest, is `MEAN`."""
+    normal = np.random.default_rng(0).standard_normal(100_000)
+    low, high = 0.0, np.log(LONGEST)
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean = np.exp(middle + SIGMA * normal).clip(1, LONGEST).mean()
+        low, high = (middle, high) if mean < MEAN else (low, middle)
+    return rng.lognormal(low, SIGMA, count).clip(1, LONGEST).astype(np.int64)
+
+
+def balanced(one: Lengths, by: SequenceCost, target: float, steps: int) -> list[Lengths]:
+    """The first batches that `prefix_batches` cuts from a rank's sequences by some cost."""
+    cuts = prefix_batches(zip(by.of(one).tolist(), one.tolist(), strict=True), target=target)
+    ends = accumulate(islice(cuts, steps), initial=0)
+    return [one[begin:end] for begin, end in pairwise(ends)]
