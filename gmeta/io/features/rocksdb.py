@@ -38,7 +38,8 @@ class RocksDBSource(FeatureSource):
       path: The folder.
       writable: Whether tables are made and rows put; one process at a time may. Otherwise any number of
         processes read, each the state at the time when it opened the folder.
-      policy: How rows are fetched; RocksDB has a cache of its own.
+      policy: How rows are fetched. Without one a reader keeps 100,000 rows, which are quicker had than from
+        RocksDB's own cache, and a writer none, as it would see them as they were; neither has a timeout.
 
     Raises:
       ConfigError: ``rocksdict`` isn't installed.
@@ -53,9 +54,9 @@ class RocksDBSource(FeatureSource):
     def __init__(
         self, path: str | os.PathLike[str], *, writable: bool = False, policy: FetchPolicy | None = None
     ) -> None:
-        super().__init__(
-            f"RocksDBSource({os.fspath(path)})", policy or FetchPolicy(timeout=None, cache_rows=0)
-        )
+        if policy is None:
+            policy = FetchPolicy(timeout=None, cache_rows=0 if writable else 100_000)
+        super().__init__(f"RocksDBSource({os.fspath(path)})", policy)
         self._library, self._writable = import_for("RocksDBSource", "rocksdict"), writable
         kinds = self._library.AccessType
         try:
