@@ -21,13 +21,18 @@ Cells = dict[int, bytes]  # version -> value
 class HBaseServer:
     """Serves in threads of this process; ``with`` ends it.
 
+    Args:
+      framed: As a server started with ``-framed``.
+      compact: As one started with ``-compact``.
+
     Attributes:
       port: Where, on 127.0.0.1.
       requests: (table, rows, time) of each read, in order.
       before: Called at the begin of each read; may wait, or raise `hang_up`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, framed: bool = False, compact: bool = False) -> None:
+        self._framed, self._compact = framed, compact
         importlib.import_module("happybase")  # which loads the interface file
         self._interface: Any = importlib.import_module("Hbase_thrift")
         self._tables: dict[bytes, dict[bytes, dict[bytes, Cells]]] = {}
@@ -60,11 +65,14 @@ class HBaseServer:
         logging.getLogger("thriftpy2").setLevel(logging.CRITICAL)
 
         def serve(client: socket.socket) -> None:
-            stream = transport.TBufferedTransport(transport.TSocket(sock=client))
+            streams = transport.TFramedTransport if self._framed else transport.TBufferedTransport
+            forms = protocol.TCompactProtocol if self._compact else protocol.TBinaryProtocol
             # Without decode_response=False keys that happen to be UTF-8 arrive as text.
-            form = protocol.TBinaryProtocol(stream, decode_response=False)
+            form = forms(streams(transport.TSocket(sock=client)), decode_response=False)
+            if self._compact:
+                form.read_message_begin = _named_as_text(form.read_message_begin)
             processor = thrift.TProcessor(self._interface.Hbase, self)
-            with suppress(transport.TTransportException, OSError):
+            with suppress(Exception):  # the client has gone, or speaks something else
                 while True:
                     processor.process(form, form)
             client.close()
@@ -147,6 +155,16 @@ class HBaseServer:
     def _refuse(self, reason: str) -> None:
         stack = "\n\tat org.apache.hadoop.hbase.client.ConnectionImplementation.locate(x.java:1)"
         raise self._interface.IOError(message=f"org.apache.hadoop.hbase.{reason}{stack}")
+
+
+def _named_as_text(read: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+    """The compact form leaves the method's name undecoded too, and then doesn't know it."""
+
+    def read_message_begin() -> tuple[Any, ...]:
+        name, *rest = read()
+        return (name.decode(), *rest)
+
+    return read_message_begin
 
 
 def hang_up() -> None:

@@ -154,6 +154,12 @@ def test_what_makes_no_sense_is_refused():
             FetchPolicy(**wrong)
 
 
+@pytest.mark.parametrize("setting", ["byte_order", "transport", "protocol"])
+def test_unknown_settings_of_hbase_are_refused(setting):
+    with pytest.raises(ConfigError, match=rf"HBaseSource: {setting} must be \w+ or \w+, got 'other'"):
+        HBaseSource("127.0.0.1", tables={}, **{setting: "other"})
+
+
 @pytest.fixture
 def server():
     with HBaseServer() as server:
@@ -246,6 +252,29 @@ def test_the_time_is_sent_as_hbase_takes_it(server, filled):
     assert filled.multi_get("item", [3], ["price"], as_of=7)["price"].to_pylist() == [3]
     filled.multi_get("item", [3], ["price"])
     assert server.requests == [("item", keys, 8), ("item", keys, None)]  # it reads what is older than 8
+
+
+@pytest.mark.parametrize("framed", [False, True])
+@pytest.mark.parametrize("compact", [False, True])
+def test_client_and_server_speak_alike_or_it_is_said(framed, compact):
+    spoken = {"transport": "framed" if framed else "buffered", "protocol": "compact" if compact else "binary"}
+    policy = FetchPolicy(timeout=0.3, attempts=1)
+    with HBaseServer(framed=framed, compact=compact) as server:
+        tables = {"item": [Column("price")]}
+        alike = HBaseSource("127.0.0.1", server.port, tables=tables, policy=policy, **spoken)
+        alike.create_table("item", versions=1)
+        alike.put("item", [3], {"price": [7]}, 0)
+        assert alike.multi_get("item", [3], ["price"])["price"].to_pylist() == [7]
+        for other in (
+            {"transport": "buffered" if framed else "framed"},
+            {"protocol": "binary" if compact else "compact"},
+        ):
+            source = HBaseSource(
+                "127.0.0.1", server.port, tables=tables, policy=policy, **{**spoken, **other}
+            )
+            with pytest.raises(StoreUnavailableError) as raised:
+                source.multi_get("item", [3], ["price"])
+            assert "another transport= or protocol=" in one_line(raised)
 
 
 def test_connections_are_kept_and_shared_by_threads(server, filled):

@@ -49,7 +49,7 @@ class HBaseSource(FeatureSource):
       policy: How rows are fetched.
 
     Raises:
-      ConfigError: ``happybase`` isn't installed.
+      ConfigError: ``happybase`` isn't installed, or a setting is unknown.
 
     Example:
       >>> source = HBaseSource(  # doctest: +SKIP
@@ -73,8 +73,13 @@ class HBaseSource(FeatureSource):
         policy: FetchPolicy | None = None,
     ) -> None:
         super().__init__(f"HBaseSource({host}:{port})", policy or FetchPolicy())
-        if byte_order not in ("little", "big"):
-            raise ConfigError(f"HBaseSource: byte_order must be 'little' or 'big', got {byte_order!r}")
+        for setting, value, known in (
+            ("byte_order", byte_order, ("little", "big")),
+            ("transport", transport, ("buffered", "framed")),
+            ("protocol", protocol, ("binary", "compact")),
+        ):
+            if value not in known:
+                raise ConfigError(f"HBaseSource: {setting} must be {' or '.join(known)}, got {value!r}")
         self._library = import_for("HBaseSource", "happybase")
         self._tables = {name: list(columns) for name, columns in tables.items()}
         self._family, self._order, self._row_key = family.encode(), byte_order, row_key
@@ -154,7 +159,11 @@ class HBaseSource(FeatureSource):
         except (OSError, transport.TTransportException) as error:
             _drop(connection)
             self.close()  # they are of the same server, which may have been started again
-            raise StoreUnavailableError(_said(error)) from error
+            hung_up = getattr(error, "type", None) == transport.TTransportException.END_OF_FILE
+            hint = (
+                " (as a server does that was started with another transport= or protocol=)" if hung_up else ""
+            )
+            raise StoreUnavailableError(f"{_said(error)}{hint}") from error
         except thrift.TException as error:
             _drop(connection)
             raise StoreError(
