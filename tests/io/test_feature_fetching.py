@@ -95,13 +95,15 @@ def test_the_cache_tells_times_and_columns_apart():
     assert len(source.fetched) == 4
 
 
-def test_the_newest_values_are_fetched_anew_after_a_while():
-    source = Watched(cache_rows=100, cache_seconds=0.05)
+def test_the_newest_values_are_fetched_anew_after_a_while(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    source = Watched(cache_rows=100, cache_seconds=60, timeout=None)
     source.prices([1], as_of=1)
     source.prices([1])
     source.put("item", [1], {"price": [50]}, 1)
     assert source.prices([1]) == [1]
-    time.sleep(0.06)
+    now += 61
     assert source.prices([1]) == [50]
     assert source.prices([1], as_of=1) == [1]  # of a given time what is there stays
     assert source.counts().hits == 2
@@ -167,7 +169,7 @@ def server():
 
 
 def hbase(server, **policy):
-    policy = {"timeout": 0.2, "backoff": 0.001, "cache_rows": 0, **policy}
+    policy = {"timeout": 30, "backoff": 0.001, "cache_rows": 0, **policy}
     tables = {"item": [Column("price")]}
     return HBaseSource("127.0.0.1", server.port, tables=tables, policy=FetchPolicy(**policy))
 
@@ -202,14 +204,14 @@ def test_a_server_that_hangs_is_given_up_in_time(server, filled):
     gone = threading.Event()
     server.before = lambda: gone.wait(30)
     began = time.monotonic()
-    source = hbase(server, attempts=2)
+    source = hbase(server, timeout=0.2, attempts=2)
     with pytest.raises(StoreUnavailableError) as raised:
         source.multi_get("item", [3, 1], ["price"])
-    assert 0.35 < time.monotonic() - began < 5
+    assert 0.35 < time.monotonic() - began < 25
     gone.set()
     line = one_line(raised)
     assert line.startswith(f"HBaseSource(127.0.0.1:{server.port}): table 'item', 2 keys from 1: ")
-    assert "no answer within 0.2 s; tried 2 times in 0." in line
+    assert "no answer within 0.2 s; tried 2 times in " in line
     assert source.counts().timeouts == 2
 
 
@@ -258,7 +260,7 @@ def test_the_time_is_sent_as_hbase_takes_it(server, filled):
 @pytest.mark.parametrize("compact", [False, True])
 def test_client_and_server_speak_alike_or_it_is_said(framed, compact):
     spoken = {"transport": "framed" if framed else "buffered", "protocol": "compact" if compact else "binary"}
-    policy = FetchPolicy(timeout=0.3, attempts=1)
+    policy = FetchPolicy(timeout=30, attempts=1)
     with HBaseServer(framed=framed, compact=compact) as server:
         tables = {"item": [Column("price")]}
         alike = HBaseSource("127.0.0.1", server.port, tables=tables, policy=policy, **spoken)
