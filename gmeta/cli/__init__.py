@@ -16,7 +16,7 @@ from gmeta.core.errors import GmetaError
 
 COMMANDS = {
     "doctor": "Say what this installation is and what is wrong with it.",
-    "prepare": "Turn raw rating files into a prepared data set.",
+    "prepare": "Turn tables of events, or MovieLens files, into a prepared data set.",
     "train": "Train on a prepared data set; resume where a run stopped.",
     "launch": "Run a program of yours on several ranks.",
     "evaluate": "Measure adaptation to new users, and write the report.",

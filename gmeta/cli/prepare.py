@@ -1,16 +1,19 @@
-"""``gmeta prepare``: raw rating files to a prepared data set."""
+"""``gmeta prepare``: tables of events, or MovieLens files, to a prepared data set."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gmeta.cli.options import on_bad_option
+from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import LAYOUTS
 from gmeta.core.on_bad import OnBad
 from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.table_spec import TableSpec
 
 _DEFAULT = PrepareConfig()
 
@@ -19,8 +22,18 @@ _DEFAULT = PrepareConfig()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
-    help="MovieLens folder with u.data (100K) or ratings.dat (1M).  [default: generate synthetic data]",
+    multiple=True,
+    help="CSV, Parquet or JSON lines, with --task or --spec: a file, a folder or a pattern; may be repeated. "
+    "Or a MovieLens folder, with u.data (100K) or ratings.dat (1M).  [default: generate synthetic data]",
+)
+@click.option(
+    "--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file that describes columns."
+)
+@click.option("--task", help="Column of the tasks; with or without --spec.")
+@click.option("--time", help="Column that orders a task's rows.")
+@click.option("--label", help="Column to predict.")
+@click.option(
+    "--unique", multiple=True, help="Column whose values may not repeat in a task, such as the item."
 )
 @on_bad_option
 @click.option(
@@ -49,26 +62,71 @@ _DEFAULT = PrepareConfig()
 )
 @click.option("--shards", default=_DEFAULT.shards, show_default=True, help="Files a split.")
 @click.option("--overwrite", is_flag=True, help="Replace a data set that was prepared otherwise.")
-def prepare(data: Path | None, out: Path, on_bad: OnBad, overwrite: bool, **settings: Any) -> None:
-    """Turn raw MovieLens files into a data set that `gmeta train` reads.
+@click.option(
+    "--resume", is_flag=True, help="Go on where a run was killed, and keep what this one does if it fails."
+)
+@click.option("--memory-limit", help="Memory to keep to, such as 2GB.  [default: half of what there is]")
+@click.option("--compress", help="Refused, with the reason.", hidden=True)
+def prepare(
+    data: tuple[str, ...],
+    out: Path,
+    on_bad: OnBad,
+    overwrite: bool,
+    resume: bool,
+    memory_limit: str | None,
+    compress: str | None,
+    **settings: Any,
+) -> None:
+    """Turn tables of events, or MovieLens files, into a data set that `gmeta train` reads.
 
-    A user is a task. Users with --min-ratings to --max-ratings ratings are kept, and split by their ids into
-    warm ones, to train on, and cold ones, to evaluate on. OUT appears whole or not at all. Made from the same
-    files with the same settings before, it is used as it is.
+    Rows of one task, such as a user, are brought together in time order and cut into batches. Tasks with
+    --min-rows to --max-rows rows are kept; with --cold-modulus they are split by their ids into warm ones, to
+    train on, and cold ones, to evaluate on. OUT appears whole or not at all. Made from the same files with
+    the same settings before, it is used as it is.
     """
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
     from gmeta.preprocess import prepare as run
+    from gmeta.preprocess.memory import parse_bytes
     from gmeta.preprocess.staging import write_errors_explained
     from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
 
+    if compress is not None:
+        raise ConfigError(
+            f"--compress {compress}: shards aren't compressed as files: a compressed file can't be entered "
+            "in the middle, and readers start at any batch. The layout columnar packs numbers into few bytes"
+        )
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    spec = _spec(settings)
     config = PrepareConfig(**settings)
-    if data is None:
+    if not data:
         click.echo(
             f"no --data: using a synthetic data set in MovieLens-100K's layout, seed {config.seed}", err=True
         )
     with PrepareProgress() as progress:
-        summary = run(data, out, config, on_bad, overwrite=overwrite, progress=progress)
+        summary = run(
+            data or None,
+            out,
+            config,
+            on_bad,
+            spec=spec,
+            overwrite=overwrite,
+            resume=resume,
+            memory_limit=limit,
+            progress=progress,
+        )
     if not summary.reused:
         with write_errors_explained(out):
             draw_task_sizes(summary, out / FILE_NAME)
     print_summary(summary)
+
+
+def _spec(settings: dict[str, Any]) -> TableSpec | None:
+    """The spec of a table, by its file and options, which are taken from ``settings`` and count more."""
+    path = settings.pop("spec_file")
+    own = {name: settings.pop(name) for name in ("task", "time", "label", "unique")}
+    own = {name: value for name, value in own.items() if value}
+    if path is not None:
+        return replace(TableSpec.load(path), **own)
+    if own and "task" not in own:
+        raise ConfigError(f"--{next(iter(own))} is of a table: name its --task too")
+    return TableSpec(**own) if own else None

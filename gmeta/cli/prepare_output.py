@@ -22,6 +22,22 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f} rows/s" if speed else "")
 
 
+class _TimeLeft(ProgressColumn):
+    """How long the stage will go on, or, once it is over, took."""
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"in {_duration(task.finished_time or 0.0)}")
+        left = task.time_remaining
+        return Text("" if left is None else f"{_duration(left)} left")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 class PrepareProgress(Bars):
     """A bar a stage on standard error; on anything but a terminal, one line when a stage is over.
 
@@ -29,7 +45,7 @@ class PrepareProgress(Bars):
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        super().__init__(_Rate(), console=console)
+        super().__init__(_Rate(), _TimeLeft(), console=console)
         self._stages: dict[str, tuple[TaskID, float]] = {}
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
@@ -37,7 +53,7 @@ class PrepareProgress(Bars):
         if stage not in self._stages:
             self._stages[stage] = self.bars.add_task(STAGES[stage], total=total), time.monotonic()
         bar, started = self._stages[stage]
-        self.bars.update(bar, completed=done)
+        self.bars.update(bar, completed=done, total=total)
         if done == total and not self.drawn:
             seconds = time.monotonic() - started
             self.say(f"{STAGES[stage]}: {total:,} rows in {seconds:.1f} s")

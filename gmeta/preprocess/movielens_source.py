@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,11 +98,19 @@ class MovieLensSource:
         """File name -> SHA-256."""
         return self._folder.digests
 
+    def start_digests(self) -> None:
+        """They are there."""
+
+    def stamps(self) -> Mapping[str, Any]:
+        """The digests."""
+        return self._folder.digests
+
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """The ratings with their attributes."""
         ratings, total = self._folder.ratings, self._folder.ratings.line_count
         users, items = self._folder.users.id_set(), self._folder.items.id_set()
         lines = ratings.lines()
+        progress("read", 0, total)
         while part := list(itertools.islice(lines, _LINES)):
             mapped = []
             for number, line in part:

@@ -6,7 +6,7 @@ are parsed as doubles before they become float32, as those of the other formats 
 
 ==============  ==================================================================================
 int64 from      whole numbers of any type and text (decimal digits); floats and decimals that are whole;
-                booleans (0, 1); dates and times (microseconds since 1970, UTC)
+                booleans (0, 1); dates and times, as such or as ISO 8601 text (microseconds since 1970, UTC)
 float32 from    floats, whole numbers, decimals, booleans; text
 hash            of text, or of whole numbers as text: `hash_text`
 list            of these; a text is cut at the separator; null and "" are the empty list
@@ -35,6 +35,7 @@ from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 Mask = NDArray[np.bool_]
 _WHOLE = r"^-?[0-9]+$"
 _NUMBER = r"(?i)^-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?$|^-?(nan|inf|infinity)$"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?Z?$"
 _SURE_DIGITS = 18  # any number of as many digits fits an int64
 _INT64_EDGE = 2.0**63
 
@@ -231,8 +232,11 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[tuple[Reason, Mask, str]
         micros = given.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         return _filled(micros.cast(pa.int64()), 0), []
     if pa.types.is_decimal(kind):
-        given = given.cast(pa.float64())
-        kind = given.type
+        try:
+            return _filled(given.cast(pa.int64()), 0), []
+        except pa.ArrowInvalid:  # some have fractions
+            given = given.cast(pa.float64())
+            kind = given.type
     if pa.types.is_floating(kind):
         values = _filled(given.cast(pa.float64()), 0.0)
         fraction = ~np.isnan(values) & (values != np.floor(values))
@@ -283,6 +287,8 @@ def _parse(
         return _filled(given.cast(kind), fill), []
     except pa.ArrowInvalid:
         text = pc.replace_substring_regex(pc.utf8_trim_whitespace(given), r"^\+", "")
+    if kind == pa.int64():
+        text = _dates_as_numbers(text)
     good = _filled(pc.fill_null(pc.match_substring_regex(text, form), True), True)
     faults = [(Reason.NOT_A_NUMBER, ~good, expected)]
     if kind == pa.int64():
@@ -293,6 +299,19 @@ def _parse(
         good &= ~large
     text = pc.if_else(pa.array(good), text, None)
     return _filled(text.cast(kind), fill), [fault for fault in faults if fault[1].any()]
+
+
+def _dates_as_numbers(text: pa.Array) -> pa.Array:
+    """Text in which dates and times are written as microseconds since 1970, UTC."""
+    dates = pc.match_substring_regex(text, _DATE)
+    if not pc.any(dates).as_py():
+        return text
+    plain = pc.replace_substring_regex(pc.if_else(dates, text, None), "Z$", "")
+    try:
+        micros = plain.cast(pa.timestamp("us")).cast(pa.int64())
+    except pa.ArrowInvalid:  # such as the 30th of February: not numbers then
+        return text
+    return pc.coalesce(micros.cast(pa.string()), text.cast(pa.string()))
 
 
 def _hashes(given: pa.Array) -> tuple[NDArray[Any], list[tuple[Reason, Mask, str]]]:

@@ -3,49 +3,64 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.manifest import FILE_NAME as MANIFEST
-from gmeta.core.manifest import Manifest
+from gmeta.core.manifest import Manifest, Shard
 from gmeta.core.on_bad import OnBad, check_on_bad
-from gmeta.preprocess import memory_engine, movielens, synthetic
+from gmeta.preprocess import duckdb_engine, memory, movielens, synthetic
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.engine import EngineResult
+from gmeta.preprocess.group_sorter import ShardMerger
+from gmeta.preprocess.journal import FILE_NAME as JOURNAL
+from gmeta.preprocess.journal import Journal
 from gmeta.preprocess.movielens import ML_100K
 from gmeta.preprocess.movielens_source import MovieLensSource
-from gmeta.preprocess.plan import PLAN_VERSION
+from gmeta.preprocess.plan import PLAN_VERSION, splits
 from gmeta.preprocess.progress import Progress, no_progress
 from gmeta.preprocess.raw_file import RawFile
-from gmeta.preprocess.shard_files import save_manifest
+from gmeta.preprocess.shard_files import save_manifest, shard_name
 from gmeta.preprocess.source import Source
-from gmeta.preprocess.staging import staged_folder
+from gmeta.preprocess.staging import resumable_folder
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
+from gmeta.preprocess.table_source import TableSource
 from gmeta.preprocess.table_spec import TableSpec
 
+if TYPE_CHECKING:
+    import duckdb
+
 RAW_FOLDER = "raw"
+Data = str | os.PathLike[str]
+_RUNS, _TEMPORARY = "runs", "temporary"  # in the staging folder, until the shards are written
 
 
 def prepare(
-    data: str | os.PathLike[str] | None,
+    data: Data | Sequence[Data] | None,
     out: str | os.PathLike[str],
     config: PrepareConfig | None = None,
     on_bad: str = "raise",
     *,
+    spec: TableSpec | None = None,
     overwrite: bool = False,
+    resume: bool = False,
+    memory_limit: int | None = None,
     progress: Progress = no_progress,
 ) -> PrepareSummary:
-    """Prepare a data set: map, sort, reduce, permute, and write shards and a manifest.
+    """Prepare a data set: normalise, sort, cut, permute, and write shards with their indexes and a manifest.
 
-    The folder ``out`` then holds ``warm-*.tfrecord``, ``cold-*.tfrecord``, ``manifest.json`` and
-    ``summary.json``, and, if no ``data`` were given, the synthetic raw files in ``raw/``. Everything is
-    written beside ``out`` and renamed at the end, so an interrupted run leaves nothing under that name. The
-    same input, settings and rule give the same bytes, whatever the order of the ratings file's lines.
+    The folder ``out`` then holds ``<split>-00000-of-00002.tfrecord`` and so on, each with its ``.gidx``,
+    ``manifest.json`` and ``summary.json``, and, if no ``data`` were given, the synthetic raw files in
+    ``raw/``. Everything is written beside ``out`` and renamed at the end, so nothing half-written ever has
+    that name. The same input, settings and rule give the same bytes, whatever the order of the input, its
+    format, and the memory.
 
     A folder that is there already is
 
@@ -54,50 +69,135 @@ def prepare(
     * never overwritten, if it holds files but no manifest: it isn't a prepared data set.
 
     Args:
-      data: A folder in MovieLens-100K's or -1M's layout. None generates a synthetic one, from
-        ``config.seed``.
+      data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without, a folder in
+        MovieLens-100K's or -1M's layout. None generates a synthetic one, from ``config.seed``.
       out: The folder to make.
       config: The plan's settings; `PrepareConfig`'s defaults if None.
       on_bad: ``"raise"`` ends the run at the first bad record, ``"skip"`` counts each and leaves it out. A
-        missing or an empty file, or a folder of another layout, ends the run under either rule.
+        missing, an empty or a damaged file ends the run under either rule.
+      spec: What the columns of a table are.
       overwrite: Replace a prepared data set that differs.
-      progress: Is told of the stages ``"read"`` and ``"write"``.
+      resume: Go on where a run with the same settings was killed: sorted batches and finished shards are used
+        as they are. If this run fails, what it has done stays for the next one.
+      memory_limit: Bytes to keep to; beyond, temporary files are written beside ``out``. Half of the memory
+        that there is if None.
+      progress: Is told of the stages ``"read"``, ``"sort"`` and ``"write"``.
 
     Returns:
       What was read, kept and left out.
 
     Raises:
-      ConfigError: A setting is out of range.
-      DataError: The folder isn't MovieLens', a record is bad, or a split has no task left.
+      ConfigError: A setting is out of range, or the spec doesn't fit the table.
+      DataError: A file can't be read, a record is bad, or a split has no task left.
       GmetaError: ``out`` holds something else, or can't be written.
 
     Example:
       >>> summary = prepare(Path("ml-100k"), Path("data"))  # doctest: +SKIP
       >>> summary.splits["warm"].tasks, summary.splits["cold"].tasks  # doctest: +SKIP
       (461, 121)
+      >>> prepare("clicks/*.parquet", "data", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
     """
     started = time.perf_counter()
-    data, out = None if data is None else Path(data), Path(out)
+    out = Path(out)
     config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
+    memory_limit = memory_limit or memory.default_limit()
     raw = synthetic.files(synthetic.SyntheticConfig(seed=config.seed)) if data is None else {}
+    with closing(duckdb_engine.connect(memory_limit)) as connection:
+        source = _open(data, out, raw, spec, bad, connection)
+        settings = config.resolve(source.defaults)
+
+        def plan() -> dict[str, Any]:
+            return describe_plan(source.name, source.spec, settings, bad.on_bad, source.digests())
+
+        if not overwrite and (out / MANIFEST).exists() and _holds(out, plan()):
+            return PrepareSummary.load(out)
+        _check_replaceable(out)
+        source.start_digests()
+        with resumable_folder(out, resume=resume) as staging:
+            job = {
+                **describe_plan(source.name, source.spec, settings, bad.on_bad, {}),
+                "inputs": source.stamps(),
+            }
+            journal = Journal(staging, job)
+            if journal.runs is None:
+                _sort(staging, source, settings, bad, progress, connection, memory_limit)
+                journal.add_sorted(len(list((staging / _RUNS).glob("*.groups"))))
+            shards = _merge(staging, journal, settings, progress, int(memory_limit * memory.MERGE_SHARE))
+            summary = replace(PrepareSummary.load(staging), out=out, reused=False).with_shards(shards)
+            if raw:
+                synthetic.write(staging / RAW_FOLDER, raw)
+            save_manifest(staging, source.spec.schema, shards, settings, plan(), summary)
+            for name in (_RUNS, _TEMPORARY):
+                shutil.rmtree(staging / name, ignore_errors=True)
+            (staging / JOURNAL).unlink()
+    return replace(summary, seconds=time.perf_counter() - started)
+
+
+def _open(
+    data: Data | Sequence[Data] | None,
+    out: Path,
+    raw: Mapping[str, bytes],
+    spec: TableSpec | None,
+    bad: BadRecords,
+    connection: duckdb.DuckDBPyConnection,
+) -> Source:
+    paths = [data] if isinstance(data, str | os.PathLike) else list(data or ())
+    if spec is not None:
+        if not paths:
+            raise ConfigError("a spec describes the columns of a table: name its files too")
+        return TableSource(paths, spec, connection)
     if data is None:
         folder = movielens.load(ML_100K, lambda file: RawFile(out / RAW_FOLDER / file, raw[file]), bad)
-        source: Source = MovieLensSource(folder, "synthetic")
-    else:
-        source = MovieLensSource(movielens.open_folder(data, bad))
-    settings = config.resolve(source.defaults)
-    plan = describe_plan(source.name, source.spec, settings, bad.on_bad, source.digests())
-    if not overwrite and _holds(out, plan):
-        return PrepareSummary.load(out)
-    _check_replaceable(out)
+        return MovieLensSource(folder, "synthetic")
+    if len(paths) != 1 or Path(paths[0]).is_file():
+        raise ConfigError(
+            f"{paths[0]}: say which of its columns is the task, with --task COLUMN or --spec FILE"
+        )
+    return MovieLensSource(movielens.open_folder(Path(paths[0]), bad))
 
-    with staged_folder(out) as staging:
-        result = memory_engine.run(source, settings, bad, progress, staging)
-        summary = summarise(out, source, settings, result, bad)
-        if raw:
-            synthetic.write(staging / RAW_FOLDER, raw)
-        save_manifest(staging, source.spec.schema, result.shards, settings, plan, summary)
-    return replace(summary, seconds=time.perf_counter() - started)
+
+def _sort(
+    staging: Path,
+    source: Source,
+    config: PlanConfig,
+    bad: BadRecords,
+    progress: Progress,
+    connection: duckdb.DuckDBPyConnection,
+    memory_limit: int,
+) -> None:
+    """Leave sorted runs of batches in the staging folder, and what is known so far as a summary."""
+    for name in (_RUNS, _TEMPORARY):
+        shutil.rmtree(staging / name, ignore_errors=True)
+        (staging / name).mkdir()
+    connection.execute(f"SET temp_directory = {duckdb_engine.quoted(str(staging / _TEMPORARY))}")
+    tasks, sizes = duckdb_engine.sort_groups(
+        source, config, bad, progress, connection, staging / _RUNS, memory_limit
+    )
+    nothing: dict[str, list[Shard]] = {name: [] for name in splits(config)}
+    result = EngineResult.of(nothing, source, config, tasks, sizes)
+    summarise(staging, source, config, result, bad).save(staging)
+
+
+def _merge(
+    staging: Path, journal: Journal, config: PlanConfig, progress: Progress, limit: int
+) -> dict[str, list[Shard]]:
+    """Write the shards that aren't there yet."""
+    merger = ShardMerger(staging / _RUNS, journal.runs or 0, limit)
+    shards: dict[str, list[Shard]] = {}
+    done, total = 0, merger.rows
+    progress("write", 0, total)
+    for split, name in enumerate(splits(config)):
+        shards[name] = []
+        for number in range(config.shards):
+            path = staging / shard_name(name, number, config.shards)
+            if path.name not in journal.shards:
+                journal.add_shard(merger.write(path, split * config.shards + number, config))
+            shards[name].append(journal.shards[path.name])
+            done += shards[name][-1].rows
+            if done < total:
+                progress("write", done, total)
+    progress("write", total, total)
+    return shards
 
 
 def describe_plan(
@@ -148,9 +248,7 @@ def summarise(
 
 
 def _holds(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Whether ``out`` is a whole data set made by ``plan``; refuses one damaged or made by another."""
-    if not (out / MANIFEST).exists():
-        return False
+    """Whether the data set at ``out`` is made by ``plan``; refuses one damaged or made by another."""
     try:
         there = Manifest.load(out).config
     except DataError as error:

@@ -16,17 +16,13 @@ from gmeta.core.group_index import LAYOUTS, Layout
 from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.group_log import GroupLog, SplitGroupError
 from gmeta.preprocess.record_encoder import GroupRuns, RecordEncoder
+from gmeta.preprocess.record_size import refuse_large
 from gmeta.preprocess.shard_file import ShardFile
 
 Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 """A column's rows: one value a row, or, for a list column, ``(values, row_splits)``."""
 
-MAX_RECORD = 256 << 20
-"""The most bytes of a record that readers take (``max_record`` in ``io/records/tfrecord.h``)."""
-
 _BLOCK = 4 << 20  # bytes that are encoded before they are written
-_FRAME = 16  # bytes of a record that aren't payload
-_WIDEST = 11  # bytes of the widest value in either layout
 
 
 class RecordWriter:
@@ -101,8 +97,8 @@ class RecordWriter:
 
         Raises:
           DataError: A column is missing, unknown, of another type or of another length; a record would have
-            more than `MAX_RECORD` bytes; or, in the columnar layout or with an index, a group was written
-            before. Nothing of this call is written then.
+            more than `record_size.MAX_RECORD` bytes; or, in the columnar layout or with an index, a group was
+            written before. Nothing of this call is written then.
           OSError: The disk is full; the file is discarded.
           ValueError: The writer is closed.
         """
@@ -123,7 +119,8 @@ class RecordWriter:
         rows = lengths[names[0]]
         keys = values[names.index(self.schema.task)], values[names.index(self.schema.batch)]
         runs = self._runs(*keys)
-        self._refuse_large(values, splits, runs, *keys)
+        ends = runs.ends if self.layout == "columnar" else np.arange(1, rows + 1)
+        refuse_large(self._encoder, values, splits, ends, keys, self.path)
         try:
             for block in self._encoder.blocks(values, splits, runs, _BLOCK):
                 self._file.put(block)
@@ -160,42 +157,6 @@ class RecordWriter:
                 "sort the rows by task and batch"
                 + (", and give all rows of a group in one call" if self.layout == "columnar" else ""),
             ) from None
-
-    def _refuse_large(
-        self,
-        values: list[NDArray[Any]],
-        splits: list[NDArray[np.int64] | None],
-        runs: GroupRuns,
-        task: NDArray[np.int64],
-        batch: NDArray[np.int64],
-    ) -> None:
-        """Refuse a record that readers would refuse.
-
-        A bound tells nearly every record to be small enough; what is left is encoded to see.
-        """
-        rows = len(task)
-        ends = runs.ends if self.layout == "columnar" else np.arange(1, rows + 1)
-        bound = np.zeros(rows + 1, np.int64)  # values before each row
-        for of_list in splits:
-            bound += np.arange(rows + 1) if of_list is None else of_list + np.arange(rows + 1)
-        starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
-        header = 4096 + sum(len(column.name) + 64 for column in self.schema)
-        large = (bound[ends] - bound[starts]) * _WIDEST + header > MAX_RECORD
-        for start, end in zip(starts[large].tolist(), ends[large].tolist(), strict=True):
-            own, own_splits = [], []
-            for array, of_list in zip(values, splits, strict=True):
-                inside = None if of_list is None else np.ascontiguousarray(of_list[start : end + 1])
-                own.append(array[start:end] if inside is None else array[inside[0] : inside[-1]])
-                own_splits.append(None if inside is None else inside - inside[0])
-            one = GroupRuns(np.array([end - start], np.int64))
-            size = sum(len(block) for block in self._encoder.blocks(own, own_splits, one, _BLOCK)) - _FRAME
-            if size > MAX_RECORD:
-                what = f"{end - start:,} rows" if self.layout == "columnar" else f"row {start}"
-                raise self._error(
-                    f"task {task[start]}, batch {batch[start]}: its record of {what} would have "
-                    f"{size:,} bytes, readers take {MAX_RECORD:,}",
-                    "cut tasks into smaller batches (--batch-rows), or leave such tasks out (--max-rows)",
-                )
 
     def _take(self, column: Column, given: Any) -> tuple[Any, Any]:
         """A column's values and row splits as contiguous arrays of the native types."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.columns import Columns, Ints
@@ -44,6 +44,12 @@ class Source(Protocol):
 
     def digests(self) -> Mapping[str, str]:
         """File name -> SHA-256, of every file that is read."""
+
+    def start_digests(self) -> None:
+        """Begin to digest the files, beside other work."""
+
+    def stamps(self) -> Mapping[str, Any]:
+        """File name -> JSON values that change when the file does, had at a glance."""
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """The rows, in parts of some ten thousands: the spec's columns, without the batch, and `NUMBER`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gmeta.core.errors import GmetaError
+
+_LOCK = "lock"
 
 
 @contextmanager
@@ -42,21 +45,76 @@ def staged_folder(final: Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(final))  # a link to a folder stays a link
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    previous = target.with_name(f".{target.name}.{os.getpid()}.previous")
     try:
         with write_errors_explained(final):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this process's id
             partial.mkdir()
             yield partial
-            if target.exists():
-                target.rename(previous)
-            try:
-                partial.rename(target)
-            except BaseException:
-                if previous.exists():
-                    previous.rename(target)
-                raise
+            _put_in_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
+    """As `staged_folder`, but what a killed run left can be gone on with.
+
+    The hidden folder has one name, ``.<final>.partial``, and a lock: while a run is at it, another is
+    refused.
+
+    Args:
+      final: The name that the folder gets at the end.
+      resume: Keep what an earlier run left, and leave what this one has done if it fails. Otherwise both are
+        removed; only a process that was killed leaves something then.
+
+    Yields:
+      The folder to fill; empty unless ``resume``.
+
+    Raises:
+      GmetaError: The disk is full, something may not be written, or another run is at it.
+    """
+    target = Path(os.path.realpath(final))
+    partial = target.with_name(f".{target.name}.partial")
+    with write_errors_explained(final):
+        partial.mkdir(parents=True, exist_ok=True)
+        with (partial / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise GmetaError(f"another run is preparing {final}: wait for it, or end it") from error
+            keep = resume
+            try:
+                if not resume:
+                    _clear(partial)
+                yield partial
+                (partial / _LOCK).unlink()
+                _put_in_place(partial, target)
+                keep = True
+            finally:
+                if not keep:
+                    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
+            path.unlink()
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Give a folder its name; what stands there goes, but not before."""
+    previous = target.with_name(f".{target.name}.{os.getpid()}.previous")
+    try:
+        if target.exists():
+            target.rename(previous)
+        try:
+            partial.rename(target)
+        except BaseException:
+            if previous.exists():
+                previous.rename(target)
+            raise
+    finally:
         shutil.rmtree(previous, ignore_errors=True)

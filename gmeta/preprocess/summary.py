@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.manifest import Shard
 
 FILE_NAME = "summary.json"
 
@@ -103,6 +104,14 @@ class PrepareSummary:
         """Reason -> input records left out, for the manifest."""
         bad = {f"{kind.file}: {kind.reason}": kind.count for kind in self.bad}
         return {**{entry.reason: entry.rows for entry in self.left_out}, **bad}
+
+    def with_shards(self, shards: Mapping[str, Sequence[Shard]]) -> PrepareSummary:
+        """The summary once the shards are written, split -> shards, which are counted here."""
+        counted = {
+            name: SplitCount(self.splits[name].tasks, sum(s.groups for s in own), sum(s.rows for s in own))
+            for name, own in shards.items()
+        }
+        return replace(self, splits=counted)
 
     def size_quantiles(self, at: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> list[int]:
         """Rows of a task, at quantiles over all tasks before the selection.

@@ -152,6 +152,16 @@ class TableSpec:
         return (*first, *others)
 
     @property
+    def presort(self) -> tuple[str, ...]:
+        """What an engine's own sort must sort by: the first of `order`, up to two, that have one value a row.
+
+        `plan.row_order` then sorts rows that tie in these. So all rows that do must come together: a
+        partition by ranges is made of these columns.
+        """
+        first = self.order[:2]
+        return tuple(name for name in first if not self.columns[name].is_list)
+
+    @property
     def sources(self) -> dict[str, str]:
         """Name -> the table's column that it is read from."""
         return {name: column.source or name for name, column in self.columns.items()}

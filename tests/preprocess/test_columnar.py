@@ -12,7 +12,7 @@ from gmeta.core.group_index import GroupIndex, index_path
 from gmeta.core.schema import Column, Schema
 from gmeta.io.columnar_reference import crc32c, decode, records
 from gmeta.io.reference import groups as groups_of_examples
-from gmeta.preprocess import record_writer, shard_file
+from gmeta.preprocess import record_size, record_writer, shard_file
 from gmeta.preprocess.record_writer import RecordWriter
 from gmeta.testing.drawn_rows import INT64, as_columns, rows_of, schemas
 from gmeta.testing.grouped_data import SCHEMA, grouped_columns
@@ -221,12 +221,13 @@ def test_a_record_that_readers_would_refuse_is_refused(tmp_path, monkeypatch, la
     columns = grouped_columns(sizes)
     if layout == "example":
         columns["genre"] = (np.zeros(9000, np.int64), np.array([0, 9000]))
-    monkeypatch.setattr(record_writer, "MAX_RECORD", 8000)
+    monkeypatch.setattr(record_size, "MAX_RECORD", 8000)
+    monkeypatch.setattr(record_size, "_HEADER", 1000)
     with RecordWriter(tmp_path / "x", SCHEMA, layout=layout, index=True) as writer:
         what = (
             "task 2, batch 2: its record of 400 rows"
             if layout == "columnar"
-            else "task 0, batch 0: its record of row 0"
+            else "task 0, batch 0: its record of 1 rows"
         )
         with pytest.raises(
             DataError, match=f"{what} would have [0-9,]+ bytes, readers take 8,000; cut tasks into"
@@ -238,5 +239,5 @@ def test_a_record_that_readers_would_refuse_is_refused(tmp_path, monkeypatch, la
 
 
 def test_the_limit_of_a_record_is_that_of_the_reader():
-    header = Path(record_writer.__file__).parents[2] / "io/records/tfrecord.h"
-    assert f"max_record = {record_writer.MAX_RECORD >> 20} << 20" in header.read_text()
+    header = Path(record_size.__file__).parents[2] / "io/records/tfrecord.h"
+    assert f"max_record = {record_size.MAX_RECORD >> 20} << 20" in header.read_text()

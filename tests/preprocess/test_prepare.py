@@ -1,6 +1,7 @@
 """The whole preparation: its output, its determinism, and what happens to a folder that is there."""
 
 import errno
+import os
 import random
 import subprocess
 import sys
@@ -11,9 +12,9 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.manifest import Manifest
-from gmeta.preprocess import PrepareConfig, prepare
+from gmeta.preprocess import PrepareConfig, prepare, shard_file
+from gmeta.preprocess.journal import Journal
 from gmeta.preprocess.movielens_source import SPEC
-from gmeta.preprocess.record_writer import RecordWriter
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.testing.movielens_files import as_1m, small_100k
 from gmeta.testing.records import read_split
@@ -126,7 +127,7 @@ def test_progress_ends_where_it_should(raw, tmp_path):
         tmp_path / "out",
         progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total)),
     )
-    assert list(seen) == ["read", "write"]
+    assert list(seen) == ["read", "sort", "write"]
     assert seen["read"][-1] == (summary.rows_read, summary.rows_read)
     assert seen["write"][-1] == (summary.rows, summary.rows)
 
@@ -183,7 +184,7 @@ def test_an_empty_folder_and_a_link_to_one_are_filled(raw, tmp_path):
     Manifest.load(tmp_path / "real")
 
 
-@pytest.mark.parametrize("stage", ["read", "write"])
+@pytest.mark.parametrize("stage", ["read", "sort", "write"])
 @pytest.mark.parametrize("before", ["nothing", "a data set"])
 def test_ctrl_c_leaves_what_was_there(raw, tmp_path, stage, before):
     def interrupt(at, done, total):
@@ -199,13 +200,26 @@ def test_ctrl_c_leaves_what_was_there(raw, tmp_path, stage, before):
     assert {path.name for path in tmp_path.iterdir()} <= {"raw", "out"}
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(raw, tmp_path, monkeypatch):
-    def full(writer, columns):
-        raise OSError(errno.ENOSPC, "No space left on device", str(writer.path))
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (os, "write"),  # a run of sorted batches
+        (np, "save"),  # its keys
+        (shard_file.ShardFile, "put"),
+        (shard_file, "write_atomically"),  # an index
+        (os, "fsync"),
+        (Journal, "add_shard"),
+        (PrepareSummary, "save"),
+        (Manifest, "save"),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing(raw, tmp_path, monkeypatch, owner, name):
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device", "a file")
 
-    monkeypatch.setattr(RecordWriter, "write", full)
-    with pytest.raises(GmetaError, match=r"^can't write .*\.tfrecord: No space left on device$"):
-        prepare(raw, tmp_path / "out")
+    monkeypatch.setattr(owner, name, full)
+    with pytest.raises(GmetaError, match=r"^can't write .*: (No space left on device|the disk is full, .*)$"):
+        prepare(raw, tmp_path / "out", PrepareConfig(layout="columnar"))
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 

@@ -1,4 +1,4 @@
-"""The plan at its plainest: everything in memory, one function after another."""
+"""The plan at its plainest, everything in memory: what tests compare engines with."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def run(
     split, shard = place.split[order], place.shard[order]
     shards: dict[str, list[Shard]] = {}
     total = row_count(rows)
+    progress("write", 0, total)
     for number, name in enumerate(plan.splits(config)):
         shards[name] = []
         for index in range(config.shards):

@@ -1,0 +1,146 @@
+"""Which files a table is made of, and what format they have."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.preprocess.table_spec import CsvForm
+
+Format = Literal["parquet", "csv", "json"]
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+_COMPRESSED = (".gz", ".zst")
+_KNOWN = ", ".join([*_SUFFIXES, *(f".csv{end}" for end in _COMPRESSED)])
+_BLOCK = 4 << 20
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table."""
+
+    path: Path
+    format: Format
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its records stand on lines."""
+        return self.format != "parquet"
+
+    def sha256(self) -> str:
+        """Digest of its bytes, in hexadecimal."""
+        digest = hashlib.sha256()
+        with self.path.open("rb", buffering=0) as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        return digest.hexdigest()
+
+
+def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
+    """The files that some paths name.
+
+    Args:
+      data: Files, folders, and patterns such as ``clicks/2024-*.parquet``. Of a folder, all files below it
+      count
+        that have a known ending; names that begin with ``_`` or ``.`` are left out, as engines that write
+        folders mean them.
+
+    Returns:
+      The files, sorted by name for each of ``data``.
+
+    Raises:
+      ConfigError: A file has no ending that is known, or is given twice.
+      DataError: There is nothing of that name, or a file is empty.
+    """
+    found: list[TableFile] = []
+    for given in data:
+        path = Path(given)
+        if path.is_dir():
+            paths = [p for p in sorted(path.rglob("*")) if _is_part(p, path)]
+            nothing = f"the folder has no file of a known ending ({_KNOWN}) and isn't MovieLens'"
+        elif path.exists() or not glob.has_magic(str(path)):
+            paths, nothing = [path], ""
+        else:
+            matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - patterns may be absolute
+            paths, nothing = [Path(p) for p in matches if Path(p).is_file()], "no file has such a name"
+        if not paths:
+            raise DataError(nothing, path=path)
+        found += [_file(p) for p in paths]
+    real = [file.path.resolve() for file in found]
+    if twice := [file.path for file, path in zip(found, real, strict=True) if real.count(path) > 1]:
+        raise ConfigError(f"{twice[0]} is given twice: its rows would be too")
+    return found
+
+
+def _is_part(path: Path, folder: Path) -> bool:
+    inside = path.relative_to(folder).parts
+    return path.is_file() and _format(path) is not None and not any(name[0] in "_." for name in inside)
+
+
+def _format(path: Path) -> Format | None:
+    suffix = path.suffix.lower()
+    if suffix in _COMPRESSED:
+        suffix = path.with_suffix("").suffix.lower()
+        suffix = "" if suffix in (".parquet", ".pq") else suffix  # compressed inside
+    return _SUFFIXES.get(suffix)
+
+
+def _file(path: Path) -> TableFile:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"can't read it: {error.strerror}", path=path) from error
+    kind = _format(path)
+    if kind is None:
+        raise ConfigError(f"{path}: its ending doesn't say what it is; known are {_KNOWN}")
+    if not size:
+        raise DataError("the file is empty", path=path, advice="fetch it again, or leave it out")
+    return TableFile(path, kind)
+
+
+def csv_delimiter(path: Path, form: CsvForm) -> str:
+    """What stands between the fields of a file."""
+    return form.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
+
+
+def csv_names(path: Path, form: CsvForm) -> list[str]:
+    """The columns of a CSV file, by its first line or by the form.
+
+    Raises:
+      DataError: The line can't be read, or names a column twice.
+    """
+    if not form.header:
+        return list(form.names)
+    try:
+        with pa.input_stream(str(path), compression="detect") as stream:
+            head = stream.read(1 << 20)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"can't read it: {_first_line(error)}", path=path) from error
+    line = head.decode("utf-8-sig", errors="replace").splitlines()[:1]
+    fields = next(csv.reader(line, delimiter=csv_delimiter(path, form), quotechar=form.quote), [])
+    names = [field.strip() for field in fields]
+    if not any(names):
+        raise DataError("the first line names no columns", path=path, line=1)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"the first line names {twice[0]!r} twice", path=path, line=1)
+    return names
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
