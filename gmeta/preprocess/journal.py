@@ -12,6 +12,7 @@ from typing import Any
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.group_index import GroupIndex
 from gmeta.core.manifest import Shard
+from gmeta.preprocess.staging import clear
 
 FILE_NAME = "journal.jsonl"
 
@@ -21,7 +22,7 @@ class Journal:
 
     The first says what is prepared: settings, and stamps of the input. Then come ``sorted``, once the runs of
     sorted batches are whole, and a ``shard`` for each that is written. A last line that was cut counts as not
-    written.
+    written, and what the journal doesn't know of is removed.
 
     Args:
       folder: The staging folder.
@@ -55,8 +56,10 @@ class Journal:
                 self._believe(Shard(**entry["shard"]))
         if self.runs is None:
             self.shards.clear()
-            self._path.write_bytes(b"")
+            clear(folder)
             self._add({"plan": plan})
+        for path in folder.glob("*.tmp"):  # what was being written
+            path.unlink()
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():

@@ -167,7 +167,6 @@ def _sort(
 ) -> None:
     """Leave sorted runs of batches in the staging folder, and what is known so far as a summary."""
     for name in (_RUNS, _TEMPORARY):
-        shutil.rmtree(staging / name, ignore_errors=True)
         (staging / name).mkdir()
     connection.execute(f"SET temp_directory = {duckdb_engine.quoted(str(staging / _TEMPORARY))}")
     tasks, sizes = duckdb_engine.sort_groups(
@@ -182,21 +181,25 @@ def _merge(
     staging: Path, journal: Journal, config: PlanConfig, progress: Progress, limit: int
 ) -> dict[str, list[Shard]]:
     """Write the shards that aren't there yet."""
-    merger = ShardMerger(staging / _RUNS, journal.runs or 0, limit)
-    shards: dict[str, list[Shard]] = {}
-    done, total = 0, merger.rows
-    progress("write", 0, total)
-    for split, name in enumerate(splits(config)):
-        shards[name] = []
-        for number in range(config.shards):
-            path = staging / shard_name(name, number, config.shards)
-            if path.name not in journal.shards:
-                journal.add_shard(merger.write(path, split * config.shards + number, config))
-            shards[name].append(journal.shards[path.name])
-            done += shards[name][-1].rows
-            if done < total:
-                progress("write", done, total)
-    progress("write", total, total)
+    names = {
+        shard_name(split, number, config.shards): (place * config.shards + number, split)
+        for place, split in enumerate(splits(config))
+        for number in range(config.shards)
+    }
+    missing = [name for name in names if name not in journal.shards]
+    done = sum(shard.rows for shard in journal.shards.values())
+    if missing:
+        merger = ShardMerger(staging / _RUNS, journal.runs or 0, limit)
+        progress("write", done, merger.rows)
+        for name in missing:
+            journal.add_shard(merger.write(staging / name, names[name][0], config))
+            done += journal.shards[name].rows
+            if done < merger.rows:
+                progress("write", done, merger.rows)
+    progress("write", done, done)
+    shards: dict[str, list[Shard]] = {split: [] for split in splits(config)}
+    for name, (_, split) in names.items():
+        shards[split].append(journal.shards[name])
     return shards
 
 

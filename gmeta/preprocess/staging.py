@@ -86,7 +86,7 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
             keep = resume
             try:
                 if not resume:
-                    _clear(partial)
+                    clear(partial)
                 yield partial
                 (partial / _LOCK).unlink()
                 _put_in_place(partial, target)
@@ -96,7 +96,8 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
                     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Empty a folder that `resumable_folder` yields."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
