@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
 from gmeta.core.manifest import Shard
@@ -16,6 +17,7 @@ from gmeta.preprocess.columns import Columns, Ints, Values, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.source import NUMBER, Source
 from gmeta.preprocess.summary import count_sizes
+from gmeta.preprocess.table_spec import TableSpec
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,25 @@ def refuse_empty_splits(tasks: Ints, sizes: Ints, config: PlanConfig, path: Path
     Raises:
       DataError: There is one; the message says why tasks are left out.
     """
-    empty = [split for split, count in kept_tasks(tasks, sizes, config).items() if not count]
+    refuse_empty(kept_tasks(tasks, sizes, config), len(tasks), plan.left_out(sizes, config), path)
+
+
+def refuse_empty(
+    kept: Mapping[str, int], tasks: int, left_out: Mapping[str, tuple[int, int]], path: Path
+) -> None:
+    """As `refuse_empty_splits`, by what is known of all tasks.
+
+    Args:
+      kept: Split -> tasks.
+      tasks: How many there are, before the selection.
+      left_out: Reason -> (rows, tasks).
+      path: What the error names.
+    """
+    empty = [split for split, count in kept.items() if not count]
     if empty:
-        reasons = [f"{count} left out: {why}" for why, (_, count) in plan.left_out(sizes, config).items()]
+        reasons = [f"{count} left out: {why}" for why, (_, count) in left_out.items()]
         raise DataError(
-            f"of {len(tasks)} tasks none is left for {' and '.join(empty)}"
+            f"of {tasks} tasks none is left for {' and '.join(empty)}"
             + (f" ({'; '.join(reasons)})" if reasons else ""),
             path=path,
             advice="choose other bounds with --min-rows, --max-rows or --cold-modulus",
@@ -95,15 +111,29 @@ def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str,
       source: Says where they are from.
       bad: Applies the rule.
     """
-    spec = source.spec
-    again = plan.repeated(rows, spec.task, spec.unique)
+    again, messages = repeated_rows(rows, source.spec)
     if not again.any():
         return dict(rows)
-    out = take({name: rows[name] for name in (spec.task, *spec.unique, NUMBER)}, np.flatnonzero(again))
-    for values in zip(*out.values(), strict=True):
-        task, *key, number = (value.item() for value in values)
+    for number, message in messages:
         path, line, place = source.where(number)
-        said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))
-        message = f"{place}{spec.task} {task} has another row of {said}, which comes first"
-        bad.add(BadRecord(Reason.REPEATED_KEY, message), path, line)
+        bad.add(BadRecord(Reason.REPEATED_KEY, place + message), path, line)
     return take(rows, np.flatnonzero(~again))
+
+
+def repeated_rows(rows: Columns, spec: TableSpec) -> tuple[NDArray[np.bool_], Iterator[tuple[int, str]]]:
+    """Which rows (N,) are `plan.repeated`, and of each that is its `NUMBER` and what is wrong with it.
+
+    Args:
+      rows: In `plan.row_order`, with `NUMBER`; all that have a key are there.
+      spec: The columns.
+    """
+    again = plan.repeated(rows, spec.task, spec.unique)
+    out = take({name: rows[name] for name in (spec.task, *spec.unique, NUMBER)}, np.flatnonzero(again))
+
+    def messages() -> Iterator[tuple[int, str]]:
+        for values in zip(*out.values(), strict=True):
+            task, *key, number = (value.item() for value in values)
+            said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))
+            yield number, f"{spec.task} {task} has another row of {said}, which comes first"
+
+    return again, messages()

@@ -68,7 +68,7 @@ def row_order(columns: Columns, names: Sequence[str]) -> Ints:
       (N,) int64.
     """
     first = [columns[name] for name in names[:2]]
-    keys = [_comparable(values) for values in first if not isinstance(values, tuple)]
+    keys = [comparable(values) for values in first if not isinstance(values, tuple)]
     rows = len(keys[0])
     same = np.ones(max(rows - 1, 0), np.bool_)  # row i + 1 of the order ties with row i
     ascending = same.copy()
@@ -106,10 +106,10 @@ def _break_ties(order: Ints, same: NDArray[np.bool_], key: NDArray[Any]) -> None
 def _keys(values: Values) -> Iterator[NDArray[Any]]:
     """What to compare rows of a column by, most significant first."""
     if not isinstance(values, tuple):
-        yield _comparable(values)
+        yield comparable(values)
         return
     flat, splits = values
-    lengths, flat = np.diff(splits), _comparable(flat)
+    lengths, flat = np.diff(splits), comparable(flat)
     yield lengths
     for place in range(int(lengths.max(initial=0))):
         key = np.zeros(len(lengths), flat.dtype)
@@ -118,7 +118,7 @@ def _keys(values: Values) -> Iterator[NDArray[Any]]:
         yield key
 
 
-def _comparable(values: NDArray[Any]) -> NDArray[Any]:
+def comparable(values: NDArray[Any]) -> NDArray[Any]:
     """Integers that are ordered as ``values`` are, and equal where the bytes are."""
     if values.dtype.kind != "f":
         return values
@@ -159,7 +159,7 @@ def repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray[np.b
       (N,) bool.
     """
     keys = [columns[name] for name in (task, *unique)]
-    plain = [_comparable(key) for key in keys if not isinstance(key, tuple)]
+    plain = [comparable(key) for key in keys if not isinstance(key, tuple)]
     order = np.lexsort(plain[::-1])  # stable: equal ones stay in row_order
     again = np.zeros(len(order), np.bool_)
     same = np.ones(max(len(order) - 1, 0), np.bool_)

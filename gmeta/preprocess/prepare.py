@@ -28,7 +28,7 @@ from gmeta.preprocess.plan import PLAN_VERSION, splits
 from gmeta.preprocess.progress import Progress, no_progress
 from gmeta.preprocess.raw_file import RawFile
 from gmeta.preprocess.shard_files import save_manifest, shard_name
-from gmeta.preprocess.source import Source
+from gmeta.preprocess.source import Named, Source
 from gmeta.preprocess.staging import resumable_folder
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
 from gmeta.preprocess.table_source import TableSource
@@ -109,9 +109,9 @@ def prepare(
         def plan() -> dict[str, Any]:
             return describe_plan(source.name, source.spec, settings, bad.on_bad, source.digests())
 
-        if not overwrite and (out / MANIFEST).exists() and _holds(out, plan()):
+        if not overwrite and (out / MANIFEST).exists() and holds(out, plan()):
             return PrepareSummary.load(out)
-        _check_replaceable(out)
+        check_replaceable(out)
         source.start_digests()
         with resumable_folder(out, resume=resume) as staging:
             job = {
@@ -226,7 +226,7 @@ def describe_plan(
 
 
 def summarise(
-    out: Path, source: Source, config: PlanConfig, result: EngineResult, bad: BadRecords
+    out: Path, source: Named, config: PlanConfig, result: EngineResult, bad: BadRecords
 ) -> PrepareSummary:
     """The account of a run."""
     return PrepareSummary(
@@ -250,7 +250,7 @@ def summarise(
     )
 
 
-def _holds(out: Path, plan: Mapping[str, Any]) -> bool:
+def holds(out: Path, plan: Mapping[str, Any]) -> bool:
     """Whether the data set at ``out`` is made by ``plan``; refuses one damaged or made by another."""
     try:
         there = Manifest.load(out).config
@@ -269,7 +269,7 @@ def _holds(out: Path, plan: Mapping[str, Any]) -> bool:
     )
 
 
-def _check_replaceable(out: Path) -> None:
+def check_replaceable(out: Path) -> None:
     """Refuse to replace anything but nothing, an empty folder, or a prepared data set."""
     if out.exists() and not out.is_dir():
         raise GmetaError(f"{out} is a file: name a folder")

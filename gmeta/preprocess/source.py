@@ -16,11 +16,24 @@ NUMBER = "_gmeta_number"
 """A column that sources add: the number of the record, by which `Source.where` finds it. It isn't written."""
 
 
-class Source(Protocol):
-    """Rows to prepare.
+class Named(Protocol):
+    """What the account of a run says of its input.
 
     Attributes:
       name: What it is called in the summary and the manifest.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - above
+
+    def holds_rows(self, file: str) -> bool:
+        """Whether a file of this name holds records, not attributes."""
+
+
+class Source(Named, Protocol):
+    """Rows to prepare.
+
+    Attributes:
       path: What errors about all of it name.
       spec: The columns, decided (`TableSpec.resolve`).
       defaults: The settings that `PrepareConfig.resolve` fills in.
@@ -28,10 +41,7 @@ class Source(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102 - above
-
-    @property
-    def path(self) -> Path: ...  # noqa: D102
+    def path(self) -> Path: ...  # noqa: D102 - above
 
     @property
     def spec(self) -> TableSpec: ...  # noqa: D102
@@ -59,6 +69,3 @@ class Source(Protocol):
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
         """Say what can be said when all is read; ``tasks`` (T,) are the tasks that have rows, ascending."""
-
-    def holds_rows(self, file: str) -> bool:
-        """Whether a file of this name holds records, not attributes."""

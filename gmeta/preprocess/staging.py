@@ -51,7 +51,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this process's id
             partial.mkdir()
             yield partial
-            _put_in_place(partial, target)
+            put_in_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -89,7 +89,7 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
                     clear(partial)
                 yield partial
                 (partial / _LOCK).unlink()
-                _put_in_place(partial, target)
+                put_in_place(partial, target)
                 keep = True
             finally:
                 if not keep:
@@ -105,7 +105,7 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
-def _put_in_place(partial: Path, target: Path) -> None:
+def put_in_place(partial: Path, target: Path) -> None:
     """Give a folder its name; what stands there goes, but not before."""
     previous = target.with_name(f".{target.name}.{os.getpid()}.previous")
     try:

@@ -251,7 +251,7 @@ class CsvScan(Scan):
         quote, delimiter = quoted(self._form.quote), quoted(csv_delimiter(self.file.path, self._form))
         return (
             f"read_csv({quoted(str(self.file.path))}, header={str(self._form.header).lower()}, "
-            f"delim={delimiter}, quote={quote}, escape={quote}, {kinds})"
+            f"delim={delimiter}, quote={quote}, escape={quote}, hive_partitioning=false, {kinds})"
         )
 
     @cached_property

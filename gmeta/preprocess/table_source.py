@@ -37,6 +37,9 @@ class TableSource:
       spec: The columns; what it leaves open is decided by the first file.
       connection: DuckDB, with its limits set.
 
+    Attributes:
+      files: The table's files, in the order in which they are read.
+
     Raises:
       ConfigError: The spec doesn't fit the first file.
       DataError: A file is missing, empty, or not what its ending says.
@@ -47,14 +50,14 @@ class TableSource:
     def __init__(
         self, data: Sequence[str | os.PathLike[str]], spec: TableSpec, connection: duckdb.DuckDBPyConnection
     ) -> None:
-        self._files = find_files(data)
+        self.files = find_files(data)
         self.path = Path(data[0])
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
-        self._scans = [open_scan(file, spec.csv, connection) for file in self._files]
+        self._scans = [open_scan(file, spec.csv, connection) for file in self.files]
         try:
             self.spec = spec.resolve(self._scans[0].schema)
         except ConfigError as error:
-            raise ConfigError(f"{self._files[0].path}: {error}") from error
+            raise ConfigError(f"{self.files[0].path}: {error}") from error
         self._starts: list[int] = []  # the number of each file's first record
         self._digests: Future[dict[str, str]] | None = None
 
@@ -70,7 +73,7 @@ class TableSource:
         if self._digests is None:
             pool = ThreadPoolExecutor(1, "digest")
             self._digests = pool.submit(
-                lambda: {name: file.sha256() for name, file in zip(self._names(), self._files, strict=True)}
+                lambda: {name: file.sha256() for name, file in zip(self._names(), self.files, strict=True)}
             )
             pool.shutdown(wait=False)
 
@@ -83,17 +86,17 @@ class TableSource:
     def stamps(self) -> dict[str, list[int]]:
         """File name -> size and time of the last change: whether a file is still the same, at a glance."""
         found = {}
-        for name, file in zip(self._names(), self._files, strict=True):
+        for name, file in zip(self._names(), self.files, strict=True):
             stat = file.path.stat()
             found[name] = [stat.st_size, stat.st_mtime_ns]
         return found
 
     def _names(self) -> list[str]:
         """The files' names, each once: as much of their paths as tells them apart."""
-        if len(self._files) == 1:
-            return [self._files[0].path.name]
-        folder = Path(os.path.commonpath([file.path.parent.absolute() for file in self._files]))
-        return [str(file.path.absolute().relative_to(folder)) for file in self._files]
+        if len(self.files) == 1:
+            return [self.files[0].path.name]
+        folder = Path(os.path.commonpath([file.path.parent.absolute() for file in self.files]))
+        return [str(file.path.absolute().relative_to(folder)) for file in self.files]
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """The good rows of all files, in parts."""
