@@ -12,7 +12,7 @@ from gmeta.cli.options import on_bad_option
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import LAYOUTS
 from gmeta.core.on_bad import OnBad
-from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.config import ENGINES, Engine, PrepareConfig
 from gmeta.preprocess.table_spec import TableSpec
 
 _DEFAULT = PrepareConfig()
@@ -66,6 +66,21 @@ _DEFAULT = PrepareConfig()
     "--resume", is_flag=True, help="Go on where a run was killed, and keep what this one does if it fails."
 )
 @click.option("--memory-limit", help="Memory to keep to, such as 2GB.  [default: half of what there is]")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default=ENGINES[0],
+    show_default=True,
+    help="What does the work: this process, or jobs of Hadoop Streaming; to the same bytes.",
+)
+@click.option(
+    "--job",
+    type=click.Path(path_type=Path),
+    help="With --engine streaming: the folder to make for the jobs, on a file system that all machines see.",
+)
+@click.option(
+    "--ranges", type=int, help="Parts to sort apart, each in a worker's memory.  [default: by size]"
+)
 @click.option("--compress", help="Refused, with the reason.", hidden=True)
 def prepare(
     data: tuple[str, ...],
@@ -75,6 +90,9 @@ def prepare(
     resume: bool,
     memory_limit: str | None,
     compress: str | None,
+    engine: Engine,
+    job: Path | None,
+    ranges: int | None,
     **settings: Any,
 ) -> None:
     """Turn tables of events, or MovieLens files, into a data set that `gmeta train` reads.
@@ -84,6 +102,7 @@ def prepare(
     train on, and cold ones, to evaluate on. OUT appears whole or not at all. Made from the same files with
     the same settings before, it is used as it is.
     """
+    from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
     from gmeta.preprocess import prepare as run
     from gmeta.preprocess.memory import parse_bytes
@@ -95,6 +114,7 @@ def prepare(
             f"--compress {compress}: shards aren't compressed as files: a compressed file can't be entered "
             "in the middle, and readers start at any batch. The layout columnar packs numbers into few bytes"
         )
+    refuse_foreign(engine, resume=resume, memory_limit=memory_limit, job=job, ranges=ranges)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     spec = _spec(settings)
     config = PrepareConfig(**settings)
@@ -102,6 +122,9 @@ def prepare(
         click.echo(
             f"no --data: using a synthetic data set in MovieLens-100K's layout, seed {config.seed}", err=True
         )
+    if engine == "streaming":
+        click.echo(describe_jobs(data, out, config, on_bad, spec, overwrite, job, ranges))
+        return
     with PrepareProgress() as progress:
         summary = run(
             data or None,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import Literal, get_args
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import LAYOUTS, Layout
 
+Engine = Literal["duckdb", "streaming"]
+"""What does the work: this process, or jobs of Hadoop Streaming."""
+
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 DEFAULT_LAYOUT: Layout = "example"
 
 

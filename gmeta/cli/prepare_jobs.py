@@ -1,0 +1,62 @@
+"""What ``gmeta prepare`` does where others do the work: it describes the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import ConfigError
+from gmeta.preprocess.config import Engine, PrepareConfig
+from gmeta.preprocess.table_job import TableJob
+from gmeta.preprocess.table_spec import TableSpec
+
+_OF: dict[str, tuple[Engine, ...]] = {
+    "resume": ("duckdb",),
+    "memory_limit": ("duckdb",),
+    "job": ("streaming",),
+    "ranges": ("streaming",),
+}
+
+
+def refuse_foreign(engine: Engine, **given: Any) -> None:
+    """Refuse options that the engine has no use for.
+
+    Raises:
+      ConfigError: One is given.
+    """
+    for name, value in given.items():
+        if value not in (None, False) and engine not in _OF[name]:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is for --engine {' and '.join(_OF[name])}, not for {engine}")
+
+
+def describe_jobs(
+    data: Sequence[str],
+    out: Path,
+    config: PrepareConfig,
+    on_bad: str,
+    spec: TableSpec | None,
+    overwrite: bool,
+    folder: Path | None,
+    ranges: int | None,
+) -> str:
+    """Make a job's folder, and say what comes next.
+
+    Raises:
+      ConfigError: The files, the task or the folder aren't given.
+      GmetaError: There is something else at ``out``, or the data set is there already.
+    """
+    if not data or spec is None or folder is None:
+        raise ConfigError(
+            "--engine streaming needs --data, --task or --spec, and --job, a folder for the jobs"
+        )
+    job = TableJob.of_files(data, out, spec, config, on_bad, ranges=ranges, overwrite=overwrite)
+    if job.is_done():
+        return f"already prepared, from the same files with the same settings: {out}"
+    folder.mkdir(parents=True, exist_ok=True)
+    job.save(folder)
+    return (
+        f"{folder}: files {len(job.files)}, ranges {job.ranges}, shards {job.config.shards} a split; "
+        f"run the jobs (docs/preprocessing.md), then: gmeta-reduce finish --job {folder}"
+    )
