@@ -63,6 +63,8 @@ def print_summary(summary: PrepareSummary, console: Console | None = None) -> No
     """Print what was kept and what was left out, with the first bad records by name."""
     console = console or Console()
     console.print(_table(summary))
+    least, _, median, _, most = summary.size_quantiles()
+    console.print(f"rows a task: {least:,} to {most:,}, median {median:,}", highlight=False)
     for kind in summary.bad:
         for example in kind.examples:
             console.print(f"skipped: {example}", highlight=False, markup=False, soft_wrap=True)
@@ -79,12 +81,9 @@ def print_summary(summary: PrepareSummary, console: Console | None = None) -> No
 
 
 def _table(summary: PrepareSummary) -> Table:
-    least, _, median, _, most = summary.size_quantiles()
     table = Table(
         title=f"{summary.source}: {summary.rows_read:,} rows",
-        caption=f"rows a task: {least} to {most}, median {median}",
         title_justify="left",
-        caption_justify="left",
     )
     table.add_column("")
     table.add_column("tasks", justify="right")

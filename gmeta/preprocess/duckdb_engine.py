@@ -34,6 +34,7 @@ from gmeta.preprocess.table_scan import quoted as quoted
 if TYPE_CHECKING:
     import duckdb
 
+_A_THREAD = 144 << 20  # bytes that a thread of DuckDB needs to sort beyond memory
 _ROWS = 122_880  # rows that are sorted, cut and encoded at once
 
 
@@ -42,10 +43,12 @@ def connect(memory_limit: int) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(":memory:")
-    connection.execute(f"SET memory_limit = '{int(memory_limit * memory.DUCKDB_SHARE) >> 20}MiB'")
+    own = memory.share(memory_limit, memory.DUCKDB_SHARE)
+    connection.execute(f"SET memory_limit = '{own >> 20}MiB'")
     connection.execute("SET preserve_insertion_order = true")  # of files: a record is found by its number
     connection.execute("SET enable_progress_bar = false")
-    connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
+    threads = min(len(os.sched_getaffinity(0)), max(1, own // _A_THREAD))
+    connection.execute(f"SET threads = {threads}")
     return connection
 
 
@@ -83,7 +86,7 @@ def sort_groups(
         source.check(tasks, bad)
         refuse_empty_splits(tasks, sizes, config, source.path)
         cutter = Cutter(spec, config, tasks, sizes, lambda whole: refuse_repeated(whole, source, bad))
-        sorter = GroupSorter(folder, spec.schema, config, int(memory_limit * memory.RUN_SHARE))
+        sorter = GroupSorter(folder, spec.schema, config, memory.share(memory_limit, memory.RUN_SHARE))
         done = 0
         progress("sort", 0, rows)
         try:

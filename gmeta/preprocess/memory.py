@@ -9,11 +9,16 @@ from pathlib import Path
 
 from gmeta.core.errors import ConfigError
 
-LEAST = 256 << 20
-"""Less than this, and DuckDB's buffers alone don't fit."""
+LEAST = 512 << 20
+"""Less than this, and there is no room to work beside the libraries."""
 
-DUCKDB_SHARE, RUN_SHARE, MERGE_SHARE = 0.6, 0.15, 0.4
-"""Of a limit: what DuckDB gets, what encoded batches get beside it, and what they get once it is gone."""
+_LIBRARIES = 256 << 20  # what Python, NumPy, Arrow and DuckDB take before a row is read
+
+DUCKDB_SHARE, RUN_SHARE, MERGE_SHARE = 0.6, 0.1, 0.3
+"""Of what is left: for DuckDB, for encoded batches beside it, and for those once it is gone.
+
+Rows on their way and copies of what is being written take the rest.
+"""
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -34,6 +39,11 @@ def parse_bytes(text: str) -> int:
     if size < LEAST:
         raise ConfigError(f"memory limit must be at least {LEAST >> 20}MiB, got {text!r}")
     return size
+
+
+def share(limit: int, part: float) -> int:
+    """Bytes for a part of the work, such as `DUCKDB_SHARE`, where all is to keep to ``limit`` bytes."""
+    return max(int((limit - _LIBRARIES) * part), 1)
 
 
 def default_limit() -> int:

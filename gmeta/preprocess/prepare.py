@@ -122,7 +122,9 @@ def prepare(
             if journal.runs is None:
                 _sort(staging, source, settings, bad, progress, connection, memory_limit)
                 journal.add_sorted(len(list((staging / _RUNS).glob("*.groups"))))
-            shards = _merge(staging, journal, settings, progress, int(memory_limit * memory.MERGE_SHARE))
+            shards = _merge(
+                staging, journal, settings, progress, memory.share(memory_limit, memory.MERGE_SHARE)
+            )
             summary = replace(PrepareSummary.load(staging), out=out, reused=False).with_shards(shards)
             if raw:
                 synthetic.write(staging / RAW_FOLDER, raw)

@@ -338,7 +338,9 @@ def errors_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except duckdb.OutOfMemoryException as error:
-        raise GmetaError(f"{path}: {_one_line(str(error))}; allow more with --memory-limit") from error
+        raise GmetaError(
+            f"{path}: too little memory: {_one_line(str(error))}; allow more with --memory-limit"
+        ) from error
     except duckdb.Error as error:
         text = _one_line(str(error))
         if re.search(

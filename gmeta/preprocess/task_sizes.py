@@ -15,6 +15,7 @@ from gmeta.preprocess.summary import PrepareSummary
 FILE_NAME = "task_sizes.png"
 _KEPT, _LEFT_OUT, _INK, _MUTED, _RULE = "#0072B2", "#b8bec6", "#1a1a1a", "#5f6670", "#dfe3e8"
 _BINS_A_DECADE = 14
+_WIDE, _STEEP = 3000, 1000  # largest to smallest size, and number of tasks, that an even scale can show
 
 
 def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
@@ -42,16 +43,23 @@ def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
     kept = (edges[:-1] >= low - 0.5) & (edges[1:] <= high + 0.5)
 
     figure = Figure(figsize=(7.2, 3.4), dpi=150, facecolor="white")
-    axes = figure.add_axes((0.08, 0.16, 0.88, 0.62))
+    axes = figure.add_axes((0.1, 0.16, 0.87, 0.62))
     colours = [_KEPT if keep else _LEFT_OUT for keep in kept]
     axes.bar(
         edges[:-1], heights, np.diff(edges), align="edge", color=colours, edgecolor="white", linewidth=0.6
     )
     axes.set_xscale("log")
     axes.set_xlim(edges[0], edges[-1])
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    wide = edges[-1] / edges[0] > _WIDE
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    numbers = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 or not value else "")
+    axes.xaxis.set_major_formatter(numbers)
+    if steep := heights.max() > _STEEP * heights[heights > 0].min():
+        axes.set_yscale("log")  # or most of the sizes would be a line on the axis
+        axes.set_ylim(0.7, None)
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(numbers)
     axes.set_xlabel("rows of a task (logarithmic scale)", fontsize=10, color=_MUTED)
     axes.grid(axis="y", color=_RULE, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -63,7 +71,8 @@ def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
         title = f"all {summary.tasks:,} tasks are kept"
     figure.text(0.012, 0.965, title, fontsize=12.5, weight="bold", color=_INK, va="top")
     median = summary.size_quantiles((0.5,))[0]
-    about = f"number of tasks by size; {summary.source}, median {median:,}, most {most:,} rows a task"
+    about = f"number of tasks by size{' (logarithmic scale)' if steep else ''}; "
+    about += f"{summary.source}, median {median:,}, most {most:,} rows a task"
     figure.text(0.012, 0.875, about, fontsize=9.5, color=_MUTED, va="top")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})

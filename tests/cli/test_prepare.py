@@ -1,16 +1,22 @@
 """``gmeta prepare`` as a user meets it."""
 
+import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from gmeta.cli import main
+from gmeta.cli.prepare_output import PrepareProgress
 from gmeta.core.manifest import Manifest
+from gmeta.testing.event_tables import event_table, write_table
 from gmeta.testing.movielens_files import edit, small_100k
 
 
@@ -105,3 +111,91 @@ main(["prepare", "--out", {str(tmp_path / "out")!r}])
     assert "File too large" in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(event_table(400), tmp_path / "t.parquet")
+
+
+def test_a_table_by_options(table, tmp_path):
+    result = run(
+        "--data", table, "--task", "user", "--time", "ts", "--label", "click", "--out", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert "t.parquet: 400 rows" in result.stdout
+    assert "sorting and cutting: 400 rows" in result.stderr
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.schema.task == "user"
+    assert manifest.config["table"]["label"] == "click"
+    assert (tmp_path / "out" / "task_sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_by_a_spec_and_options_that_count_more(table, tmp_path):
+    (tmp_path / "spec.toml").write_text('task = "user"\ntime = "price"\n[columns.item]\nhash = true\n')
+    options = ["--spec", tmp_path / "spec.toml", "--time", "ts", "--unique", "item", "--on-bad", "skip"]
+    result = run(
+        "--data", table.parent / "*.parquet", *options, "--out", tmp_path / "out", "--layout", "columnar"
+    )
+    assert result.exit_code == 0, result.output
+    manifest = Manifest.load(tmp_path / "out")
+    assert [column.name for column in manifest.schema] == ["user", "batch_id", "ts", "item"]
+    assert manifest.config["table"]["unique"] == ["item"]
+    assert "bad: key given twice in a task (t.parquet)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--time", "ts"], "--time is of a table: name its --task too"),
+        ([], "say which of its columns is the task, with --task COLUMN or --spec FILE"),
+        (["--task", "user", "--compress", "gzip"], "a compressed file can't be entered in the middle"),
+        (["--task", "user", "--memory-limit", "much"], "memory limit must be a size such as 2GB"),
+        (["--task", "user", "--memory-limit", "1MB"], "memory limit must be at least 512MiB"),
+        (["--task", "uid"], "no column 'uid' in the table; it has user, ts, item"),
+        (["--spec", "/nowhere.toml"], "/nowhere.toml: can't be read: No such file"),
+    ],
+)
+def test_options_that_make_no_sense(table, tmp_path, options, said):
+    result = run("--data", table, "--out", tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("gmeta: error: ")
+    assert said in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_kill_minus_nine_and_resume(table, tmp_path):
+    """The command itself: killed when the first shard is there, then run again."""
+    arguments = ["--data", table, "--task", "user", "--time", "ts", "--shards", 40, "--layout", "columnar"]
+    assert run(*arguments, "--out", tmp_path / "whole").exit_code == 0
+    command = [sys.executable, "-m", "gmeta", "prepare", *map(str, arguments), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        partial = tmp_path / ".out.partial"
+        while process.poll() is None and not list(partial.glob("*.gidx")):
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+    if process.returncode == 0:
+        pytest.skip("it was done before it could be killed")
+    assert not (tmp_path / "out").exists()
+    result = run(*arguments, "--out", tmp_path / "out", "--resume")
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_bars_show_rows_rate_and_time_left():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with PrepareProgress(console) as progress:
+        progress("read", 0, None)
+        progress("read", 1000, 4000)
+        time.sleep(0.01)
+        progress("read", 2000, 4000)
+        progress.bars.refresh()
+    shown = console.file.getvalue()
+    assert "reading rows" in shown
+    assert "2000/4000" in shown
+    assert "rows/s" in shown
+    assert re.search(r"0:0\d left", shown)

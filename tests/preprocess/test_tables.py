@@ -124,8 +124,8 @@ def test_little_memory_gives_the_same_bytes(expected, tmp_path, monkeypatch):
     """Many parts, many runs, and shards that are merged in pieces."""
     shards, table = expected
     monkeypatch.setattr(duckdb_engine, "_ROWS", 100)
-    monkeypatch.setattr(memory, "RUN_SHARE", 10_000 / memory.LEAST)
-    monkeypatch.setattr(memory, "MERGE_SHARE", 5000 / memory.LEAST)
+    monkeypatch.setattr(memory, "RUN_SHARE", 10_000 / (256 << 20))
+    monkeypatch.setattr(memory, "MERGE_SHARE", 5000 / (256 << 20))
     data = write_table(table, tmp_path / "t.csv")
     prepare(data, tmp_path / "out", CONFIG, spec=SPEC, memory_limit=memory.LEAST)
     assert contents(tmp_path / "out") == shards
