@@ -88,7 +88,7 @@ def written(monkeypatch):
         ("after(Journal, 'add_shard', 4)", 8),  # a shard is there, but not noted
         ("after(Manifest, 'save', 0)", 0),
         ("after(shutil, 'rmtree', 1)", 0),  # all is written, some of what led there is removed
-        ("after(staging, '_put_in_place', 0)", 12),  # all but the name, and nothing known of it any more
+        ("after(staging, 'put_in_place', 0)", 12),  # all but the name, and nothing known of it any more
     ],
 )
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(data, tmp_path, written, patch, again):
