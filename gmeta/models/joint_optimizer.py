@@ -162,6 +162,16 @@ class JointOptimizer:
         finite: tf.Tensor | None = None,
     ) -> None:
         pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
+        # A data set that has run out ends a step where its data is used. Counting the step uses none.
+        with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
+            self._step_on(pairs, tables, finite)
+
+    def _step_on(
+        self,
+        pairs: Sequence[tuple[Gradient, tf.Variable]],
+        tables: Sequence[TableGradient],
+        finite: tf.Tensor | None,
+    ) -> None:
         rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
             self.optimizer.apply_gradients(pairs)
@@ -188,6 +198,12 @@ def _update(tables: Sequence[TableGradient], rate: tf.Tensor) -> tf.Tensor:
     for part in tables:
         part.apply(rate)
     return _nothing()
+
+
+def _dense_part(gradient: Gradient) -> tf.Tensor:
+    if gradient is None:
+        return _nothing()
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _nothing() -> tf.Tensor:

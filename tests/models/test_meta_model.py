@@ -204,6 +204,16 @@ def test_the_tables_learn_at_the_keras_optimizers_rate():
     assert not np.array_equal(model.collection.lookup(batch["features"]).rows[0], lookup.rows[0])
 
 
+def test_data_that_doesnt_tell_its_length_makes_no_step_at_its_end():
+    batches = [make_batch([2, 3], seed=seed) for seed in range(5)]
+    model = make_model(optimizer=tf.keras.optimizers.Adam(0.01))
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), batches[0])
+    data = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
+    model.fit(data, epochs=1, verbose=0)
+    model.fit(data, epochs=1, verbose=0)
+    assert int(model.optimizer.iterations) == 10
+
+
 def test_a_loss_object_serves_as_its_name_does():
     batch = make_batch([3, 2])
     named, made = make_model(), make_model()
