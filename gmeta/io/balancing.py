@@ -63,7 +63,8 @@ def prefix_batches(
             return
         count = _closest(queue, target, max_tokens)
         for _ in range(count):
-            waiting -= queue.popleft()[0]
+            queue.popleft()
+        waiting = sum(cost for cost, _ in queue)  # as of a stream that begins here, to the last bit
         yield count
 
 

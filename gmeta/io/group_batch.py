@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.group_index import Layout
 from gmeta.core.native import load_op_library
 from gmeta.core.on_bad import OnBad, check_on_bad
 from gmeta.core.schema import Schema
+from gmeta.io.element_tensors import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.reader_stats import ReaderStats
 
 Path: TypeAlias = str | os.PathLike[str]
@@ -22,21 +25,24 @@ def group_batch(
     schema: Schema,
     *,
     groups_per_element: int = 1,
+    layout: Layout = "example",
     shuffle_buffer: int = 0,
     seed: int | tf.Tensor | None = None,
     min_rows: int = 1,
     on_bad: OnBad = "raise",
     stats: ReaderStats | None = None,
 ) -> tf.data.Dataset:
-    """Read TFRecord files of ``tf.train.Example`` records and group consecutive records of one key.
+    """Read TFRecord files from beginning to end and group consecutive records of one key.
 
     The key is (task, batch). Records of a key must stand together, in one file, as `gmeta prepare` writes
     them. Reading, parsing and grouping happen in one native source op; local paths and every file system
-    that TensorFlow knows are read.
+    that TensorFlow knows are read. It takes any files, without a manifest or an index; of a prepared data set
+    `gmeta.io.groups` reads ranges, on several threads.
 
     Args:
       files: One path, several, or a string tensor of shape (F,).
       schema: The columns of every record. Other features of a record are passed over.
+      layout: ``"example"``, a ``tf.train.Example`` a row, or ``"columnar"``, a record a group.
       groups_per_element: Groups ``G`` in an element; the last element may hold fewer.
       shuffle_buffer: 0 keeps the files' order. Otherwise files are permuted, and groups drawn from a buffer
         of this many: uniform if it holds all groups.
@@ -74,11 +80,7 @@ def group_batch(
             f"1, shuffle_buffer={shuffle_buffer} at least 0"
         )
     check_on_bad(on_bad)
-    columns = [column for column in schema if column.name not in (schema.task, schema.batch)]
-    vector = tf.TensorSpec((None,), tf.int64)
-    flat = [vector, vector, vector]
-    for column in columns:
-        flat += [tf.TensorSpec((None,), column.dtype)] + [vector] * column.is_list
+    flat = columns_specs(schema)
     variant = load_op_library("io").gmeta_group_batch_dataset(
         files=_files(files),
         seed=_seed(seed),
@@ -86,28 +88,15 @@ def group_batch(
         shuffle_buffer=shuffle_buffer,
         min_rows=min_rows,
         stats=0 if stats is None else stats.id,
-        column_names=[column.name for column in schema],
-        column_types=[column.dtype for column in schema],
-        column_lists=[column.is_list for column in schema],
-        task_column=schema.task,
-        batch_column=schema.batch,
+        layout=layout,
         on_bad=on_bad,
+        **columns_attributes(schema),
         output_types=[spec.dtype for spec in flat],
         output_shapes=[spec.shape for spec in flat],
     )
-
-    def structure(task: tf.Tensor, batch: tf.Tensor, splits: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
-        parts, values = iter(rest), {}
-        for column in columns:
-            values[column.name] = next(parts)
-            if column.is_list:
-                values[column.name] = tf.RaggedTensor.from_row_splits(
-                    values[column.name], next(parts), validate=False
-                )
-        return {"task": task, "batch_id": batch, "row_splits": splits, "columns": values}
-
     # No thread of its own: it only names what is there.
-    return tf.data.experimental.from_variant(variant, tuple(flat)).map(structure)
+    elements = tf.data.experimental.from_variant(variant, tuple(flat))
+    return elements.map(functools.partial(columns_as_dict, schema))
 
 
 def _files(files: Path | Sequence[Path] | tf.Tensor) -> tf.Tensor:

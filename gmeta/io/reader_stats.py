@@ -49,7 +49,7 @@ class ReaderCounts:
       bad: Reason -> how often it was met; only reasons that were. Of records: ``truncated``, ``length_crc``,
         ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
         ``not_columnar``, ``newer_layout``, ``wrong_key``. Of files: ``empty_file``, ``open``, ``read``.
-        Of groups: ``not_contiguous``, ``too_small``.
+        Of groups: ``not_contiguous``, ``too_small``, ``index_mismatch``; of a shard's index: ``bad_index``.
       messages: The first hundred of them, each "FILE at byte OFFSET: what; what to do".
     """
 

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.group_index import Layout
 from gmeta.core.schema import Schema
+from gmeta.io import columnar_reference
 
 Row = dict[str, list[Any]]
 _Item = TypeVar("_Item")
@@ -17,8 +19,13 @@ _WORD = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 
 
-def rows(files: Sequence[str], schema: Schema) -> Iterator[Row]:
-    """The records of files, one after another: column name -> its values."""
+def rows(files: Sequence[str], schema: Schema, layout: Layout = "example") -> Iterator[Row]:
+    """The rows of files, one after another: column name -> its values."""
+    if layout == "columnar":
+        for file in files:
+            for _, payload in columnar_reference.records(file):
+                yield from _rows(columnar_reference.decode(payload), schema)
+        return
     for record in tf.data.TFRecordDataset(list(files)).as_numpy_iterator():
         features = tf.train.Example.FromString(record).features.feature
         yield {
@@ -31,13 +38,25 @@ def rows(files: Sequence[str], schema: Schema) -> Iterator[Row]:
         }
 
 
-def groups(files: Sequence[str], schema: Schema) -> list[list[Row]]:
-    """Consecutive records of equal (task, batch), file by file."""
+def _rows(group: columnar_reference.ColumnarGroup, schema: Schema) -> Iterator[Row]:
+    for number in range(group.rows):
+        row: Row = dict(zip(group.key_names, ([group.key[0]], [group.key[1]]), strict=True))
+        for name, values in group.columns.items():
+            first, end = number, number + 1
+            if isinstance(values, tuple):
+                values, splits = values
+                first, end = splits[number], splits[number + 1]
+            row[name] = values[first:end].tolist()
+        yield {column.name: row[column.name] for column in schema}
+
+
+def groups(files: Sequence[str], schema: Schema, layout: Layout = "example") -> list[list[Row]]:
+    """Consecutive rows of equal (task, batch), file by file."""
     return [
         list(group)
         for file in files
         for _, group in itertools.groupby(
-            rows([file], schema), key=lambda row: (row[schema.task], row[schema.batch])
+            rows([file], schema, layout), key=lambda row: (row[schema.task], row[schema.batch])
         )
     ]
 
@@ -63,9 +82,9 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def permute(items: Sequence[_Item], seed: tuple[int, int]) -> list[_Item]:
-    """The order in which shuffled files are read: Fisher and Yates."""
-    out, draws = list(items), Draws(seed, 0)
+def permute(items: Sequence[_Item], seed: tuple[int, int], stream: int = 0) -> list[_Item]:
+    """The order of shuffled files, of blocks, and of a window: Fisher and Yates."""
+    out, draws = list(items), Draws(seed, stream)
     for left in range(len(out), 1, -1):
         i = draws.below(left)
         out[left - 1], out[i] = out[i], out[left - 1]
@@ -82,6 +101,23 @@ def shuffle(items: Sequence[_Item], buffer: int, seed: tuple[int, int]) -> list[
         i = draws.below(len(held))
         held[i], held[-1] = held[-1], held[i]
         out.append(held.pop())
+
+
+def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
+    """The groups that stand at the positions of an epoch: `gmeta.io.groups`' order."""
+    if not window:
+        return list(range(groups))
+    block = max(1, window // 64)
+    blocks = permute(range(-(-groups // block)), seed)
+    order, at_once = list[int](), max(1, window // block)
+    for number, first in enumerate(range(0, len(blocks), at_once)):
+        own = [
+            group
+            for place in blocks[first : first + at_once]
+            for group in range(place * block, min(groups, (place + 1) * block))
+        ]
+        order += permute(own, seed, stream=1 + number)
+    return order
 
 
 def task_batch(chosen: Sequence[list[Row]], schema: Schema, label: str, query: int) -> dict[str, Any]:

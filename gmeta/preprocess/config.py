@@ -12,7 +12,7 @@ Engine = Literal["duckdb", "streaming"]
 """What does the work: this process, or jobs of Hadoop Streaming."""
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-DEFAULT_LAYOUT: Layout = "example"
+DEFAULT_LAYOUT: Layout = "columnar"
 
 
 @dataclass(frozen=True)

@@ -39,33 +39,16 @@
 #include <utility>
 #include <vector>
 
+#include "io/group_batch/problem.h"
 #include "io/group_batch/reader_stats.h"
 #include "io/records/column.h"
+#include "io/records/columnar_parser.h"
 #include "io/records/example_parser.h"
-#include "io/records/fault.h"
 #include "io/records/tfrecord.h"
 
 namespace gmeta::group_batch {
 
 using records::ColumnBuffer;
-using records::ColumnSpec;
-using records::Fault;
-
-enum class OnBad { kRaise, kSkip };
-
-// What is wrong and where, in one line: "FILE at byte OFFSET: what; what to do".
-struct Problem {
-  Fault fault = Fault::kNone;
-  std::string message;
-};
-
-struct GroupKey {
-  int64_t task = 0;
-  int64_t batch = 0;
-  bool operator==(const GroupKey& other) const {
-    return task == other.task && batch == other.batch;
-  }
-};
 
 struct Group {
   GroupKey key;
@@ -84,6 +67,7 @@ struct GroupOptions {
   size_t task = 0;  // places of the key's columns, each a single int64
   size_t batch = 1;
   int64_t min_rows = 1;  // a smaller group is a fault
+  Layout layout = Layout::kExample;
   OnBad on_bad = OnBad::kRaise;
   records::RecordReader::Options records;
 };
@@ -99,7 +83,8 @@ class GroupReader {
         files_(std::move(files)),
         open_(std::move(open)),
         stats_(stats),
-        parser_(options_.columns) {}
+        parser_(options_.columns),
+        group_parser_(options_.columns, options_.task, options_.batch) {}
 
   // From now on, faults are treated so and counted there.
   void SetPolicy(OnBad on_bad, ReaderStats* stats) {
@@ -120,7 +105,7 @@ class GroupReader {
       if (!reader_->Next(&payload, &fault)) {
         const bool empty = source_->size() == 0;
         std::unique_ptr<Group> last = std::move(open_group_);
-        if (empty && Report(Fault::kEmptyFile, 0, 0, "the file is empty", kRemake, problem)) {
+        if (empty && Report({Fault::kEmptyFile, 0, "the file is empty", kRemake}, 0, problem)) {
           CloseFile();
           return Result::kProblem;
         }
@@ -130,7 +115,7 @@ class GroupReader {
         continue;
       }
       std::unique_ptr<Group> closed;
-      if (fault != Fault::kNone ? ReportFraming(fault, problem)
+      if (fault != Fault::kNone ? Report(Framing(fault), reader_->offset(), problem)
                                 : Append(payload, &closed, problem)) {
         return Result::kProblem;
       }
@@ -146,7 +131,6 @@ class GroupReader {
 
  private:
   static constexpr size_t kSpare = 64;
-  static constexpr const char* kRemake = "make the file again";
 
   struct KeyHash {
     size_t operator()(const GroupKey& key) const {
@@ -165,7 +149,7 @@ class GroupReader {
       reader_ = std::make_unique<records::RecordReader>(source_.get(), options_.records);
       return true;
     }
-    *problem = {Fault::kOpen, path() + ": can't be opened: " + error + "; check the path"};
+    *problem = CantOpen(path(), error);
     if (stats_ != nullptr) stats_->AddFault(Fault::kOpen, 0, problem->message);
     ++file_;
     return false;
@@ -180,39 +164,58 @@ class GroupReader {
   // Parses a record into the open group. Where its key is a new one, the group before moves to
   // `closed`. Returns whether there is a problem to hand on.
   bool Append(std::string_view payload, std::unique_ptr<Group>* closed, Problem* problem) {
+    if (options_.layout == Layout::kColumnar) return AppendGroup(payload, closed, problem);
     if (open_group_ == nullptr) open_group_ = NewGroup();
     const records::ParseResult parsed = parser_.Parse(payload, &open_group_->columns);
-    if (parsed.fault != Fault::kNone) return ReportContent(parsed, problem);
-    const GroupKey key = {open_group_->columns[options_.task].ints.back(),
-                          open_group_->columns[options_.batch].ints.back()};
+    if (parsed.fault != Fault::kNone) {
+      return Report(ContentFinding(parsed, options_.columns), reader_->offset(), problem);
+    }
+    const GroupKey key = LastKey(*open_group_);
     if (open_group_->rows > 0 && !(key == open_group_->key)) {
       std::unique_ptr<Group> fresh = NewGroup();
       MoveLastRow(open_group_.get(), fresh.get());
       *closed = std::exchange(open_group_, std::move(fresh));
     }
-    if (open_group_->rows++ == 0) {
-      open_group_->key = key;
-      open_group_->offset = reader_->offset();
-      open_group_->reopened = !keys_.insert(key).second;
-    }
+    if (open_group_->rows++ == 0) Begin(key);
     return false;
+  }
+
+  // As Append, of a record that holds a whole group.
+  bool AppendGroup(std::string_view payload, std::unique_ptr<Group>* closed, Problem* problem) {
+    std::unique_ptr<Group> fresh = NewGroup();
+    const records::ParseResult parsed = group_parser_.Parse(payload, &fresh->columns, &fresh->rows);
+    if (parsed.fault != Fault::kNone) {
+      Recycle(std::move(fresh));
+      return Report(ContentFinding(parsed, options_.columns), reader_->offset(), problem);
+    }
+    *closed = std::exchange(open_group_, std::move(fresh));
+    Begin(LastKey(*open_group_));
+    return false;
+  }
+
+  GroupKey LastKey(const Group& group) const {
+    return {group.columns[options_.task].ints.back(), group.columns[options_.batch].ints.back()};
+  }
+
+  void Begin(const GroupKey& key) {
+    open_group_->key = key;
+    open_group_->offset = reader_->offset();
+    open_group_->reopened = !keys_.insert(key).second;
   }
 
   // Judges a group whose last row is in. kEnd: there is nothing to hand out.
   Result Close(std::unique_ptr<Group> closed, std::unique_ptr<Group>* group, Problem* problem) {
     if (closed == nullptr || closed->rows == 0) return Result::kEnd;
-    const std::string who =
-        "task " + std::to_string(closed->key.task) + ", batch " + std::to_string(closed->key.batch);
     bool raise = false;
     if (closed->reopened) {
-      raise = Report(Fault::kNotContiguous, closed->offset, closed->rows,
-                     "the records of " + who + " don't stand together: the group was closed before",
-                     "sort the records by task and batch, as `gmeta prepare` does", problem);
+      raise = Report({Fault::kNotContiguous, closed->rows,
+                      "the records of " + Name(closed->key) +
+                          " don't stand together: the group was closed before",
+                      "sort the records by task and batch, as `gmeta prepare` does"},
+                     closed->offset, problem);
     } else if (closed->rows < options_.min_rows) {
-      raise = Report(Fault::kTooSmall, closed->offset, closed->rows,
-                     "the group of " + who + " has " + std::to_string(closed->rows) + " rows, " +
-                         std::to_string(options_.min_rows) + " are needed",
-                     "ask for fewer", problem);
+      raise = Report(SmallFinding(closed->key, closed->rows, options_.min_rows), closed->offset,
+                     problem);
     } else {
       if (stats_ != nullptr) stats_->AddGroup(closed->rows);
       *group = std::move(closed);
@@ -222,59 +225,16 @@ class GroupReader {
     return raise ? Result::kProblem : Result::kEnd;
   }
 
-  bool ReportFraming(Fault fault, Problem* problem) {
-    const std::string bytes = std::to_string(reader_->length()) + " bytes";
-    const uint64_t at = reader_->offset();
-    switch (fault) {
-      case Fault::kTruncated:
-        return Report(fault, at, 0, "the file ends inside a record", kRemake, problem);
-      case Fault::kLengthCrc:
-        return Report(
-            fault, at, 0, "the record's length fails its checksum, so the rest can't be read",
-            "check that this is an uncompressed TFRecord file and make it again", problem);
-      case Fault::kDataCrc:
-        return Report(fault, at, 1, "the record of " + bytes + " fails its checksum", kRemake,
-                      problem);
-      case Fault::kTooLong:
-        return Report(fault, at, 1,
-                      "the record has " + bytes + ", the limit is " +
-                          std::to_string(options_.records.max_record),
-                      kRemake, problem);
-      default:
-        return Report(Fault::kRead, at, 0, "can't be read: " + reader_->error(),
-                      "check the file system", problem);
-    }
-  }
-
-  bool ReportContent(const records::ParseResult& parsed, Problem* problem) {
-    static constexpr const char* kLists[] = {"no", "a bytes", "a float", "an int64"};
-    static constexpr const char* kSchema = "read it with the schema that it was written with";
-    std::string what = "the record isn't a tf.train.Example";
-    if (parsed.column >= 0) {
-      const ColumnSpec& column = options_.columns[static_cast<size_t>(parsed.column)];
-      what = "column '" + column.name + "'";
-      if (parsed.fault == Fault::kMissingColumn) {
-        what = "the record has no " + what;
-      } else if (parsed.fault == Fault::kWrongType) {
-        what += std::string(" holds ") + kLists[parsed.found] + " list, the schema says " +
-                records::Name(column.dtype);
-      } else {
-        what += " holds " + std::to_string(parsed.found) + " values, the schema says one";
-      }
-    }
-    return Report(parsed.fault, reader_->offset(), 1, what, parsed.column >= 0 ? kSchema : kRemake,
-                  problem);
+  Finding Framing(Fault fault) const {
+    return FramingFinding(fault, reader_->length(), options_.records.max_record, reader_->error());
   }
 
   // Counts a fault. Returns whether it is to be handed on.
-  bool Report(Fault fault, uint64_t offset, int64_t skipped, const std::string& what,
-              const std::string& advice, Problem* problem) {
-    std::string message =
-        path() + " at byte " + std::to_string(offset) + ": " + what + "; " + advice;
-    if (!records::IsFatal(fault)) message += ", or pass on_bad='skip' to leave it out";
-    if (stats_ != nullptr) stats_->AddFault(fault, skipped, message);
-    if (options_.on_bad == OnBad::kSkip && !records::IsFatal(fault)) return false;
-    *problem = {fault, std::move(message)};
+  bool Report(Finding finding, uint64_t offset, Problem* problem) {
+    Problem found = Located(path(), offset, std::move(finding));
+    if (stats_ != nullptr) stats_->AddFault(found.fault, found.skipped, found.message);
+    if (options_.on_bad == OnBad::kSkip && !records::IsFatal(found.fault)) return false;
+    *problem = std::move(found);
     return true;
   }
 
@@ -322,6 +282,7 @@ class GroupReader {
   const OpenFile open_;
   ReaderStats* stats_;
   records::ExampleParser parser_;
+  records::ColumnarParser group_parser_;
   size_t file_ = 0;  // the one being read
   std::unique_ptr<records::ByteSource> source_;
   std::unique_ptr<records::RecordReader> reader_;

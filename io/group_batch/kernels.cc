@@ -5,9 +5,9 @@
 // the shuffle buffer, at the price of parsing again what had been read. What is dropped isn't
 // counted or reported a second time.
 
-#include <algorithm>
+#include "io/group_batch/kernels.h"
+
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,87 +18,9 @@
 #include "io/group_batch/reader_stats.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/platform/env.h"
 
 namespace gmeta::group_batch {
 namespace {
-
-namespace tf = tensorflow;
-using tf::Status;
-using tf::Tensor;
-using tf::data::DatasetBase;
-using tf::data::IteratorContext;
-
-// A file of any file system that TensorFlow knows.
-class EnvSource : public records::ByteSource {
- public:
-  EnvSource(std::unique_ptr<tf::RandomAccessFile> file, uint64_t size)
-      : file_(std::move(file)), size_(size) {}
-
-  uint64_t size() const override { return size_; }
-
-  size_t Read(uint64_t offset, size_t count, char* out, std::string* error) override {
-    tf::StringPiece read;
-    const Status status = file_->Read(offset, count, &read, out);
-    if (!status.ok() && !tf::errors::IsOutOfRange(status)) {
-      *error = std::string(status.message());
-      return 0;
-    }
-    if (read.data() != out) std::memmove(out, read.data(), read.size());
-    return read.size();
-  }
-
- private:
-  const std::unique_ptr<tf::RandomAccessFile> file_;
-  const uint64_t size_;
-};
-
-// A message without the path that Env puts in front of it, and on one line.
-std::string Reason(const Status& status) {
-  std::string text(status.message());
-  if (const size_t at = text.rfind("; "); at != std::string::npos) text.erase(0, at + 2);
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
-  }
-  return text;
-}
-
-std::unique_ptr<records::ByteSource> OpenInEnv(tf::Env* env, const std::string& path,
-                                               std::string* error) {
-  std::unique_ptr<tf::RandomAccessFile> file;
-  tf::uint64 size = 0;
-  Status status = env->IsDirectory(path);
-  if (status.ok()) {
-    *error = "it is a folder";
-    return nullptr;
-  }
-  status = env->GetFileSize(path, &size);
-  if (status.ok()) status = env->NewRandomAccessFile(path, &file);
-  if (!status.ok()) {
-    *error = Reason(status);
-    return nullptr;
-  }
-  return std::make_unique<EnvSource>(std::move(file), size);
-}
-
-// gmeta/io/errors.py finds the line by this mark in what TensorFlow and Keras wrap around it.
-Status ToStatus(const Problem& problem) {
-  const std::string line = "gmeta: " + problem.message;
-  switch (problem.fault) {
-    case Fault::kTruncated:
-    case Fault::kLengthCrc:
-    case Fault::kDataCrc:
-      return tf::errors::DataLoss(line);
-    case Fault::kOpen:
-      return tf::errors::NotFound(line);
-    case Fault::kRead:
-      return tf::errors::Unavailable(line);
-    default:
-      return tf::errors::InvalidArgument(line);
-  }
-}
 
 // Everything that says what the dataset yields.
 struct Config {
@@ -107,7 +29,8 @@ struct Config {
   int64_t groups_per_element = 1;
   int64_t shuffle_buffer = 0;
   int64_t stats = 0;
-  GroupOptions options;
+  DatasetColumns columns;
+  GroupOptions options;  // with the same columns
   tf::DataTypeVector output_types;
   std::vector<tf::PartialTensorShape> output_shapes;
 };
@@ -149,29 +72,14 @@ class Dataset : public DatasetBase {
     TF_RETURN_IF_ERROR(b->AddScalar(config_.stats, &stats));
 
     const GroupOptions& options = config_.options;
-    std::vector<std::string> column_names;
-    tf::DataTypeVector column_types;
-    std::vector<bool> column_lists;
-    for (const ColumnSpec& column : options.columns) {
-      column_names.push_back(column.name);
-      column_types.push_back(column.dtype == records::DType::kInt64 ? tf::DT_INT64 : tf::DT_FLOAT);
-      column_lists.push_back(column.is_list);
-    }
-    tf::AttrValue names, types, lists, task, batch, on_bad;
-    b->BuildAttrValue(column_names, &names);
-    b->BuildAttrValue(column_types, &types);
-    b->BuildAttrValue(column_lists, &lists);
-    b->BuildAttrValue(column_names[options.task], &task);
-    b->BuildAttrValue(column_names[options.batch], &batch);
+    tf::AttrValue layout, on_bad;
+    b->BuildAttrValue(std::string(options.layout == Layout::kColumnar ? "columnar" : "example"),
+                      &layout);
     b->BuildAttrValue(std::string(options.on_bad == OnBad::kSkip ? "skip" : "raise"), &on_bad);
-    return b->AddDataset(this, {files, seed, groups, shuffle, min_rows, stats},
-                         {{"column_names", names},
-                          {"column_types", types},
-                          {"column_lists", lists},
-                          {"task_column", task},
-                          {"batch_column", batch},
-                          {"on_bad", on_bad}},
-                         output);
+    auto attributes = config_.columns.Attributes(b);
+    attributes.emplace_back("layout", layout);
+    attributes.emplace_back("on_bad", on_bad);
+    return b->AddDataset(this, {files, seed, groups, shuffle, min_rows, stats}, attributes, output);
   }
 
  private:
@@ -242,15 +150,11 @@ class Dataset : public DatasetBase {
     void Start(IteratorContext* ctx, OnBad on_bad, ReaderStats* stats)
         TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       groups_.clear();
-      tf::Env* env = ctx->env();
       GroupOptions options = config().options;
       options.on_bad = on_bad;
       shuffle_ = std::make_unique<GroupShuffle>(
-          std::move(options), config().files,
-          [env](const std::string& path, std::string* error) {
-            return OpenInEnv(env, path, error);
-          },
-          stats, static_cast<size_t>(config().shuffle_buffer), config().seed);
+          std::move(options), config().files, Opener(ctx->env()), stats,
+          static_cast<size_t>(config().shuffle_buffer), config().seed);
     }
 
     // Fills groups_ with the next element's. Those collected before a problem stay for the next
@@ -273,59 +177,17 @@ class Dataset : public DatasetBase {
       groups_.clear();
     }
 
-    template <typename T>
-    static T* Add(IteratorContext* ctx, std::vector<Tensor>* out, int64_t size) {
-      out->emplace_back(ctx->allocator({}), tf::DataTypeToEnum<T>::value, tf::TensorShape({size}));
-      return out->back().flat<T>().data();
-    }
-
     void Emit(IteratorContext* ctx, std::vector<Tensor>* out) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      const auto size = static_cast<int64_t>(groups_.size());
-      out->reserve(config().output_types.size());
-      int64_t* task = Add<int64_t>(ctx, out, size);
-      int64_t* batch = Add<int64_t>(ctx, out, size);
-      int64_t* splits = Add<int64_t>(ctx, out, size + 1);
-      int64_t rows = 0;
-      *splits++ = 0;
+      std::vector<GroupKey> keys;
+      std::vector<int64_t> ends;
+      std::vector<RowRange> rows;
+      int64_t end = 0;
       for (const auto& group : groups_) {
-        *task++ = group->key.task;
-        *batch++ = group->key.batch;
-        *splits++ = rows += group->rows;
+        keys.push_back(group->key);
+        ends.push_back(end += group->rows);
+        rows.push_back({&group->columns, 0, group->rows});
       }
-      const GroupOptions& options = config().options;
-      for (size_t i = 0; i < options.columns.size(); ++i) {
-        if (i == options.task || i == options.batch) continue;
-        if (options.columns[i].dtype == records::DType::kInt64) {
-          EmitValues<int64_t>(ctx, i, &ColumnBuffer::ints, out);
-        } else {
-          EmitValues<float>(ctx, i, &ColumnBuffer::floats, out);
-        }
-        if (options.columns[i].is_list) EmitSplits(ctx, i, rows, out);
-      }
-    }
-
-    template <typename T>
-    void EmitValues(IteratorContext* ctx, size_t column, std::vector<T> ColumnBuffer::* values,
-                    std::vector<Tensor>* out) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      size_t size = 0;
-      for (const auto& group : groups_) size += (group->columns[column].*values).size();
-      T* to = Add<T>(ctx, out, static_cast<int64_t>(size));
-      for (const auto& group : groups_) {
-        const std::vector<T>& from = group->columns[column].*values;
-        to = std::copy(from.begin(), from.end(), to);
-      }
-    }
-
-    void EmitSplits(IteratorContext* ctx, size_t column, int64_t rows, std::vector<Tensor>* out)
-        TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      int64_t* to = Add<int64_t>(ctx, out, rows + 1);
-      int64_t base = 0;
-      *to++ = 0;
-      for (const auto& group : groups_) {
-        const std::vector<int64_t>& ends = group->columns[column].ends;
-        for (const int64_t end : ends) *to++ = base + end;
-        base += ends.back();
-      }
+      ElementTensors(config().columns, ctx, out).Add(keys, ends, rows);
     }
 
     tf::mutex mutex_;
@@ -341,44 +203,19 @@ class Dataset : public DatasetBase {
 class GroupBatchDatasetOp : public tf::data::DatasetOpKernel {
  public:
   explicit GroupBatchDatasetOp(tf::OpKernelConstruction* ctx) : DatasetOpKernel(ctx) {
-    std::vector<std::string> names;
-    tf::DataTypeVector types;
-    std::vector<bool> lists;
-    std::string task, batch, on_bad;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("column_names", &names));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("column_types", &types));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("column_lists", &lists));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("task_column", &task));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("batch_column", &batch));
+    std::string layout, on_bad;
+    OP_REQUIRES_OK(ctx, DatasetColumns::Read(ctx, &config_.columns));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("layout", &layout));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("on_bad", &on_bad));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("output_types", &config_.output_types));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("output_shapes", &config_.output_shapes));
-    OP_REQUIRES(ctx, types.size() == names.size() && lists.size() == names.size(),
-                tf::errors::InvalidArgument("column_names, column_types and column_lists have ",
-                                            names.size(), ", ", types.size(), " and ", lists.size(),
-                                            " entries; give each column one"));
     GroupOptions& options = config_.options;
+    options.columns = config_.columns.columns;
+    options.task = config_.columns.task;
+    options.batch = config_.columns.batch;
+    options.layout = layout == "columnar" ? Layout::kColumnar : Layout::kExample;
     options.on_bad = on_bad == "skip" ? OnBad::kSkip : OnBad::kRaise;
-    options.task = options.batch = names.size();
-    tf::DataTypeVector expected(3, tf::DT_INT64);
-    for (size_t i = 0; i < names.size(); ++i) {
-      const bool is_int = types[i] == tf::DT_INT64;
-      options.columns.push_back(
-          {names[i], is_int ? records::DType::kInt64 : records::DType::kFloat32, lists[i]});
-      const bool is_key = names[i] == task || names[i] == batch;
-      if (names[i] == task) options.task = i;
-      if (names[i] == batch) options.batch = i;
-      OP_REQUIRES(ctx, !is_key || (is_int && !lists[i]),
-                  tf::errors::InvalidArgument("column ", names[i], " must be a single int64"));
-      if (is_key) continue;
-      expected.push_back(types[i]);
-      if (lists[i]) expected.push_back(tf::DT_INT64);
-    }
-    OP_REQUIRES(ctx,
-                options.task < names.size() && options.batch < names.size() &&
-                    options.task != options.batch,
-                tf::errors::InvalidArgument("task_column ", task, " and batch_column ", batch,
-                                            " must be two of the columns"));
+    const tf::DataTypeVector expected = config_.columns.OutputTypes(3);
     OP_REQUIRES(ctx, config_.output_types == expected,
                 tf::errors::InvalidArgument("output_types don't follow from the columns: got ",
                                             tf::DataTypeVectorString(config_.output_types),

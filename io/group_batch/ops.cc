@@ -23,6 +23,7 @@ REGISTER_OP("GmetaGroupBatchDataset")
     .Attr("column_lists: list(bool) >= 2")
     .Attr("task_column: string")
     .Attr("batch_column: string")
+    .Attr("layout: {'example', 'columnar'} = 'example'")
     .Attr("on_bad: {'raise', 'skip'} = 'raise'")
     .Attr("output_types: list(type) >= 3")
     .Attr("output_shapes: list(shape) >= 3")
@@ -52,6 +53,70 @@ seed: Two numbers that give the order where something is.
 groups_per_element: Groups in an element; the last element may hold fewer.
 shuffle_buffer: Groups that the shuffle buffer holds; 0 keeps the files' order.
 min_rows: A smaller group is bad.
+stats: Number of the counters to count into, or 0.
+)doc");
+
+REGISTER_OP("GmetaGroupRangesDataset")
+    .Input("files: string")
+    .Input("groups: int64")
+    .Input("index_crcs: int64")
+    .Input("seed: int64")
+    .Input("shuffle_window: int64")
+    .Input("lanes: int64")
+    .Input("begins: int64")
+    .Input("ends: int64")
+    .Input("groups_per_element: int64")
+    .Input("balance: double")
+    .Input("steps: int64")
+    .Input("first_step: int64")
+    .Input("min_rows: int64")
+    .Input("threads: int64")
+    .Input("stats: int64")
+    .Output("handle: variant")
+    .Attr("column_names: list(string) >= 2")
+    .Attr("column_types: list({int64, float}) >= 2")
+    .Attr("column_lists: list(bool) >= 2")
+    .Attr("task_column: string")
+    .Attr("batch_column: string")
+    .Attr("layout: {'example', 'columnar'}")
+    .Attr("on_bad: {'raise', 'skip'} = 'raise'")
+    .Attr("token_column: string = ''")
+    .Attr("output_types: list(type) >= 4")
+    .Attr("output_shapes: list(shape) >= 4")
+    .SetDoNotOptimize()
+    .SetTypeConstructor(tensorflow::full_type::VariadicTensorContainer(tensorflow::TFT_DATASET,
+                                                                       "output_types"))
+    .SetShapeFn([](InferenceContext* c) {
+      const int ranks[] = {1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0};
+      ShapeHandle shape;
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), ranks[i], &shape));
+      }
+      return tensorflow::shape_inference::ScalarShape(c);
+    })
+    .Doc(R"doc(
+Reads ranges of an epoch's groups out of shards that have an index beside them.
+
+An element is a cursor a lane (L), the groups that were handed out of it so far; the task ids (G), the
+batch ids (G) and the row splits (G + 1) of the element's G groups; then for every other column its
+values, followed by their row splits if it is a list column.
+
+files: Shards; the index of each is beside it.
+groups: How many groups each has.
+index_crcs: The checksum of each one's index, or -1.
+seed: Two numbers that give the order of the epoch.
+shuffle_window: Groups that are permuted among each other; 0 keeps the order of the shards.
+lanes: Of each span the lane that it belongs to, from 0 on, rising.
+begins: Of each span the first position in the epoch's order.
+ends: Of each span the position behind its last one.
+groups_per_element: Groups that an element takes from each lane.
+balance: Empty, or target, linear and quadratic cost and most tokens of a batch, in place of a number
+  of groups.
+steps: How many elements there are, those without groups at the end among them; -1: until all lanes
+  are read.
+first_step: How many of them aren't made, nor read.
+min_rows: A smaller group is bad.
+threads: Threads that parse, for each lane.
 stats: Number of the counters to count into, or 0.
 )doc");
 

@@ -29,6 +29,8 @@ enum class Fault : int {
   kEmptyFile,      // a file without records
   kNotContiguous,  // the records of a group don't stand together
   kTooSmall,       // a group with fewer rows than asked for
+  kBadIndex,       // the index of a shard isn't one, or is that of another
+  kIndexMismatch,  // a group isn't the one that the index has in its place
   // The machine, not the data: never skipped.
   kOpen,
   kRead,
@@ -37,12 +39,25 @@ enum class Fault : int {
 inline constexpr size_t kFaults = static_cast<size_t>(Fault::kRead) + 1;
 
 // Names in the counters that Python reads; Fault::kNone has an empty one.
-inline constexpr std::array<const char*, kFaults> kFaultNames = {
-    "",           "truncated",      "length_crc",     "data_crc",
-    "too_long",   "not_example",    "missing_column", "wrong_type",
-    "not_scalar", "not_columnar",   "newer_layout",   "wrong_key",
-    "empty_file", "not_contiguous", "too_small",      "open",
-    "read"};
+inline constexpr std::array<const char*, kFaults> kFaultNames = {"",
+                                                                 "truncated",
+                                                                 "length_crc",
+                                                                 "data_crc",
+                                                                 "too_long",
+                                                                 "not_example",
+                                                                 "missing_column",
+                                                                 "wrong_type",
+                                                                 "not_scalar",
+                                                                 "not_columnar",
+                                                                 "newer_layout",
+                                                                 "wrong_key",
+                                                                 "empty_file",
+                                                                 "not_contiguous",
+                                                                 "too_small",
+                                                                 "bad_index",
+                                                                 "index_mismatch",
+                                                                 "open",
+                                                                 "read"};
 
 // Whether the fault lies in the machine (a file that can't be opened or read) and not in the data.
 inline constexpr bool IsFatal(Fault fault) {

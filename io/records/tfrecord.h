@@ -80,6 +80,26 @@ inline void AppendRecord(std::string_view payload, std::string* out) {
   WriteFooter(p + kHeaderBytes + payload.size(), payload.size());
 }
 
+// Takes the first record off bytes that are records one after another. With kDataCrc `left` is
+// behind it all the same; with kLengthCrc and kTruncated it stays, as nothing behind it can be
+// found. `length` is the one that its header states, where there is one.
+inline Fault TakeRecord(std::string_view* left, std::string_view* payload, uint64_t* length) {
+  if (left->size() < kHeaderBytes) return Fault::kTruncated;
+  const char* header = left->data();
+  std::memcpy(length, header, sizeof(*length));
+  uint32_t crc;
+  std::memcpy(&crc, header + sizeof(*length), sizeof(crc));
+  if (crc != MaskedCrc32c(header, sizeof(*length))) return Fault::kLengthCrc;
+  const uint64_t behind = left->size() - kHeaderBytes;
+  if (behind < kFooterBytes || *length > behind - kFooterBytes) return Fault::kTruncated;
+  const char* data = header + kHeaderBytes;
+  left->remove_prefix(kHeaderBytes + static_cast<size_t>(*length) + kFooterBytes);
+  std::memcpy(&crc, data + *length, sizeof(crc));
+  if (crc != MaskedCrc32c(data, *length)) return Fault::kDataCrc;
+  *payload = std::string_view(data, *length);
+  return Fault::kNone;
+}
+
 // Bytes that can be read at any offset: a local file, a remote one, or memory.
 class ByteSource {
  public:
@@ -137,12 +157,9 @@ class RecordReader {
     }
     const size_t whole = kHeaderBytes + static_cast<size_t>(length_) + kFooterBytes;
     if (Fault fault = Ensure(whole); fault != Fault::kNone) return fault;
-    const char* data = buffer_.data() + cursor_ + kHeaderBytes;
+    std::string_view record(buffer_.data() + cursor_, whole);
     cursor_ += whole;
-    std::memcpy(&crc, data + length_, sizeof(crc));
-    if (crc != MaskedCrc32c(data, length_)) return Fault::kDataCrc;
-    *payload = std::string_view(data, length_);
-    return Fault::kNone;
+    return TakeRecord(&record, payload, &length_);
   }
 
   // Makes `count` bytes from the cursor on lie in the buffer.

@@ -1,7 +1,8 @@
 """Task batches: the split, the order of epochs, the length, and training over them."""
 
+import dataclasses
+import itertools
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +62,8 @@ def test_batches_are_the_reference_s(tmp_path_factory, sizes, per_batch, query, 
     path = write_folder(tmp_path_factory.mktemp("data"), *sizes)
     dataset = tasks(path, tasks_per_batch=per_batch, query=query, features=ALL, seed=seed, first_epoch=epoch)
     count = sum(map(len, sizes))
-    files = reference.permute(shards(path), (seed, epoch))
-    groups = reference.shuffle(reference.groups(files, SCHEMA), count, (seed, epoch))
+    found = reference.groups(shards(path), SCHEMA, "columnar")
+    groups = [found[group] for group in reference.epoch_order(count, count, (seed, epoch))]
     expected = [
         reference.task_batch(groups[i : i + per_batch], SCHEMA, "rating", query)
         for i in range(0, count, per_batch)
@@ -166,7 +167,7 @@ def test_fit_sees_every_task_once_an_epoch_in_the_stated_order(prepared):
 
 def test_fit_reports_bad_data_in_a_line(copy):
     shard = Path(shards(copy)[1])
-    data, offset = bytearray(shard.read_bytes()), record_offsets(shard)[30]
+    data, offset = bytearray(shard.read_bytes()), record_offsets(shard)[5]
     data[offset + 60] ^= 1
     shard.write_bytes(data)
     with pytest.raises(tf.errors.OpError) as raised:
@@ -183,8 +184,8 @@ def test_tasks_too_small_to_split(tmp_path):
         order(tasks(path, query=3, shuffle=False))
     stats = ReaderStats()
     dataset = tasks(path, query=3, tasks_per_batch=2, shuffle=False, on_bad="skip", stats=stats)
-    assert [batch["task"].numpy().tolist() for batch in dataset] == [[0, 2], [4]]
-    assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    assert [batch["task"].numpy().tolist() for batch in dataset] == [[0], [2], [4]]  # as many as planned
+    assert int(dataset.cardinality()) == 3
     counts = stats.read()
     assert (counts.bad, counts.skipped, counts.groups) == ({"too_small": 2}, 5, 3)
     assert "task 1, batch 1 has 3 rows" in counts.messages[0]
@@ -202,22 +203,22 @@ def test_a_shard_that_was_cut(copy):
     stats = ReaderStats()
     with pytest.warns(UserWarning, match=f"{shard}: not as long as the manifest says"):
         dataset = tasks(copy, query=3, on_bad="skip", stats=stats)
-    assert order(dataset)
-    assert stats.read().bad["truncated"] == 1
+    assert len(order(dataset)) == 19
+    assert stats.read().bad == {"truncated": 1}
     assert (
         stats.read().messages[0].startswith(f"{shard} at byte {offsets[-2]}: the file ends inside a record")
     )
 
 
-def test_shards_that_hold_other_than_the_manifest_says(copy):
+def test_a_manifest_of_another_number_of_groups(copy):
     manifest = Manifest.load(copy.parent)
     first, second = manifest.splits["warm"].shards
-    wrong = Split((first, replace(second, groups=second.groups + 40)))
-    replace(manifest, splits={"warm": wrong}).save(copy.parent)
-    with (
-        pytest.raises(DataError, match="the manifest promises 2 batches, the shards hold fewer"),
-        data_errors(),
-    ):
+    wrong = Split((first, dataclasses.replace(second, groups=second.groups + 40)))
+    Manifest(SCHEMA, {"warm": wrong}).save(copy.parent)
+    says = (
+        f"{copy.parent / second.name}.gidx at byte 0: the index has 12 groups .* the manifest says 52 groups"
+    )
+    with pytest.raises(DataError, match=says), data_errors():
         order(tasks(copy, query=3))
 
 
@@ -234,6 +235,8 @@ def test_shards_that_hold_other_than_the_manifest_says(copy):
         ({"features": ["item", "colour"]}, "no column 'colour'"),
         ({"features": ["batch_id"]}, "'batch_id' numbers the batches"),
         ({"on_bad": "ignore"}, "on_bad"),
+        ({"support": 0}, "support=0"),
+        ({"rows": "first"}, "rows must be one of latest, random, got 'first'"),
     ],
 )
 def test_arguments_that_make_no_sense(prepared, options, says):
@@ -252,33 +255,111 @@ def test_folders_and_splits_that_arent_there(prepared, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_the_shards_of_an_epoch_are_what_one_rank_reads(prepared, ranks):
-    dataset = tasks(prepared, tasks_per_batch=4, query=2, seed=3)
-    whole = [plain(batch) for batch in dataset]
+def test_ranks_read_ranges_of_an_epoch_in_as_many_steps(prepared, ranks):
+    whole = order(tasks(prepared, query=2, seed=3))
     parts = [tasks(prepared, tasks_per_batch=4, query=2, seed=3, shard=(r, ranks)) for r in range(ranks)]
-    read = [[plain(batch) for batch in part] for part in parts]
-    assert [len(batches) for batches in read] == [int(part.cardinality()) for part in parts]
-    assert read == [whole[rank::ranks] for rank in range(ranks)]
+    assert [task for part in parts for task in order(part)] == whole
+    assert {len(list(part)) for part in parts} == {int(part.cardinality()) for part in parts}
     with pytest.raises(ConfigError, match=r"shard=\(2, 2\) names no rank"):
         tasks(prepared, query=2, shard=(2, 2))
+
+
+def test_a_rank_without_tasks_in_a_step_has_a_batch_of_none(prepared):
+    batches = list(tasks(prepared, tasks_per_batch=6, query=2, seed=3, shard=(0, 3)))  # 6, 7 and 7 tasks
+    assert [len(batch["task"]) for batch in batches] == [6, 0]
+    assert batches[1]["query"]["index"].shape == (0, 2)
+    assert batches[1]["support"]["mask"].shape == (0, 1)
+    assert len(batches[1]["label"]) == 0
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_ranks_of_several_shares_have_the_tasks_of_all_in_one_element(prepared, monkeypatch, size):
     total, per_batch = 3, 2
     options = {"tasks_per_batch": per_batch, "query": 2, "seed": 3, "features": ALL}
-    groups = reference.shuffle(
-        reference.groups(reference.permute(shards(prepared), (3, 0)), SCHEMA), 20, (3, 0)
-    )
+    shares = [[plain(batch) for batch in tasks(prepared, shard=(v, total), **options)] for v in range(total)]
     monkeypatch.setenv(SHARES, str(total))
     for rank in range(size):
         monkeypatch.setattr(collectives, "world", lambda rank=rank: collectives.World(rank, size, rank))
-        own = range(rank * total // size * per_batch, (rank + 1) * total // size * per_batch)
-        steps = [[groups[i + at] for at in own if i + at < 20] for i in range(0, 20, total * per_batch)]
-        expected = [reference.task_batch(step, SCHEMA, "rating", 2) for step in steps if step]
-        for batch in expected:
-            del batch["features"]["batch_id"]
+        own = shares[rank * total // size : (rank + 1) * total // size]
         dataset = tasks(prepared, **options)
-        assert [plain(batch) for batch in dataset] == expected
-        assert int(dataset.cardinality()) == len(expected)
-        assert len(list(tasks(prepared, on_bad="skip", **options))) == len(expected)
+        batches = [plain(batch) for batch in dataset]
+        for name in ("task", "label"):
+            steps = zip(*([batch[name] for batch in share] for share in own), strict=True)
+            assert [batch[name] for batch in batches] == [[*itertools.chain(*step)] for step in steps]
+        assert int(dataset.cardinality()) == len(batches)
+        assert len(list(tasks(prepared, on_bad="skip", **options))) == len(batches)
+
+
+def rows_by_task(batch, part):
+    times, index = batch["features"]["timestamp"].numpy(), batch[part]["index"].numpy()
+    mask = batch[part]["mask"].numpy() > 0
+    return {
+        task: [times[i] for i in row[real]]
+        for task, row, real in zip(batch["task"].numpy().tolist(), index, mask, strict=True)
+    }
+
+
+def test_random_rows_are_drawn_anew_each_epoch_and_alike_on_every_rank(prepared):
+    def drawn(epoch, **options):
+        found = {"support": {}, "query": {}}
+        dataset = tasks(
+            prepared, query=3, rows="random", features=["timestamp"], seed=6, first_epoch=epoch, **options
+        )
+        for batch in dataset:
+            for part, rows in found.items():
+                rows.update(rows_by_task(batch, part))
+        return found
+
+    latest = {"support": {}, "query": {}}
+    for batch in tasks(prepared, query=3, features=["timestamp"]):
+        for part, rows in latest.items():
+            rows.update(rows_by_task(batch, part))
+    first, second = drawn(0), drawn(1)
+    assert first != second
+    assert first != latest
+    for found in (first, second):
+        for task, rows in latest["support"].items():
+            everything = sorted(rows + latest["query"][task])
+            assert sorted(found["support"][task] + found["query"][task]) == everything
+    assert first == drawn(0, tasks_per_batch=3)
+    ranks = [drawn(0, shard=(rank, 2)) for rank in range(2)]
+    assert first == {part: {**ranks[0][part], **ranks[1][part]} for part in first}
+
+
+def test_random_rows_are_uniform(prepared):
+    counts = np.zeros(9)
+    dataset = tasks(prepared, query=1, rows="random", features=["timestamp"], shuffle=False)
+    for _ in range(300):
+        [batch] = dataset
+        query, support = (rows_by_task(batch, part) for part in ("query", "support"))
+        task = next(task for task, rows in support.items() if len(rows) == 8)
+        counts[sorted([*query[task], *support[task]]).index(query[task][0])] += 1
+    assert ((counts - 300 / 9) ** 2 / (300 / 9)).sum() < 26.1  # one in a thousand, 8 degrees
+
+
+def test_supports_are_bounded_by_their_latest_rows(prepared):
+    [whole] = tasks(prepared, query=2, features=["timestamp"], shuffle=False)
+    [cut] = tasks(prepared, query=2, support=3, features=["timestamp"], shuffle=False)
+    rows, latest = rows_by_task(whole, "support"), rows_by_task(cut, "support")
+    assert latest == {task: values[-3:] for task, values in rows.items()}
+    assert rows_by_task(whole, "query") == rows_by_task(cut, "query")
+
+
+def test_weights_stand_in_the_masks(prepared):
+    for batch in tasks(prepared, query=2, weight="rating", features=["item"]):
+        for part in ("support", "query"):
+            index, mask = batch[part]["index"], batch[part]["mask"]
+            real = mask > 0
+            np.testing.assert_array_equal(
+                tf.boolean_mask(mask, real), tf.gather(batch["label"], tf.boolean_mask(index, real))
+            )
+    with pytest.raises(ConfigError, match="weight='item' must be a float32 column"):
+        tasks(prepared, weight="item")
+
+
+def test_lists_can_be_padded(prepared):
+    [ragged] = tasks(prepared, query=2, features=["genre"], shuffle=False)
+    [padded] = tasks(prepared, query=2, features=["genre"], shuffle=False, pad_value=-7)
+    expected = ragged["features"]["genre"].to_tensor(-7)
+    np.testing.assert_array_equal(padded["features"]["genre"], expected)
+    assert -7 in padded["features"]["genre"].numpy()

@@ -1,0 +1,61 @@
+// Random numbers that are known one by one: what the orders of an epoch are drawn from.
+//
+// The draws come from a counter, not from a generator with a state: draw i is Mix(key + i * odd),
+// a splitmix64 sequence whose key is mixed from the two seed words. So draw i is known without the
+// draws before it, one seed gives one order on every machine, and seeds that differ in one bit, as
+// (seed, epoch) and (seed, epoch + 1) do, give unrelated orders. A draw below n is the high word of
+// draw * n: its bias is n / 2^64.
+
+#ifndef GMETA_IO_GROUP_BATCH_DRAWS_H_
+#define GMETA_IO_GROUP_BATCH_DRAWS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace gmeta::group_batch {
+
+struct Seed {
+  int64_t first = 0;
+  int64_t second = 0;
+};
+
+class Draws {
+ public:
+  // `stream` separates the uses of one seed.
+  Draws(Seed seed, uint64_t stream)
+      : key_(Mix(static_cast<uint64_t>(seed.first) +
+                 Mix(static_cast<uint64_t>(seed.second) + Mix(stream)))) {}
+
+  // The next draw, uniform in [0, n).
+  size_t Below(size_t n) {
+    const uint64_t draw = Mix(key_ + ++count_ * kOdd);
+    return static_cast<size_t>((static_cast<unsigned __int128>(draw) * n) >> 64);
+  }
+
+ private:
+  static constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
+
+  static uint64_t Mix(uint64_t x) {
+    x += kOdd;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  }
+
+  const uint64_t key_;
+  uint64_t count_ = 0;
+};
+
+// Fisher and Yates: every order is equally likely.
+template <typename T>
+void Permute(Draws draws, std::vector<T>* items) {
+  for (size_t left = items->size(); left > 1; --left) {
+    std::swap((*items)[left - 1], (*items)[draws.Below(left)]);
+  }
+}
+
+}  // namespace gmeta::group_batch
+
+#endif  // GMETA_IO_GROUP_BATCH_DRAWS_H_

@@ -1,0 +1,209 @@
+// Elements: which groups are handed out together, and where a reader stands.
+//
+// Every lane is a range of the epoch that is read by itself: a rank has one, or several where it
+// has taken over those of lost ranks. An element takes from each lane so many groups, or as many as
+// cost what they are to cost (io/balance/prefix_batcher.h):
+//
+//     lane 0   [ . . . . | . . . . | . .          element k: the k-th batch of every lane,
+//     lane 1   [ . . . . | . . . . | . . . .      lane by lane, without copying: slices of blocks
+//
+// Groups are counted by their places in the order, sound or bad, so a bad one leaves its batch
+// smaller instead of moving all that follow. That makes what a step reads a function of its number,
+// for all ranks to plan with, and a lane's cursor, the places that it has handed out, is all of its
+// state. Where a plan has more steps than a lane has batches, its later batches are empty.
+//
+// Problems are told before the element that they fall into, and once: calling again goes on behind
+// them, as leaving the bad data out does.
+
+#ifndef GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
+#define GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "io/balance/prefix_batcher.h"
+#include "io/group_batch/problem.h"
+#include "io/group_batch/range_reader.h"
+#include "io/group_batch/reader_stats.h"
+
+namespace gmeta::group_batch {
+
+// Neighbouring entries of a block.
+struct Slice {
+  const GroupBlock* block = nullptr;
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+// How many groups an element takes from a lane: `groups`, or what costs `balance`'s target.
+struct ElementOptions {
+  int64_t groups = 1;
+  std::optional<balance::BatchCost> balance;
+  int token_column = -1;  // a list column whose values are a group's tokens; -1: its rows are
+  OnBad on_bad = OnBad::kRaise;
+};
+
+class Lane {
+ public:
+  enum class Result { kTaken, kEnd, kProblem };
+
+  Lane(const RangeOptions& range, const ElementOptions& options, const EpochOrder& order,
+       const std::vector<Span>& spans, int64_t skip, ReaderStats* stats)
+      : options_(options), stats_(stats), cursor_(skip), reader_(range, order, spans, skip) {
+    if (options.balance.has_value()) batcher_.emplace(*options.balance);
+  }
+
+  // Adds the next batch's groups to `slices`. They stay until Release().
+  Result Take(std::vector<Slice>* slices, Problem* problem) {
+    while (batcher_ ? batcher_->hungry() : waiting_ < options_.groups) {
+      const Result result = Scan(problem);
+      if (result == Result::kProblem) return result;
+      if (result == Result::kEnd) break;
+    }
+    if (waiting_ == 0) return Result::kEnd;
+    int64_t count =
+        batcher_ ? static_cast<int64_t>(batcher_->Cut()) : std::min(waiting_, options_.groups);
+    waiting_ -= count;
+    cursor_ += count;
+    while (count > 0) {
+      if (taken_in_block_ == blocks_[taken_block_]->entries.size()) {
+        ++taken_block_;
+        taken_in_block_ = 0;
+      }
+      const GroupBlock& block = *blocks_[taken_block_];
+      const size_t end =
+          std::min(block.entries.size(), taken_in_block_ + static_cast<size_t>(count));
+      slices->push_back({&block, taken_in_block_, end});
+      Count(slices->back());
+      count -= static_cast<int64_t>(end - taken_in_block_);
+      taken_in_block_ = end;
+    }
+    return Result::kTaken;
+  }
+
+  // Gives back the memory of what was taken.
+  void Release() {
+    for (; taken_block_ > 0; --taken_block_, --scanned_block_) {
+      reader_.Recycle(std::move(blocks_.front()));
+      blocks_.pop_front();
+    }
+  }
+
+  void Cancel() { reader_.Cancel(); }
+
+  // Places that were handed out.
+  int64_t cursor() const { return cursor_; }
+
+ private:
+  // Looks at one more entry.
+  Result Scan(Problem* problem) {
+    if (scanned_block_ < blocks_.size() &&
+        scanned_in_block_ == blocks_[scanned_block_]->entries.size()) {
+      ++scanned_block_;
+      scanned_in_block_ = told_ = 0;
+    }
+    if (scanned_block_ == blocks_.size()) {
+      std::unique_ptr<GroupBlock> block = reader_.Next();
+      if (block == nullptr) return Result::kEnd;
+      blocks_.push_back(std::move(block));
+    }
+    GroupBlock& block = *blocks_[scanned_block_];
+    while (told_ < block.problems.size() && block.problems[told_].entry == scanned_in_block_) {
+      const Problem& found = block.problems[told_++].problem;
+      if (stats_ != nullptr) stats_->AddFault(found.fault, found.skipped, found.message);
+      if (options_.on_bad == OnBad::kSkip && !records::IsFatal(found.fault)) continue;
+      *problem = found;
+      return Result::kProblem;
+    }
+    if (batcher_) batcher_->Push(Tokens(block, scanned_in_block_));
+    ++scanned_in_block_;
+    ++waiting_;
+    return Result::kTaken;
+  }
+
+  int64_t Tokens(const GroupBlock& block, size_t entry) const {
+    const int64_t begin = block.row_begin(entry), end = block.entries[entry].row_end;
+    if (options_.token_column < 0 || begin == end) return end - begin;
+    const auto& ends = block.columns[static_cast<size_t>(options_.token_column)].ends;
+    return ends[static_cast<size_t>(end) - 1] -
+           (begin == 0 ? 0 : ends[static_cast<size_t>(begin) - 1]);
+  }
+
+  void Count(const Slice& slice) const {
+    if (stats_ == nullptr) return;
+    for (size_t i = slice.begin; i < slice.end; ++i) {
+      const GroupBlock::Entry& entry = slice.block->entries[i];
+      if (entry.sound) stats_->AddGroup(entry.row_end - slice.block->row_begin(i));
+    }
+  }
+
+  const ElementOptions& options_;
+  ReaderStats* const stats_;
+  int64_t cursor_;
+  std::optional<balance::PrefixBatcher> batcher_;
+
+  // Entries are scanned, wait, and are taken: two cursors over the blocks that are held.
+  std::deque<std::unique_ptr<GroupBlock>> blocks_;
+  size_t taken_block_ = 0, taken_in_block_ = 0;
+  size_t scanned_block_ = 0, scanned_in_block_ = 0;
+  size_t told_ = 0;  // problems of the block that is scanned
+  int64_t waiting_ = 0;
+  RangeReader reader_;  // last, as its threads end first
+};
+
+// All lanes of a reader, an element at a time.
+class ElementReader {
+ public:
+  using Result = Lane::Result;
+
+  // A cursor a lane, zeros at the beginning of an epoch. What is referred to must outlive it.
+  ElementReader(const RangeOptions& range, const ElementOptions& options, const EpochOrder& order,
+                const std::vector<std::vector<Span>>& lanes, const std::vector<int64_t>& cursors,
+                ReaderStats* stats) {
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      lanes_.push_back(std::make_unique<Lane>(range, options, order, lanes[i], cursors[i], stats));
+    }
+  }
+
+  // The next element, or a problem, after which calling again goes on; kEnd where no lane has more.
+  Result Next(Problem* problem) {
+    for (; lane_ < lanes_.size(); ++lane_) {
+      if (lanes_[lane_]->Take(&slices_, problem) == Result::kProblem) return Result::kProblem;
+    }
+    lane_ = 0;
+    return slices_.empty() ? Result::kEnd : Result::kTaken;
+  }
+
+  const std::vector<Slice>& slices() const { return slices_; }
+
+  // Ends the element, and with it what its slices refer to.
+  void Release() {
+    slices_.clear();
+    for (const auto& lane : lanes_) lane->Release();
+  }
+
+  void Cancel() {
+    for (const auto& lane : lanes_) lane->Cancel();
+  }
+
+  std::vector<int64_t> cursors() const {
+    std::vector<int64_t> cursors;
+    for (const auto& lane : lanes_) cursors.push_back(lane->cursor());
+    return cursors;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<Slice> slices_;
+  size_t lane_ = 0;
+};
+
+}  // namespace gmeta::group_batch
+
+#endif  // GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
