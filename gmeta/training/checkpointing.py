@@ -42,7 +42,11 @@ class EpochCheckpoints(ShardedCheckpoint):
       ::
 
         checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"), every=1000)
-        checkpoints.fit(model, lambda epoch: gmeta.io.tasks("data/warm", first_epoch=epoch), epochs=10)
+        checkpoints.fit(
+            model,
+            lambda epoch, passed: gmeta.io.tasks("data/warm", first_epoch=epoch, passed=passed),
+            epochs=10,
+        )
     """
 
     def __init__(self, folder: Path, *, every: int | None = None) -> None:

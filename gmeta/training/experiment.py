@@ -79,6 +79,8 @@ def run_training(
                 progress.say(f"{label}: all {settings.epochs} epochs were done before")
             elif outcome.epochs_before or outcome.steps_before:
                 progress.say(f"{label}: resumed {_where(outcome)}{_other_ranks(outcome)}")
+            if outcome.waiting is not None and outcome.waiting.elements:
+                progress.say(f"{label}: {outcome.waiting}")
             for message in outcome.left_out:
                 if message not in left_out:
                     progress.say(f"left out: {message}")

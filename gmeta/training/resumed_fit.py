@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,8 +14,14 @@ from gmeta.core.errors import ConfigError
 if TYPE_CHECKING:
     from gmeta.training.sharded_callback import ShardedCheckpoint
 
-Data: TypeAlias = tf.data.Dataset | Callable[[int], tf.data.Dataset]
-"""Batches of an epoch; or what gives them for an epoch's number, counted from 0, and for those after it."""
+Stages: TypeAlias = tuple[tuple[int, int], ...]
+"""(ranks, steps) of an epoch, for each number of ranks in turn."""
+
+Data: TypeAlias = (
+    tf.data.Dataset | Callable[[int], tf.data.Dataset] | Callable[[int, Stages], tf.data.Dataset]
+)
+"""Batches of an epoch; or what gives them for an epoch's number, counted from 0, and for those after it; or
+for that number and the steps of it that are passed."""
 
 
 def fit_on(
@@ -44,14 +51,20 @@ def fit_on(
                 f"{name}={options[name]!r}: the checkpoint says where training begins, and an epoch is all "
                 "of its data; give data of one epoch, such as data.take(steps)"
             )
-    of: Callable[[int], tf.data.Dataset] = data if callable(data) else lambda _: data
+    of = _with_stages(data)
     # Saved last, an epoch has ended for all of them: a save may be the end of the process.
     everyone = [*callbacks, checkpoints]
     history = _no_history()
     if checkpoints.batches_of_epoch:
-        if _has_batches(checkpoints.rest_of_epoch(of(first))):
+        stages = checkpoints.stages_of_epoch
+
+        def rest() -> tf.data.Dataset:
+            left = of(first, stages)
+            return checkpoints.rest_of_epoch(of(first, ())) if left is None else checkpoints.goes_on(left)
+
+        if _has_batches(rest()):
             history = model.fit(
-                checkpoints.rest_of_epoch(of(first)),
+                rest(),
                 initial_epoch=first,
                 epochs=first + 1,
                 callbacks=everyone,
@@ -63,7 +76,7 @@ def fit_on(
         if model.stop_training:
             return history
     if first < epochs:
-        later = model.fit(of(first), initial_epoch=first, epochs=epochs, callbacks=everyone, **options)
+        later = model.fit(of(first, ()), initial_epoch=first, epochs=epochs, callbacks=everyone, **options)
         later.epoch = [*history.epoch, *later.epoch]
         later.history = {
             name: [*history.history.get(name, []), *later.history.get(name, [])]
@@ -71,6 +84,18 @@ def fit_on(
         }
         return later
     return history
+
+
+def _with_stages(data: Data) -> Callable[[int, Stages], tf.data.Dataset | None]:
+    """The data of an epoch without some of its steps; None where it can't leave them out by itself."""
+    if not callable(data):
+        return lambda _, stages: None if stages else data
+    wanted = [p for p in inspect.signature(data).parameters.values() if p.default is p.empty]
+    two = len(wanted) > 1
+    given: Callable[..., tf.data.Dataset] = data
+    if two:
+        return lambda epoch, stages: given(epoch, stages)
+    return lambda epoch, stages: None if stages else given(epoch)
 
 
 def _no_history() -> tf.keras.callbacks.History:

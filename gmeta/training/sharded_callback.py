@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.io.groups import reads_ranges
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.table_saving import tables_saved_elsewhere
 from gmeta.training.checkpoint.chain import CheckpointReader
 from gmeta.training.checkpoint_store import CheckpointStore, step_of
 from gmeta.training.epoch_metrics import Sums, add_sums, results_of, sums_of
-from gmeta.training.resumed_fit import Data, fit_on
+from gmeta.training.resumed_fit import Data, Stages, fit_on
 
 _DENSE = "dense"  # the prefix of TensorFlow's files, in the folder of that name
 _METRICS = "metrics.npz"  # beside them, in a checkpoint from the middle of an epoch
@@ -89,7 +90,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._batches = 0
         self._epochs = 0
         self._last_batch = -1  # of this epoch, in this process
-        self._before = 0  # batches of this epoch that a restored checkpoint has
+        self._before: Stages = ()  # of this epoch, that a restored checkpoint has
         self._sums: Sums = {}  # of the metrics in them
         self._goes_on = False  # with the rest of that epoch
         self._restored: tf.keras.Model | None = None  # and not trained since
@@ -126,7 +127,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         with self.store.ranks.together():
             _read_dense(model, chosen)
         self._batches, self._epochs = step_of(chosen), int(info.metadata["epochs"])
-        self._before = int(info.metadata["batches_of_epoch"])
+        self._before = _stages(info.metadata)
         self._last_batch, self._goes_on = -1, False
         self._sums, self.results_before = _read_metrics(chosen) if self._before else ({}, {})
         return self._epochs
@@ -150,7 +151,8 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         Args:
           model: The compiled model.
           data: Batches of an epoch; or a function of an epoch's number, counted from 0, that gives data whose
-            first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(first_epoch=)``.
+            first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(first_epoch=)``;
+            or one of that number and of `stages_of_epoch`, which leaves out what these have read.
           epochs: How many epochs the model has been trained for in the end.
           callbacks: Besides this one, which comes after them.
           **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
@@ -167,7 +169,9 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
             checkpoints = ShardedCheckpoint("runs/a/checkpoints", every=1000)
             checkpoints.fit(
-                model, lambda epoch: gmeta.io.tasks("data/warm", first_epoch=epoch), epochs=10
+                model,
+                lambda epoch, passed: gmeta.io.tasks("data/warm", first_epoch=epoch, passed=passed),
+                epochs=10,
             )
         """
         first = self._epochs if self._restored is model else self.restore(model)
@@ -179,7 +183,20 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
         A step has one on each rank; in an elastic job, one of each rank that it was started with.
         """
-        return self._before + (self._last_batch + 1) * collectives.world().shares.total
+        return sum(shares * steps for shares, steps in self.stages_of_epoch)
+
+    @property
+    def stages_of_epoch(self) -> Stages:
+        """The steps of the epoch that isn't finished: (ranks, steps), for each number of ranks in turn.
+
+        `gmeta.io.tasks` takes it as ``passed``. In an elastic job ranks are those that it was started with.
+        """
+        ranks, steps = collectives.world().shares.total, self._last_batch + 1
+        before = self._before
+        if before and before[-1][0] == ranks:
+            steps += before[-1][1]
+            before = before[:-1]
+        return (*before, (ranks, steps)) if steps else before
 
     def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
         """The data without the batches of a begun epoch that `restore` has found in the weights.
@@ -190,14 +207,23 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         this epoch alone: Keras expects all epochs of a ``fit`` to be as long as the first.
 
         Args:
-          data: Batches.
+          data: Batches. Those of `gmeta.io.tasks` and `gmeta.io.groups` are ranges of as many ranks as there
+            are; with another number of ranks than before pass them `stages_of_epoch` instead.
 
         Raises:
-          ConfigError: Batches are the rank's own, each joined of several, and the checkpoint ends inside one.
+          ConfigError: Batches are the rank's own, each joined of several, and the checkpoint ends inside one;
+            or they are ranges, and there were more or fewer ranks before.
         """
         self._goes_on = True
-        shares, passed = collectives.world().shares, self._before
+        shares, passed = collectives.world().shares, self.batches_of_epoch
         policy = data.options().experimental_distribute.auto_shard_policy
+        if reads_ranges(data) and any(ranks != shares.total for ranks, _ in self._before):
+            stages = " and ".join(f"{steps} steps of {ranks} ranks" for ranks, steps in self._before)
+            raise ConfigError(
+                f"epoch {self._epochs + 1} was begun with {stages}, and {shares.total} ranks read other "
+                "ranges of it: give fit a function of the epoch and of what was passed, lambda epoch, "
+                "passed: gmeta.io.tasks(..., first_epoch=epoch, passed=passed)"
+            )
         if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part, one for each step
             if shares.count > 1 and passed % shares.total:
                 raise ConfigError(
@@ -208,6 +234,11 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             passed = shares.steps(passed)
         return data.skip(passed)
 
+    def goes_on(self, rest: tf.data.Dataset) -> tf.data.Dataset:
+        """Say that the next ``fit`` is on the rest of a begun epoch, which this data is already."""
+        self._goes_on = True
+        return rest
+
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """From here on the model isn't the one that was restored."""
         self._restored = None
@@ -217,12 +248,12 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._last_batch = -1
         if self._before and not (self._goes_on and epoch == self._epochs):
             warnings.warn(
-                f"the checkpoint is from the middle of an epoch: {self._before} batches of epoch "
+                f"the checkpoint is from the middle of an epoch: {self.batches_of_epoch} batches of epoch "
                 f"{self._epochs + 1} are in the weights, and are trained again; call fit with "
                 f"initial_epoch={self._epochs} and the data that rest_of_epoch gives to leave them out",
                 stacklevel=2,
             )
-            self._before, self._sums = 0, {}
+            self._before, self._sums = (), {}
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Save, if the batch before made it due: after an epoch's last batch, its end is saved instead.
@@ -251,7 +282,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           GmetaError: The checkpoint can't be written; those before it are whole.
         """
         self._epochs = epoch + 1
-        self._before, self._last_batch, self._sums, self.results_before = 0, -1, {}, {}
+        self._before, self._last_batch, self._sums, self.results_before = (), -1, {}, {}
         latest = self.store.agreed_latest()
         if latest is not None and step_of(latest) == self._batches:
             # Data of unknown length: Keras began a batch that wasn't there, so the last one is saved already.
@@ -287,7 +318,16 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             "batches": self._batches,
             "batches_of_epoch": self.batches_of_epoch,
             "shares": collectives.world().shares.total,
+            # Where one number of ranks has taken all steps, the two above say the same.
+            **({"stages": self.stages_of_epoch} if len(self.stages_of_epoch) > 1 else {}),
         }
+
+
+def _stages(metadata: Mapping[str, Any]) -> Stages:
+    if "stages" in metadata:
+        return tuple((int(ranks), int(steps)) for ranks, steps in metadata["stages"])
+    ranks, batches = int(metadata.get("shares", 1)), int(metadata["batches_of_epoch"])
+    return ((ranks, batches // ranks),) if batches else ()
 
 
 def _write_metrics(file: Path, sums: Sums, results: Mapping[str, float]) -> None:

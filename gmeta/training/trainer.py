@@ -14,6 +14,7 @@ from gmeta.models import MetaModel, melu, melu_features
 from gmeta.training.checkpointing import EpochCheckpoints
 from gmeta.training.evaluation import TrainingRun
 from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.training.resumed_fit import Stages
 
 WARM, COLD = "warm", "cold"
 """The splits of a prepared data set: tasks to train on, and tasks held out."""
@@ -29,6 +30,7 @@ class Outcome:
       left_out: What was skipped in this call and why, each named once: "FILE at byte OFFSET: what".
       ranks_before: For how many ranks a step's data was in the earlier call; 0 if there was none.
       steps_before: How many steps of the next epoch it had done.
+      waiting: How long training has waited for data in this call.
     """
 
     run: TrainingRun
@@ -36,6 +38,7 @@ class Outcome:
     left_out: tuple[str, ...] = ()
     ranks_before: int = 0
     steps_before: int = 0
+    waiting: io.Waiting | None = None
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
@@ -93,7 +96,7 @@ def train(
     An epoch's order of tasks is a function of (seed, epoch), so a resumed run sees what an uninterrupted
     one would have seen.
 
-    On N ranks a step has N times ``tasks_per_batch`` tasks, and results are those of one rank with that many.
+    On N ranks a step has N times ``tasks_per_batch`` tasks, each rank's from its range of the epoch's order.
     All ranks call it together, and any number of them goes on with what others have begun. In an elastic job
     N is the number of ranks that it was started with.
 
@@ -114,17 +117,20 @@ def train(
     done = len(checkpoints.run.epoch)
     steps = checkpoints.batches_of_epoch // max(checkpoints.ranks_before, 1)
     epochs = config.methods[method].epochs
-    stats = io.ReaderStats()
+    stats, time = io.ReaderStats(), io.ReadingTime()
 
-    def warm(epoch: int) -> tf.data.Dataset:
-        return io.tasks(
-            data / WARM,
-            tasks_per_batch=config.tasks_per_batch,
-            query=config.query,
-            seed=seed,
-            first_epoch=epoch,
-            on_bad=on_bad,
-            stats=stats,
+    def warm(epoch: int, passed: Stages) -> tf.data.Dataset:
+        return time.of(
+            io.tasks(
+                data / WARM,
+                tasks_per_batch=config.tasks_per_batch,
+                query=config.query,
+                seed=seed,
+                first_epoch=epoch,
+                passed=passed,
+                on_bad=on_bad,
+                stats=stats,
+            )
         )
 
     if done < epochs:
@@ -139,7 +145,7 @@ def train(
             )
     # Every epoch meets the same records again.
     left_out = tuple(dict.fromkeys(stats.read().messages))
-    return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps)
+    return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps, time.read())
 
 
 def restore(

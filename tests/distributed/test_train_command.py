@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gmeta.core.collectives.shares import SHARES
 from gmeta.core.config import load_toml
 from gmeta.models import MetaModel
 from gmeta.testing.small_experiment import small_data, small_toml
@@ -96,14 +97,14 @@ main(sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data, settings for one rank and for two with the same steps, and a run of one rank."""
+    """Prepared data, settings for one rank and for two, and a run of one rank over the ranges of two."""
     folder = tmp_path_factory.mktemp("runs")
     small_data(folder)
     for ranks in (1, 2):
         for epochs in (2, 4):
             (folder / f"{ranks}-{epochs}.toml").write_text(small_toml(tasks=8 // ranks, epochs=epochs))
     # What the others are compared with: one rank, never interrupted.
-    alone = train(*words(folder, "alone", "1-4"))
+    alone = train(*words(folder, "alone", "2-4"), **{SHARES: "2"})
     assert alone.returncode == 0, alone.stderr
     return folder
 
@@ -189,14 +190,15 @@ def assert_close(a: Any, b: Any) -> None:
 
 @pytest.mark.slow
 def test_one_rank_goes_on_with_a_run_of_two(runs: Path) -> None:
-    trained = train("--np", "2", *words(runs, "fewer", "2-2"))
-    assert trained.returncode == 0, trained.stderr
-    file = runs / "fewer/config.json"
-    settings = json.loads(file.read_text())
-    settings["experiment"]["methods"]["maml"]["epochs"] = 4
-    settings["experiment"]["tasks_per_batch"] = 8
-    file.write_text(json.dumps(settings))
-    went_on = train(*words(runs, "fewer", "1-4"))
-    assert went_on.returncode == 0, went_on.stderr
-    assert "resumed after epoch 2, which had 2 ranks; on 1 a step has 1/2 times as many" in went_on.stderr
-    assert_same_curves(runs, "fewer", "alone")
+    for name, words_of_two, environment in (("fewer", ["--np", "2"], {}), ("expected", [], {SHARES: "2"})):
+        trained = train(*words_of_two, *words(runs, name, "2-2"), **environment)
+        assert trained.returncode == 0, trained.stderr
+        file = runs / name / "config.json"
+        settings = json.loads(file.read_text())
+        settings["experiment"]["methods"]["maml"]["epochs"] = 4
+        settings["experiment"]["tasks_per_batch"] = 8
+        file.write_text(json.dumps(settings))
+        went_on = train(*words(runs, name, "1-4"))
+        assert went_on.returncode == 0, went_on.stderr
+        assert "resumed after epoch 2, which had 2 ranks; on 1 a step has 1/2 times as many" in went_on.stderr
+    assert_same_curves(runs, "fewer", "expected")

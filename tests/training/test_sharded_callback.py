@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import io, ops
 from gmeta.core import collectives
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shared_data import part_of
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
+from gmeta.testing.grouped_data import write_folder
 from gmeta.testing.tables import assert_same_tables
 from gmeta.training.checkpoint.manifest import Manifest
 from gmeta.training.checkpoint_store import CheckpointStore
@@ -290,11 +291,11 @@ def test_the_rest_of_an_epoch_is_counted_in_steps_of_all_shares(tmp_path, monkey
             monkeypatch.setattr(
                 collectives, "world", lambda place=(rank, size, rank): collectives.World(*place)
             )
-            again._before = 3
+            again._before = ((3, 1),)
             own = part_of(numbers, collectives.world().shares).with_options(options)
             assert [batch.numpy().tolist() for batch in again.rest_of_epoch(own)] == left
             assert [int(batch[0]) for batch in again.rest_of_epoch(numbers)] == [3, 4, 5, 6, 7]
-    again._before = 4  # of a job of another number of shares
+    again._before = ((4, 1),)  # of a job of another number of shares
     monkeypatch.setattr(collectives, "world", lambda: collectives.World(1, 2, 1))
     with pytest.raises(ConfigError, match="4 batches of epoch 1, which are no whole steps of 3: finish"):
         again.rest_of_epoch(numbers.with_options(options))
@@ -313,3 +314,24 @@ def test_misuse_is_refused():
     model.a, model.b = ops.HashTable(2, name="t"), ops.HashTable(2, name="t")
     with pytest.raises(ConfigError, match="two tables of the model are named 't'"):
         tables_of(model)
+
+
+def test_another_number_of_ranks_goes_on_in_the_ranges_that_are_left(tmp_path):
+    """Four ranks' steps, then three's, then one's, through checkpoints alone: every task is trained once."""
+    path = write_folder(tmp_path, [3, 4, 5, 3] * 4, [4, 3] * 4)
+    seen, stages, epoch = [], (), 2
+    for ranks, steps in ((4, 1), (3, 1), (1, 99)):
+        for rank in range(ranks):
+            data = io.tasks(
+                path, tasks_per_batch=2, query=2, first_epoch=epoch, passed=stages, shard=(rank, ranks)
+            )
+            seen += [task for batch in data.take(steps) for task in batch["task"].numpy().tolist()]
+        stages = (*stages, (ranks, steps))
+    assert sorted(seen) == list(range(24))
+
+
+def test_ranges_that_others_began_arent_passed_over_in_steps(tmp_path):
+    path, checkpoints = write_folder(tmp_path, [3] * 8), ShardedCheckpoint(tmp_path / "ckpt")
+    checkpoints._before = ((2, 1),)
+    with pytest.raises(ConfigError, match=r"begun with 1 steps of 2 ranks, and 1 ranks read other ranges"):
+        checkpoints.rest_of_epoch(io.tasks(path, query=2).map(lambda batch: batch["task"]).prefetch(1))
