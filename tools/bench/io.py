@@ -1,0 +1,173 @@
+"""Reading groups of a prepared data set, beside TensorFlow's own ways.
+
+    gmeta bench io --json FILE
+
+Rows have 13 int64 and 8 float32 columns and a group 32 of them; an element is 32 groups. Files are in the
+page cache, as they are from the second epoch on where memory allows.
+
+columnar        `gmeta.io.groups` over the columnar layout, in order and shuffled, by number of threads
+example         the same over ``tf.train.Example`` records
+streaming       `gmeta.io.group_batch`, from beginning to end on one thread
+tensorflow      over the same Examples: ``parse_single_example`` and ``batch``; ``group_by_window``; batched
+                ``parse_example``; and ``TFRecordDataset`` alone, which parses nothing
+disk            reading the bytes of the columnar files and doing nothing with them
+training        a small MAML model from `gmeta.io.tasks`, beside the same from memory, and how much of the
+                time it waited for data
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # before TensorFlow is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gmeta
+import tensorflow as tf
+from gmeta import io, layers, meta, models
+from harness import Result, interleave, parser, report
+from parts.io_data import FLOATS, INTS, SCHEMA, write
+
+ROWS = 32  # of a group
+BATCH = 1024  # rows of the peers' batches, as many as an element has
+
+
+def shards(path: Path) -> list[str]:
+    """The files of a split."""
+    return sorted(str(file) for file in path.parent.glob("*.tfrecord"))
+
+
+def size(path: Path) -> int:
+    """Bytes of them."""
+    return sum(Path(file).stat().st_size for file in shards(path))
+
+
+def drain(dataset: tf.data.Dataset) -> None:
+    """Take every element out, in TensorFlow."""
+    dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1).numpy()
+
+
+def features() -> dict[str, tf.io.FixedLenFeature]:
+    """The schema as TensorFlow's parsers take it."""
+    return {column.name: tf.io.FixedLenFeature([], column.dtype) for column in SCHEMA}
+
+
+def tensorflow_ways(example: Path, slow_rows: int) -> dict[str, tuple[tf.data.Dataset, int]]:
+    """Name -> what the peers do, and over how many rows: the slow ones get fewer."""
+    records = tf.data.TFRecordDataset(shards(example))
+    few = records.take(slow_rows)
+    single = few.map(lambda record: tf.io.parse_single_example(record, features()))
+    window = single.group_by_window(
+        lambda row: row["task"], lambda _, rows: rows.batch(ROWS), window_size=ROWS
+    )
+    batched = records.batch(BATCH).map(lambda record: tf.io.parse_example(record, features()))
+    return {
+        "parse_single_example": (single.batch(BATCH), slow_rows),
+        "group_by_window": (window, slow_rows),
+        "parse_example": (batched, 0),
+        "tfrecord": (records, 0),
+    }
+
+
+def read_bytes(files: list[str]) -> None:
+    """As fast as the file system gives them."""
+    buffer = bytearray(1 << 20)
+    for file in files:
+        with open(file, "rb", buffering=0) as source:  # noqa: PTH123
+            while source.readinto(buffer):
+                pass
+
+
+def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Result]:
+    """Rows and bytes a second of every way."""
+    columnar = write(folder / "columnar", "columnar", groups, ROWS)
+    # Six times the bytes: fewer of them will do.
+    example = write(folder / "example", "example", groups // 4, ROWS)
+    rows = {columnar: groups * ROWS, example: groups // 4 * ROWS}
+    ways: dict[str, tuple[Callable[[int], object], Path, int]] = {}
+    for name, path in (("columnar", columnar), ("example", example)):
+        for shuffle in (False, True):
+            for threads in (1, 2):
+                dataset = io.groups(path, groups_per_element=32, shuffle=shuffle, threads=threads)
+                key = f"io/{name}/groups32/{'shuffled' if shuffle else 'in_order'}/threads{threads}"
+                ways[key] = (lambda _, dataset=dataset: drain(dataset)), path, rows[path]
+        stream = io.group_batch(shards(path), SCHEMA, layout=name, groups_per_element=32)
+        ways[f"io/{name}/groups32/streaming"] = (lambda _, stream=stream: drain(stream)), path, rows[path]
+    for name, (dataset, count) in tensorflow_ways(example, slow_rows).items():
+        key = f"io/tensorflow/{name}"
+        ways[key] = (lambda _, dataset=dataset: drain(dataset)), example, count or rows[example]
+    ways["io/disk"] = (lambda _: read_bytes(shards(columnar))), columnar, rows[columnar]
+    seconds = interleave({key: run for key, (run, _, _) in ways.items()}, rounds=rounds, warm_up=1)
+
+    def rate(key: str) -> float:
+        return ways[key][2] / seconds[key]
+
+    results = []
+    for key, (_, path, count) in ways.items():
+        peer = ("batched parse_example", rate("io/tensorflow/parse_example"))
+        results.append(Result(key, rate(key), "rows/s", *(() if key.endswith("parse_example") else peer)))
+        share = count / rows[path]
+        results.append(Result(f"{key}/bytes", size(path) * share / seconds[key] / 1e6, "MB/s"))
+    return results
+
+
+def training(folder: Path, groups: int, rounds: int) -> list[Result]:
+    """Tasks a second of a small model, with its data read and out of memory."""
+    path = write(folder / "training", "columnar", groups, ROWS)
+    names = [f"i{k}" for k in range(INTS) if k % 4 < 3]
+    model = models.MetaModel(
+        layers.EmbeddingCollection([layers.FeatureConfig(name, dim=8) for name in names]),
+        layers.DenseStack({"fc": 32, "out": 1}),
+        inner=meta.InnerLoop(steps=1, learning_rate=0.01),
+    )
+    model.compile("adam")
+    warm = io.tasks(path, tasks_per_batch=32, query=8, label="f0", features=names)
+    time, memory = io.ReadingTime(), io.from_memory(warm)
+    read = time.of(warm)
+    model.fit(memory.take(2), verbose=0)
+    seconds = interleave(
+        {
+            "read": lambda _: model.fit(read, verbose=0),
+            "memory": lambda _: model.fit(memory, verbose=0),
+        },
+        rounds=rounds,
+        warm_up=1,
+    )
+    return [
+        Result(
+            "io/training/maml", groups / seconds["read"], "tasks/s", "from memory", groups / seconds["memory"]
+        ),
+        Result("io/training/waiting", time.read().share, "of the time"),
+    ]
+
+
+def main() -> None:
+    """Measure both."""
+    options = parser(__doc__)
+    options.add_argument(
+        "--groups", type=int, default=40_000, help="groups of 32 rows (default: %(default)s)"
+    )
+    given = options.parse_args()
+    groups, slow_rows = (64, 256) if given.smoke else (given.groups, 20_000)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results = reading(folder, groups, slow_rows, given.rounds)
+        results += training(folder, 64 if given.smoke else 2000, given.rounds)
+    columns = f"{INTS} int64, {FLOATS} float32"
+    report(
+        "Reading groups",
+        results,
+        given.json,
+        columns=columns,
+        groups=groups,
+        tensorflow=tf.__version__,
+        gmeta=gmeta.__version__,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Data of the reader's benchmark: groups of rows of 13 int64 and 8 float32 columns, in both layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from gmeta.core.group_index import Layout
+from gmeta.core.manifest import Manifest, Shard, Split
+from gmeta.core.schema import Column, Schema
+from gmeta.preprocess.record_writer import RecordWriter
+
+INTS, FLOATS = 13, 8
+SCHEMA = Schema(
+    (
+        Column("task"),
+        Column("batch_id"),
+        *(Column(f"i{k}") for k in range(INTS)),
+        *(Column(f"f{k}", "float32") for k in range(FLOATS)),
+    )
+)
+SHARDS = 2
+
+
+def write(folder: Path, layout: Layout, groups: int, rows: int) -> Path:
+    """Write a data set of so many groups of so many rows; returns its split."""
+    folder.mkdir()
+    rng, shards = np.random.default_rng(0), []
+    for number in range(SHARDS):
+        path = folder / f"all-{number:05d}-of-{SHARDS:05d}.tfrecord"
+        with RecordWriter(path, SCHEMA, layout=layout, index=True) as writer:
+            for first in range(0, groups // SHARDS, 1000):
+                count = min(1000, groups // SHARDS - first)
+                tasks = np.repeat(np.arange(count) + first + number * groups, rows)
+                # Labels and categories, ids, and hashes: what a column's width in bytes depends on.
+                ints = {
+                    f"i{k}": rng.integers(0, (2, 100, 100_000, 1 << 40)[k % 4], len(tasks))
+                    for k in range(INTS)
+                }
+                floats = {f"f{k}": rng.random(len(tasks), np.float32) for k in range(FLOATS)}
+                writer.write({"task": tasks, "batch_id": np.zeros(len(tasks), np.int64), **ints, **floats})
+        shards.append(Shard(path.name, groups // SHARDS, writer.rows, writer.bytes, writer.index or 0))
+    Manifest(SCHEMA, {"all": Split(tuple(shards))}, layout=layout).save(folder)
+    return folder / "all"
