@@ -61,7 +61,7 @@ def train(
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     run, first = RunFolder(run_path), world().rank == 0
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
-        run_training(
+        waiting = run_training(
             config,
             run,
             data or run.data,
@@ -70,4 +70,6 @@ def train(
             checkpoint_every=checkpoint_every,
         )
     if first:
+        if waiting.elements:
+            click.echo(str(waiting), err=True)
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")

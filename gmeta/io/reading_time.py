@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 
-class Waiting(NamedTuple):
+@dataclass(frozen=True)
+class Waiting:
     """A reading of `ReadingTime`.
 
     Attributes:
       waited: Seconds in which the next element was asked for and not there yet.
       worked: Seconds between having got an element and asking for the next one.
-      elements: How many were asked for.
+      elements: How many were asked for, the first of each epoch not counted.
     """
 
-    waited: float
-    worked: float
-    elements: int
+    waited: float = 0.0
+    worked: float = 0.0
+    elements: int = 0
+
+    def __add__(self, other: Waiting) -> Waiting:
+        return Waiting(self.waited + other.waited, self.worked + other.worked, self.elements + other.elements)
 
     @property
     def share(self) -> float:
@@ -41,7 +46,8 @@ class ReadingTime:
     While an element is asked for, training waits; between having got it and asking for the next one, it
     works. The clock is read on either side of the dataset, in the thread that asks. It must be the last
     transformation: a ``prefetch`` behind it would be what asks. On a GPU work is only begun in that time, and
-    a step that waits for the GPU is counted with the work.
+    a step that waits for the GPU is counted with the work. The first element of an epoch isn't counted: files
+    are opened for it, and functions traced.
 
     Example:
       >>> time = ReadingTime()
@@ -66,10 +72,9 @@ class ReadingTime:
 
     def _note(self, asked: Any, element: Any, given: Any) -> Any:
         (number, begin), (_, end) = asked, given
-        # Between two epochs there is more than training.
-        worked = tf.where(number == 0, tf.constant(0.0, tf.float64), begin - self._last)
-        sums = self._sums.assign_add(tf.stack([end - begin, worked, tf.constant(1.0, tf.float64)]))
-        with tf.control_dependencies([sums, worked]):
+        counted = tf.cast(number > 0, tf.float64)
+        times = tf.stack([end - begin, begin - self._last, tf.constant(1.0, tf.float64)])
+        with tf.control_dependencies([self._sums.assign_add(times * counted)]):
             last = self._last.assign(end)
         with tf.control_dependencies([last]):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)

@@ -36,7 +36,7 @@ def run_training(
     progress: TrainingProgress,
     on_bad: OnBad = "raise",
     checkpoint_every: int | None = None,
-) -> None:
+) -> io.Waiting:
     """Train every method with every seed; go on with what is half done, and leave what is done.
 
     On several ranks all call it together; see `gmeta.training.trainer.train`.
@@ -48,6 +48,9 @@ def run_training(
       progress: Where it is shown, resumed runs included.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       checkpoint_every: As in `gmeta.training.trainer.train`.
+
+    Returns:
+      How long all of it has waited for data.
 
     Raises:
       ConfigError: The folder holds an experiment of other settings.
@@ -61,6 +64,7 @@ def run_training(
         {"data": Manifest.load(data).digest}, advice="give every rank the same prepared data set"
     )
     left_out: set[str] = set()
+    waiting = io.Waiting()
     for method, settings in config.methods.items():
         for seed in config.seeds:
             label = f"{settings.label}, seed {seed}"
@@ -79,12 +83,12 @@ def run_training(
                 progress.say(f"{label}: all {settings.epochs} epochs were done before")
             elif outcome.epochs_before or outcome.steps_before:
                 progress.say(f"{label}: resumed {_where(outcome)}{_other_ranks(outcome)}")
-            if outcome.waiting is not None and outcome.waiting.elements:
-                progress.say(f"{label}: {outcome.waiting}")
+            waiting += outcome.waiting
             for message in outcome.left_out:
                 if message not in left_out:
                     progress.say(f"left out: {message}")
             left_out |= set(outcome.left_out)
+    return waiting
 
 
 def _where(outcome: Outcome) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tensorflow as tf
@@ -38,7 +38,7 @@ class Outcome:
     left_out: tuple[str, ...] = ()
     ranks_before: int = 0
     steps_before: int = 0
-    waiting: io.Waiting | None = None
+    waiting: io.Waiting = field(default_factory=io.Waiting)
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
