@@ -79,7 +79,7 @@ class GroupIndex:
     @property
     def checksum(self) -> int:
         """The CRC-32 that stands in the last four bytes of the file; the manifest names it too."""
-        return _FOOTER.unpack(self.to_bytes()[-_FOOTER.size :])[0]
+        return checksum_of(self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The content of the index file."""
@@ -147,6 +147,11 @@ class GroupIndex:
             number, message = wrong
             raise bad(f"group {number}: {message}", _HEADER.size + number * ENTRY.itemsize)
         return cls(cast(Layout, LAYOUTS[layout]), shard_bytes, groups)
+
+
+def checksum_of(data: bytes) -> int:
+    """The checksum that the content of an index file ends in."""
+    return int(_FOOTER.unpack(data[-_FOOTER.size :])[0])
 
 
 def _contradiction(groups: NDArray[Any], shard_bytes: int) -> tuple[int, str] | None:

@@ -100,6 +100,7 @@ def sort_groups(
                     progress("sort", done, rows)
             if cut := cutter.finish():
                 sorter.add(cut)
+            sorter.finish()
         finally:
             sorter.close()
         progress("sort", rows, rows)

@@ -107,10 +107,17 @@ class GroupSorter:
         if self._bytes >= self._limit:
             self._write_run()
 
-    def close(self) -> None:
-        """Write what is held; doing it twice does nothing more."""
+    def finish(self) -> None:
+        """Write what is held.
+
+        Raises:
+          OSError: The disk is full.
+        """
         if self._keys:
             self._write_run()
+
+    def close(self) -> None:
+        """Free the encoder; what isn't written is dropped."""
         self._encoder.close()
 
     def _write_run(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gmeta.core.files import write_atomically
-from gmeta.core.group_index import GroupIndex, index_path
+from gmeta.core.group_index import GroupIndex, checksum_of, index_path
 
 
 class ShardFile:
@@ -76,9 +76,9 @@ class ShardFile:
             os.fsync(self._file.fileno())
             self._file.close()
             if index is not None:
-                made = index()
-                write_atomically(self._temporary_index, made.to_bytes())
-                self.index = made.checksum
+                data = index().to_bytes()
+                write_atomically(self._temporary_index, data)
+                self.index = checksum_of(data)
             # Never an index beside a shard that isn't its own, whenever this ends.
             index_path(self.path).unlink(missing_ok=True)
             self._temporary.replace(self.path)

@@ -180,11 +180,8 @@ class TableSpec:
         """
         given = dict(self.columns)
         if not given:
-            used = {column.source or name for name, column in given.items()}
             given = {
-                f.name: ColumnSpec()
-                for f in table
-                if f.name not in used and _numbers(_element(f.type)) and f.name != self.batch
+                f.name: ColumnSpec() for f in table if _numbers(_element(f.type)) and f.name != self.batch
             }
         names = dict.fromkeys((*self.roles, *given))
         columns = {name: self._resolve(name, given.get(name, ColumnSpec()), table) for name in names}

@@ -39,6 +39,7 @@ def test_shards_are_those_that_a_writer_makes_of_sorted_rows(
     sorter = GroupSorter(folder, SCHEMA, config, run_limit)
     for cut in made:
         sorter.add(cut)
+    sorter.finish()
     sorter.close()
     assert sorter.runs == (len(cuts) if run_limit == 1 else min(sorter.runs, len(cuts)))
     merger = ShardMerger(folder, sorter.runs, merge_limit)
@@ -79,6 +80,7 @@ def test_a_run_that_was_cut_is_an_error(tmp_path):
     config = PlanConfig(layout="columnar", shards=1)
     sorter = GroupSorter(tmp_path, SCHEMA, config, 1 << 20)
     sorter.add(cut_of(np.array([5, 6]), 0))
+    sorter.finish()
     sorter.close()
     run = tmp_path / "run-00000.groups"
     run.write_bytes(run.read_bytes()[:-1])

@@ -80,7 +80,7 @@ def written(monkeypatch):
     ("patch", "again"),
     [
         ("after(duckdb_engine, 'from_arrow', 1)", 12),
-        ("after(GroupSorter, 'close', 0)", 12),
+        ("after(GroupSorter, 'finish', 0)", 12),
         ("after(Journal, 'add_sorted', 0)", 12),
         ("after(ShardMerger, 'write', 0)", 12),
         ("after(ShardMerger, 'write', 4)", 8),

@@ -3,8 +3,11 @@
 import gzip
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,8 +211,6 @@ def _toml(folder):
 
 def test_text_of_every_kind_is_hashed_alike(tmp_path):
     texts = ["plain", 'with "quotes", and commas', "Ünïcödé 漢字", " spaces ", "two\nlines", ""]
-    import pyarrow as pa
-
     table = pa.table({"user": [1] * 6, "ts": range(6), "item": texts})
     spec = TableSpec("user", time="ts", columns={"item": ColumnSpec(hash=True, default=0)})
     for name in ("t.parquet", "t.jsonl", "t.csv"):
@@ -264,3 +265,47 @@ def test_a_file_is_not_read_twice(tmp_path):
     data = write_table(event_table(10), tmp_path / "t.parquet")
     with pytest.raises(ConfigError, match=r"t\.parquet is given twice"):
         prepare([data, tmp_path], tmp_path / "out", spec=SPEC)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A table that is larger than `SMALL`."""
+    rng, rows = np.random.default_rng(0), 700_000
+    columns = {"user": rng.integers(0, 5000, rows), "ts": rng.integers(0, 10**9, rows)}
+    columns |= {f"x{place}": rng.integers(0, 2**62, rows) for place in range(20)}
+    return write_table(pa.table(columns), tmp_path_factory.mktemp("wide") / "t.parquet")
+
+
+SMALL = 96 << 20
+OUT_OF_CORE = """
+import resource, sys
+from gmeta.cli import main
+from gmeta.preprocess import memory
+memory.DUCKDB_SHARE = {share}
+if {limit}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+main(["prepare", "--data", {data!r}, "--task", "user", "--time", "ts", "--layout", "columnar",
+      "--memory-limit", "512MiB", "--out", {out!r}])
+"""
+
+
+def out_of_core(data, out, limit):
+    program = OUT_OF_CORE.format(share=SMALL / (256 << 20), limit=limit, data=str(data), out=str(out))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_rows_that_do_not_fit_into_memory(wide, tmp_path):
+    prepare(wide, tmp_path / "whole", PrepareConfig(layout="columnar"), spec=TableSpec("user", time="ts"))
+    done = out_of_core(wide, tmp_path / "out", 0)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_too_small_for_temporary_files(wide, tmp_path):
+    done = out_of_core(wide, tmp_path / "out", 4 << 20)
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert re.match(
+        r"gmeta: error: can't write temporary files while reading .*t\.parquet: .*too large", error
+    )
+    assert list(tmp_path.iterdir()) == []
