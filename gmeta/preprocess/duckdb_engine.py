@@ -24,12 +24,11 @@ from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.cutting import Cutter
+from gmeta.preprocess.duckdb_text import errors_explained, named
 from gmeta.preprocess.engine import refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.group_sorter import GroupSorter
 from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.source import NUMBER, Source
-from gmeta.preprocess.table_scan import errors_explained
-from gmeta.preprocess.table_scan import quoted as quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -148,4 +147,4 @@ def _sorted(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints |
 
 
 def _names(columns: tuple[str, ...]) -> str:
-    return ", ".join('"' + column.replace('"', '""') + '"' for column in columns)
+    return ", ".join(map(named, columns))

@@ -18,6 +18,7 @@ from gmeta.core.on_bad import OnBad, check_on_bad
 from gmeta.preprocess import duckdb_engine, memory, movielens, synthetic
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
+from gmeta.preprocess.duckdb_text import quoted
 from gmeta.preprocess.engine import EngineResult
 from gmeta.preprocess.group_sorter import ShardMerger
 from gmeta.preprocess.journal import FILE_NAME as JOURNAL
@@ -170,7 +171,7 @@ def _sort(
     """Leave sorted runs of batches in the staging folder, and what is known so far as a summary."""
     for name in (_RUNS, _TEMPORARY):
         (staging / name).mkdir()
-    connection.execute(f"SET temp_directory = {duckdb_engine.quoted(str(staging / _TEMPORARY))}")
+    connection.execute(f"SET temp_directory = {quoted(str(staging / _TEMPORARY))}")
     tasks, sizes = duckdb_engine.sort_groups(
         source, config, bad, progress, connection, staging / _RUNS, memory_limit
     )

@@ -18,15 +18,20 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.csv_scan import CsvScan
+from gmeta.preprocess.json_scan import JsonScan
 from gmeta.preprocess.normalise import Fault, normalise
 from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.source import NUMBER
 from gmeta.preprocess.table_files import TableFile, find_files
-from gmeta.preprocess.table_scan import Scan, open_scan
+from gmeta.preprocess.table_scan import Scan
 from gmeta.preprocess.table_spec import TableSpec
 
 if TYPE_CHECKING:
     import duckdb
+
+
+_SCANS = {"parquet": Scan, "csv": CsvScan, "json": JsonScan}
 
 
 class TableSource:
@@ -53,7 +58,7 @@ class TableSource:
         self.files = find_files(data)
         self.path = Path(data[0])
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
-        self._scans = [open_scan(file, spec.csv, connection) for file in self.files]
+        self._scans = [_SCANS[file.format](file, spec.csv, connection) for file in self.files]
         try:
             self.spec = spec.resolve(self._scans[0].schema)
         except ConfigError as error:

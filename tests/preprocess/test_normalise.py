@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.preprocess.bad_records import Reason
-from gmeta.preprocess.normalise import hash_text, normalise
+from gmeta.preprocess.column_values import hash_text
+from gmeta.preprocess.normalise import normalise
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -18,7 +18,7 @@ from gmeta.core.manifest import Manifest
 from gmeta.core.schema import Column
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, duckdb_engine, memory, plan, prepare
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.normalise import hash_text
+from gmeta.preprocess.column_values import hash_text
 from gmeta.preprocess.progress import no_progress
 from gmeta.preprocess.table_source import TableSource
 from gmeta.testing import plan_in_memory

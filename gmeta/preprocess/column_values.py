@@ -1,0 +1,209 @@
+"""One column of records, in whatever type it is, as int64 or float32; see the table in `normalise`."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from gmeta.preprocess.bad_records import Reason
+from gmeta.preprocess.table_spec import ColumnSpec
+
+Mask = NDArray[np.bool_]
+ColumnFault = tuple[Reason, Mask, str]
+"""A reason, (N,) which values are bad for it, and what was expected."""
+
+_WHOLE = r"^-?[0-9]+$"
+_NUMBER = r"(?i)^-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?$|^-?(nan|inf|infinity)$"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?Z?$"
+_SURE_DIGITS = 18  # any number of as many digits fits an int64
+_INT64_EDGE = 2.0**63
+
+
+class Parsed(NamedTuple):
+    """A column as numbers, any where they are bad, and which are bad why."""
+
+    values: NDArray[Any]
+    faults: list[ColumnFault]
+
+
+def hash_text(text: str) -> int:
+    """The number that stands for a text: the last 8 bytes of the MD5 of its UTF-8, little endian, signed.
+
+    DuckDB's ``md5_number_lower(text)`` is the same bits.
+
+    Example:
+      >>> hash_text("abc")
+      8250560606382298838
+    """
+    return int.from_bytes(
+        hashlib.md5(text.encode(), usedforsecurity=False).digest()[8:], "little", signed=True
+    )
+
+
+def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
+    """One value a row."""
+    if column.default is not None and pa.types.is_floating(given.type):
+        given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
+    missing = None if given.null_count == 0 else given.is_null().to_numpy(zero_copy_only=False)
+    values: NDArray[Any]
+    faults: list[ColumnFault]
+    if hashed:
+        values, faults = _filled(given, 0).view(np.int64), []
+    elif column.hash:
+        values, faults = _hashes(given)
+    elif column.dtype == "int64":
+        values, faults = _whole(given)
+    else:
+        values, faults = _floats(given)
+    if missing is not None:
+        faults = [(reason, mask & ~missing, expected) for reason, mask, expected in faults]
+    if values.dtype.kind == "f":
+        not_a_number = np.isnan(values) if missing is None else np.isnan(values) & ~missing
+        if not_a_number.any():
+            if column.default is None:
+                faults.append((Reason.NAN, not_a_number, "a number"))
+            missing = not_a_number if missing is None else missing | not_a_number
+    for bound, outside, sign in ((column.min, np.less, ">="), (column.max, np.greater, "<=")):
+        if bound is not None:
+            mask = outside(values, bound)
+            mask = mask if missing is None else mask & ~missing
+            if mask.any():
+                faults.append((Reason.OUT_OF_RANGE, mask, f"{sign} {bound:g}"))
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            narrow = values.astype(np.float32) + np.float32(0)  # there is one zero
+        infinite = np.isinf(narrow)
+        if infinite.any():
+            faults.append((Reason.OUT_OF_RANGE, infinite, "finite, in float32"))
+        values = narrow
+    if missing is not None and missing.any():
+        if column.default is None:
+            null = given.is_null().to_numpy(zero_copy_only=False)
+            faults.append((Reason.NULL, null, "given"))
+        else:
+            values = np.where(missing, np.asarray(column.default, values.dtype), values)
+    return Parsed(values, faults)
+
+
+def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
+    """int64 values."""
+    kind, expected = given.type, "a whole number"
+    if is_text(kind):
+        return _parse(given, pa.int64(), _WHOLE, expected)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        micros = given.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
+        return _filled(micros.cast(pa.int64()), 0), []
+    if pa.types.is_decimal(kind):
+        try:
+            return _filled(given.cast(pa.int64()), 0), []
+        except pa.ArrowInvalid:  # some have fractions
+            given = given.cast(pa.float64())
+            kind = given.type
+    if pa.types.is_floating(kind):
+        values = _filled(given.cast(pa.float64()), 0.0)
+        fraction = ~np.isnan(values) & (values != np.floor(values))
+        large = ~((values >= -_INT64_EDGE) & (values < _INT64_EDGE))
+        wrong = np.isnan(values)
+        faults = [
+            (Reason.NAN, wrong, expected),
+            (Reason.NOT_A_NUMBER, fraction, expected),
+            (Reason.OUT_OF_RANGE, large & ~wrong, "an int64"),
+        ]
+        whole = np.where(large | fraction, 0, values).astype(np.int64)
+        return whole, [fault for fault in faults if fault[1].any()]
+    if pa.types.is_uint64(kind):
+        large = _filled(given, 0) >= np.uint64(1 << 63)
+        faults = [(Reason.OUT_OF_RANGE, large, "an int64")] if large.any() else []
+        return _filled(given, 0).view(np.int64), faults
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return _filled(given.cast(pa.int64()), 0), []
+    return _wrong(given, "int64", np.zeros(len(given), np.int64))
+
+
+def _floats(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
+    """float64 values, NaN where null."""
+    kind = given.type
+    if is_text(kind):
+        return _parse(given, pa.float64(), _NUMBER, "a number")
+    if pa.types.is_float32(kind):
+        return _filled(given, np.nan), []
+    if (
+        pa.types.is_floating(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+    ):
+        if pa.types.is_boolean(kind):
+            given = given.cast(pa.int8())
+        return _filled(given.cast(pa.float64(), safe=False), np.nan), []
+    return _wrong(given, "float32", np.zeros(len(given), np.float64))
+
+
+def _parse(
+    given: pa.Array, kind: pa.DataType, form: str, expected: str
+) -> tuple[NDArray[Any], list[ColumnFault]]:
+    """Numbers in text: all at once, and only where that fails one by one."""
+    fill = 0 if kind == pa.int64() else np.nan
+    try:
+        return _filled(given.cast(kind), fill), []
+    except pa.ArrowInvalid:
+        text = pc.replace_substring_regex(pc.utf8_trim_whitespace(given), r"^\+", "")
+    if kind == pa.int64():
+        text = _dates_asnumbers(text)
+    good = _filled(pc.fill_null(pc.match_substring_regex(text, form), True), True)
+    faults = [(Reason.NOT_A_NUMBER, ~good, expected)]
+    if kind == pa.int64():
+        large = np.zeros(len(given), np.bool_)
+        for row in np.flatnonzero(good & (_filled(pc.utf8_length(text), 0) > _SURE_DIGITS)).tolist():
+            large[row] = not -(2**63) <= int(text[row].as_py()) < 2**63
+        faults.append((Reason.OUT_OF_RANGE, large, "an int64"))
+        good &= ~large
+    text = pc.if_else(pa.array(good), text, None)
+    return _filled(text.cast(kind), fill), [fault for fault in faults if fault[1].any()]
+
+
+def _dates_asnumbers(text: pa.Array) -> pa.Array:
+    """Text in which dates and times are written as microseconds since 1970, UTC."""
+    dates = pc.match_substring_regex(text, _DATE)
+    if not pc.any(dates).as_py():
+        return text
+    plain = pc.replace_substring_regex(pc.if_else(dates, text, None), "Z$", "")
+    try:
+        micros = plain.cast(pa.timestamp("us")).cast(pa.int64())
+    except pa.ArrowInvalid:  # such as the 30th of February: not numbers then
+        return text
+    return pc.coalesce(micros.cast(pa.string()), text.cast(pa.string()))
+
+
+def _hashes(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
+    kind = given.type
+    if pa.types.is_null(kind):
+        return np.zeros(len(given), np.int64), []
+    if not (is_text(kind) or pa.types.is_integer(kind)):
+        return _wrong(given, "text or whole numbers", np.zeros(len(given), np.int64))
+    coded = given.cast(pa.string()).dictionary_encode()
+    table = np.array([hash_text(text) for text in coded.dictionary.to_pylist()], np.int64)
+    codes = _filled(coded.indices, 0)
+    return (table[codes] if len(table) else np.zeros(len(given), np.int64)), []
+
+
+def _wrong(given: pa.Array, wanted: str, values: NDArray[Any]) -> tuple[Any, list[ColumnFault]]:
+    return values, [(Reason.WRONG_TYPE, np.ones(len(given), np.bool_), f"{wanted}, not {given.type}")]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _filled(array: pa.Array, value: Any) -> NDArray[Any]:
+    """NumPy's view of an array, with ``value`` for null."""
+    if array.null_count:
+        array = pc.fill_null(array, pa.scalar(value, array.type))
+    return array.to_numpy(zero_copy_only=False)
