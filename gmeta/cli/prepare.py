@@ -71,7 +71,7 @@ _DEFAULT = PrepareConfig()
     type=click.Choice(ENGINES),
     default=ENGINES[0],
     show_default=True,
-    help="What does the work: this process, or jobs of Hadoop Streaming; to the same bytes.",
+    help="What does the work: this process, Spark, or jobs of Hadoop Streaming; to the same bytes.",
 )
 @click.option(
     "--job",
@@ -80,6 +80,10 @@ _DEFAULT = PrepareConfig()
 )
 @click.option(
     "--ranges", type=int, help="Parts to sort apart, each in a worker's memory.  [default: by size]"
+)
+@click.option("--spark-master", help="With --engine spark: such as local[4].  [default: spark-submit's]")
+@click.option(
+    "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
 )
 @click.option("--compress", help="Refused, with the reason.", hidden=True)
 def prepare(
@@ -93,6 +97,8 @@ def prepare(
     engine: Engine,
     job: Path | None,
     ranges: int | None,
+    spark_master: str | None,
+    spark_conf: tuple[str, ...],
     **settings: Any,
 ) -> None:
     """Turn tables of events, or MovieLens files, into a data set that `gmeta train` reads.
@@ -102,7 +108,7 @@ def prepare(
     train on, and cold ones, to evaluate on. OUT appears whole or not at all. Made from the same files with
     the same settings before, it is used as it is.
     """
-    from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign
+    from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign, run_on_spark
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
     from gmeta.preprocess import prepare as run
     from gmeta.preprocess.memory import parse_bytes
@@ -114,7 +120,15 @@ def prepare(
             f"--compress {compress}: shards aren't compressed as files: a compressed file can't be entered "
             "in the middle, and readers start at any batch. The layout columnar packs numbers into few bytes"
         )
-    refuse_foreign(engine, resume=resume, memory_limit=memory_limit, job=job, ranges=ranges)
+    refuse_foreign(
+        engine,
+        resume=resume,
+        memory_limit=memory_limit,
+        job=job,
+        ranges=ranges,
+        spark_master=spark_master,
+        spark_conf=spark_conf,
+    )
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     spec = _spec(settings)
     config = PrepareConfig(**settings)
@@ -126,17 +140,31 @@ def prepare(
         click.echo(describe_jobs(data, out, config, on_bad, spec, overwrite, job, ranges))
         return
     with PrepareProgress() as progress:
-        summary = run(
-            data or None,
-            out,
-            config,
-            on_bad,
-            spec=spec,
-            overwrite=overwrite,
-            resume=resume,
-            memory_limit=limit,
-            progress=progress,
-        )
+        if engine == "spark":
+            summary = run_on_spark(
+                data,
+                out,
+                config,
+                on_bad,
+                spec,
+                overwrite=overwrite,
+                ranges=ranges,
+                master=spark_master,
+                conf=spark_conf,
+                progress=progress,
+            )
+        else:
+            summary = run(
+                data or None,
+                out,
+                config,
+                on_bad,
+                spec=spec,
+                overwrite=overwrite,
+                resume=resume,
+                memory_limit=limit,
+                progress=progress,
+            )
     if not summary.reused:
         with write_errors_explained(out):
             draw_task_sizes(summary, out / FILE_NAME)

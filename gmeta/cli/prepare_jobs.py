@@ -8,6 +8,7 @@ from typing import Any
 
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess.config import Engine, PrepareConfig
+from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_job import TableJob
 from gmeta.preprocess.table_spec import TableSpec
 
@@ -15,7 +16,9 @@ _OF: dict[str, tuple[Engine, ...]] = {
     "resume": ("duckdb",),
     "memory_limit": ("duckdb",),
     "job": ("streaming",),
-    "ranges": ("streaming",),
+    "ranges": ("spark", "streaming"),
+    "spark_master": ("spark",),
+    "spark_conf": ("spark",),
 }
 
 
@@ -26,7 +29,7 @@ def refuse_foreign(engine: Engine, **given: Any) -> None:
       ConfigError: One is given.
     """
     for name, value in given.items():
-        if value not in (None, False) and engine not in _OF[name]:
+        if value not in (None, False, ()) and engine not in _OF[name]:
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} is for --engine {' and '.join(_OF[name])}, not for {engine}")
 
@@ -60,3 +63,30 @@ def describe_jobs(
         f"{folder}: files {len(job.files)}, ranges {job.ranges}, shards {job.config.shards} a split; "
         f"run the jobs (docs/preprocessing.md), then: gmeta-reduce finish --job {folder}"
     )
+
+
+def run_on_spark(
+    data: Sequence[str],
+    out: Path,
+    config: PrepareConfig,
+    on_bad: str,
+    spec: TableSpec | None,
+    *,
+    conf: Sequence[str],
+    **options: Any,
+) -> PrepareSummary:
+    """Prepare on Spark; ``conf`` are settings, ``name=value``, the others are `spark_engine.prepare`'s.
+
+    Raises:
+      ConfigError: The data or the task aren't given, or a setting has no value.
+    """
+    from gmeta.preprocess import spark_engine
+
+    if not data or spec is None:
+        raise ConfigError(
+            "--engine spark needs --data, and --task or --spec; it doesn't read MovieLens' files"
+        )
+    if wrong := [setting for setting in conf if "=" not in setting]:
+        raise ConfigError(f"--spark-conf {wrong[0]}: write it as NAME=VALUE")
+    settings = dict(setting.split("=", 1) for setting in conf)
+    return spark_engine.prepare(data, out, config, on_bad, spec=spec, conf=settings, **options)

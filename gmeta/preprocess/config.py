@@ -8,8 +8,8 @@ from typing import Literal, get_args
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import LAYOUTS, Layout
 
-Engine = Literal["duckdb", "streaming"]
-"""What does the work: this process, or jobs of Hadoop Streaming."""
+Engine = Literal["duckdb", "spark", "streaming"]
+"""What does the work: this process, a cluster of Spark, or jobs of Hadoop Streaming."""
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 DEFAULT_LAYOUT: Layout = "columnar"

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
 from gmeta.core.manifest import Shard
 from gmeta.preprocess import plan
 from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
-from gmeta.preprocess.columns import Columns, Ints, Values, take
+from gmeta.preprocess.columns import Columns, Ints, Values, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.source import NUMBER, Source
 from gmeta.preprocess.summary import count_sizes
@@ -111,29 +110,18 @@ def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str,
       source: Says where they are from.
       bad: Applies the rule.
     """
-    again, messages = repeated_rows(rows, source.spec)
+    again = plan.repeated(rows, source.spec.task, source.spec.unique)
     if not again.any():
         return dict(rows)
-    for number, message in messages:
+    for number, message in describe_repeated(take(rows, np.flatnonzero(again)), source.spec):
         path, line, place = source.where(number)
         bad.add(BadRecord(Reason.REPEATED_KEY, place + message), path, line)
     return take(rows, np.flatnonzero(~again))
 
 
-def repeated_rows(rows: Columns, spec: TableSpec) -> tuple[NDArray[np.bool_], Iterator[tuple[int, str]]]:
-    """Which rows (N,) are `plan.repeated`, and of each that is its `NUMBER` and what is wrong with it.
-
-    Args:
-      rows: In `plan.row_order`, with `NUMBER`; all that have a key are there.
-      spec: The columns.
-    """
-    again = plan.repeated(rows, spec.task, spec.unique)
-    out = take({name: rows[name] for name in (spec.task, *spec.unique, NUMBER)}, np.flatnonzero(again))
-
-    def messages() -> Iterator[tuple[int, str]]:
-        for values in zip(*out.values(), strict=True):
-            task, *key, number = (value.item() for value in values)
-            said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))
-            yield number, f"{spec.task} {task} has another row of {said}, which comes first"
-
-    return again, messages()
+def describe_repeated(rows: Columns, spec: TableSpec) -> Iterator[tuple[int, str]]:
+    """The `NUMBER` of each row that is `plan.repeated`, and what is wrong with it."""
+    columns = [single(rows, name).tolist() for name in (spec.task, *spec.unique, NUMBER)]
+    for task, *key, number in zip(*columns, strict=True):
+        said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))
+        yield number, f"{spec.task} {task} has another row of {said}, which comes first"

@@ -13,6 +13,7 @@ together; every row's position in its task and its task's size follow, and with 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -141,8 +142,7 @@ def place_rows(rows: Columns, edge: Edge, spec: TableSpec, config: PlanConfig) -
 
 def runs(values: Ints, columns: Columns) -> Iterator[tuple[int, dict[str, Values]]]:
     """Cut rows where ``values`` (N,) changes: (value, rows)."""
-    starts = np.flatnonzero(
-        np.concatenate((np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]))
-    )
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=True):
-        yield int(values[start]), part(columns, start, stop)
+    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+    for start, stop in itertools.pairwise([0, *changes.tolist(), len(values)]):
+        if stop > start:
+            yield int(values[start]), part(columns, start, stop)

@@ -117,9 +117,7 @@ def _good_rows(task: Task, tally: Tally) -> Iterator[Columns]:
         )
     for block in row_text.blocks(task.source):
         for batch, refused in parse_lines(block, form, job.spec):
-            for line in refused:
-                tally.rows_read += 1
-                tally.add(file, line.reason, [line.message], 1)
+            tally.add_refused(file, refused)
             if (found := good_rows(batch, job.spec, file, tally)) is not None:
                 yield found
             task.refuse_bad(tally)

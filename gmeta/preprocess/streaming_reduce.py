@@ -25,14 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess import row_text
+from gmeta.preprocess import plan, row_text
 from gmeta.preprocess.attempts import collect, write_attempt, write_note
-from gmeta.preprocess.bad_records import Reason
 from gmeta.preprocess.census import Census
 from gmeta.preprocess.columns import Columns, joined, row_count, single, take
-from gmeta.preprocess.engine import repeated_rows
 from gmeta.preprocess.numbering import COUNT, POSITION, RangeCount, number_rows, runs
-from gmeta.preprocess.plan import row_order
 from gmeta.preprocess.ranges import bounds_of
 from gmeta.preprocess.source import NUMBER
 from gmeta.preprocess.staging import put_in_place
@@ -80,10 +77,9 @@ def tasks(task: Task) -> None:
         whole = joined([part for _, (_, part) in found])
         repeated = Tally()
         if added:
-            whole = take(whole, row_order(whole, (*job.spec.order, NUMBER)))
-            again, messages = repeated_rows(whole, job.spec)
-            for file, message in messages:
-                repeated.add(file, Reason.REPEATED_KEY, [message], 1)
+            whole = take(whole, plan.row_order(whole, (*job.spec.order, NUMBER)))
+            again = plan.repeated(whole, job.spec.task, job.spec.unique)
+            repeated.add_repeated(take(whole, np.flatnonzero(again)), job.spec)
             task.refuse_bad(repeated)
             count_bad(repeated)
             whole = take(whole, np.flatnonzero(~again))

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 import pyarrow as pa
@@ -90,10 +90,11 @@ def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
 
 def _is_part(path: Path, folder: Path) -> bool:
     inside = path.relative_to(folder).parts
-    return path.is_file() and _format(path) is not None and not any(name[0] in "_." for name in inside)
+    return path.is_file() and format_of(path) is not None and not any(name[0] in "_." for name in inside)
 
 
-def _format(path: Path) -> Format | None:
+def format_of(path: PurePath) -> Format | None:
+    """The format that a file's ending names, or None."""
     suffix = path.suffix.lower()
     if suffix in _COMPRESSED:
         suffix = path.with_suffix("").suffix.lower()
@@ -106,7 +107,7 @@ def _file(path: Path) -> TableFile:
         size = path.stat().st_size
     except OSError as error:
         raise DataError(f"can't read it: {error.strerror}", path=path) from error
-    kind = _format(path)
+    kind = format_of(path)
     if kind is None:
         raise ConfigError(f"{path}: its ending doesn't say what it is; known are {_KNOWN}")
     if not size:

@@ -7,16 +7,24 @@ content, and the first ones in alphabetical order are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
-from gmeta.preprocess.columns import Columns
+from gmeta.preprocess.columns import Columns, single, take
+from gmeta.preprocess.engine import describe_repeated
 from gmeta.preprocess.normalise import normalise
+from gmeta.preprocess.source import NUMBER
 from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.text_records import Refused
+
+_DESCRIBED = (
+    1000  # of a part's bad records: enough that which ones are kept seldom hangs on how parts are cut
+)
 
 
 @dataclass
@@ -43,6 +51,20 @@ class Tally:
         key = file, reason
         self.counts[key] = self.counts.get(key, 0) + count
         self.examples[key] = sorted({*self.examples.get(key, ()), *messages})[: BadRecords.EXAMPLES]
+
+    def add_refused(self, file: int, lines: Sequence[Refused]) -> None:
+        """Count lines that aren't records."""
+        self.rows_read += len(lines)
+        for line in lines:
+            self.add(file, line.reason, [line.message], 1)
+
+    def add_repeated(self, rows: Columns, spec: TableSpec) -> None:
+        """Count rows, with the `NUMBER` of their file, whose key was in their task before."""
+        files = single(rows, NUMBER)
+        for file in np.unique(files).tolist():
+            own = np.flatnonzero(files == file)
+            messages = (message for _, message in describe_repeated(take(rows, own[:_DESCRIBED]), spec))
+            self.add(file, Reason.REPEATED_KEY, messages, len(own))
 
     def merge(self, other: Tally) -> None:
         """Add another worker's."""
@@ -100,7 +122,6 @@ def good_rows(batch: pa.RecordBatch, spec: TableSpec, file: int, tally: Tally) -
         return None
     found = normalise(batch, spec)
     for fault in found.faults:
-        # All of them are described where they are few, so that which are kept doesn't hang on the batch.
-        messages = {fault.describe(row) for row in fault.rows[:1000].tolist()}
+        messages = {fault.describe(row) for row in fault.rows[:_DESCRIBED].tolist()}
         tally.add(file, fault.reason, messages, len(fault.rows))
     return found.columns if len(found.rows) else None

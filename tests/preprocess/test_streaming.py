@@ -315,8 +315,9 @@ def test_the_command_line_describes_the_jobs(table, tmp_path, runner):
     [
         (["--engine", "streaming"], "--engine streaming needs --data, --task or --spec, and --job"),
         (["--engine", "streaming", "--resume"], "--resume is for --engine duckdb, not for streaming"),
+        (["--spark-master", "local"], "--spark-master is for --engine spark, not for duckdb"),
         (["--job", "x"], "--job is for --engine streaming, not for duckdb"),
-        (["--ranges", "3"], "--ranges is for --engine streaming, not for duckdb"),
+        (["--ranges", "3"], "--ranges is for --engine spark and streaming, not for duckdb"),
     ],
 )
 def test_options_of_other_engines_are_refused(runner, options, said):

@@ -1,0 +1,208 @@
+"""The distributed engine: the plan on a cluster of Spark.
+
+::
+
+    pass 1   records ──normalise──> tally of what is bad, sample ──> bounds of the ranges
+    pass 2   records ──normalise──> rows ──by range──> sort, number ──> kept on disk
+             counts of each range ──> prefix sum over them, on the driver
+    pass 3   rows ──batch, order_key──> by shard, sort ──native writer──> shards
+
+A range is any stretch of the order of rows (task, time, and what breaks ties), so a hot task is spread over
+as many workers as its rows fill ranges. Where keys may not repeat in a task, rows meet by their keys first.
+
+The driver moves counts, samples and what the manifest says, never rows. It writes the manifest last. Workers
+write shards into the staging folder, under names of their own until they are whole (`attempts`), so tasks may
+be repeated or run twice. The folder must be on a file system that all machines see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gmeta.core.errors import ConfigError
+from gmeta.preprocess import spark_rows as work
+from gmeta.preprocess.attempts import collect
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.census import Census
+from gmeta.preprocess.columns import Ints
+from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.numbering import COUNT, KEY, PLACE, POSITION, RangeCount, edges
+from gmeta.preprocess.plan import splits
+from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.ranges import bounds_of
+from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.spark_rows import RANGE, SALT
+from gmeta.preprocess.spark_session import spark_errors, spark_session
+from gmeta.preprocess.spark_tables import column, open_job, read_table
+from gmeta.preprocess.staging import staged_folder
+from gmeta.preprocess.summary import PrepareSummary
+from gmeta.preprocess.table_job import TableJob
+from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.tally import Tally
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGE_ROWS = 500_000
+"""Rows that make a range: a worker of Python holds one."""
+
+
+def prepare(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    config: PrepareConfig | None = None,
+    on_bad: str = "raise",
+    *,
+    spec: TableSpec,
+    overwrite: bool = False,
+    ranges: int | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> PrepareSummary:
+    """Prepare a table as `gmeta.preprocess.prepare` does, to the same bytes, on Spark.
+
+    Args:
+      data: Files, folders and patterns of CSV, Parquet or JSON lines that every machine sees; addresses such
+        as ``hdfs://host/clicks``; or ``hive:database.table``.
+      out: The folder to make, on a file system that every machine sees.
+      config: The settings.
+      on_bad: ``"raise"`` ends the run at bad records, ``"skip"`` counts each and leaves it out.
+      spec: What the columns are.
+      overwrite: Replace a data set that was prepared otherwise.
+      ranges: How many parts to sort apart. None: one for `RANGE_ROWS` rows, and one for each core.
+      master: Spark's master, such as ``local[4]`` or ``yarn``. None: what ``spark-submit`` says, or this
+        machine.
+      conf: Settings for a new session. A session that is there is used as it is.
+      progress: Is told when a stage is over.
+
+    Returns:
+      What was read, kept and left out.
+
+    Raises:
+      ConfigError: A setting is out of range, or the spec doesn't fit the table.
+      DataError: A record is bad, or a split has no task left.
+      GmetaError: ``out`` holds something else or can't be written; Spark is missing or failed.
+
+    Example:
+      >>> prepare("hive:shop.clicks", "/mnt/clicks", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
+    """
+    started, out = time.perf_counter(), Path(out)
+    paths = [data] if isinstance(data, str | os.PathLike) else list(data)
+    if ranges is not None and ranges < 1:
+        raise ConfigError(f"ranges must be at least 1, got {ranges}")
+    with spark_session(master, conf) as spark, spark_errors():
+        job = open_job(spark, paths, out, spec, config or PrepareConfig(), on_bad, overwrite=overwrite)
+        if job.is_done():
+            return PrepareSummary.load(out)
+        table = read_table(spark, job, paths[0])
+        with staged_folder(out) as staging:
+            summary = _run(spark, job, table, staging, ranges, progress)
+    return replace(summary, seconds=time.perf_counter() - started)
+
+
+def _run(
+    spark: SparkSession, job: TableJob, table: DataFrame, folder: Path, ranges: int | None, progress: Progress
+) -> PrepareSummary:
+    from pyspark import StorageLevel
+
+    tally, samples = _survey(job, table)
+    progress("read", tally.rows_read, tally.rows_read)
+    tally.report(BadRecords(job.on_bad), job.path_of)
+    cores = spark.sparkContext.defaultParallelism
+    parts = ranges or max(cores, -(-tally.rows_read // RANGE_ROWS))
+    bounds = bounds_of(samples, job.spec.order, parts)
+    rows = _sorted(job, table, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
+    try:
+        counts, repeated = _counts(job, rows)
+        tally.merge(repeated)
+        census = Census(counts, job.config)
+        job.check(census, tally)
+        progress("sort", census.rows, census.rows)
+        _write(job, rows, folder, edges(counts), _salts(spark, len(splits(job.config)) * job.config.shards))
+    finally:
+        rows.unpersist()
+    shards = collect(folder, job.spec.schema, job.config, census.of_splits())
+    progress("write", census.rows, census.rows)
+    return job.finish(folder, shards, census, tally)
+
+
+def _survey(job: TableJob, table: DataFrame) -> tuple[Tally, list[Any]]:
+    """What is bad, and (stride, rows) of every partition."""
+    tally, samples = Tally(), []
+    kept = "tally string, stride bigint, sample binary"
+    for row in table.mapInArrow(partial(work.survey, job), kept).collect():
+        tally.merge(Tally.from_json(row["tally"]))
+        if row["sample"] is not None:
+            samples.append((row["stride"], work.read_sample(bytes(row["sample"]))))
+    return tally, samples
+
+
+def _sorted(job: TableJob, table: DataFrame, bounds: Any, salts: Ints) -> DataFrame:
+    """All good rows, a range a partition, in order and numbered."""
+    ranged = _schema(job, *work.added(job), RANGE, SALT)
+    if job.spec.unique:
+        keys = [column(name) for name in (job.spec.task, *job.spec.unique)]
+        plain = table.mapInArrow(partial(work.plain, job), _schema(job, NUMBER))
+        rows = plain.repartition(len(salts), *keys).mapInArrow(
+            partial(work.marked, job, bounds, salts), ranged
+        )
+    else:
+        rows = table.mapInArrow(partial(work.ranged, job, bounds, salts), ranged)
+    return rows.repartition(len(salts), column(SALT)).mapInArrow(
+        partial(work.numbered, job), _schema(job, *work.added(job), RANGE, POSITION, COUNT)
+    )
+
+
+def _counts(job: TableJob, rows: DataFrame) -> tuple[list[RangeCount], Tally]:
+    own = [job.spec.task, RANGE, POSITION, *((*job.spec.unique, NUMBER) if job.spec.unique else ())]
+    counted = rows.select(*[column(name) for name in dict.fromkeys(own)]).mapInArrow(
+        partial(work.counted, job), "count string, tally string"
+    )
+    counts, tally = [], Tally()
+    for row in counted.collect():
+        if row["count"] is not None:
+            counts.append(RangeCount.from_json(json.loads(row["count"])))
+        if row["tally"] is not None:
+            tally.merge(Tally.from_json(row["tally"]))
+    return counts, tally
+
+
+def _write(job: TableJob, rows: DataFrame, folder: Path, known: Any, salts: Ints) -> None:
+    schema = _schema(job, job.spec.batch, POSITION, PLACE, KEY, SALT)
+    placed = rows.mapInArrow(partial(work.placed, job, known, salts), schema)
+    placed = placed.repartition(len(salts), column(SALT)).sortWithinPartitions(
+        *[column(name) for name in (PLACE, KEY, job.spec.task, POSITION)]
+    )
+    placed.mapInArrow(partial(work.written, job, folder), "place bigint, shard string").collect()
+
+
+def _salts(spark: SparkSession, partitions: int) -> Ints:
+    """A number for each partition that Spark's hash sends there: so a partition gets what it is to get."""
+    found: dict[int, int] = {}
+    start, step = 0, 8 * partitions + 64
+    while len(found) < partitions:
+        numbers = spark.range(start, start + step, numPartitions=1)
+        for number, partition in numbers.selectExpr("id", f"pmod(hash(id), {partitions})").collect():
+            found.setdefault(partition, number)
+        start += step
+    return np.array([found[number] for number in range(partitions)], np.int64)
+
+
+def _schema(job: TableJob, *added: str) -> Any:
+    from pyspark.sql.types import ArrayType, DataType, FloatType, LongType, StructField, StructType
+
+    def kind(dtype: str, is_list: bool) -> DataType:
+        single: DataType = FloatType() if dtype == "float32" else LongType()
+        return ArrayType(single) if is_list else single
+
+    return StructType([StructField(c.name, kind(c.dtype, c.is_list)) for c in job.columns(*added)])
