@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any, NamedTuple
 
@@ -149,16 +150,18 @@ def _parse(
     given: pa.Array, kind: pa.DataType, form: str, expected: str
 ) -> tuple[NDArray[Any], list[ColumnFault]]:
     """Numbers in text: all at once, and only where that fails one by one."""
-    fill = 0 if kind == pa.int64() else np.nan
-    try:
-        return _filled(given.cast(kind), fill), []
-    except pa.ArrowInvalid:
-        text = pc.replace_substring_regex(pc.utf8_trim_whitespace(given), r"^\+", "")
-    if kind == pa.int64():
-        text = _dates_asnumbers(text)
+    whole = kind == pa.int64()
+    fill = 0 if whole else np.nan
+    # Arrow would read 0x10 as 16.
+    if not (whole and pc.any(pc.starts_with(given, "0x", ignore_case=True)).as_py()):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return _filled(given.cast(kind), fill), []
+    text = pc.replace_substring_regex(pc.utf8_trim_whitespace(given), r"^\+", "")
+    if whole:
+        text = _dates_as_numbers(pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0*$", r"\1"))
     good = _filled(pc.fill_null(pc.match_substring_regex(text, form), True), True)
     faults = [(Reason.NOT_A_NUMBER, ~good, expected)]
-    if kind == pa.int64():
+    if whole:
         large = np.zeros(len(given), np.bool_)
         for row in np.flatnonzero(good & (_filled(pc.utf8_length(text), 0) > _SURE_DIGITS)).tolist():
             large[row] = not -(2**63) <= int(text[row].as_py()) < 2**63
@@ -168,7 +171,7 @@ def _parse(
     return _filled(text.cast(kind), fill), [fault for fault in faults if fault[1].any()]
 
 
-def _dates_asnumbers(text: pa.Array) -> pa.Array:
+def _dates_as_numbers(text: pa.Array) -> pa.Array:
     """Text in which dates and times are written as microseconds since 1970, UTC."""
     dates = pc.match_substring_regex(text, _DATE)
     if not pc.any(dates).as_py():
