@@ -326,15 +326,14 @@ def test_random_rows_are_drawn_anew_each_epoch_and_alike_on_every_rank(prepared)
     assert first == {part: {**ranks[0][part], **ranks[1][part]} for part in first}
 
 
-def test_random_rows_are_uniform(prepared):
-    counts = np.zeros(9)
-    dataset = tasks(prepared, query=1, rows="random", features=["timestamp"], shuffle=False)
-    for _ in range(300):
-        [batch] = dataset
-        query, support = (rows_by_task(batch, part) for part in ("query", "support"))
-        task = next(task for task, rows in support.items() if len(rows) == 8)
-        counts[sorted([*query[task], *support[task]]).index(query[task][0])] += 1
-    assert ((counts - 300 / 9) ** 2 / (300 / 9)).sum() < 26.1  # one in a thousand, 8 degrees
+def test_random_rows_are_uniform(tmp_path):
+    path, counts = write_folder(tmp_path, [9] * 600), np.zeros(9)
+    options = {"query": 1, "features": ["timestamp"], "shuffle": False, "tasks_per_batch": 600}
+    [latest], [drawn] = tasks(path, **options), tasks(path, rows="random", **options)
+    before, after = rows_by_task(latest, "support"), rows_by_task(latest, "query")
+    for task, [query] in rows_by_task(drawn, "query").items():
+        counts[[*before[task], *after[task]].index(query)] += 1
+    assert ((counts - 600 / 9) ** 2 / (600 / 9)).sum() < 26.1  # one in a thousand, 8 degrees
 
 
 def test_supports_are_bounded_by_their_latest_rows(prepared):

@@ -156,7 +156,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         results = reading(folder, groups, slow_rows, given.rounds)
-        results += training(folder, 64 if given.smoke else 2000, given.rounds)
+        results += training(folder, 64 if given.smoke else 10_000, given.rounds)
     columns = f"{INTS} int64, {FLOATS} float32"
     report(
         "Reading groups",
