@@ -104,7 +104,7 @@ class BlockParser {
       return Say(group, 0, std::move(finding), block);
     }
     if (!left.empty() || rows != group.entry.rows || !(LastKey(*block) == group.entry.key)) {
-      return Disagree(group, rows, !left.empty(), block);
+      return Disagree(group, rows, 0, !left.empty(), block);
     }
     uint32_t crc;  // of the payload, sound, behind it
     std::memcpy(&crc, payload.data() + payload.size(), sizeof(crc));
@@ -125,6 +125,7 @@ class BlockParser {
     int64_t rows = 0, seen = 0;
     bool lost = false;
     for (; !left.empty(); ++seen) {
+      if (seen == group.entry.rows) return Disagree(group, rows, seen - rows, true, block);
       const auto at = static_cast<uint64_t>(group.size - left.size());
       const Fault fault = Take(group, &left, &payload, group.entry.rows - seen, block);
       lost = fault != Fault::kNone && fault != Fault::kDataCrc;
@@ -133,12 +134,14 @@ class BlockParser {
       if (parsed.fault != Fault::kNone) {
         Say(group, at, ContentFinding(parsed, options_.columns), block);
       } else if (!(LastKey(*block) == group.entry.key)) {
-        return Disagree(group, rows, true, block);
+        return Disagree(group, rows, seen - rows, true, block);
       } else {
         ++rows;
       }
     }
-    if (!lost && seen != group.entry.rows) return Disagree(group, rows, false, block);
+    if (!lost && seen != group.entry.rows) {
+      return Disagree(group, rows, seen - rows, false, block);
+    }
     return rows > 0 ? Judge(group, rows, block) : 0;
   }
 
@@ -167,11 +170,14 @@ class BlockParser {
     return Say(group, 0, SmallFinding(group.entry.key, rows, options_.min_rows), block);
   }
 
-  int64_t Disagree(const LoadedGroup& group, int64_t rows, bool more, GroupBlock* block) {
-    const std::string found = rows > 0 || more ? Name(LastKey(*block)) : "nothing";
+  // `rows` were added, `told` left out and counted before.
+  int64_t Disagree(const LoadedGroup& group, int64_t rows, int64_t told, bool more,
+                   GroupBlock* block) {
+    const bool added = block->columns[options_.task].ints.size() > marks_[options_.task].first;
+    const std::string found = added ? Name(LastKey(*block)) : "nothing";
     Undo(block);
     return Say(group, 0,
-               {Fault::kIndexMismatch, group.entry.rows,
+               {Fault::kIndexMismatch, group.entry.rows - told,
                 "the index says " + Name(group.entry.key) + ", " +
                     std::to_string(group.entry.rows) + " rows; there are " + found + ", " +
                     std::to_string(rows) + " rows" + (more ? " and more" : ""),

@@ -11,7 +11,9 @@
 //     window     42 17 44 19 ...                                  views into them
 //
 // A shard that can't be opened, or whose index is of another plan, costs all its groups, and is
-// reported once. An entry that states an impossible place costs its group.
+// reported once. An entry that states an impossible place costs its group. Whatever the entries
+// say, spans don't overlap and end where the shard does: a window takes no more memory than its
+// shards.
 
 #ifndef GMETA_IO_GROUP_BATCH_GROUP_WINDOW_H_
 #define GMETA_IO_GROUP_BATCH_GROUP_WINDOW_H_
@@ -111,7 +113,17 @@ class WindowLoader {
       return;
     }
     LoadEntries(opened, numbers, begin, end, window);
-    for (const size_t* i = begin; i != end;) i = LoadSpan(opened, i, end, window);
+    std::vector<size_t> found;  // as they lie, which is their order in any index that was written
+    for (const size_t* i = begin; i != end; ++i) {
+      if (window->groups[*i].size > 0) found.push_back(*i);
+    }
+    const auto behind = [&](size_t a, size_t b) {
+      return window->groups[a].entry.offset < window->groups[b].entry.offset;
+    };
+    if (!std::is_sorted(found.begin(), found.end(), behind)) {
+      std::stable_sort(found.begin(), found.end(), behind);
+    }
+    for (size_t i = 0; i < found.size();) i = LoadSpan(opened, found, i, window);
   }
 
   void LoadEntries(OpenShard* opened, const std::vector<int64_t>& numbers, const size_t* begin,
@@ -141,50 +153,58 @@ class WindowLoader {
   }
 
   Finding Split(const OpenShard& opened, const IndexEntry& entry) const {
-    return {Fault::kNotContiguous, entry.rows,
+    return {Fault::kNotContiguous, PossibleRows(opened, entry),
             "the group of " + Name(entry.key) + " was begun in the shard before, " +
                 shards_[opened.number - 1].path,
             "write all rows of a task and batch to one shard, as `gmeta prepare` does"};
   }
 
-  // How many bytes the group has, if that is possible.
+  // As many rows as an entry says, for counting them, or none where that can't be.
+  static int64_t PossibleRows(const OpenShard& opened, const IndexEntry& entry) {
+    const bool possible =
+        entry.rows > 0 && static_cast<uint64_t>(entry.rows) <= opened.index->shard_bytes();
+    return possible ? entry.rows : 0;
+  }
+
+  // How many bytes the group has, if that is possible. A row takes at least one of them.
   void Measure(const OpenShard& opened, int64_t end, LoadedGroup* group) const {
     const IndexEntry& entry = group->entry;
     const bool possible = entry.offset >= 0 && end > entry.offset &&
                           static_cast<uint64_t>(end) <= opened.index->shard_bytes() &&
-                          static_cast<uint64_t>(end - entry.offset) <= kLargest && entry.rows > 0;
+                          static_cast<uint64_t>(end - entry.offset) <= kLargest && entry.rows > 0 &&
+                          entry.rows <= end - entry.offset;
     if (possible) {
       group->size = static_cast<size_t>(end - entry.offset);
     } else {
       group->problem = Located(
           index_path(opened.number), 0,
-          {Fault::kBadIndex, entry.rows > 0 ? entry.rows : 0,
+          {Fault::kBadIndex, PossibleRows(opened, entry),
            "the group of " + Name(entry.key) + " can't have " + std::to_string(entry.rows) +
                " rows at bytes " + std::to_string(entry.offset) + " to " + std::to_string(end),
            "prepare the data again"});
     }
   }
 
-  // Reads one span, from the group at `begin` on, and returns where the next one begins.
-  const size_t* LoadSpan(OpenShard* opened, const size_t* begin, const size_t* end,
-                         GroupWindow* window) {
+  // Reads one span, from the group in place `first` on, and returns the place of the next one's.
+  size_t LoadSpan(OpenShard* opened, const std::vector<size_t>& found, size_t first,
+                  GroupWindow* window) {
     std::vector<LoadedGroup>& groups = window->groups;
-    if (groups[*begin].size == 0) return begin + 1;
-    const auto start = static_cast<uint64_t>(groups[*begin].entry.offset);
-    uint64_t stop = start + groups[*begin].size;
-    const size_t* next = begin + 1;
-    for (; next != end; ++next) {
-      const LoadedGroup& group = groups[*next];
+    const auto start = static_cast<uint64_t>(groups[found[first]].entry.offset);
+    uint64_t stop = start + groups[found[first]].size;
+    size_t next = first + 1;
+    for (; next != found.size(); ++next) {
+      const LoadedGroup& group = groups[found[next]];
       const auto at = static_cast<uint64_t>(group.entry.offset);
-      if (group.size == 0 || at < stop || at - stop > kGap || at + group.size - start > kSpan)
-        break;
-      stop = at + group.size;
+      if (at >= stop && (at - stop > kGap || at + group.size - start > kSpan)) break;
+      stop = std::max(stop, at + group.size);
     }
-    std::unique_ptr<char[]> bytes(new char[stop - start]);  // not zeroed
+    // Of a shard that was cut, what is there.
+    const uint64_t end = std::clamp(opened->source->size(), start, stop);
+    std::unique_ptr<char[]> bytes(new char[end - start]);  // not zeroed
     std::string error;
-    const size_t got = opened->source->Read(start, stop - start, bytes.get(), &error);
-    for (const size_t* i = begin; i != next; ++i) {
-      LoadedGroup& group = groups[*i];
+    const size_t got = opened->source->Read(start, end - start, bytes.get(), &error);
+    for (size_t i = first; i != next; ++i) {
+      LoadedGroup& group = groups[found[i]];
       const uint64_t at = static_cast<uint64_t>(group.entry.offset) - start;
       if (!error.empty() || at + group.size > got) {
         const Fault fault = error.empty() ? Fault::kTruncated : Fault::kRead;

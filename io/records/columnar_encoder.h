@@ -125,7 +125,7 @@ class ColumnarEncoder : public RecordEncoder {
     }
     if (field.dtype == DType::kFloat32) {
       const size_t size = descriptor.values * sizeof(float);
-      std::memcpy(out, static_cast<const float*>(view.values) + field.first, size);
+      if (size > 0) std::memcpy(out, static_cast<const float*>(view.values) + field.first, size);
       return Pad(out, size);
     }
     const auto* values = static_cast<const int64_t*>(view.values) + field.first;

@@ -208,6 +208,23 @@ void TestForeignPayloads() {
   CHECK(Same(buffers, std::vector<ColumnBuffer>(7)));
 }
 
+// As std::vector has it, an array without a value may be at no address.
+void TestListsWithoutAnyValue() {
+  Table table({{"weights", kFloat, true},
+               {"genre", kInt, true},
+               {"task", kInt, false},
+               {"batch", kInt, false}});
+  table.Ints("task", {1, 1});
+  table.Ints("batch", {2, 2});
+  table.Ints("genre", {}, {0, 0});
+  table.Floats("weights", {}, {0, 0});
+  ColumnarParser parser(table.columns, 2, 3);
+  std::vector<ColumnBuffer> buffers(4);
+  int64_t rows;
+  CHECK(Parse(&parser, table.Columnar({2})[0], &buffers, &rows).fault == Fault::kNone);
+  CHECK(Same(buffers, table.values));
+}
+
 }  // namespace
 }  // namespace gmeta::records
 
@@ -220,4 +237,5 @@ int main() {
   TestAKeyAloneTakesAByteARow();
   TestOtherSchemas();
   TestForeignPayloads();
+  TestListsWithoutAnyValue();
 }
