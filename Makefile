@@ -19,7 +19,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ranks lint format native test-native test-asan test-tsan soak pins clean
+.PHONY: help setup demo test test-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -65,6 +65,11 @@ SANITIZER_tsan := thread
 test-native:  ## The native cores' tests
 test-asan:  ## ... under the address and undefined behaviour sanitizers
 test-tsan:  ## ... under the thread sanitizer
+
+fuzz: setup  ## Make up damaged files for all that parses files, under sanitizers [MINUTES=10] [SEED=0]
+	$(BIN)/cmake -S . -B build/fuzz -DGMETA_BUILD_OPS=OFF -DGMETA_BUILD_FUZZ=ON -DGMETA_CUDA=OFF
+	$(BIN)/cmake --build build/fuzz --target fuzz --parallel $(JOBS)
+	nice build/fuzz/fuzz --minutes $(MINUTES) --seed $(SEED) --out build/fuzz
 
 soak: setup  ## Random table operations, saves and kills, against the reference [MINUTES=10] [SEED=0]
 	$(BIN)/python tools/dev/soak.py --minutes $(MINUTES) --seed $(SEED)

@@ -1,0 +1,12 @@
+# The fuzzer of what parses files, for `make fuzz`: gcc instruments, tests/native/fuzz drives. What is fuzzed
+# reports where it comes through and what it compares; the driver isn't, or it would find its own way about.
+set(fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -UNDEBUG)
+add_library(fuzz_targets OBJECT
+  tests/native/fuzz/records_target.cc tests/native/fuzz/groups_target.cc tests/native/fuzz/ranges_target.cc)
+target_compile_options(fuzz_targets PRIVATE ${fuzz_sanitizers} -fsanitize-coverage=trace-pc,trace-cmp)
+add_library(fuzz_coverage OBJECT tests/native/fuzz/coverage.cc)
+target_compile_options(fuzz_coverage PRIVATE -O2)
+add_executable(fuzz tests/native/fuzz/driver.cc $<TARGET_OBJECTS:fuzz_targets> $<TARGET_OBJECTS:fuzz_coverage>)
+target_compile_options(fuzz PRIVATE ${fuzz_sanitizers})
+target_link_options(fuzz PRIVATE -fsanitize=address,undefined)
+target_link_libraries(fuzz PRIVATE Threads::Threads)
