@@ -7,8 +7,8 @@ and keeps its traceback.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 
@@ -78,7 +78,7 @@ class DataError(GmetaError, ValueError):
         self,
         message: str,
         *,
-        path: str | Path | None = None,
+        path: str | os.PathLike[str] | None = None,
         line: int | None = None,
         offset: int | None = None,
         advice: str | None = None,

@@ -1,9 +1,35 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all, and what reading one needs, wherever it is."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
+
+
+class HasSize(Protocol):
+    """What is asked of `os.stat_result`."""
+
+    @property
+    def st_size(self) -> int:
+        """Bytes of the file."""
+
+
+class ReadablePath(Protocol):
+    """What is asked of `pathlib.Path` where a file may be in another file system."""
+
+    def __truediv__(self, name: str, /) -> ReadablePath: ...
+
+    def __fspath__(self) -> str: ...
+
+    def read_text(self) -> str:
+        """The file's content; OSError if it can't be had."""
+
+    def exists(self) -> bool:
+        """Whether there is such a file."""
+
+    def stat(self) -> HasSize:
+        """The file's size."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

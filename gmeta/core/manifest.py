@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import DataError
-from gmeta.core.files import write_atomically
+from gmeta.core.files import ReadablePath, write_atomically
 from gmeta.core.group_index import LAYOUTS, Layout
 from gmeta.core.schema import Schema
 
@@ -109,11 +109,11 @@ class Manifest:
         return write_atomically(folder / FILE_NAME, content + "\n")
 
     @classmethod
-    def load(cls, folder: Path, *, check_shards: bool = True) -> Manifest:
+    def load(cls, folder: ReadablePath, *, check_shards: bool = True) -> Manifest:
         """Read a manifest and check that the shards it names are there, at their sizes.
 
         Args:
-          folder: Where ``manifest.json`` is.
+          folder: Where ``manifest.json`` is, as a `pathlib.Path` or what reads like one.
           check_shards: Whether to check them; a reader that may skip bad records looks at them itself.
 
         Raises:
@@ -164,7 +164,7 @@ class Manifest:
         return manifest
 
     @staticmethod
-    def _check(path: Path, shard: Shard, advice: str) -> None:
+    def _check(path: ReadablePath, shard: Shard, advice: str) -> None:
         if not path.exists():
             raise DataError("the manifest names this shard, but it is missing", path=path, advice=advice)
         size = path.stat().st_size

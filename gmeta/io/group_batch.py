@@ -16,6 +16,7 @@ from gmeta.core.on_bad import OnBad, check_on_bad
 from gmeta.core.schema import Schema
 from gmeta.io.element_tensors import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.remote import located
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -105,7 +106,7 @@ def _files(files: Path | Sequence[Path] | tf.Tensor) -> tf.Tensor:
     if not tf.is_tensor(files):
         if not files:
             raise ConfigError("group_batch: no files given")
-        files = [os.fspath(path) for path in files]
+        files = [os.fspath(located(path)) for path in files]
     return tf.convert_to_tensor(files, tf.string)
 
 

@@ -86,7 +86,8 @@ def groups(
     ``resume``.
 
     Args:
-      path: ``"<folder>/<split>"``, such as ``"data/warm"``.
+      path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or of any
+        file system that TensorFlow or tensorflow-io knows, ``hdfs://`` and ``s3://`` among them.
       groups_per_element: Groups ``G`` in an element; the last one of a range may hold fewer. A bad group that
         is skipped leaves a smaller element, so what step k reads doesn't depend on what was found before it.
       balance: Elements of about equal cost instead.

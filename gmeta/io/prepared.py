@@ -7,13 +7,14 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import ReadablePath
 from gmeta.core.group_index import Layout
 from gmeta.core.manifest import Manifest, Shard
 from gmeta.core.on_bad import OnBad
 from gmeta.core.schema import Schema
+from gmeta.io.remote import located
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,14 @@ class PreparedSplit:
     """What readers need to know of a split.
 
     Attributes:
-      folder: The data set's.
+      folder: The data set's, on a local or another file system.
       schema: The columns of every row.
       layout: How rows are encoded.
       shards: Those that hold groups, in order.
       digest: Of the data set and the split's name: two of one digest hold the same groups in the same order.
     """
 
-    folder: Path
+    folder: ReadablePath
     schema: Schema
     layout: Layout
     shards: Sequence[Shard]
@@ -42,7 +43,7 @@ class PreparedSplit:
     @property
     def files(self) -> list[str]:
         """The shards' paths."""
-        return [str(self.folder / shard.name) for shard in self.shards]
+        return [os.fspath(self.folder / shard.name) for shard in self.shards]
 
     def window(self, bytes_in_memory: int) -> int:
         """How many groups of average size fit into so many bytes; at least 1, at most all of them."""
@@ -62,7 +63,7 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
       ConfigError: There is no such split.
       DataError: No manifest, or one that doesn't match its shards; or the split holds no group.
     """
-    path = Path(path)
+    path = located(path)
     manifest = Manifest.load(path.parent, check_shards=on_bad == "raise")
     if path.name not in manifest.splits:
         raise ConfigError(

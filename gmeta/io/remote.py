@@ -1,0 +1,217 @@
+"""Paths of other file systems: which TensorFlow can read, and what they need to be there.
+
+``tf.io.gfile`` reads ``gs://`` as it comes, and ``hdfs://``, ``s3://`` and others through tensorflow-io.
+Asked for a file that it has no way to reach, it may say that there is no such file, and a Hadoop that isn't
+whole ends the process when it is touched. So what can be seen beforehand is looked at before a path is, and
+said in one line. Local paths stay what they are, and load nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError, DataError
+
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
+_TENSORFLOW_IO = "tensorflow-io==0.37.*"  # of the TensorFlow that gmeta is pinned to
+
+
+class _Size(NamedTuple):
+    st_size: int
+
+
+class RemotePath:
+    """A path of a file system that TensorFlow knows, with what is used here of `pathlib.Path`.
+
+    Args:
+      path: ``"<scheme>://<host or bucket>/<path>"``.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path.rstrip("/")
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self._path}/{name}")
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    __str__ = __fspath__
+
+    @property
+    def name(self) -> str:
+        """What follows the last slash."""
+        return self._path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """What comes before the last slash."""
+        return RemotePath(self._path.rpartition("/")[0])
+
+    def read_text(self) -> str:
+        """The content of the file.
+
+        Raises:
+          OSError: There is no such file, or it can't be read.
+        """
+        try:
+            with tf.io.gfile.GFile(self._path, "rb") as file:
+                return str(file.read().decode())
+        except tf.errors.NotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path) from error
+        except tf.errors.OpError as error:
+            raise OSError(errno.EIO, _reason(error), self._path) from error
+
+    def exists(self) -> bool:
+        """Whether there is such a file; an answer that can't be had is an error, and not "no".
+
+        Raises:
+          DataError: The file system doesn't answer.
+        """
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def stat(self) -> _Size:
+        """The size of the file.
+
+        Raises:
+          FileNotFoundError: There is none.
+          DataError: The file system doesn't answer.
+        """
+        try:
+            return _Size(tf.io.gfile.stat(self._path).length)
+        except tf.errors.NotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path) from error
+        except tf.errors.OpError as error:
+            raise DataError(
+                f"can't be read: {_reason(error)}", path=self._path, advice="check the file system"
+            ) from error
+
+
+def located(path: str | os.PathLike[str]) -> Path | RemotePath:
+    """A path, local or remote; of the latter, what reading it needs is there (`preflight`).
+
+    Args:
+      path: A local path, with ``file://`` in front of it or not, or one of another scheme.
+
+    Raises:
+      ConfigError: As for `preflight`.
+    """
+    text = os.fspath(path)
+    found = _SCHEME.match(text)
+    if found is None:
+        return Path(path)
+    if found["scheme"].lower() == "file":
+        host, slash, rest = text[found.end() :].partition("/")
+        if not slash or host not in ("", "localhost"):
+            raise ConfigError(f"{text}: names no file of this machine: behind file:// comes a path from / on")
+        return Path(f"/{rest}")
+    preflight(text)
+    return RemotePath(text)
+
+
+def preflight(path: str) -> None:
+    """Check that a path's file system can be reached from here, without touching it.
+
+    Args:
+      path: ``"<scheme>://..."``; a path without a scheme is local, and not looked at.
+
+    Raises:
+      ConfigError: TensorFlow doesn't know the scheme, with or without tensorflow-io, or what the scheme needs
+        isn't there: for ``hdfs`` a Java, a Hadoop with libhdfs.so, and a CLASSPATH, for ``s3`` whole
+        credentials. One line, which says what to install or set.
+    """
+    found = _SCHEME.match(path)
+    if found is None:
+        return
+    scheme = found["scheme"]
+    if scheme in ("hdfs", "viewfs", "har"):
+        _check_hadoop(path)
+    if scheme == "s3":
+        _check_aws(path)
+    if scheme in tf.io.gfile.get_registered_schemes():
+        return
+    try:
+        importlib.import_module("tensorflow_io")  # registers its file systems
+    except ImportError as error:
+        why = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).splitlines()[0]})"
+        raise ConfigError(
+            f"{path}: TensorFlow alone can't read {scheme}://, and tensorflow-io can't be imported{why}: "
+            f"`pip install '{_TENSORFLOW_IO}'`, or copy the data to a local folder"
+        ) from error
+    if scheme not in (known := tf.io.gfile.get_registered_schemes()):
+        raise ConfigError(
+            f"{path}: neither TensorFlow nor tensorflow-io can read {scheme}://; they read "
+            f"{', '.join(sorted(f'{name}://' for name in known if name))}"
+        )
+
+
+def _check_hadoop(path: str) -> None:
+    def refuse(what: str, advice: str) -> ConfigError:
+        return ConfigError(f"{path}: {what}: {advice}")
+
+    java = os.environ.get("JAVA_HOME")
+    if not java or not Path(java).is_dir():
+        said = "isn't set" if not java else f"is {java}, which is no folder"
+        raise refuse(f"reading it needs Java, and JAVA_HOME {said}", "set JAVA_HOME to a Java's folder")
+    homes = {name: os.environ[name] for name in ("HADOOP_HDFS_HOME", "HADOOP_HOME") if os.environ.get(name)}
+    if not homes:
+        raise refuse(
+            "reading it needs Hadoop, and neither HADOOP_HOME nor HADOOP_HDFS_HOME is set",
+            "install Hadoop and set HADOOP_HOME to its folder",
+        )
+    native = {name: Path(home) / "lib" / "native" / "libhdfs.so" for name, home in homes.items()}
+    there = [name for name, library in native.items() if library.is_file()]
+    on_path = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    if not there and not any(folder and (Path(folder) / "libhdfs.so").is_file() for folder in on_path):
+        raise refuse(
+            f"there is no {next(iter(native.values()))}",
+            f"set {next(iter(native))} to a Hadoop with its native libraries",
+        )
+    if not os.environ.get("CLASSPATH"):
+        raise refuse(
+            "CLASSPATH isn't set, so Java won't find Hadoop",
+            'export CLASSPATH="$($HADOOP_HOME/bin/hadoop classpath --glob)"',
+        )
+    if there and "HADOOP_HDFS_HOME" not in there:  # where TensorFlow looks for the library
+        os.environ["HADOOP_HDFS_HOME"] = homes[there[0]]
+
+
+def _check_aws(path: str) -> None:
+    have = {name for name, value in os.environ.items() if value}
+    pair = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    if len(pair & have) == 1:
+        (missing,) = pair - have
+        raise ConfigError(f"{path}: {missing} isn't set, {next(iter(pair & have))} is: set both, or neither")
+    settings = Path.home() / ".aws"
+    files = {
+        "credentials": Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", settings / "credentials")),
+        "config": Path(os.environ.get("AWS_CONFIG_FILE", settings / "config")),
+    }
+    roles = {"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_ROLE_ARN"}
+    unknown = []
+    if not (pair | roles) & have and not any(file.is_file() for file in files.values()):
+        unknown.append(
+            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
+            f"{files['credentials']}, unless this machine has a role"
+        )
+    if not {"AWS_REGION", "AWS_DEFAULT_REGION", "S3_ENDPOINT"} & have and not files["config"].is_file():
+        unknown.append("no region: set AWS_REGION")
+    if unknown:
+        warnings.warn(f"{path}: found {'; '.join(unknown)}", stacklevel=4)
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """An error's message on one line."""
+    return " ".join(str(error.message or type(error).__name__).split())
