@@ -157,6 +157,8 @@ def _parse(
         with contextlib.suppress(pa.ArrowInvalid):
             return _filled(given.cast(kind), fill), []
     text = pc.replace_substring_regex(pc.utf8_trim_whitespace(given), r"^\+", "")
+    for word, number in (("true", "1"), ("false", "0")):
+        text = pc.replace_substring_regex(text, f"(?i)^{word}$", number)
     if whole:
         text = _dates_as_numbers(pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0*$", r"\1"))
     good = _filled(pc.fill_null(pc.match_substring_regex(text, form), True), True)

@@ -6,7 +6,8 @@ are parsed as doubles before they become float32, as those of the other formats 
 
 ==============  ==================================================================================
 int64 from      whole numbers of any type and text (7, 7.0); floats and decimals that are whole;
-                booleans (0, 1); dates and times, as such or as ISO 8601 text (microseconds since 1970, UTC)
+                booleans (0, 1; true, false in text); dates and times, as such or as ISO 8601 text
+                (microseconds since 1970, UTC)
 float32 from    floats, whole numbers, decimals, booleans; text
 hash            of text, or of whole numbers as text: `column_values.hash_text`
 list            of these; a text is cut at the separator; null and "" are the empty list

@@ -1,6 +1,8 @@
 """Tables of events become the same data set, whatever their format, order, files and the memory."""
 
+import datetime as dt
 import gzip
+import json
 import re
 import shutil
 import subprocess
@@ -183,6 +185,32 @@ def test_without_a_spec_of_columns_all_numbers_are_taken(tmp_path):
     prepare(data, tmp_path / "out", spec=TableSpec("user", time="ts"))
     names = [column.name for column in Manifest.load(tmp_path / "out").schema]
     assert names == ["user", "batch_id", "ts", "price", "click"]
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.jsonl", "t.csv"])
+def test_types_that_formats_write_differently(tmp_path, name):
+    """Booleans, dates and times, whole numbers among nulls."""
+    table = pa.table(
+        {
+            "user": [1, 1],
+            "ts": pa.array([dt.datetime(2024, 5, 1, 12), dt.datetime(2024, 5, 1, 11)], pa.timestamp("us")),
+            "day": [dt.date(2024, 5, 1), dt.date(2024, 5, 2)],
+            "click": [True, False],
+        }
+    )
+    if name == "t.jsonl":
+        rows = [{**row, "ts": str(row["ts"]), "day": str(row["day"])} for row in table.to_pylist()]
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        write_table(table, tmp_path / name)
+    spec = TableSpec("user", time="ts", label="click", columns={"day": ColumnSpec()})
+    prepare(tmp_path / name, tmp_path / "out", spec=spec)
+    second = 10**6
+    midnight = 1714521600 * second
+    assert [(row["ts"], row["day"], row["click"]) for row in read_split(tmp_path / "out", "train")] == [
+        ([midnight + 11 * 3600 * second], [midnight + 86400 * second], [0.0]),
+        ([midnight + 12 * 3600 * second], [midnight], [1.0]),
+    ]
 
 
 def test_a_file_without_a_header(tmp_path):
