@@ -94,7 +94,7 @@ def prepare(
       GmetaError: ``out`` holds something else or can't be written; Spark is missing or failed.
 
     Example:
-      >>> prepare("hive:shop.clicks", "/mnt/clicks", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
+      >>> prepare("hive:shop.clicks", "data/clicks", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
     """
     started, out = time.perf_counter(), Path(out)
     paths = [data] if isinstance(data, str | os.PathLike) else list(data)

@@ -44,5 +44,5 @@ def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def break_down(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Raise an error of another kind."""
     for _ in batches:
-        raise OSError(28, "No space left on device", "/mnt/out")
+        raise OSError(28, "No space left on device", "/full/out")
     return batches

@@ -161,7 +161,7 @@ def test_errors_of_workers_are_one_line(spark):
     with pytest.raises(DataError, match=r"^t.csv:7: nothing is right$"), spark_errors():
         numbers.mapInArrow(spark_faults.refuse, "id bigint").collect()
     with (
-        pytest.raises(GmetaError, match=r"^a worker of Spark: OSError: .*No space left.*/mnt/out"),
+        pytest.raises(GmetaError, match=r"^a worker of Spark: OSError: .*No space left.*/full/out"),
         spark_errors(),
     ):
         numbers.mapInArrow(spark_faults.break_down, "id bigint").collect()
