@@ -64,6 +64,7 @@ def groups(
     seed: int = 0,
     first_epoch: int = 0,
     count_epochs: bool = True,
+    pieces: int = 1,
     position: ReadingPosition | None = None,
     resume: EpochPlan | None = None,
     passed: Sequence[tuple[int, int]] = (),
@@ -97,7 +98,10 @@ def groups(
       seed: Gives the orders.
       first_epoch: The number of the first iteration; each one that reads an element adds one.
       count_epochs: False: each iteration is epoch ``first_epoch``. The dataset then has no state outside of
-        its iterators, and can be sent to tf.data service.
+        its iterators, and can be read by tf.data service (`gmeta.io.data_service`: what that can't do is save
+        an iterator, keep an order, and count in variables here).
+      pieces: Into so many runs of steps an epoch is cut, for tf.data service to deal out to workers. A piece
+        should be no smaller than a window of ``shuffle_buffer`` groups, or windows are read several times.
       position: Where an iteration begins, in place of ``first_epoch``. End the pipeline with its `counted`.
       resume: What is left of the first epoch, which ``first_epoch`` is then taken from.
       passed: Steps of the first epoch that were taken before: (ranks, steps) for each number of ranks in
@@ -115,7 +119,7 @@ def groups(
     Returns:
       A dataset. An element is that of `group_batch`, and ``"cursor"``, (shares,) int64: groups handed out
       of each range that this rank reads, this element's among them; and ``"epoch"``, () int64. Its
-      cardinality is known, unless ``balance`` or ``resume`` is given.
+      cardinality is known, unless ``balance``, ``resume`` or ``pieces`` is given.
 
     Raises:
       ConfigError: An argument makes no sense, or names a split that isn't there.
@@ -135,6 +139,10 @@ def groups(
         raise ConfigError(f"groups: shuffle_buffer={shuffle_buffer} and threads={threads} must be at least 1")
     if position is not None and (balance is not None or resume is not None or not count_epochs):
         raise ConfigError("groups: position goes with neither balance, resume nor count_epochs=False")
+    if pieces < 1 or (pieces > 1 and (count_epochs or balance is not None)):
+        raise ConfigError(
+            f"groups: pieces={pieces} must be at least 1, and goes with count_epochs=False alone"
+        )
     check_on_bad(on_bad)
     shares = _shares(shard)
     split = open_split(path, on_bad)
@@ -174,8 +182,8 @@ def groups(
     first = ranges(whole)
     steps = int(every["steps"])
 
-    def epoch_of(number: tf.Tensor, step: tf.Tensor) -> tf.data.Dataset:
-        own = first
+    def epoch_of(number: tf.Tensor, step: tf.Tensor, end: tf.Tensor | None = None) -> tf.data.Dataset:
+        own = first if end is None else {**first, "steps": end}
         if resume is not None and count_epochs:
             own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
         numbers = tf.stack([tf.constant(seed, tf.int64), number])
@@ -183,6 +191,14 @@ def groups(
 
     if position is not None:
         return settled(position.epochs(steps).flat_map(epoch_of))
+    if pieces > 1:
+        number, planned = tf.constant(first_epoch, tf.int64), int(first["steps"])
+
+        def piece_of(piece: tf.Tensor) -> tf.data.Dataset:
+            begin, end = piece * planned // pieces, (piece + 1) * planned // pieces
+            return epoch_of(number, begin, end)
+
+        return settled(tf.data.Dataset.range(pieces).flat_map(piece_of), pieces=pieces)
     if not count_epochs:
         return settled(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
     elements = counted_epochs(first_epoch).flat_map(epoch_of)
@@ -191,20 +207,25 @@ def groups(
     return settled(elements)
 
 
-def settled(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def settled(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
     """The dataset, saying that ranks have their parts already, and its epoch counter isn't in the way."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # The one state outside is the epoch counter, and what was read from it is part of a saved iterator.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     dataset = dataset.with_options(options)
-    dataset._gmeta_ranges = True
+    dataset._gmeta_ranges = pieces
     return dataset
 
 
 def reads_ranges(dataset: tf.data.Dataset) -> bool:
     """Whether elements come from `groups`, or what is made of it: of contiguous ranges, one a rank."""
     return hasattr(dataset, "_gmeta_ranges") or any(map(reads_ranges, dataset._inputs()))
+
+
+def in_pieces(dataset: tf.data.Dataset) -> bool:
+    """Whether elements come from `groups` with ``pieces``, or what is made of it."""
+    return getattr(dataset, "_gmeta_ranges", 1) > 1 or any(map(in_pieces, dataset._inputs()))
 
 
 def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -> EpochPlan:

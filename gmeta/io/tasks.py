@@ -34,6 +34,7 @@ def tasks(
     seed: int = 0,
     first_epoch: int = 0,
     count_epochs: bool = True,
+    pieces: int = 1,
     position: ReadingPosition | None = None,
     resume: EpochPlan | None = None,
     passed: Sequence[tuple[int, int]] = (),
@@ -74,6 +75,7 @@ def tasks(
       first_epoch: The number of the first iteration.
       count_epochs: False: each iteration is epoch ``first_epoch``, and the dataset has no state outside of
         its iterators, as tf.data service needs.
+      pieces: As for `gmeta.io.groups`, for tf.data service.
       position: Where this dataset begins and stands, in variables that a checkpoint of the model can hold;
         in place of ``first_epoch``.
       resume: What is left of the first epoch (`gmeta.io.epoch_plan`).
@@ -101,7 +103,7 @@ def tasks(
 
       ``index`` addresses rows of ``features`` and ``label``: ``tf.gather(label, support["index"])`` is
       (T, S). Padding has index 0 and mask 0. The dataset's cardinality is known,
-      ``ceil(ceil(groups / N) / tasks_per_batch)``, unless ``resume`` is given.
+      ``ceil(ceil(groups / N) / tasks_per_batch)``, unless ``resume`` or ``pieces`` is given.
 
     Raises:
       ConfigError: An argument makes no sense, or names a split or column that isn't there.
@@ -137,6 +139,7 @@ def tasks(
         seed=seed,
         first_epoch=first_epoch,
         count_epochs=count_epochs,
+        pieces=pieces,
         position=position,
         resume=resume,
         passed=passed,
