@@ -44,11 +44,18 @@ class TableFile:
         return self.format != "parquet"
 
     def sha256(self) -> str:
-        """Digest of its bytes, in hexadecimal."""
+        """Digest of its bytes, in hexadecimal.
+
+        Raises:
+          DataError: It can't be read.
+        """
         digest = hashlib.sha256()
-        with self.path.open("rb", buffering=0) as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+        except OSError as error:
+            raise DataError(f"can't read it: {error.strerror}", path=self.path) from error
         return digest.hexdigest()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -76,23 +77,40 @@ class TableSource:
     def start_digests(self) -> None:
         """Begin to digest the files beside other work."""
         if self._digests is None:
-            pool = ThreadPoolExecutor(1, "digest")
-            self._digests = pool.submit(
-                lambda: {name: file.sha256() for name, file in zip(self._names(), self.files, strict=True)}
-            )
-            pool.shutdown(wait=False)
+            self._digests, self._digested = Future(), self.stamps()
+            # Nobody waits for it where the run ends with an error.
+            threading.Thread(target=self._digest, args=[self._digests], daemon=True).start()
+
+    def _digest(self, found: Future[dict[str, str]]) -> None:
+        try:
+            found.set_result({name: f.sha256() for name, f in zip(self._names(), self.files, strict=True)})
+        except BaseException as error:
+            found.set_exception(error)
 
     def digests(self) -> Mapping[str, str]:
-        """File name -> SHA-256; waits for them."""
+        """File name -> SHA-256; waits for them.
+
+        Raises:
+          DataError: A file has changed since it was begun to be read.
+        """
         self.start_digests()
         assert self._digests is not None
-        return self._digests.result()
+        found = self._digests.result()
+        for (name, then), now, file in zip(
+            self._digested.items(), self.stamps().values(), self.files, strict=True
+        ):
+            if then != now:
+                raise DataError(f"{name} changed while it was read", path=file.path, advice="begin anew")
+        return found
 
     def stamps(self) -> dict[str, list[int]]:
         """File name -> size and time of the last change: whether a file is still the same, at a glance."""
         found = {}
         for name, file in zip(self._names(), self.files, strict=True):
-            stat = file.path.stat()
+            try:
+                stat = file.path.stat()
+            except OSError as error:
+                raise DataError(f"can't read it: {error.strerror}", path=file.path) from error
             found[name] = [stat.st_size, stat.st_mtime_ns]
         return found
 

@@ -1,6 +1,7 @@
 """Whatever can be wrong with a table: an error with its file and place, or counted by its reason."""
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -232,6 +233,18 @@ class TestWhatEndsTheRunUnderEitherRule:
         data = write_table(pa.Table.from_pylist([{**GOOD, "price": 500}] * 3), tmp_path / "t.parquet")
         said = "out of range" if on_bad == "raise" else "of 0 tasks none is left for train"
         self.assert_refused(data, tmp_path, on_bad, said)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path):
+    data = text_file(tmp_path / "t.csv", {}, 0)
+
+    def change(stage, done, total):
+        if stage == "sort":
+            os.utime(data, ns=(0, 0))
+
+    with pytest.raises(DataError, match=r"t\.csv: t\.csv changed while it was read; begin anew"):
+        prepare(data, tmp_path / "out", spec=SPEC, progress=change)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_a_key_that_repeats_is_named_with_its_line(tmp_path):
