@@ -134,7 +134,7 @@ class Manifest:
             raise DataError(
                 f"a manifest of version {value.get('version')}, this gmeta reads version {VERSION}",
                 path=path,
-                advice="prepare the data again with this gmeta, into a new folder or with --overwrite",
+                advice="prepare the data again with this gmeta",
             )
         try:
             splits = {

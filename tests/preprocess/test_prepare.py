@@ -165,6 +165,17 @@ def test_a_damaged_data_set_is_refused_unless_told(raw, tmp_path):
     Manifest.load(tmp_path / "out")
 
 
+def test_a_data_set_of_an_older_version_is_made_again_only_if_told(raw, tmp_path):
+    prepare(raw, tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
+    said = r"a manifest of version 1, .*prepare the data again with this gmeta, with --overwrite$"
+    with pytest.raises(GmetaError, match=said):
+        prepare(raw, tmp_path / "out")
+    prepare(raw, tmp_path / "out", overwrite=True)
+    Manifest.load(tmp_path / "out")
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_is_no_data_set_is_never_replaced(raw, tmp_path, overwrite):
     (tmp_path / "out").mkdir()
