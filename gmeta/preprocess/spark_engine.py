@@ -2,9 +2,8 @@
 
 ::
 
-    pass 1   records ──normalise──> tally of what is bad, sample ──> bounds of the ranges
-    pass 2   records ──normalise──> rows ──by range──> sort, number ──> kept on disk
-             counts of each range ──> prefix sum over them, on the driver
+    pass 1   records ──normalise──> rows, on disk; tally of what is bad; sample ──> bounds of the ranges
+    pass 2   rows ──by range──> sort, number ──> on disk; counts ──> prefix sum over the ranges
     pass 3   rows ──batch, order_key──> by shard, sort ──native writer──> shards
 
 A range is any stretch of the order of rows (task, time, and what breaks ties), so a hot task is spread over
@@ -24,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,16 +32,14 @@ from gmeta.preprocess import spark_rows as work
 from gmeta.preprocess.attempts import collect
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.census import Census
-from gmeta.preprocess.columns import Ints
+from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.numbering import COUNT, KEY, PLACE, POSITION, RangeCount, edges
+from gmeta.preprocess.numbering import Edge, RangeCount, edges
 from gmeta.preprocess.plan import splits
 from gmeta.preprocess.progress import Progress, no_progress
 from gmeta.preprocess.ranges import bounds_of
-from gmeta.preprocess.source import NUMBER
-from gmeta.preprocess.spark_rows import RANGE, SALT
-from gmeta.preprocess.spark_session import spark_errors, spark_session
-from gmeta.preprocess.spark_tables import column, open_job, read_table
+from gmeta.preprocess.spark_session import FEW_CELLS, spark_errors, spark_session
+from gmeta.preprocess.spark_tables import open_job, read_table
 from gmeta.preprocess.staging import staged_folder
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_job import TableJob
@@ -115,75 +112,70 @@ def _run(
 ) -> PrepareSummary:
     from pyspark import StorageLevel
 
-    tally, samples = _survey(job, table)
-    progress("read", tally.rows_read, tally.rows_read)
-    tally.report(BadRecords(job.on_bad), job.path_of)
-    cores = spark.sparkContext.defaultParallelism
-    parts = ranges or max(cores, -(-tally.rows_read // RANGE_ROWS))
-    bounds = bounds_of(samples, job.spec.order, parts)
-    rows = _sorted(job, table, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
+    rows = table.mapInArrow(partial(work.read, job), work.READ).persist(StorageLevel.DISK_ONLY)
+    kept = [rows]
     try:
-        counts, repeated = _counts(job, rows)
+        tally, samples = _survey(rows)
+        progress("read", tally.rows_read, tally.rows_read)
+        tally.report(BadRecords(job.on_bad), job.path_of)
+        spark.conf.set(*FEW_CELLS)
+        parts = ranges or max(spark.sparkContext.defaultParallelism, -(-tally.rows_read // RANGE_ROWS))
+        bounds = bounds_of(samples, job.spec.order, parts)
+        numbered = _sorted(job, rows, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
+        kept.append(numbered)
+        counts, repeated = _counts(numbered)
         tally.merge(repeated)
         census = Census(counts, job.config)
         job.check(census, tally)
         progress("sort", census.rows, census.rows)
-        _write(job, rows, folder, edges(counts), _salts(spark, len(splits(job.config)) * job.config.shards))
+        places = len(splits(job.config)) * job.config.shards
+        pieces = -(-census.rows // (places * RANGE_ROWS))
+        _write(job, numbered, folder, edges(counts), pieces, _salts(spark, places))
     finally:
-        rows.unpersist()
+        for frame in kept:
+            frame.unpersist()
     shards = collect(folder, job.spec.schema, job.config, census.of_splits())
     progress("write", census.rows, census.rows)
     return job.finish(folder, shards, census, tally)
 
 
-def _survey(job: TableJob, table: DataFrame) -> tuple[Tally, list[Any]]:
+def _survey(rows: DataFrame) -> tuple[Tally, list[tuple[int, Columns]]]:
     """What is bad, and (stride, rows) of every partition."""
     tally, samples = Tally(), []
-    kept = "tally string, stride bigint, sample binary"
-    for row in table.mapInArrow(partial(work.survey, job), kept).collect():
-        tally.merge(Tally.from_json(row["tally"]))
-        if row["sample"] is not None:
-            samples.append((row["stride"], work.read_sample(bytes(row["sample"]))))
+    for found in rows.select("tally", "stride", "sample").where("tally is not null").collect():
+        tally.merge(Tally.from_json(found["tally"]))
+        if found["sample"] is not None:
+            samples.append((found["stride"], work.unpack(bytes(found["sample"]))))
     return tally, samples
 
 
-def _sorted(job: TableJob, table: DataFrame, bounds: Any, salts: Ints) -> DataFrame:
+def _sorted(job: TableJob, rows: DataFrame, bounds: Columns | None, salts: Ints) -> DataFrame:
     """All good rows, a range a partition, in order and numbered."""
-    ranged = _schema(job, *work.added(job), RANGE, SALT)
+    rows = rows.select(work.ROWS)
+    to_ranges = work.marked if job.spec.unique else work.ranged
     if job.spec.unique:
-        keys = [column(name) for name in (job.spec.task, *job.spec.unique)]
-        plain = table.mapInArrow(partial(work.plain, job), _schema(job, NUMBER))
-        rows = plain.repartition(len(salts), *keys).mapInArrow(
-            partial(work.marked, job, bounds, salts), ranged
-        )
-    else:
-        rows = table.mapInArrow(partial(work.ranged, job, bounds, salts), ranged)
-    return rows.repartition(len(salts), column(SALT)).mapInArrow(
-        partial(work.numbered, job), _schema(job, *work.added(job), RANGE, POSITION, COUNT)
-    )
+        rows = rows.mapInArrow(partial(work.by_key, job, salts), work.RANGED)
+        rows = rows.repartition(len(salts), work.SALT)
+    rows = rows.mapInArrow(partial(to_ranges, job, bounds, salts), work.RANGED)
+    return rows.repartition(len(salts), work.SALT).mapInArrow(partial(work.numbered, job), work.NUMBERED)
 
 
-def _counts(job: TableJob, rows: DataFrame) -> tuple[list[RangeCount], Tally]:
-    own = [job.spec.task, RANGE, POSITION, *((*job.spec.unique, NUMBER) if job.spec.unique else ())]
-    counted = rows.select(*[column(name) for name in dict.fromkeys(own)]).mapInArrow(
-        partial(work.counted, job), "count string, tally string"
-    )
+def _counts(rows: DataFrame) -> tuple[list[RangeCount], Tally]:
     counts, tally = [], Tally()
-    for row in counted.collect():
-        if row["count"] is not None:
-            counts.append(RangeCount.from_json(json.loads(row["count"])))
-        if row["tally"] is not None:
-            tally.merge(Tally.from_json(row["tally"]))
+    for found in rows.select("count", "tally").where("tally is not null").collect():
+        tally.merge(Tally.from_json(found["tally"]))
+        if found["count"] is not None:
+            counts.append(RangeCount.from_json(json.loads(found["count"])))
     return counts, tally
 
 
-def _write(job: TableJob, rows: DataFrame, folder: Path, known: Any, salts: Ints) -> None:
-    schema = _schema(job, job.spec.batch, POSITION, PLACE, KEY, SALT)
-    placed = rows.mapInArrow(partial(work.placed, job, known, salts), schema)
-    placed = placed.repartition(len(salts), column(SALT)).sortWithinPartitions(
-        *[column(name) for name in (PLACE, KEY, job.spec.task, POSITION)]
-    )
-    placed.mapInArrow(partial(work.written, job, folder), "place bigint, shard string").collect()
+def _write(
+    job: TableJob, rows: DataFrame, folder: Path, known: Mapping[int, Edge], pieces: int, salts: Ints
+) -> None:
+    rows = rows.select("range", work.ROWS).where("rows is not null")
+    placed = rows.mapInArrow(partial(work.placed, job, known, pieces, salts), work.PLACED)
+    placed = placed.repartition(len(salts), work.SALT).sortWithinPartitions(work.PIECE)
+    placed.mapInArrow(partial(work.written, job, folder, pieces), work.WRITTEN).collect()
 
 
 def _salts(spark: SparkSession, partitions: int) -> Ints:
@@ -196,13 +188,3 @@ def _salts(spark: SparkSession, partitions: int) -> Ints:
             found.setdefault(partition, number)
         start += step
     return np.array([found[number] for number in range(partitions)], np.int64)
-
-
-def _schema(job: TableJob, *added: str) -> Any:
-    from pyspark.sql.types import ArrayType, DataType, FloatType, LongType, StructField, StructType
-
-    def kind(dtype: str, is_list: bool) -> DataType:
-        single: DataType = FloatType() if dtype == "float32" else LongType()
-        return ArrayType(single) if is_list else single
-
-    return StructType([StructField(c.name, kind(c.dtype, c.is_list)) for c in job.columns(*added)])

@@ -1,11 +1,15 @@
 """What Spark's workers do with rows: generators from Arrow's batches to Arrow's batches, for ``mapInArrow``.
 
-Nothing here knows Spark. A function gets the job and a partition, as an iterator of batches; rows of ranges
-and of shards stand together in it, because Spark brought them there.
+Rows travel between workers in parcels, some megabytes of rows as one Arrow stream in one cell. Spark moves,
+partitions and sorts parcels by the numbers beside them and never looks inside: row by row, turning twenty
+columns into Spark's rows and back costs ten times what all that is done here does.
+
+Nothing here knows Spark. A function gets the job and a partition, as an iterator of batches.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import uuid
@@ -15,14 +19,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from gmeta.core.schema import Column
 from gmeta.preprocess import plan
 from gmeta.preprocess.attempts import write_attempt
-from gmeta.preprocess.columns import Columns, Ints, from_arrow, joined, part, row_count, single, take
+from gmeta.preprocess.columns import (
+    Columns,
+    Ints,
+    Values,
+    from_arrow,
+    joined,
+    row_count,
+    single,
+    take,
+    to_arrow,
+)
 from gmeta.preprocess.numbering import (
-    COUNT,
     KEY,
     PLACE,
     POSITION,
@@ -34,197 +45,190 @@ from gmeta.preprocess.numbering import (
 )
 from gmeta.preprocess.ranges import Sampler, range_of
 from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.spark_records import Batches, good_rows_of
 from gmeta.preprocess.table_job import TableJob
-from gmeta.preprocess.tally import Tally, good_rows
-from gmeta.preprocess.text_records import parse_lines
+from gmeta.preprocess.tally import Tally
 
-FILE, LINE = "_gmeta_file", "value"
-"""Columns of the input: the file's path, and, where it is text, a line."""
+ROWS, SALT, PIECE = "rows", "salt", "piece"
+"""The parcel, what hashes to the partition that it belongs to, and a stretch of a shard."""
 
-RANGE, SALT, AGAIN = "_gmeta_range", "_gmeta_salt", "_gmeta_again"
-"""Columns that are added: the range; what hashes to the partition that a row belongs to; 1 where the row's
-key was in its task before."""
+READ = "tally string, stride bigint, sample binary, rows binary"
+RANGED = "salt bigint, range bigint, rows binary"
+NUMBERED = "range bigint, count string, tally string, rows binary"
+PLACED = "salt bigint, piece bigint, rows binary"
+WRITTEN = "place bigint, shard string"
+"""What the functions give, as Spark writes it."""
 
-Batches = Iterator[pa.RecordBatch]
-_ROWS = 65_536
+AGAIN = "_gmeta_again"  # 1 where a row's key was in its task before
+_PARCEL_BYTES = 4 << 20
+_HELD_ROWS = 1 << 18  # rows that are cut into parcels together
 
 
-def survey(job: TableJob, batches: Batches) -> Batches:
-    """A partition's tally, and a sample of its rows as an Arrow stream."""
+def read(job: TableJob, batches: Batches) -> Batches:
+    """The good rows of a partition; at its end its tally, and a sample."""
     tally, sampler = Tally(), Sampler()
-    for _, rows in _good_rows(job, batches, tally):
+    for file, rows in good_rows_of(job, batches, tally):
         sampler.add(rows)
-    kept, sample = sampler.rows(), None
-    if kept is not None:
-        sink = pa.BufferOutputStream()
-        batch = to_batch(kept, job.columns())
-        with pa.ipc.new_stream(sink, batch.schema) as stream:
-            stream.write(batch)
-        sample = sink.getvalue().to_pybytes()
-    arrays = [
-        pa.array([tally.to_json()]),
-        pa.array([sampler.stride]),
-        pa.array([sample], pa.binary()),
-    ]
-    yield pa.RecordBatch.from_arrays(arrays, names=["tally", "stride", "sample"])
+        found: dict[str, Values] = {**rows}
+        if job.spec.unique:
+            found[NUMBER] = np.full(row_count(rows), file)
+        for parcel in pack(found):
+            yield _cells(READ, None, None, None, parcel)
+    kept = sampler.rows()
+    yield _cells(READ, tally.to_json(), sampler.stride, kept and next(pack(kept, row_count(kept))), None)
 
 
-def read_sample(data: bytes) -> Columns:
-    """The rows of a sample."""
-    return from_arrow(pa.ipc.open_stream(data).read_all())
-
-
-def plain(job: TableJob, batches: Batches) -> Batches:
-    """The good rows, each with the number of its file."""
-    columns = job.columns(NUMBER)
-    for file, rows in _good_rows(job, batches, Tally()):
-        yield to_batch({**rows, NUMBER: np.full(row_count(rows), file)}, columns)
+def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
+    """Rows that have one key to one place, whatever their ranges."""
+    for rows in _held(batches):
+        keys = [plan.comparable(single(rows, name)) for name in job.spec.unique]
+        task = single(rows, job.spec.task)
+        mixed = functools.reduce(lambda h, key: plan.order_key(0, h.view(np.int64), key), keys, task)
+        number = (mixed.view(np.uint64) % np.uint64(len(salts))).astype(np.int64)
+        for which, parcel in _parcels(number, rows):
+            yield _cells(RANGED, int(salts[which]), which, parcel)
 
 
 def marked(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
-    """Rows with their ranges, of which those are marked whose key was in their task before."""
-    rows = _whole(batches)
-    if rows is None:
-        return
-    rows = take(rows, plan.row_order(rows, (*job.spec.order, NUMBER)))
-    again = plan.repeated(rows, job.spec.task, job.spec.unique).astype(np.int64)
-    yield from _ranged(job, {**rows, AGAIN: again}, bounds, salts)
+    """Rows to their ranges, of which those are marked whose key was in their task before."""
+    parcels = [rows for batch in batches for rows in _unpacked(batch)]
+    if parcels:
+        rows = joined(parcels)
+        rows = take(rows, plan.row_order(rows, (*job.spec.order, NUMBER)))
+        again = plan.repeated(rows, job.spec.task, job.spec.unique)
+        yield from _to_ranges(job, {**rows, AGAIN: again.astype(np.int64)}, bounds, salts)
 
 
 def ranged(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
-    """The good rows with their ranges."""
-    for _, rows in _good_rows(job, batches, Tally()):
-        yield from _ranged(job, rows, bounds, salts)
+    """Rows to their ranges."""
+    for rows in _held(batches):
+        yield from _to_ranges(job, rows, bounds, salts)
 
 
-def added(job: TableJob) -> tuple[str, ...]:
-    """The columns that rows have besides the spec's, until repeated ones are out."""
-    return (NUMBER, AGAIN) if job.spec.unique else ()
-
-
-def _ranged(job: TableJob, rows: Columns, bounds: Columns | None, salts: Ints) -> Batches:
-    for start in range(0, row_count(rows), _ROWS):
-        some = part(rows, start, start + _ROWS)
-        number = range_of({name: some[name] for name in job.spec.columns}, bounds, job.spec.order)
-        columns = job.columns(*added(job), RANGE, SALT)
-        yield to_batch({**some, RANGE: number, SALT: salts[number]}, columns)
+def _to_ranges(job: TableJob, rows: Columns, bounds: Columns | None, salts: Ints) -> Batches:
+    number = range_of({name: rows[name] for name in job.spec.columns}, bounds, job.spec.order)
+    for which, parcel in _parcels(number, rows):
+        yield _cells(RANGED, int(salts[which]), which, parcel)
 
 
 def numbered(job: TableJob, batches: Batches) -> Batches:
-    """The rows of whole ranges in order, numbered; repeated ones at the position -1."""
-    rows = _whole(batches)
-    if rows is None:
-        return
-    number = single(rows, RANGE)
-    columns = job.columns(*added(job), RANGE, POSITION, COUNT)
-    for which in np.unique(number).tolist():
-        own = take(rows, np.flatnonzero(number == which))
-        parts: list[Columns] = []
-        if job.spec.unique:
-            again = np.flatnonzero(single(own, AGAIN))
-            out = {
-                **take(own, again),
-                POSITION: np.full(len(again), -1),
-                COUNT: np.zeros(len(again), np.int64),
-            }
-            parts.append(out)
-            own = take(own, np.flatnonzero(single(own, AGAIN) == 0))
-        parts.append(number_rows(own, job.spec))
-        for some in parts:
-            for start in range(0, row_count(some), _ROWS):
-                yield to_batch(part(some, start, start + _ROWS), columns)
-
-
-def counted(job: TableJob, batches: Batches) -> Batches:
-    """What `numbering.edges` needs of each range, and a tally of the repeated rows."""
-    tally = Tally()
-    tasks: dict[int, list[Ints]] = {}
-    for batch in batches:
-        rows = from_arrow(batch)
-        good = single(rows, POSITION) >= 0
-        if not good.all():
-            tally.add_repeated(take(rows, np.flatnonzero(~good)), job.spec)
-        task, number = single(rows, job.spec.task)[good], single(rows, RANGE)[good]
-        for which, some in runs(number, {job.spec.task: task}):
-            tasks.setdefault(which, []).append(single(some, job.spec.task))
-    counts: list[str | None] = [
-        json.dumps(asdict(RangeCount.of(which, np.concatenate(some), job.config)))
-        for which, some in tasks.items()
-    ]
-    tallies = [tally.to_json() if place == 0 else None for place in range(max(len(counts), 1))]
-    arrays = [pa.array(counts or [None], pa.string()), pa.array(tallies, pa.string())]
-    yield pa.RecordBatch.from_arrays(arrays, names=["count", "tally"])
-
-
-def placed(job: TableJob, known: Mapping[int, Edge], salts: Ints, batches: Batches) -> Batches:
-    """The rows that are kept, with their batches and where they are written."""
-    columns = job.columns(job.spec.batch, POSITION, PLACE, KEY, SALT)
-    for batch in batches:
-        rows = from_arrow(batch)
-        good = np.flatnonzero(single(rows, POSITION) >= 0)
-        rows = take(rows, good) if len(good) < row_count(rows) else rows
-        for which, some in runs(single(rows, RANGE), rows):
-            found = place_rows(some, known[which], job.spec, job.config)
-            yield to_batch({**found, SALT: salts[single(found, PLACE)]}, columns)
-
-
-def written(job: TableJob, folder: Path, batches: Batches) -> Batches:
-    """Write shards, whose rows come in order; what the manifest says of each, as JSON."""
-    parts = (one for batch in batches for one in _by_place(from_arrow(batch)))
-    attempt = f"spark-{uuid.uuid4().hex[:8]}"
-    for place, found in itertools.groupby(parts, key=lambda one: one[0]):
-        shard = write_attempt(
-            folder, place, job.spec.schema, job.config, (some for _, some in found), attempt
-        )
-        arrays = [pa.array([place]), pa.array([json.dumps(asdict(shard))])]
-        yield pa.RecordBatch.from_arrays(arrays, names=["place", "shard"])
-
-
-def _by_place(rows: Columns) -> Iterator[tuple[int, Columns]]:
-    return runs(single(rows, PLACE), rows)
-
-
-def _good_rows(job: TableJob, batches: Batches, tally: Tally) -> Iterator[tuple[int, Columns]]:
-    """(file, rows) of a partition; if a bad record ends the run, up to the first batch that has one."""
-    for batch in batches:
-        if tally.bad and job.on_bad == "raise":
+    """The rows of whole ranges in order, numbered, and the count of each range; repeated ones are out."""
+    for which, parcels in _by_number(batches, "range").items():
+        rows, tally = joined(parcels), Tally()
+        if AGAIN in rows:
+            again = single(rows, AGAIN) == 1
+            tally.add_repeated(take(rows, np.flatnonzero(again)), job.spec)
+            rows = take(rows, np.flatnonzero(~again))
+        if not row_count(rows):
+            yield _cells(NUMBERED, which, None, tally.to_json(), None)
             continue
-        for file, records in _by_file(job, batch):
-            form = job.files[file].form
-            for some, refused in parse_lines(_lines(records), form, job.spec) if form else [(records, [])]:
-                tally.add_refused(file, refused)
-                if (rows := good_rows(some, job.spec, file, tally)) is not None:
-                    yield file, rows
+        rows = number_rows({name: rows[name] for name in job.spec.columns}, job.spec)
+        count = RangeCount.of(which, single(rows, job.spec.task), job.config)
+        yield _cells(NUMBERED, which, json.dumps(asdict(count)), tally.to_json(), None)
+        for parcel in pack(rows):
+            yield _cells(NUMBERED, which, None, None, parcel)
 
 
-def _by_file(job: TableJob, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    if FILE not in batch.schema.names:
-        yield 0, batch
-        return
-    path = batch.column(FILE)
-    for one in path.unique().to_pylist():
-        yield job.file_of(one), batch if len(path.unique()) == 1 else batch.filter(pc.equal(path, one))
+def placed(job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, batches: Batches) -> Batches:
+    """The rows that are kept, with their batches, to their shards.
+
+    Args:
+      job: The job.
+      known: The edges of the ranges.
+      pieces: Into how many stretches of `plan.order_key` a shard's rows are cut, to be sorted apart.
+      salts: Of the shards.
+      batches: Parcels of numbered rows.
+    """
+    shards = job.config.shards
+    for which, parcels in _by_number(batches, "range").items():
+        rows = place_rows(joined(parcels), known[which], job.spec, job.config)
+        # Pieces refine shards: shard_of(key, shards * pieces) // pieces is shard_of(key, shards).
+        key = single(rows, KEY).view(np.uint64) ^ np.uint64(1 << 63)
+        piece = single(rows, PLACE) // shards * shards * pieces + plan.shard_of(key, shards * pieces)
+        names = (*(column.name for column in job.spec.schema), POSITION, KEY)
+        for number, parcel in _parcels(piece, {name: rows[name] for name in names}):
+            yield _cells(PLACED, int(salts[number // pieces]), number, parcel)
 
 
-def _lines(batch: pa.RecordBatch) -> bytes:
-    lines = batch.column(LINE)
-    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
-    return pc.binary_join(whole, "\n")[0].as_buffer().to_pybytes()
+def written(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
+    """Write shards, whose pieces come in order; what the manifest says of each, as JSON."""
+    attempt = f"spark-{uuid.uuid4().hex[:8]}"
+    parcels = (one for batch in batches for one in _numbers(batch, PIECE))
+
+    def in_order(of_place: Iterator[tuple[int, pa.Scalar]]) -> Iterator[Columns]:
+        for _, of_piece in itertools.groupby(of_place, key=lambda one: one[0]):
+            rows = joined([unpack(parcel) for _, parcel in of_piece])
+            yield take(rows, np.lexsort([single(rows, n) for n in (POSITION, job.spec.task, KEY)]))
+
+    for place, of_place in itertools.groupby(parcels, key=lambda one: one[0] // pieces):
+        shard = write_attempt(folder, place, job.spec.schema, job.config, in_order(of_place), attempt)
+        yield _cells(WRITTEN, place, json.dumps(asdict(shard)))
 
 
-def _whole(batches: Batches) -> Columns | None:
-    parts = [from_arrow(batch) for batch in batches if batch.num_rows]
-    return joined(parts) if parts else None
+def pack(rows: Columns, most: int | None = None) -> Iterator[bytes]:
+    """Parcels of rows, of at most ``most`` rows, or else of about 4 MB."""
+    table = to_arrow(rows)
+    if most is None:
+        most = max(1, _PARCEL_BYTES * row_count(rows) // max(table.nbytes, 1))
+    for start in range(0, row_count(rows), max(most, 1)):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table.slice(start, most))
+        yield sink.getvalue().to_pybytes()
 
 
-def to_batch(rows: Columns, columns: list[Column]) -> pa.RecordBatch:
-    """Rows in the types that Spark takes."""
-    arrays = []
-    for column in columns:
-        values = rows[column.name]
-        if isinstance(values, tuple):
-            flat = pa.array(np.ascontiguousarray(values[0], column.dtype))
-            arrays.append(pa.ListArray.from_arrays(pa.array(values[1], pa.int32()), flat))
-        else:
-            arrays.append(pa.array(np.ascontiguousarray(values, column.dtype)))
-    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+def unpack(parcel: pa.Scalar | bytes) -> Columns:
+    """The rows of a parcel."""
+    return from_arrow(
+        pa.ipc.open_stream(parcel if isinstance(parcel, bytes) else parcel.as_buffer()).read_all()
+    )
+
+
+def _parcels(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
+    """Parcels of rows of one number each."""
+    order = np.argsort(number, kind="stable")
+    for which, some in runs(number[order], take(rows, order)):
+        for parcel in pack(some):
+            yield which, parcel
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> Iterator[tuple[int, pa.Scalar]]:
+    """(number, parcel) of a batch's rows that have a parcel."""
+    for number, parcel in zip(batch.column(name).to_pylist(), batch.column(ROWS), strict=True):
+        if parcel.is_valid:
+            yield number, parcel
+
+
+def _unpacked(batch: pa.RecordBatch) -> Iterator[Columns]:
+    return (unpack(parcel) for parcel in batch.column(ROWS) if parcel.is_valid)
+
+
+def _held(batches: Batches) -> Iterator[Columns]:
+    """Rows of parcels, many at once."""
+    held: list[Columns] = []
+    for batch in batches:
+        for rows in _unpacked(batch):
+            held.append(rows)
+            if sum(map(row_count, held)) >= _HELD_ROWS:
+                yield joined(held)
+                held = []
+    if held:
+        yield joined(held)
+
+
+def _by_number(batches: Batches, name: str) -> dict[int, list[Columns]]:
+    found: dict[int, list[Columns]] = {}
+    for batch in batches:
+        for number, parcel in _numbers(batch, name):
+            found.setdefault(number, []).append(unpack(parcel))
+    return found
+
+
+_TYPES = {"string": pa.string(), "bigint": pa.int64(), "binary": pa.binary()}
+
+
+def _cells(form: str, *values: object) -> pa.RecordBatch:
+    """A batch of one row."""
+    fields = [field.split() for field in form.split(", ")]
+    arrays = [pa.array([value], _TYPES[kind]) for value, (_, kind) in zip(values, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in fields])

@@ -16,9 +16,13 @@ from gmeta.core.errors import GmetaError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_CELLS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+FEW_CELLS = _CELLS, "16"
+"""The setting for tables whose cells hold megabytes: they come in batches, of at most 2 GB each."""
+
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",  # times without a zone are UTC's, as in the other engines
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    _CELLS: "65536",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }

@@ -14,7 +14,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.on_bad import check_on_bad
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.prepare import describe_plan
-from gmeta.preprocess.spark_rows import FILE, LINE
+from gmeta.preprocess.spark_records import FILE, LINE
 from gmeta.preprocess.table_files import format_of
 from gmeta.preprocess.table_job import InputFile, TableJob
 from gmeta.preprocess.table_spec import TableSpec
@@ -103,7 +103,7 @@ def read_table(spark: SparkSession, job: TableJob, data: str | os.PathLike[str])
 
     if os.fspath(data).startswith(HIVE):
         table = spark.table(job.files[0].path)
-        return table.select(*[column(name) for name in _wanted(job, table)])
+        return table.select(*[_column(name) for name in _wanted(job, table)])
     paths = [_address(file.path) for file in job.files]
     file = F.col("_metadata.file_path").alias(FILE)
     if job.files[0].form is not None:
@@ -111,15 +111,14 @@ def read_table(spark: SparkSession, job: TableJob, data: str | os.PathLike[str])
             raise ConfigError("Parquet and text can't be read as one table: prepare them apart")
         return spark.read.text(paths).select(F.col("value").alias(LINE), file)
     table = spark.read.parquet(*paths)
-    return table.select(*[column(name) for name in _wanted(job, table)], file)
+    return table.select(*[_column(name) for name in _wanted(job, table)], file)
 
 
 def _wanted(job: TableJob, table: DataFrame) -> list[str]:
     return [name for name in dict.fromkeys(job.spec.sources.values()) if name in table.columns]
 
 
-def column(name: str) -> Any:
-    """A column by its name, whatever characters that has."""
+def _column(name: str) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
     quoted = name.replace("`", "``")

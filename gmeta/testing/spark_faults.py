@@ -17,7 +17,7 @@ _WRITTEN = spark_rows.written
 
 
 def written_or_killed(
-    job: TableJob, folder: Path, batches: Iterator[pa.RecordBatch]
+    job: TableJob, folder: Path, pieces: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """As `spark_rows.written`, but the first worker that comes is killed when it has begun a shard."""
 
@@ -31,7 +31,7 @@ def written_or_killed(
                 continue
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return _WRITTEN(job, folder, watched())
+    return _WRITTEN(job, folder, pieces, watched())
 
 
 def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

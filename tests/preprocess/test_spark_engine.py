@@ -9,12 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.manifest import Manifest
-from gmeta.preprocess import ColumnSpec, PrepareConfig, prepare, spark_engine, spark_rows
+from gmeta.core.schema import Column
+from gmeta.preprocess import ColumnSpec, PrepareConfig, plan, prepare, spark_engine, spark_rows
+from gmeta.preprocess.columns import joined
 from gmeta.preprocess.numbering import edges
+from gmeta.preprocess.source import NUMBER
 from gmeta.preprocess.spark_session import spark_errors, spark_session
 from gmeta.preprocess.table_job import TableJob
 from gmeta.testing import spark_faults
@@ -189,16 +194,38 @@ def test_a_range_of_repeated_rows_alone_is_nothing(tmp_path):
     """Where rows are ranges only because of rows that go, nothing is counted but those."""
     path = write_table(event_table(30), tmp_path / "t.parquet")
     job = TableJob.of_files([path], tmp_path / "out", replace(SPEC, unique=("item",)), CONFIG, "skip")
-    columns = job.columns(spark_rows.NUMBER, spark_rows.AGAIN, spark_rows.RANGE)
-    ones = {
-        c.name: np.ones(2, c.dtype) if not c.is_list else (np.ones(2, np.int64), np.arange(3))
-        for c in columns
+    columns = [*job.columns(), Column(spark_rows.AGAIN)]
+    rows = {
+        c.name: (np.ones(2, np.int64), np.arange(3)) if c.is_list else np.ones(2, c.dtype) for c in columns
     }
-    batch = spark_rows.to_batch({**ones, spark_rows.NUMBER: np.zeros(2, np.int64)}, columns)
+    (parcel,) = spark_rows.pack({**rows, NUMBER: np.zeros(2, np.int64)})
+    batch = pa.RecordBatch.from_pydict({"salt": [0], "range": [3], "rows": [parcel]})
     (found,) = spark_rows.numbered(job, iter([batch]))
-    assert found.column(spark_rows.POSITION).to_pylist() == [-1, -1]
-    (counted,) = spark_rows.counted(job, iter([found]))
-    assert counted.column("count").to_pylist() == [None]
-    assert '"REPEATED_KEY", 2' in counted.column("tally")[0].as_py()
-    assert list(spark_rows.placed(job, {}, np.zeros(2, np.int64), iter([found]))) == []
-    assert isinstance(found, pa.RecordBatch)
+    assert found.to_pylist()[0] == {
+        "range": 3,
+        "count": None,
+        "tally": found["tally"][0].as_py(),
+        "rows": None,
+    }
+    assert '"REPEATED_KEY", 2' in found["tally"][0].as_py()
+    assert list(spark_rows.placed(job, {}, 1, np.zeros(2, np.int64), iter([found]))) == []
+
+
+@given(rows=st.integers(1, 400), pieces=st.integers(1, 9), shards=st.integers(1, 5))
+def test_a_shard_in_pieces_is_the_shard(rows, pieces, shards):
+    """Pieces are sorted apart, and come one after another in the order of the shard."""
+    key = plan.order_key(3, np.arange(rows), np.zeros(rows, np.int64))
+    fine = plan.shard_of(key, shards * pieces)
+    assert (fine // pieces == plan.shard_of(key, shards)).all()
+    assert (np.diff(fine[np.argsort(key)]) >= 0).all()
+
+
+def test_large_parcels_are_cut(monkeypatch):
+    rows = {"a": np.arange(10_000), "b": (np.arange(20_000), np.arange(10_001) * 2)}
+    monkeypatch.setattr(spark_rows, "_PARCEL_BYTES", 50_000)
+    parcels = list(spark_rows.pack(rows))
+    assert 5 < len(parcels) < 20
+    found = joined([spark_rows.unpack(parcel) for parcel in parcels])
+    assert (found["a"] == rows["a"]).all()
+    assert (found["b"][0] == rows["b"][0]).all()
+    assert (found["b"][1] == rows["b"][1]).all()
