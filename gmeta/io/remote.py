@@ -66,7 +66,9 @@ class RemotePath:
             with tf.io.gfile.GFile(self._path, "rb") as file:
                 return str(file.read().decode())
         except tf.errors.NotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path) from error
+            # What isn't found may be a library of the file system, which only its words tell.
+            why = _reason(error) if error.message else os.strerror(errno.ENOENT)
+            raise FileNotFoundError(errno.ENOENT, why, self._path) from error
         except tf.errors.OpError as error:
             raise OSError(errno.EIO, _reason(error), self._path) from error
 

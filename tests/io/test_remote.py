@@ -117,6 +117,17 @@ def test_a_file_system_that_fails_is_not_an_empty_one(monkeypatch):
         RemotePath("ram://x/y").exists()
 
 
+def test_a_library_that_is_not_found_is_told_from_a_file(monkeypatch):
+    def fail(path, mode):
+        raise tf.errors.NotFoundError(None, None, "Library (libhdfs.so) not found")
+
+    monkeypatch.setattr(tf.io.gfile, "GFile", fail)
+    with pytest.raises(
+        DataError, match=r"^ram://x/manifest\.json: no manifest: Library \(libhdfs\.so\) not f"
+    ):
+        groups("ram://x/warm")
+
+
 def test_paths_join_and_part():
     path = located("ram://bucket/data/warm/")
     assert (str(path), path.name, str(path.parent / "a b")) == (
