@@ -1,0 +1,12 @@
+"""What ``spark-submit`` runs: ``gmeta prepare --engine spark``, with the options that follow.
+
+spark-submit --master yarn tools/preprocess/spark_prepare.py --data hive:shop.clicks --task user --out /mnt/x
+"""
+
+import sys
+
+from gmeta.cli import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["prepare", "--engine", "spark"]
+    main(prog_name="gmeta")
