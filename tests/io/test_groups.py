@@ -375,3 +375,17 @@ def test_a_rank_of_several_ranges_joins_their_steps(prepared, layout, monkeypatc
         joined = groups(prepared, groups_per_element=2, seed=3)
         assert tasks_of(joined) == [[*itertools.chain(*parts)] for parts in zip(*own, strict=True)]
         assert np.array([e["cursor"] for e in joined]).shape[1] == len(own)
+
+
+def test_a_distribution_strategy_takes_it(prepared):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    options = {"groups_per_element": 4, "seed": 3, "count_epochs": False}
+    whole = tasks_of(groups(prepared, **options))
+    given = strategy.experimental_distribute_dataset(groups(prepared, **options))
+    assert tasks_of(given) == whole
+
+    def part(context):
+        rank = context.input_pipeline_id, context.num_input_pipelines
+        return groups(prepared, shard=rank, **options)
+
+    assert tasks_of(strategy.distribute_datasets_from_function(part)) == whole
