@@ -39,7 +39,7 @@ NATIVE = sorted(
     if path.suffix in (".h", ".cuh", ".cc", ".cu")
 )
 # What a core may include besides its own headers: C++ by a bare name, the system's, intrinsics.
-STANDARD = re.compile(r"[a-z_]+|[a-z]*intrin\.h|sys/[a-z]+\.h|(fcntl|unistd)\.h")
+STANDARD = re.compile(r"[a-z_]+|[a-z]*intrin\.h|sys/[a-z]+\.h|(dlfcn|fcntl|unistd)\.h")
 CUDA = re.compile(r"cuda[a-z_]*\.(h|hpp)|cub/.+|cooperative_groups(/.+)?\.h|cuda/.+|mma\.h")
 
 

@@ -10,7 +10,7 @@ import click
 
 from gmeta.cli.options import on_bad_option
 from gmeta.core.errors import ConfigError
-from gmeta.core.group_index import LAYOUTS
+from gmeta.core.group_index import CODECS, LAYOUTS
 from gmeta.core.on_bad import OnBad
 from gmeta.preprocess.config import ENGINES, Engine, PrepareConfig
 from gmeta.preprocess.table_spec import TableSpec
@@ -60,6 +60,7 @@ _DEFAULT = PrepareConfig()
     show_default=True,
     help="How rows are encoded: a record a batch, or a tf.train.Example a row, for other tools.",
 )
+@click.option("--codec", type=click.Choice(CODECS), help="Compress each record of the columnar layout.")
 @click.option("--shards", default=_DEFAULT.shards, show_default=True, help="Files a split.")
 @click.option("--overwrite", is_flag=True, help="Replace a data set that was prepared otherwise.")
 @click.option(
@@ -118,7 +119,8 @@ def prepare(
     if compress is not None:
         raise ConfigError(
             f"--compress {compress}: shards aren't compressed as files: a compressed file can't be entered "
-            "in the middle, and readers start at any batch. The layout columnar packs numbers into few bytes"
+            "in the middle, and readers start at any batch. The layout columnar packs numbers into few "
+            "bytes, and --codec zstd compresses each of its records"
         )
     refuse_foreign(
         engine,

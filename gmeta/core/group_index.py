@@ -23,12 +23,17 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.errors import DataError
+from gmeta.core.errors import ConfigError, DataError
 
 Layout = Literal["example", "columnar"]
 """How a shard's records are encoded: a ``tf.train.Example`` a row, or a record a group, by column."""
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+Codec = Literal["zstd"]
+"""What compresses each record of the columnar layout, if anything does."""
+
+CODECS: tuple[Codec, ...] = get_args(Codec)
 SUFFIX = ".gidx"
 ENTRY = np.dtype(
     {
@@ -43,6 +48,18 @@ _MAGIC, _VERSION = b"GIDX", 1
 _HEADER = struct.Struct("<4sIIIQQ")
 _FOOTER = struct.Struct("<I")
 _ADVICE = "write the shard again"
+
+
+def check_codec(codec: str | None, layout: str) -> None:
+    """Refuse a codec that there isn't, or that a layout hasn't.
+
+    Raises:
+      ConfigError: Say which.
+    """
+    if codec is not None and codec not in CODECS:
+        raise ConfigError(f"codec must be one of {', '.join(CODECS)}, or None, got {codec!r}")
+    if codec is not None and layout != "columnar":
+        raise ConfigError(f"codec={codec!r} compresses records of the layout columnar, not of {layout}")
 
 
 def index_path(shard: str | Path) -> Path:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 _HEADER = struct.Struct("<4sHHIIqqq")
 _FLOAT, _LIST = 1, 2
+_ZSTD = 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,12 @@ def records(path: str | Path) -> Iterator[tuple[int, bytes]]:
 def decode(payload: bytes) -> ColumnarGroup:
     """Read a sound payload."""
     magic, version, flags, count, schema_size, rows, task, batch = _HEADER.unpack_from(payload)
-    assert (magic, version, flags) == (b"GCOL", 1, 0)
+    assert (magic, version) == (b"GCOL", 1)
+    if flags:
+        assert flags == _ZSTD
+        (size,) = struct.unpack_from("<Q", payload, _HEADER.size)
+        body = pa.decompress(payload[_HEADER.size + 8 :], size, codec="zstd", asbytes=True)
+        payload = payload[: _HEADER.size] + body
     schema = list(_schema(payload[_HEADER.size : _HEADER.size + schema_size]))
     at = _HEADER.size + _padded(schema_size)
     words = np.frombuffer(payload, "<u8", count, at)

@@ -45,8 +45,8 @@ class ReaderCounts:
     Attributes:
       records: Records handed out in sound groups.
       groups: Sound groups.
-      skipped: Records left out. How many lie behind a cut or a broken length, or in a shard whose index is bad,
-        isn't known, nor counted.
+      skipped: Records left out. How many lie behind a cut or a broken length, or in a shard whose index is
+        bad, isn't known, nor counted.
       bad: Reason -> how often it was met; only reasons that were. Of records: ``truncated``, ``length_crc``,
         ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
         ``not_columnar``, ``newer_layout``, ``wrong_key``. Of files: ``empty_file``, ``open``, ``read``.

@@ -55,7 +55,7 @@ def write_attempt(
     """
     with _own_folder(folder, attempt) as own:
         path = own / place_name(place, config)
-        shard = write_shard(path, schema, config.layout, whole_batches(parts, schema))
+        shard = write_shard(path, schema, config.layout, whole_batches(parts, schema), config.codec)
         # The index last: who finishes the job takes a shard for written when it is there.
         path.replace(folder / path.name)
         index_path(path).replace(index_path(folder / path.name))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.group_index import LAYOUTS, Layout
+from gmeta.core.group_index import LAYOUTS, Codec, Layout, check_codec
 
 Engine = Literal["duckdb", "spark", "streaming"]
 """What does the work: this process, a cluster of Spark, or jobs of Hadoop Streaming."""
@@ -27,6 +27,7 @@ class PlanConfig:
       batch_rows: Rows of a batch, at least; None: a task is a batch.
       shards: TFRecord files a split.
       layout: How rows are encoded.
+      codec: What compresses each record, if anything does.
     """
 
     seed: int = 0
@@ -36,6 +37,7 @@ class PlanConfig:
     batch_rows: int | None = None
     shards: int = 2
     layout: Layout = DEFAULT_LAYOUT
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class PrepareConfig:
       shards: TFRecord files a split.
       layout: ``"columnar"``, a record a batch, or ``"example"``, a ``tf.train.Example`` a row, for other
         tools.
+      codec: ``"zstd"`` compresses each record of the columnar layout by itself; shards of equal settings are
+        then equal where zstd is of one version.
 
     Raises:
       ConfigError: A value is outside its range.
@@ -70,6 +74,7 @@ class PrepareConfig:
     batch_rows: int | None = None
     shards: int = 2
     layout: Layout = DEFAULT_LAYOUT
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -105,3 +110,4 @@ def _check(config: PrepareConfig | PlanConfig) -> None:
         raise ConfigError(f"shards must be in 1..99999, got {config.shards}")
     if config.layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {config.layout!r}")
+    check_codec(config.codec, config.layout)

@@ -61,7 +61,7 @@ class GroupSorter:
     Args:
       folder: Where runs are written.
       schema: The columns.
-      config: Seed, splits, shards and layout.
+      config: Seed, splits, shards, layout and codec.
       limit: Bytes that are held before a run is written.
 
     Attributes:
@@ -70,7 +70,7 @@ class GroupSorter:
 
     def __init__(self, folder: Path, schema: Schema, config: PlanConfig, limit: int) -> None:
         self._folder, self._schema, self._config, self._limit = folder, schema, config, limit
-        self._encoder = RecordEncoder(schema, config.layout)
+        self._encoder = RecordEncoder(schema, config.layout, config.codec)
         self._blocks: list[bytes] = []
         self._keys: list[NDArray[Any]] = []
         self._bytes = 0

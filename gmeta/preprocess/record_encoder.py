@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import NativeLibraryError
-from gmeta.core.group_index import LAYOUTS, Layout
+from gmeta.core.group_index import LAYOUTS, Codec, Layout, check_codec
 from gmeta.core.native import library_path
 from gmeta.core.schema import Schema
 
@@ -30,6 +30,7 @@ def _library() -> ctypes.CDLL:
     library.gmeta_records_encoder_new.restype = ctypes.c_void_p
     library.gmeta_records_encoder_free.argtypes = [ctypes.c_void_p]
     library.gmeta_records_encoder_free.restype = None
+    library.gmeta_records_has_zstd.restype = ctypes.c_int32
     encode.restype = ctypes.c_int64
     encode.argtypes = [
         ctypes.c_void_p,
@@ -65,12 +66,20 @@ class RecordEncoder:
     Args:
       schema: The columns.
       layout: A ``tf.train.Example`` a row, or a record a group.
+      codec: ``"zstd"`` compresses each record, of the columnar layout alone.
 
     Raises:
-      NativeLibraryError: The native encoder was never built, or is of another version.
+      ConfigError: There is no such codec, or not for this layout.
+      NativeLibraryError: The native encoder was never built, or is of another version; or there is no zstd.
     """
 
-    def __init__(self, schema: Schema, layout: Layout) -> None:
+    def __init__(self, schema: Schema, layout: Layout, codec: Codec | None = None) -> None:
+        check_codec(codec, layout)
+        if codec is not None and not _library().gmeta_records_has_zstd():
+            raise NativeLibraryError(
+                "codec 'zstd' needs libzstd.so.1, which isn't there: install it (Debian: apt-get install "
+                "libzstd1)"
+            )
         self._count = count = len(schema.columns)
         names = [column.name for column in schema]
         self._handle = _library().gmeta_records_encoder_new(
@@ -81,6 +90,7 @@ class RecordEncoder:
             ctypes.c_int32(LAYOUTS.index(layout)),
             ctypes.c_int64(names.index(schema.task)),
             ctypes.c_int64(names.index(schema.batch)),
+            ctypes.c_int32(codec is not None),
         )
         if not self._handle:
             raise MemoryError("no memory for the record encoder")

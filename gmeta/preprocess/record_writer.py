@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.group_index import LAYOUTS, Layout
+from gmeta.core.group_index import LAYOUTS, Codec, Layout
 from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.group_log import GroupLog, SplitGroupError
 from gmeta.preprocess.record_encoder import GroupRuns, RecordEncoder
@@ -40,6 +40,7 @@ class RecordWriter:
       path: The file to write. Its folder must exist.
       schema: The columns of every record.
       layout: ``"example"`` or ``"columnar"``.
+      codec: ``"zstd"`` compresses each record of the columnar layout that it makes smaller.
       index: Whether to write an index of the groups too (`gmeta.core.group_index`), as ``<path>.gidx``. An
         index that stood there before is removed in any case, because it is that of another file.
 
@@ -47,7 +48,7 @@ class RecordWriter:
       rows: Rows written so far.
 
     Raises:
-      ConfigError: There is no such layout.
+      ConfigError: There is no such layout, or codec for it.
       OSError: The file can't be created, or the disk is full.
       NativeLibraryError: The native encoder was never built.
 
@@ -60,7 +61,13 @@ class RecordWriter:
     """
 
     def __init__(
-        self, path: str | Path, schema: Schema, *, layout: Layout = "example", index: bool = False
+        self,
+        path: str | Path,
+        schema: Schema,
+        *,
+        layout: Layout = "example",
+        codec: Codec | None = None,
+        index: bool = False,
     ) -> None:
         if layout not in LAYOUTS:
             raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -68,8 +75,12 @@ class RecordWriter:
         self.rows = 0
         whole = layout == "columnar"
         self._log = GroupLog(may_continue=not whole) if whole or index else None
-        self._file = ShardFile(self.path)
-        self._encoder = RecordEncoder(schema, layout)
+        self._encoder = RecordEncoder(schema, layout, codec)
+        try:
+            self._file = ShardFile(self.path)
+        except OSError:
+            self._encoder.close()
+            raise
 
     @property
     def bytes(self) -> int:
@@ -212,5 +223,5 @@ class RecordWriter:
             self.discard()
 
     def __del__(self) -> None:
-        if hasattr(self, "_encoder"):
+        if hasattr(self, "_file"):
             self.discard()

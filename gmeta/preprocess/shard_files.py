@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.group_index import Layout
+from gmeta.core.group_index import Codec, Layout
 from gmeta.core.manifest import Manifest, Shard, Split
 from gmeta.core.schema import Schema
 from gmeta.preprocess.columns import Columns
@@ -29,7 +29,9 @@ def shard_name(split: str, number: int, shards: int) -> str:
     return f"{split}-{number:05d}-of-{shards:05d}.tfrecord"
 
 
-def write_shard(path: Path, schema: Schema, layout: Layout, parts: Iterable[Columns]) -> Shard:
+def write_shard(
+    path: Path, schema: Schema, layout: Layout, parts: Iterable[Columns], codec: Codec | None = None
+) -> Shard:
     """Write a shard and its index.
 
     Args:
@@ -38,6 +40,7 @@ def write_shard(path: Path, schema: Schema, layout: Layout, parts: Iterable[Colu
       layout: How rows are encoded.
       parts: Rows of whole batches, in the order of the shard (`plan.Placement`). None at all makes an empty
         file with an index of no groups.
+      codec: What compresses each record, if anything does.
 
     Returns:
       What the manifest says of it.
@@ -46,7 +49,7 @@ def write_shard(path: Path, schema: Schema, layout: Layout, parts: Iterable[Colu
       DataError: A batch's rows don't stand together, or a batch is too large for a record.
       OSError: The file can't be written.
     """
-    with RecordWriter(path, schema, layout=layout, index=True) as writer:
+    with RecordWriter(path, schema, layout=layout, codec=codec, index=True) as writer:
         for part in parts:
             writer.write(part)
     return Shard(path.name, writer.groups, writer.rows, writer.bytes, writer.index or 0)

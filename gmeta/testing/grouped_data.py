@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gmeta.core.group_index import Layout
+from gmeta.core.group_index import Codec, Layout
 from gmeta.core.manifest import Manifest, Shard, Split
 from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.record_writer import RecordWriter
@@ -46,21 +46,32 @@ def grouped_columns(sizes: Sequence[int], *, first_task: int = 0, seed: int = 0)
     }
 
 
-def write_file(path: Path, sizes: Sequence[int], *, first_task: int = 0, layout: Layout = "example") -> Shard:
+def write_file(
+    path: Path,
+    sizes: Sequence[int],
+    *,
+    first_task: int = 0,
+    layout: Layout = "example",
+    codec: Codec | None = None,
+) -> Shard:
     """Write one TFRecord file of groups of these sizes, and its index."""
-    with RecordWriter(path, SCHEMA, layout=layout, index=True) as writer:
+    with RecordWriter(path, SCHEMA, layout=layout, codec=codec, index=True) as writer:
         writer.write(grouped_columns(sizes, first_task=first_task))
     return Shard(path.name, len(sizes), writer.rows, writer.bytes, writer.index or 0)
 
 
 def write_folder(
-    folder: Path, *shards: Sequence[int], split: str = "warm", layout: Layout = "columnar"
+    folder: Path,
+    *shards: Sequence[int],
+    split: str = "warm",
+    layout: Layout = "columnar",
+    codec: Codec | None = None,
 ) -> Path:
     """Write a prepared folder of one split, a shard for each sequence of sizes; return folder/split."""
     written, first_task = [], 0
     for number, sizes in enumerate(shards):
         name = f"{split}-{number:05d}-of-{len(shards):05d}.tfrecord"
-        written.append(write_file(folder / name, sizes, first_task=first_task, layout=layout))
+        written.append(write_file(folder / name, sizes, first_task=first_task, layout=layout, codec=codec))
         first_task += len(sizes)
     Manifest(SCHEMA, {split: Split(tuple(written))}, layout=layout).save(folder)
     return folder / split

@@ -51,7 +51,9 @@ def run(
                 split * config.shards + shard, number * config.shards + index + np.arange(2)
             )
             path = folder / shard_name(name, index, config.shards)
-            shards[name].append(write_shard(path, spec.schema, config.layout, [part(rows, start, stop)]))
+            shards[name].append(
+                write_shard(path, spec.schema, config.layout, [part(rows, start, stop)], config.codec)
+            )
             if stop < total:
                 progress("write", int(stop), total)
     progress("write", total, total)

@@ -101,6 +101,10 @@ inline Finding ContentFinding(const records::ParseResult& parsed,
                 ", of the columnar layout, which aren't known here",
             "read it with a newer gmeta"};
   }
+  if (parsed.fault == Fault::kNoCodec) {
+    return {parsed.fault, 0, "the record is compressed with zstd, and there is no libzstd.so.1",
+            "install it (Debian: apt-get install libzstd1)"};
+  }
   if (parsed.fault == Fault::kNotColumnar) {
     return {parsed.fault, 1, "the record isn't a group in the columnar layout",
             "check the layout that the file was written in, or make it again"};

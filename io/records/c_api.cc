@@ -10,6 +10,7 @@
 #include "io/records/columnar_encoder.h"
 #include "io/records/example_encoder.h"
 #include "io/records/record_encoder.h"
+#include "io/records/zstd.h"
 
 #define GMETA_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -20,26 +21,31 @@ using gmeta::records::DType;
 using gmeta::records::ExampleEncoder;
 using gmeta::records::GroupRuns;
 using gmeta::records::RecordEncoder;
+using gmeta::records::Zstd;
 
 // An encoder of `count` columns; `dtypes` are 0 (int64) or 1 (float32), `lists` 0 or 1. It writes
 // the columnar layout if `columnar` isn't 0, whose key is the columns at `task` and `batch`;
-// otherwise a tf.train.Example a row. Null if there is no memory. Free it with
+// otherwise a tf.train.Example a row. Records of the columnar layout are compressed if `zstd` isn't
+// 0, for which gmeta_records_has_zstd must be true. Null if there is no memory. Free it with
 // gmeta_records_encoder_free.
 GMETA_EXPORT RecordEncoder* gmeta_records_encoder_new(int64_t count, const char* const* names,
                                                       const int32_t* dtypes, const int32_t* lists,
-                                                      int32_t columnar, int64_t task,
-                                                      int64_t batch) {
+                                                      int32_t columnar, int64_t task, int64_t batch,
+                                                      int32_t zstd) {
   try {
     std::vector<ColumnSpec> columns;
     for (int64_t i = 0; i < count; ++i) {
       columns.push_back({names[i], static_cast<DType>(dtypes[i]), lists[i] != 0});
     }
     if (columnar == 0) return new ExampleEncoder(columns);
-    return new ColumnarEncoder(columns, static_cast<size_t>(task), static_cast<size_t>(batch));
+    return new ColumnarEncoder(columns, static_cast<size_t>(task), static_cast<size_t>(batch),
+                               zstd != 0 ? Zstd::Get() : nullptr);
   } catch (const std::exception&) {
     return nullptr;
   }
 }
+
+GMETA_EXPORT int32_t gmeta_records_has_zstd() { return Zstd::Get() != nullptr; }
 
 GMETA_EXPORT void gmeta_records_encoder_free(RecordEncoder* encoder) { delete encoder; }
 

@@ -17,14 +17,17 @@
 #include "io/records/columnar.h"
 #include "io/records/record_encoder.h"
 #include "io/records/wire.h"
+#include "io/records/zstd.h"
 
 namespace gmeta::records {
 
 class ColumnarEncoder : public RecordEncoder {
  public:
   // `task` and `batch` are the places of the key's columns, each a single int64.
-  ColumnarEncoder(const std::vector<ColumnSpec>& columns, size_t task, size_t batch)
-      : task_(task), batch_(batch) {
+  // Records are compressed where `zstd` isn't null.
+  ColumnarEncoder(const std::vector<ColumnSpec>& columns, size_t task, size_t batch,
+                  const Zstd* zstd = nullptr)
+      : task_(task), batch_(batch), zstd_(zstd) {
     AddToSchema(columns[task]);
     AddToSchema(columns[batch]);
     for (size_t place : ByName(columns)) {
@@ -63,9 +66,34 @@ class ColumnarEncoder : public RecordEncoder {
     header_.rows = end - row;
     header_.task = static_cast<const int64_t*>(views[task_].values)[row];
     header_.batch = static_cast<const int64_t*>(views[batch_].values)[row];
+    if (zstd_ != nullptr) return AppendCompressed(views, row, end, size - sizeof(header_));
     char* out = BeginRecord(size);
     std::memcpy(out, &header_, sizeof(header_));
+    return WriteBody(views, row, end, out + sizeof(header_));
+  }
+
+  // The body is made beside the record, as its size is known only once it is compressed.
+  int64_t AppendCompressed(const ColumnView* views, int64_t row, int64_t end, uint64_t size) {
+    body_.resize(size);
+    WriteBody(views, row, end, body_.data());
+    frame_.resize(zstd_->Bound(size));
+    const size_t made = zstd_->Compress(frame_.data(), frame_.size(), body_.data(), size);
+    const bool smaller = made > 0 && made + sizeof(size) < size && size <= columnar::kMaxBody;
+    header_.flags = smaller ? columnar::kZstd : 0;
+    char* out = BeginRecord(sizeof(header_) + (smaller ? sizeof(size) + made : size));
+    std::memcpy(out, &header_, sizeof(header_));
     out += sizeof(header_);
+    if (smaller) {
+      std::memcpy(out, &size, sizeof(size));
+      std::memcpy(out + sizeof(size), frame_.data(), made);
+    } else {
+      std::memcpy(out, body_.data(), size);
+    }
+    return end;
+  }
+
+  // Everything behind the header, of the group that was measured last.
+  int64_t WriteBody(const ColumnView* views, int64_t row, int64_t end, char* out) const {
     std::memcpy(out, schema_.data(), schema_.size());
     out += schema_.size();
     for (const Field& field : fields_) {
@@ -73,6 +101,7 @@ class ColumnarEncoder : public RecordEncoder {
       std::memcpy(out, &word, sizeof(word));
       out += sizeof(word);
     }
+    const auto rows = static_cast<size_t>(end - row);
     if (fields_.empty()) std::memset(out, 0, columnar::Padded(rows));
     for (const Field& field : fields_) out = Write(field, views[field.place], row, end, out);
     return end;
@@ -153,6 +182,8 @@ class ColumnarEncoder : public RecordEncoder {
 
   const size_t task_;
   const size_t batch_;
+  const Zstd* const zstd_;
+  std::string body_, frame_;
   columnar::Header header_;
   std::string schema_;
   std::vector<Field> fields_;

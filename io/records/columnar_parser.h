@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -29,6 +30,7 @@
 #include "io/records/fault.h"
 #include "io/records/tfrecord.h"
 #include "io/records/wire.h"
+#include "io/records/zstd.h"
 
 namespace gmeta::records {
 
@@ -48,12 +50,14 @@ class ColumnarParser {
     std::memcpy(&header, payload.data(), sizeof(header));
     const columnar::Header known;
     if (std::memcmp(header.magic, known.magic, sizeof(known.magic)) != 0) return kMalformed;
-    if (header.version != known.version || header.flags != known.flags) {
+    if (header.version != known.version || (header.flags & ~columnar::kZstd) != 0) {
       return {Fault::kNewerLayout, -1, header.version | int64_t{header.flags} << 16};
     }
-    if (header.rows < 1 || static_cast<uint64_t>(header.rows) > payload.size()) return kMalformed;
-
     Walk walk{payload.data() + sizeof(header), payload.size() - sizeof(header)};
+    if (header.flags & columnar::kZstd) {
+      if (const ParseResult result = Decompress(&walk); result.fault != Fault::kNone) return result;
+    }
+    if (header.rows < 1 || static_cast<uint64_t>(header.rows) > walk.left) return kMalformed;
     const char* schema = walk.Take(header.schema);
     // A column costs a descriptor and an array, so this bounds what the schema may bring.
     if (schema == nullptr || header.columns > walk.left / 16) return kMalformed;
@@ -97,6 +101,25 @@ class ColumnarParser {
       return found;
     }
   };
+
+  // Puts what a frame holds in its place.
+  ParseResult Decompress(Walk* walk) {
+    const Zstd* zstd = Zstd::Get();
+    if (zstd == nullptr) return {Fault::kNoCodec, -1, 0};
+    uint64_t size;
+    if (walk->left < sizeof(size)) return kMalformed;
+    std::memcpy(&size, walk->at, sizeof(size));
+    if (size > columnar::kMaxBody) return kMalformed;
+    if (size > body_size_) {
+      body_.reset(new char[size]);  // not zeroed
+      body_size_ = size;
+    }
+    if (!zstd->Decompress(body_.get(), size, walk->at + sizeof(size), walk->left - sizeof(size))) {
+      return kMalformed;
+    }
+    *walk = {body_.get(), size};
+    return {};
+  }
 
   ParseResult Learn(std::string_view spelled, uint32_t columns) {
     stored_.clear();
@@ -237,6 +260,8 @@ class ColumnarParser {
     return value;
   }
 
+  std::unique_ptr<char[]> body_;  // of a record that was compressed
+  size_t body_size_ = 0;
   const std::vector<ColumnSpec> columns_;
   const size_t task_;
   const size_t batch_;

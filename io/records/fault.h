@@ -32,6 +32,7 @@ enum class Fault : int {
   kBadIndex,       // the index of a shard isn't one, or is that of another
   kIndexMismatch,  // a group isn't the one that the index has in its place
   // The machine, not the data: never skipped.
+  kNoCodec,  // a record is compressed, and what decompresses it isn't there
   kOpen,
   kRead,
 };
@@ -56,12 +57,13 @@ inline constexpr std::array<const char*, kFaults> kFaultNames = {"",
                                                                  "too_small",
                                                                  "bad_index",
                                                                  "index_mismatch",
+                                                                 "no_codec",
                                                                  "open",
                                                                  "read"};
 
 // Whether the fault lies in the machine (a file that can't be opened or read) and not in the data.
 inline constexpr bool IsFatal(Fault fault) {
-  return fault == Fault::kOpen || fault == Fault::kRead;
+  return fault == Fault::kNoCodec || fault == Fault::kOpen || fault == Fault::kRead;
 }
 
 // What a parser made of a record.

@@ -6,6 +6,7 @@ Rows have 13 int64 and 8 float32 columns and a group 32 of them; an element is 3
 page cache, as they are from the second epoch on where memory allows.
 
 columnar        `gmeta.io.groups` over the columnar layout, in order and shuffled, by number of threads
+columnar_zstd   the same with compressed records
 example         the same over ``tf.train.Example`` records
 streaming       `gmeta.io.group_batch`, from beginning to end on one thread
 tensorflow      over the same Examples: ``parse_single_example`` and ``batch``; ``group_by_window``; batched
@@ -87,7 +88,8 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
     columnar = write(folder / "columnar", "columnar", groups, ROWS)
     # Six times the bytes: fewer of them will do.
     example = write(folder / "example", "example", groups // 4, ROWS)
-    rows = {columnar: groups * ROWS, example: groups // 4 * ROWS}
+    packed = write(folder / "packed", "columnar", groups // 2, ROWS, codec="zstd")
+    rows = {columnar: groups * ROWS, example: groups // 4 * ROWS, packed: groups // 2 * ROWS}
     ways: dict[str, tuple[Callable[[int], object], Path, int]] = {}
     for name, path in (("columnar", columnar), ("example", example)):
         for shuffle in (False, True):
@@ -97,6 +99,10 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
                 ways[key] = (lambda _, dataset=dataset: drain(dataset)), path, rows[path]
         stream = io.group_batch(shards(path), SCHEMA, layout=name, groups_per_element=32)
         ways[f"io/{name}/groups32/streaming"] = (lambda _, stream=stream: drain(stream)), path, rows[path]
+    for threads in (1, 2):
+        dataset = io.groups(packed, groups_per_element=32, shuffle=False, threads=threads)
+        key = f"io/columnar_zstd/groups32/in_order/threads{threads}"
+        ways[key] = (lambda _, dataset=dataset: drain(dataset)), packed, rows[packed]
     for name, (dataset, count) in tensorflow_ways(example, slow_rows).items():
         key = f"io/tensorflow/{name}"
         ways[key] = (lambda _, dataset=dataset: drain(dataset)), example, count or rows[example]
@@ -112,7 +118,10 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
         results.append(Result(key, rate(key), "rows/s", *(() if key.endswith("parse_example") else peer)))
         share = count / rows[path]
         results.append(Result(f"{key}/bytes", size(path) * share / seconds[key] / 1e6, "MB/s"))
-    return results
+    layouts = {"columnar": columnar, "columnar_zstd": packed, "example": example}
+    return results + [
+        Result(f"io/{name}/bytes_a_row", size(path) / rows[path], "bytes") for name, path in layouts.items()
+    ]
 
 
 def training(folder: Path, groups: int, rounds: int) -> list[Result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from gmeta.core.group_index import Layout
+from gmeta.core.group_index import Codec, Layout
 from gmeta.core.manifest import Manifest, Shard, Split
 from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.record_writer import RecordWriter
@@ -22,13 +22,13 @@ SCHEMA = Schema(
 SHARDS = 2
 
 
-def write(folder: Path, layout: Layout, groups: int, rows: int) -> Path:
+def write(folder: Path, layout: Layout, groups: int, rows: int, codec: Codec | None = None) -> Path:
     """Write a data set of so many groups of so many rows; returns its split."""
     folder.mkdir()
     rng, shards = np.random.default_rng(0), []
     for number in range(SHARDS):
         path = folder / f"all-{number:05d}-of-{SHARDS:05d}.tfrecord"
-        with RecordWriter(path, SCHEMA, layout=layout, index=True) as writer:
+        with RecordWriter(path, SCHEMA, layout=layout, codec=codec, index=True) as writer:
             for first in range(0, groups // SHARDS, 1000):
                 count = min(1000, groups // SHARDS - first)
                 tasks = np.repeat(np.arange(count) + first + number * groups, rows)
