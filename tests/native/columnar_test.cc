@@ -201,11 +201,48 @@ void TestForeignPayloads() {
   CHECK(result.fault == Fault::kNewerLayout);
   CHECK_EQ(result.found, 2);
   payload[4] = 1;
-  payload[6] = 1;
+  payload[6] = 2;
   result = Parse(&parser, payload, &buffers, &rows);
   CHECK(result.fault == Fault::kNewerLayout);
-  CHECK_EQ(result.found, 65537);
+  CHECK_EQ(result.found, 131073);
+  payload[6] = 1;  // what follows is no frame
+  const Fault fault = Zstd::Get() == nullptr ? Fault::kNoCodec : Fault::kNotColumnar;
+  CHECK(Parse(&parser, payload, &buffers, &rows).fault == fault);
   CHECK(Same(buffers, std::vector<ColumnBuffer>(7)));
+}
+
+// Compressed or not, a group is the same; damage to a frame is a fault, or makes no difference, and
+// leaves the buffers as they were.
+void TestCompressedGroups() {
+  if (Zstd::Get() == nullptr) return;
+  Table table({{"task", kInt, false}, {"batch", kInt, false}, {"item", kInt, false}});
+  table.Ints("task", std::vector<int64_t>(200, 7));
+  table.Ints("batch", std::vector<int64_t>(200, 1));
+  std::vector<int64_t> items;
+  for (int64_t i = 0; i < 200; ++i) items.push_back(1000 + i / 3);
+  table.Ints("item", items);
+  ColumnarEncoder plain(table.columns, 0, 1), packed(table.columns, 0, 1, Zstd::Get());
+  const std::string expected = table.Encode(&plain, {200})[0];
+  const std::string payload = table.Encode(&packed, {200})[0];
+  CHECK(payload.size() < expected.size() / 2);
+  ColumnarParser parser(table.columns, 0, 1);
+  std::vector<ColumnBuffer> buffers(3);
+  int64_t rows = 0;
+  CHECK(Parse(&parser, payload, &buffers, &rows).fault == Fault::kNone);
+  CHECK_EQ(rows, 200);
+  CHECK(Same(buffers, table.values));
+  for (size_t at = 0; at < payload.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = payload;
+      damaged[at] = static_cast<char>(damaged[at] ^ 1 << bit);
+      std::vector<ColumnBuffer> fresh(3);
+      if (Parse(&parser, damaged, &fresh, &rows).fault != Fault::kNone) {
+        CHECK(Same(fresh, std::vector<ColumnBuffer>(3)));
+      }
+    }
+    std::vector<ColumnBuffer> fresh(3);
+    CHECK(Parse(&parser, payload.substr(0, at), &fresh, &rows).fault == Fault::kNotColumnar);
+  }
 }
 
 // As std::vector has it, an array without a value may be at no address.
@@ -229,6 +266,7 @@ void TestListsWithoutAnyValue() {
 }  // namespace gmeta::records
 
 int main() {
+  gmeta::records::TestCompressedGroups();
   using namespace gmeta::records;
   TestBothLayoutsGiveTheSameColumns();
   TestGroupsAreMeasured();
