@@ -1,6 +1,6 @@
 """What ``spark-submit`` runs: ``gmeta prepare --engine spark``, with the options that follow.
 
-spark-submit --master yarn tools/preprocess/spark_prepare.py --data hive:shop.clicks --task user --out /mnt/x
+spark-submit --master yarn tools/preprocess/spark_prepare.py --data hive:shop.clicks --task user --out /data
 """
 
 import sys
