@@ -34,6 +34,7 @@ from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.census import Census
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.file_splits import FileSplit
 from gmeta.preprocess.numbering import Edge, RangeCount, edges
 from gmeta.preprocess.plan import splits
 from gmeta.preprocess.progress import Progress, no_progress
@@ -101,18 +102,24 @@ def prepare(
         job = open_job(spark, paths, out, spec, config or PrepareConfig(), on_bad, overwrite=overwrite)
         if job.is_done():
             return PrepareSummary.load(out)
-        table = read_table(spark, job, paths[0])
+        table, files = read_table(spark, job, paths[0])
         with staged_folder(out) as staging:
-            summary = _run(spark, job, table, staging, ranges, progress)
+            summary = _run(spark, job, table, files, staging, ranges, progress)
     return replace(summary, seconds=time.perf_counter() - started)
 
 
 def _run(
-    spark: SparkSession, job: TableJob, table: DataFrame, folder: Path, ranges: int | None, progress: Progress
+    spark: SparkSession,
+    job: TableJob,
+    table: DataFrame,
+    files: Sequence[FileSplit],
+    folder: Path,
+    ranges: int | None,
+    progress: Progress,
 ) -> PrepareSummary:
     from pyspark import StorageLevel
 
-    rows = table.mapInArrow(partial(work.read, job), work.READ).persist(StorageLevel.DISK_ONLY)
+    rows = table.mapInArrow(partial(work.read, job, files), work.READ).persist(StorageLevel.DISK_ONLY)
     kept = [rows]
     try:
         tally, samples = _survey(rows)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from gmeta.preprocess.columns import (
     take,
     to_arrow,
 )
+from gmeta.preprocess.file_splits import FileSplit
 from gmeta.preprocess.numbering import (
     KEY,
     PLACE,
@@ -64,10 +65,10 @@ _PARCEL_BYTES = 4 << 20
 _HELD_ROWS = 1 << 18  # rows that are cut into parcels together
 
 
-def read(job: TableJob, batches: Batches) -> Batches:
+def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batches:
     """The good rows of a partition; at its end its tally, and a sample."""
     tally, sampler = Tally(), Sampler()
-    for file, rows in good_rows_of(job, batches, tally):
+    for file, rows in good_rows_of(job, splits, batches, tally):
         sampler.add(rows)
         found: dict[str, Values] = {**rows}
         if job.spec.unique:

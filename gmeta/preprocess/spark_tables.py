@@ -13,6 +13,7 @@ import pyarrow as pa
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.on_bad import check_on_bad
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
+from gmeta.preprocess.file_splits import FileSplit, cut_files
 from gmeta.preprocess.prepare import describe_plan
 from gmeta.preprocess.spark_records import FILE, LINE
 from gmeta.preprocess.table_files import format_of
@@ -91,8 +92,13 @@ def open_job(
     )
 
 
-def read_table(spark: SparkSession, job: TableJob, data: str | os.PathLike[str]) -> DataFrame:
-    """The records: lines and their files, or columns, and their files where there are any.
+def read_table(
+    spark: SparkSession, job: TableJob, data: str | os.PathLike[str]
+) -> tuple[DataFrame, list[FileSplit]]:
+    """What `spark_rows.read` is given: numbers of splits; or lines or columns, and their files.
+
+    Files that every machine sees are read by the workers themselves, as the other engines read them: Spark
+    would make each value one of its own first, which takes longer than all the rest.
 
     Args:
       spark: Spark.
@@ -101,17 +107,19 @@ def read_table(spark: SparkSession, job: TableJob, data: str | os.PathLike[str])
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-    if os.fspath(data).startswith(HIVE):
+    given = os.fspath(data)
+    if given.startswith(HIVE):
         table = spark.table(job.files[0].path)
-        return table.select(*[_column(name) for name in _wanted(job, table)])
+        return table.select(*[_column(name) for name in _wanted(job, table)]), []
+    if "://" not in given:
+        splits = cut_files(job, spark.sparkContext.defaultParallelism)
+        return spark.range(0, len(splits), 1, max(len(splits), 1)), splits
     paths = [_address(file.path) for file in job.files]
     file = F.col("_metadata.file_path").alias(FILE)
     if job.files[0].form is not None:
-        if any(one.form is None for one in job.files):
-            raise ConfigError("Parquet and text can't be read as one table: prepare them apart")
-        return spark.read.text(paths).select(F.col("value").alias(LINE), file)
+        return spark.read.text(paths).select(F.col("value").alias(LINE), file), []
     table = spark.read.parquet(*paths)
-    return table.select(*[_column(name) for name in _wanted(job, table)], file)
+    return table.select(*[_column(name) for name in _wanted(job, table)], file), []
 
 
 def _wanted(job: TableJob, table: DataFrame) -> list[str]:
@@ -185,7 +193,6 @@ def _stamps(spark: SparkSession, addresses: Sequence[str]) -> dict[str, tuple[in
     return found
 
 
-def _address(path: str) -> str:
-    """A path as Spark takes it: on this machine's file system, and not as a pattern."""
-    address = path if "://" in path or path.startswith("file:") else f"file://{Path(path).absolute()}"
+def _address(address: str) -> str:
+    """An address that isn't taken for a pattern."""
     return "".join(f"\\{one}" if one in "*?[]{}\\" else one for one in address)

@@ -157,6 +157,11 @@ def test_addresses_and_bad_records(spark, tmp_path):
     ):
         spark_engine.prepare(address, tmp_path / "out", CONFIG, spec=spec)
     assert not (tmp_path / "out").exists()
+    lines = write_table(event_table(300), tmp_path / "t" / "c.jsonl")
+    prepare(lines, tmp_path / "a", CONFIG, spec=spec)
+    spark_engine.prepare(f"file://{lines}", tmp_path / "b", CONFIG, spec=spec, ranges=2)
+    ours, expected = contents(tmp_path / "b"), contents(tmp_path / "a")
+    assert {**ours, "manifest": None} == {**expected, "manifest": None}
     with pytest.raises(DataError, match="no file has such a name"):
         spark_engine.prepare(f"file://{tmp_path}/none/*.csv", tmp_path / "out", CONFIG, spec=SPEC)
 
