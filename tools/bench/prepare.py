@@ -7,6 +7,8 @@ order. All is measured from the file to the finished folder, digest, manifest an
 
 end_to_end   rows a second of `gmeta.preprocess.prepare`, by layout and format of the input; limited keeps to
              --memory-limit 1GB, with batches of 20 rows
+spark        rows a second of the same with `gmeta.preprocess.spark_engine` on all cores of this machine, from
+             Parquet, in a session that is warm; with --spark
 stage        rows a second of the parts of the same runs: reading and normalising, sorting with cutting and
              encoding, writing shards
 peers        in_memory: the plan's functions one after another in NumPy, all rows in memory, the same bytes;
@@ -15,6 +17,7 @@ peers        in_memory: the plan's functions one after another in NumPy, all row
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import time
@@ -28,6 +31,7 @@ import pyarrow.parquet
 from gmeta.preprocess import PrepareConfig, TableSpec, duckdb_engine, prepare
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.progress import no_progress
+from gmeta.preprocess.spark_session import spark_session
 from gmeta.preprocess.table_source import TableSource
 from gmeta.testing import plan_in_memory
 from harness import Result, interleave, parser, report
@@ -98,6 +102,14 @@ class Runs:
 
         return run
 
+    def spark(self, _: int) -> None:
+        """The distributed engine, in the session that is there."""
+        from gmeta.preprocess import spark_engine
+
+        config = PrepareConfig(layout="columnar")
+        spark_engine.prepare(self._files["parquet"], self._folder / "spark", config, spec=SPEC)
+        shutil.rmtree(self._folder / "spark")
+
     def in_memory(self, _: int) -> None:
         """The reference."""
         source = TableSource([self._files["parquet"]], SPEC, duckdb_engine.connect(4 << 30))
@@ -130,10 +142,16 @@ def main() -> None:
     """Run all contenders in turn, and print."""
     options = parser(__doc__)
     options.add_argument("--rows", type=int, default=1_000_000, help="rows (default: %(default)s)")
+    options.add_argument(
+        "--spark", action="store_true", help="measure Spark too, on all cores of this machine"
+    )
     arguments = options.parse_args()
     rows = 3000 if arguments.smoke else arguments.rows
     sample = min(rows, 20_000)
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if arguments.spark:
+            stack.enter_context(spark_session("local[*]", {"spark.driver.memory": "4g"}))
         runs = Runs(Path(folder), rows, sample)
         seconds = interleave(
             {
@@ -142,6 +160,7 @@ def main() -> None:
                 "columnar/jsonl": runs.prepare("jsonl", "columnar"),
                 "example/parquet": runs.prepare("parquet", "example"),
                 "limited/columnar/parquet": runs.prepare("parquet", "columnar", limited=True),
+                **({"spark/columnar/parquet": runs.spark} if arguments.spark else {}),
                 "in_memory": runs.in_memory,
                 "python_example": runs.python_example,
             },
@@ -152,6 +171,7 @@ def main() -> None:
         "in_memory": rows / seconds.pop("in_memory"),
         "python_example": sample / seconds.pop("python_example"),
     }
+    peers["duckdb"] = rows / seconds["columnar/parquet"]
     results = [
         Result(f"prepare/end_to_end/{name}", rows / time_, "rows/s", *_peer(name, peers))
         for name, time_ in seconds.items()
@@ -170,7 +190,8 @@ def width() -> int:
 
 
 def _peer(name: str, peers: dict[str, float]) -> tuple[str, float]:
-    peer = "in_memory" if name == "columnar/parquet" else "python_example"
+    ours = {"columnar/parquet": "in_memory", "spark/columnar/parquet": "duckdb"}
+    peer = ours.get(name, "python_example")
     return peer, peers[peer]
 
 
