@@ -93,7 +93,7 @@ class Mutator {
     const size_t at = Below(bytes->size()), left = bytes->size() - at;
     const size_t run = 1 + Below(std::min<size_t>(left, OneIn(8) ? 512 : 16));
     const size_t width = size_t{1} << Below(4);
-    switch (Below(10)) {
+    switch (Below(11)) {
       case 0:
         (*bytes)[at] = static_cast<char>((*bytes)[at] ^ 1 << Below(8));
         break;
@@ -120,6 +120,10 @@ class Mutator {
         break;
       case 7:
         OneIn(2) ? bytes->insert(at, Varint(Number())) : bytes->replace(at, 1, Varint(Number()));
+        break;
+      case 8:  // arrays are padded to eight bytes, and nothing may follow the last one
+        OneIn(4) ? bytes->append(8 * width, '\0')
+                 : bytes->erase(bytes->size() - std::min(bytes->size(), 8 * width));
         break;
       default:
         if (!comparisons.empty()) Answer(comparisons[Below(comparisons.size())], bytes);

@@ -100,7 +100,8 @@ class RecordsTarget : public Target {
 
   std::vector<Input> Seeds() const override {
     const std::string file = SampleFile(layout_, false);
-    return {{file}, {file + SampleFile(layout_, true)}, {file.substr(0, 100)}, {""}};
+    const std::string small = SampleFile(layout_, true);
+    return {{file}, {small}, {file + small}, {file.substr(0, 100)}, {""}};
   }
 
   void Run(const Input& input) override {

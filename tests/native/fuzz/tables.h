@@ -74,18 +74,34 @@ class Parser {
   records::ColumnarParser columnar_;
 };
 
-// The four groups of records::Sample(), or the other two of them, in a file.
+// Rows, and where their groups end.
+struct Groups {
+  records::Table table;
+  std::vector<int64_t> ends;
+};
+
+// The four groups of records::Sample(), or three others, so small that a change hits what counts.
+inline Groups SampleGroups(bool second) {
+  if (!second) return {records::Sample(), records::kEnds};
+  records::Table table(Written().columns);
+  table.Ints("task", {107, 107, 107, 7, 108, 108});
+  table.Ints("batch", {0, 0, 0, 5, 1, 1});
+  table.Ints("item", {1, 2, 300, 4, -5, 6});
+  table.Ints("flag", {0, 1, 1, 0, 1, 0});
+  table.Ints("genre", {1, 2, 3, 4}, {1, 1, 2, 3, 3, 4});
+  table.Floats("rating", {1, 2, 3, 4, 5, 6});
+  table.Floats("weights", {0.5f, 1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 4, 4, 6, 9});
+  return {std::move(table), {3, 4, 6}};
+}
+
+// Them in a file.
 inline std::string SampleFile(Layout layout, bool second, std::vector<int64_t>* bytes = nullptr,
                               std::vector<uint32_t>* crcs = nullptr) {
-  const Wanted wanted = Written();
-  records::Table table = records::Sample();
-  if (second) {
-    for (int64_t& task : table.values[wanted.task].ints) task += 100;
-  }
+  const Groups groups = SampleGroups(second);
   std::string file;
-  const auto encoder = Encoder(layout, wanted);
+  const auto encoder = Encoder(layout, Written());
   for (const std::string& payload :
-       table.Encode(encoder.get(), records::kEnds, 1 << 20, bytes, crcs)) {
+       groups.table.Encode(encoder.get(), groups.ends, 1 << 20, bytes, crcs)) {
     records::AppendRecord(payload, &file);
   }
   return file;
@@ -95,7 +111,7 @@ inline std::string SampleFile(Layout layout, bool second, std::vector<int64_t>* 
 inline std::string SampleIndex(Layout layout, bool second) {
   std::vector<int64_t> bytes;
   std::vector<uint32_t> crcs;
-  const records::Table table = records::Sample();
+  const auto [table, ends] = SampleGroups(second);
   const Wanted wanted = Written();
   const uint64_t size = SampleFile(layout, second, &bytes, &crcs).size();
   std::string index("GIDX");
@@ -107,14 +123,13 @@ inline std::string SampleIndex(Layout layout, bool second) {
   add(size);
   group_batch::IndexEntry entry;
   for (size_t i = 0; i < bytes.size(); ++i) {
-    entry.rows = records::kEnds[i] - entry.first_row;
+    entry.rows = ends[i] - entry.first_row;
     const auto row = static_cast<size_t>(entry.first_row);
-    entry.key = {table.values[wanted.task].ints[row] + (second ? 100 : 0),
-                 table.values[wanted.batch].ints[row]};
+    entry.key = {table.values[wanted.task].ints[row], table.values[wanted.batch].ints[row]};
     entry.crc = crcs[i];
     add(entry);
     entry.offset += bytes[i];
-    entry.first_row = records::kEnds[i];
+    entry.first_row = ends[i];
   }
   add(uint32_t{0xfeed});
   return index;
