@@ -30,6 +30,7 @@
 
 #include "io/group_batch/problem.h"
 #include "io/group_batch/shard_index.h"
+#include "io/records/columnar.h"
 #include "io/records/tfrecord.h"
 
 namespace gmeta::group_batch {
@@ -159,20 +160,25 @@ class WindowLoader {
             "write all rows of a task and batch to one shard, as `gmeta prepare` does"};
   }
 
-  // As many rows as an entry says, for counting them, or none where that can't be.
-  static int64_t PossibleRows(const OpenShard& opened, const IndexEntry& entry) {
-    const bool possible =
-        entry.rows > 0 && static_cast<uint64_t>(entry.rows) <= opened.index->shard_bytes();
-    return possible ? entry.rows : 0;
+  // Whether so many rows can be in so many bytes: a row takes one at least, before it is
+  // compressed.
+  bool CanHold(uint64_t bytes, int64_t rows) const {
+    const uint64_t ratio = layout_ == Layout::kColumnar ? records::columnar::kMaxRatio : 1;
+    return rows > 0 && static_cast<uint64_t>(rows) / ratio <= bytes;
   }
 
-  // How many bytes the group has, if that is possible. A row takes at least one of them.
+  // As many rows as an entry says, for counting them, or none where that can't be.
+  int64_t PossibleRows(const OpenShard& opened, const IndexEntry& entry) const {
+    return CanHold(opened.index->shard_bytes(), entry.rows) ? entry.rows : 0;
+  }
+
+  // How many bytes the group has, if that is possible.
   void Measure(const OpenShard& opened, int64_t end, LoadedGroup* group) const {
     const IndexEntry& entry = group->entry;
     const bool possible = entry.offset >= 0 && end > entry.offset &&
                           static_cast<uint64_t>(end) <= opened.index->shard_bytes() &&
-                          static_cast<uint64_t>(end - entry.offset) <= kLargest && entry.rows > 0 &&
-                          entry.rows <= end - entry.offset;
+                          static_cast<uint64_t>(end - entry.offset) <= kLargest &&
+                          CanHold(static_cast<uint64_t>(end - entry.offset), entry.rows);
     if (possible) {
       group->size = static_cast<size_t>(end - entry.offset);
     } else {

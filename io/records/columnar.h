@@ -70,6 +70,9 @@ static_assert(sizeof(Header) == 40, "it is copied as it is");
 inline constexpr uint16_t kZstd = 1;
 // The most that a compressed record may become: what a plain one may be.
 inline constexpr uint64_t kMaxBody = uint64_t{256} << 20;
+// The most bytes that one byte of a zstd frame can become: a block takes four of them at least, and
+// holds 128 KiB at most.
+inline constexpr uint64_t kMaxRatio = (uint64_t{128} << 10) / 4;
 
 inline constexpr size_t Padded(size_t size) { return (size + 7) & ~size_t{7}; }
 

@@ -109,7 +109,7 @@ class ColumnarParser {
     uint64_t size;
     if (walk->left < sizeof(size)) return kMalformed;
     std::memcpy(&size, walk->at, sizeof(size));
-    if (size > columnar::kMaxBody) return kMalformed;
+    if (size > columnar::kMaxBody || size / columnar::kMaxRatio > walk->left) return kMalformed;
     if (size > body_size_) {
       body_.reset(new char[size]);  // not zeroed
       body_size_ = size;

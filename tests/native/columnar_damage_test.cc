@@ -56,6 +56,25 @@ void TestTooShortAndTooLong() {
   }
 }
 
+// A frame of so few bytes can't become what the record claims, so it gets no memory for it.
+void TestAClaimThatNoFrameCanMeet() {
+  columnar::Header header;
+  header.flags = columnar::kZstd;
+  header.rows = 1;
+  std::string payload(reinterpret_cast<const char*>(&header), sizeof(header));
+  const uint64_t claim = uint64_t{200} << 20;
+  payload.append(reinterpret_cast<const char*>(&claim), sizeof(claim));
+  payload.append(60, 'x');
+  const Table table = Sample();
+  ColumnarParser parser(table.columns, 3, 1);
+  std::vector<ColumnBuffer> buffers(7);
+  int64_t rows;
+  allocated = 0;
+  const Fault fault = parser.Parse(payload, &buffers, &rows).fault;
+  CHECK(fault == Fault::kNotColumnar || fault == Fault::kNoCodec);
+  CHECK(allocated < 1 << 20);
+}
+
 // Whether what a parser took keeps the rows of all columns in step.
 void CheckInStep(const std::vector<ColumnSpec>& columns, const std::vector<ColumnBuffer>& buffers,
                  int64_t rows) {
@@ -224,6 +243,7 @@ void TestAKeyAloneCantClaimRowsThatItDoesntBring() {
 
 int main() {
   using namespace gmeta::records;
+  TestAClaimThatNoFrameCanMeet();
   TestTooShortAndTooLong();
   TestDamagedPayloadsNeitherCrashNorGrow();
   TestLiesAreFound();

@@ -130,6 +130,45 @@ void TestRowsThatCantBe(Layout layout) {
   }
 }
 
+// Where rows are alike, zstd leaves fewer bytes than there are rows; they can be there all the
+// same.
+void TestACompressedGroupMayHaveMoreRowsThanBytes() {
+  if (records::Zstd::Get() == nullptr) return;
+  constexpr int64_t kRows = 5000;
+  fuzz::Wanted wanted{
+      {{"task", records::DType::kInt64, false}, {"batch", records::DType::kInt64, false}}, 0, 1};
+  records::Table table(wanted.columns);
+  table.Ints("task", std::vector<int64_t>(kRows, 7));
+  table.Ints("batch", std::vector<int64_t>(kRows, 1));
+  records::ColumnarEncoder encoder(wanted.columns, 0, 1, records::Zstd::Get());
+  std::vector<int64_t> bytes;
+  std::vector<uint32_t> crcs;
+  std::string file, index = SampleIndex(Layout::kColumnar, false);
+  for (const std::string& payload : table.Encode(&encoder, {kRows}, 1 << 20, &bytes, &crcs)) {
+    records::AppendRecord(payload, &file);
+  }
+  CHECK(file.size() < kRows);
+  const uint64_t one = 1, size = file.size();
+  const IndexEntry entry{0, 0, kRows, {7, 1}, crcs[0], 0};
+  std::memcpy(&index[16], &one, sizeof(one));
+  std::memcpy(&index[24], &size, sizeof(size));
+  std::memcpy(&index[32], &entry, sizeof(entry));
+  index.erase(32 + 48, 3 * 48);
+  const auto open = [&](const std::string& path, std::string*) {
+    return std::make_unique<records::MemorySource>(path == "shard" ? file : index);
+  };
+  WindowLoader loader({{"shard", 1, 0xfeed}}, Layout::kColumnar, open);
+  BlockOptions options;
+  options.columns = wanted.columns;
+  options.paths = {"shard"};
+  BlockParser parser(options);
+  GroupBlock block;
+  block.columns.resize(2);
+  parser.Parse(loader.Load({0})->groups[0], &block);
+  CHECK(block.problems.empty());
+  CHECK_EQ(block.entries[0].row_end, kRows);
+}
+
 // A group of nine examples, of which the index counts fewer, and one is damaged: what there is
 // more of isn't handed out, and what is left out is counted once, as the index counts it.
 void TestMoreRowsThanTheIndexCounts() {
@@ -170,5 +209,6 @@ int main() {
     TestBytesThatAreNamedTwiceAreReadOnce(layout);
     TestRowsThatCantBe(layout);
   }
+  TestACompressedGroupMayHaveMoreRowsThanBytes();
   TestMoreRowsThanTheIndexCounts();
 }

@@ -16,12 +16,17 @@ namespace gmeta::fuzz {
 // The files that a reader is given: TFRecord files, or shards, each with its index behind it.
 using Input = std::vector<std::string>;
 
+inline constexpr size_t kPlain = 256;
+inline constexpr size_t kCompressed = kPlain + (32 << 10);  // of zstd, at the most
+
 class Target {
  public:
   virtual ~Target() = default;
   virtual std::string name() const = 0;
   // Whether the files are shards with indices.
   virtual bool indexed() const { return false; }
+  // How many bytes of memory a byte of the input may take.
+  virtual size_t growth() const { return kPlain; }
   virtual std::vector<Input> Seeds() const = 0;
   // Reads the input and checks what must hold of any; a property that doesn't ends the process.
   virtual void Run(const Input& input) = 0;
