@@ -39,8 +39,16 @@ class Zstd {
   }
 
  private:
+  // TensorFlow has a zstd of another version in it, and its symbols are everybody's: without this
+  // the library's calls of its own functions would end there, with structures of another layout.
+#if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  static constexpr int kOwnSymbols = RTLD_DEEPBIND;
+#else
+  static constexpr int kOwnSymbols = 0;  // the sanitizers' own functions have to be found first
+#endif
+
   Zstd() {
-    void* library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
+    void* library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL | kOwnSymbols);
     if (library == nullptr) return;
     const bool all = Find(library, "ZSTD_compressBound", &bound_) &&
                      Find(library, "ZSTD_compress", &compress_) &&

@@ -1,6 +1,10 @@
 """Records that are compressed: a reference reads them, so does the reader, and damage is noticed."""
 
+import os
+import re
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -101,3 +105,31 @@ def test_equal_rows_make_equal_files(tmp_path):
         with RecordWriter(tmp_path / name, SCHEMA, layout="columnar", codec="zstd") as writer:
             writer.write(grouped_columns(SIZES))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+WITH_HOROVOD = """
+import sys
+import gmeta, tensorflow, horovod.tensorflow  # Horovod makes the symbols of TensorFlow's library everybody's
+from gmeta.io import group_batch
+from gmeta.testing.grouped_data import SCHEMA
+print([e["task"].numpy().tolist() for e in group_batch(sys.argv[1], SCHEMA, layout="columnar")])
+"""
+
+
+def test_zstd_keeps_to_itself_beside_tensorflows(tmp_path):
+    """TensorFlow has a zstd in it, of another version; mixed with it, decompressing ends the process."""
+    write_file(tmp_path / "a", SIZES, layout="columnar", codec="zstd")
+    log = tmp_path / "log"
+    run = subprocess.run(
+        [sys.executable, "-c", WITH_HOROVOD, str(tmp_path / "a")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LD_DEBUG": "bindings", "LD_DEBUG_OUTPUT": str(log), "LD_BIND_NOW": "1"},
+    )
+    assert run.stdout == "[[0], [1], [2], [3]]\n", run.stderr
+    said = "".join(path.read_text(errors="replace") for path in tmp_path.glob("log.*"))
+    bound = re.findall(r"binding file (\S+) \[0\] to (\S+) \[0\]: normal symbol `ZSTD_", said)
+    own = [(file, to) for file, to in bound if re.search(r"/libzstd\.so", file)]
+    assert own
+    assert [pair for pair in own if pair[0] != pair[1]] == []
