@@ -185,11 +185,15 @@ def test_kinds_of_data_are_not_mixed(spark, tmp_path, data):
         spark_engine.prepare(data, tmp_path / "out", spec=SPEC)
 
 
-def test_what_is_missing_is_named(monkeypatch, tmp_path):
+def test_a_missing_java_is_named(monkeypatch, tmp_path):
+    pytest.importorskip("pyspark")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(GmetaError, match="needs Java 17"):
         spark_engine.prepare("t.csv", tmp_path / "out", spec=SPEC)
+
+
+def test_a_missing_spark_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(GmetaError, match=r"pip install 'gmeta\[spark\]'"):
         spark_engine.prepare("t.csv", tmp_path / "out", spec=SPEC)
