@@ -82,9 +82,9 @@ def groups(
     native source op reads, parses on several threads, and joins the groups of an element.
 
     An iterator's state is the number of groups that it has handed out: a few hundred bytes, restored without
-    reading anything again. It is saved by ``tf.train.Checkpoint`` and Keras' ``BackupAndRestore``, through
-    ``prefetch`` and ``map`` too. To go on with another number of ranks, give each of them the same
-    ``resume``.
+    reading anything again. It is saved by ``tf.train.Checkpoint``, through ``prefetch`` and ``map`` too,
+    which add the elements that wait in them; for Keras' ``BackupAndRestore`` there is ``position``. To go on
+    with another number of ranks, give each of them the same ``resume``.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or of any
