@@ -36,9 +36,10 @@
 //                A row costs at least a byte, by the stand-in too, and so does a value, so no
 //                record makes the parser allocate more than sixteen times its size for a column,
 //                whatever it claims.
-//   Codec        zstd, asked for when writing, makes ids and times smaller still; reading then takes
-//                five times as long. A record that it doesn't make smaller is stored plainly. Compressing each
-//                record by itself keeps a file one that can be entered at any group.
+//   Codec        zstd, asked for when writing, makes ids and times smaller still; reading takes
+//                five times as long then. A record that it doesn't make smaller is stored plainly.
+//                Compressing each record by itself keeps a file one that can be entered at any
+//                group.
 //   No mix-up    'G' as a protobuf tag has the wire type 7, which there is none of, so no payload
 //                is well-formed in both layouts and a reader of the wrong one says so at once.
 //
