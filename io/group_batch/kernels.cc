@@ -35,22 +35,12 @@ struct Config {
   std::vector<tf::PartialTensorShape> output_shapes;
 };
 
-class Dataset : public DatasetBase {
+class Dataset : public SourceDataset {
  public:
   Dataset(tf::OpKernelContext* ctx, Config config)
-      : DatasetBase(tf::data::DatasetContext(ctx)), config_(std::move(config)) {}
+      : SourceDataset(ctx, config.output_types, config.output_shapes), config_(std::move(config)) {}
 
-  const tf::DataTypeVector& output_dtypes() const override { return config_.output_types; }
-  const std::vector<tf::PartialTensorShape>& output_shapes() const override {
-    return config_.output_shapes;
-  }
   std::string DebugString() const override { return "GmetaGroupBatchDatasetOp::Dataset"; }
-  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
-    inputs->clear();
-    return tf::OkStatus();
-  }
-  // Counters are written and never read: what the dataset yields depends on its inputs alone.
-  Status CheckExternalState() const override { return tf::OkStatus(); }
 
   std::unique_ptr<tf::data::IteratorBase> MakeIteratorInternal(
       const std::string& prefix) const override {

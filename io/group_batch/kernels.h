@@ -180,6 +180,29 @@ struct DatasetColumns {
   }
 };
 
+// A dataset without inputs, whose elements follow from its configuration alone.
+class SourceDataset : public DatasetBase {
+ public:
+  SourceDataset(tf::OpKernelContext* ctx, tf::DataTypeVector types,
+                std::vector<tf::PartialTensorShape> shapes)
+      : DatasetBase(tf::data::DatasetContext(ctx)),
+        types_(std::move(types)),
+        shapes_(std::move(shapes)) {}
+
+  const tf::DataTypeVector& output_dtypes() const override { return types_; }
+  const std::vector<tf::PartialTensorShape>& output_shapes() const override { return shapes_; }
+  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
+    inputs->clear();
+    return tf::OkStatus();
+  }
+  // Counters are written and never read.
+  Status CheckExternalState() const override { return tf::OkStatus(); }
+
+ private:
+  const tf::DataTypeVector types_;
+  const std::vector<tf::PartialTensorShape> shapes_;
+};
+
 // Neighbouring rows of column buffers.
 struct RowRange {
   const std::vector<ColumnBuffer>* columns = nullptr;

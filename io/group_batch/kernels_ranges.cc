@@ -88,25 +88,15 @@ struct Config {
   }
 };
 
-class Dataset : public DatasetBase {
+class Dataset : public SourceDataset {
  public:
   Dataset(tf::OpKernelContext* ctx, Config config)
-      : DatasetBase(tf::data::DatasetContext(ctx)), config_(std::move(config)) {}
+      : SourceDataset(ctx, config.output_types, config.output_shapes), config_(std::move(config)) {}
 
-  const tf::DataTypeVector& output_dtypes() const override { return config_.output_types; }
-  const std::vector<tf::PartialTensorShape>& output_shapes() const override {
-    return config_.output_shapes;
-  }
   std::string DebugString() const override { return "GmetaGroupRangesDatasetOp::Dataset"; }
   int64_t CardinalityInternal(tf::data::CardinalityOptions options) const override {
     return config_.steps >= 0 ? config_.steps - config_.first_step : tf::data::kUnknownCardinality;
   }
-  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
-    inputs->clear();
-    return tf::OkStatus();
-  }
-  // Counters are written and never read: what the dataset yields depends on its inputs alone.
-  Status CheckExternalState() const override { return tf::OkStatus(); }
 
   std::unique_ptr<tf::data::IteratorBase> MakeIteratorInternal(
       const std::string& prefix) const override {

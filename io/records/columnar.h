@@ -35,7 +35,7 @@
 //   Bounds       Every length is compared with what is left of the payload before it is believed.
 //                A row costs at least a byte, by the stand-in too, and so does a value, so no
 //                record makes the parser allocate more than sixteen times its size for a column,
-//                whatever it claims.
+//                whatever it claims; of a compressed one, that of what its frame can hold.
 //   Codec        zstd, asked for when writing, makes ids and times smaller still; reading takes
 //                five times as long then. A record that it doesn't make smaller is stored plainly.
 //                Compressing each record by itself keeps a file one that can be entered at any
