@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gmeta import io as io
     from gmeta import layers as layers
     from gmeta import meta as meta
+    from gmeta import metrics as metrics
     from gmeta import models as models
     from gmeta import ops as ops
     from gmeta import preprocess as preprocess
@@ -32,6 +33,7 @@ __all__ = [
     "io",
     "layers",
     "meta",
+    "metrics",
     "models",
     "ops",
     "preprocess",
