@@ -1,11 +1,11 @@
 """Readers: what preprocessing wrote, as ``tf.data`` datasets.
 
-`tasks` gives task batches for meta-learning, `groups` the groups under it, `group_batch` those of files that
-have no index; `epoch_plan` says what is left of an epoch, `ReaderStats` what was read, skipped and bad;
-`ReadingTime` whether training waits for its data; `data_errors` and `as_data_error` turn TensorFlow's errors
-into one line. `balance_over_ranks` and `balanced_elements` deal groups out anew, so that all ranks have
-equally much to do. `join_features` adds features that a `FeatureSource` has: in memory, in RocksDB or in
-HBase.
+`tasks` gives task batches for meta-learning, whose query rows `After` and `Flag` may name; `groups` the
+groups under it, `group_batch` those of files that have no index; `epoch_plan` says what is left of an epoch,
+`ReaderStats` what was read, skipped and bad; `ReadingTime` whether training waits for its data; `data_errors`
+and `as_data_error` turn TensorFlow's errors into one line. `balance_over_ranks` and `balanced_elements` deal
+groups out anew, so that all ranks have equally much to do. `join_features` adds features that a
+`FeatureSource` has: in memory, in RocksDB or in HBase.
 """
 
 from gmeta.io.epoch_plan import EpochPlan as EpochPlan
@@ -22,6 +22,8 @@ from gmeta.io.group_batch import group_batch as group_batch
 from gmeta.io.groups import Balance as Balance
 from gmeta.io.groups import epoch_plan as epoch_plan
 from gmeta.io.groups import groups as groups
+from gmeta.io.query_rule import After as After
+from gmeta.io.query_rule import Flag as Flag
 from gmeta.io.rank_balancing import balance_over_ranks as balance_over_ranks
 from gmeta.io.rank_balancing import balanced_elements as balanced_elements
 from gmeta.io.reader_stats import ReaderCounts as ReaderCounts

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from gmeta.core.errors import DataError
 
 # The native reader marks its line (ToStatus in io/group_batch/kernels.cc); TensorFlow appends the node and
-# the op, on the same line or the next.
-_LINE = re.compile(r"gmeta: (?P<line>[^\n]*?)(?=\s*(?:\[\[\{\{node|\[Op:|\n|$))")
+# the op, on the same line or the next. `tf.debugging.Assert` escapes the line, its end included.
+_LINE = re.compile(r"gmeta: (?P<line>[^\n]*?)(?=\s*(?:\\n|\[\[\{\{node|\[Op:|\n|$))")
 _PARTS = re.compile(r"(?P<path>.*?)(?: at byte (?P<offset>\d+))?: (?P<message>.*?)(?:; (?P<advice>[^;]*))?$")
 _CARDINALITY = re.compile(
     r"Input dataset was expected to contain (\d+) elements but contained (only|at least) (\d+)"
@@ -37,7 +37,8 @@ def as_data_error(error: BaseException) -> DataError | None:
     """
     text = str(getattr(error, "message", error))
     if found := _LINE.search(text):
-        if parts := _PARTS.match(found["line"]):
+        line = _unescaped(found["line"]) if text.startswith("\\n", found.end()) else found["line"]
+        if parts := _PARTS.match(line):
             offset = parts["offset"]
             return DataError(
                 parts["message"],
@@ -45,7 +46,7 @@ def as_data_error(error: BaseException) -> DataError | None:
                 offset=None if offset is None else int(offset),
                 advice=parts["advice"],
             )
-        return DataError(found["line"])
+        return DataError(line)
     if found := _CARDINALITY.search(text):
         held = "fewer" if found[2] == "only" else "more"
         return DataError(
@@ -53,6 +54,15 @@ def as_data_error(error: BaseException) -> DataError | None:
             advice="prepare the data again with `gmeta prepare`",
         )
     return None
+
+
+def _unescaped(line: str) -> str:
+    """A line without C's escapes: of quotes, and of bytes in octal."""
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        return bytes([int(found[1], 8)]) if found[1].isdigit() else found[1]
+
+    return re.sub(rb"\\([0-3][0-7]{2}|.)", byte, line.encode()).decode(errors="replace")
 
 
 @contextmanager

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gmeta.core.native import library_path, load_op_library
+
+_UNSPLIT = "one_sided"
+_MESSAGES = 100  # that are kept, as in the native counters
 
 
 @functools.cache
@@ -50,7 +56,8 @@ class ReaderCounts:
       bad: Reason -> how often it was met; only reasons that were. Of records: ``truncated``, ``length_crc``,
         ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
         ``not_columnar``, ``newer_layout``, ``wrong_key``. Of files: ``empty_file``, ``open``, ``read``.
-        Of groups: ``not_contiguous``, ``too_small``, ``index_mismatch``; of a shard's index: ``bad_index``.
+        Of groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, which has support
+        rows or query rows alone (`gmeta.io.tasks`); of a shard's index: ``bad_index``.
       messages: The first hundred of them, each "FILE at byte OFFSET: what; what to do".
     """
 
@@ -78,6 +85,8 @@ class ReaderStats:
 
     def __init__(self) -> None:
         self._id: int = _library().gmeta_reader_stats_new()
+        self._lock = threading.Lock()
+        self._unsplit = ReaderCounts()
         self._finalizer = weakref.finalize(self, _library().gmeta_reader_stats_free, self._id)
 
     @property
@@ -96,14 +105,44 @@ class ReaderStats:
                 break
             size = wanted
         records, groups, skipped, *bad = counts
+        reasons = {reason: count for reason, count in zip(_reasons(), bad, strict=True) if count}
+        messages = tuple(text.raw[:wanted].decode(errors="replace").splitlines())
+        with self._lock:
+            later = self._unsplit
         return ReaderCounts(
-            records,
-            groups,
-            skipped,
-            {reason: count for reason, count in zip(_reasons(), bad, strict=True) if count},
-            tuple(text.raw[:wanted].decode(errors="replace").splitlines()),
+            records - later.records,
+            groups - later.groups,
+            skipped + later.records,
+            {**reasons, **later.bad},
+            (*messages, *later.messages)[:_MESSAGES],
         )
+
+    def leave_out(self, records: Iterable[int], messages: Iterable[bytes]) -> np.int64:
+        """Count groups as bad that were handed out as sound, and turned out to have no support or query rows.
+
+        Args:
+          records: How many records each of them has.
+          messages: A line about each, in UTF-8.
+
+        Returns:
+          How many groups these are.
+        """
+        sizes = [int(size) for size in records]
+        if not sizes:
+            return np.int64(0)
+        lines = tuple(text.decode(errors="replace").removeprefix("gmeta: ") for text in messages)
+        with self._lock:
+            was = self._unsplit
+            self._unsplit = ReaderCounts(
+                was.records + sum(sizes),
+                was.groups + len(sizes),
+                bad={_UNSPLIT: was.bad.get(_UNSPLIT, 0) + len(sizes)},
+                messages=(*was.messages, *lines)[:_MESSAGES],
+            )
+        return np.int64(len(sizes))
 
     def reset(self) -> None:
         """Set everything to zero."""
         _library().gmeta_reader_stats_reset(self._id)
+        with self._lock:
+            self._unsplit = ReaderCounts()

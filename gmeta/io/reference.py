@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from gmeta.core.group_index import Layout
 from gmeta.core.schema import Schema
 from gmeta.io import columnar_reference
+from gmeta.io.query_rule import After, Flag
 
 Row = dict[str, list[Any]]
 _Item = TypeVar("_Item")
@@ -120,26 +121,76 @@ def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
     return order
 
 
-def task_batch(chosen: Sequence[list[Row]], schema: Schema, label: str, query: int) -> dict[str, Any]:
-    """An element of `gmeta.io.tasks` from its groups, as nested lists; features of every column."""
-    flat = [row for group in chosen for row in group]
-    starts = np.cumsum([0, *map(len, chosen)])[:-1].tolist()
-    support = [list(range(start, start + len(g) - query)) for start, g in zip(starts, chosen, strict=True)]
-    latest = [
-        list(range(start + len(g) - query, start + len(g))) for start, g in zip(starts, chosen, strict=True)
-    ]
-    longest = max(map(len, support))
+def query_count(query: int | float, rows: int) -> int:
+    """How many of a task's rows are query rows: so many, or the nearest to a share, with one left a side."""
+    return query if isinstance(query, int) else min(max(math.floor(query * rows + 0.5), 1), rows - 1)
 
-    def padded(index: list[list[int]], length: int) -> dict[str, Any]:
+
+def drawn_order(rows: int, task: int, batch: int, seeds: Sequence[int]) -> list[int]:
+    """A task's rows as ``rows="random"`` orders them: by a hash of (seeds, task, batch, row), as int64."""
+
+    def place(row: int) -> int:
+        state = 0
+        for value in (*seeds, task, batch, row):
+            state = _mix(state ^ (value & _WORD))
+        return state - ((state >> 63) << 64)
+
+    return sorted(range(rows), key=place)
+
+
+def task_batch(
+    chosen: Sequence[list[Row]],
+    schema: Schema,
+    label: str | Sequence[str],
+    query: int | float | After | Flag,
+    *,
+    support: int | None = None,
+    seeds: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """An element of `gmeta.io.tasks` from its groups, as nested lists; features of every column.
+
+    Args:
+      chosen: The element's groups.
+      schema: Their columns.
+      label: One column, or several.
+      query: As in `gmeta.io.tasks`.
+      support: As there.
+      seeds: What rows are drawn by: (seed, epoch) with ``resample``, (seed,) with ``rows="random"``.
+    """
+    flat = [row for group in chosen for row in group]
+    sides: tuple[list[list[int]], list[list[int]]] = ([], [])
+    start = 0
+    for group in chosen:
+        places = list(range(len(group)))
+        if isinstance(query, After | Flag):
+            values = [row[query.column][0] for row in group]
+            after = [v >= query.time if isinstance(query, After) else v != 0 for v in values]
+            count = sum(after)
+            places.sort(key=lambda place, after=after: after[place])  # type: ignore[misc]
+        else:
+            count = query_count(query, len(group))
+            if seeds is not None:
+                key = group[0][schema.task][0], group[0][schema.batch][0]
+                places = drawn_order(len(group), *key, seeds)
+        before = [start + place for place in places[: len(group) - count]]
+        sides[0].append(before if support is None else before[-support:])
+        sides[1].append([start + place for place in places[len(group) - count :]])
+        start += len(group)
+
+    def padded(index: list[list[int]]) -> dict[str, Any]:
+        length = max(map(len, index))
         return {
             "index": [line + [0] * (length - len(line)) for line in index],
             "mask": [[1.0] * len(line) + [0.0] * (length - len(line)) for line in index],
         }
 
+    def labels(row: Row) -> Any:
+        return float(row[label][0]) if isinstance(label, str) else [float(row[name][0]) for name in label]
+
     return {
         "features": {c.name: [row[c.name] if c.is_list else row[c.name][0] for row in flat] for c in schema},
-        "label": [float(row[label][0]) for row in flat],
+        "label": [labels(row) for row in flat],
         "task": [group[0][schema.task][0] for group in chosen],
-        "support": padded(support, longest),
-        "query": padded(latest, query),
+        "support": padded(sides[0]),
+        "query": padded(sides[1]),
     }

@@ -10,9 +10,12 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Schema
+from gmeta.io.query_rule import After, Flag, Query, query_rows
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.row_order import drawn, marked_last
+from gmeta.io.unsplit_tasks import left_out, refused
 
 Rows = Literal["latest", "random"]
-_ODD = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
@@ -20,32 +23,54 @@ class TaskSplit:
     """A function from an element of `gmeta.io.groups` to one of `gmeta.io.tasks`, which describes its fields.
 
     Raises:
-      ConfigError: ``rows`` is another word than these.
+      ConfigError: ``rows`` is another word than these, or contradicts ``query`` or ``resample``.
     """
 
+    path: str
     schema: Schema
     features: Sequence[str]
-    label: str
+    label: str | Sequence[str]
     weight: str | None
-    query: int
+    query: Query
     support: int | None
-    rows: Rows
+    rows: Rows | None
+    resample: bool
     pad_value: int | None
     seed: int
+    skip: bool
+    stats: ReaderStats | None
 
     def __post_init__(self) -> None:
-        if self.rows not in get_args(Rows):
+        if self.rows not in (None, *get_args(Rows)):
             raise ConfigError(f"tasks: rows must be one of {', '.join(get_args(Rows))}, got {self.rows!r}")
+        if self.rows == "latest" and self.resample:
+            raise ConfigError("tasks: resample=True draws rows anew each epoch: leave out rows='latest'")
+        if isinstance(self.query, After | Flag) and self._random:
+            raise ConfigError(
+                f"tasks: query={self.query} says which rows are drawn: leave out rows and resample"
+            )
+
+    @property
+    def _random(self) -> bool:
+        return self.resample or self.rows == "random"
 
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
         """The task batch."""
-        columns, splits = element["columns"], element["row_splits"]
-        starts, lengths = splits[:-1], splits[1:] - splits[:-1]
+        lengths = _lengths(element)
+        queries, chosen = query_rows(self.query, element["columns"], lengths)
+        if chosen is not None:
+            sound = (queries > 0) & (queries < lengths)
+            if self.skip:
+                element, chosen = left_out(element, chosen, sound, queries, self.stats, self._about)
+                lengths, queries = _lengths(element), tf.boolean_mask(queries, sound)
+            else:
+                element = refused(element, sound, queries, self._about)
+        order = self._order(element, lengths, chosen)
+        columns, starts = element["columns"], element["row_splits"][:-1]
         if self.schema.task in self.features:
             columns = {**columns, self.schema.task: tf.repeat(element["task"], lengths)}
-        before_query = lengths - self.query
+        before_query = lengths - queries
         support = before_query if self.support is None else tf.minimum(before_query, self.support)
-        order = _order(element, lengths, self.seed) if self.rows == "random" else None
         weights = None if self.weight is None else columns[self.weight]
 
         def part(start: tf.Tensor, length: tf.Tensor, longest: Any) -> dict[str, tf.Tensor]:
@@ -56,15 +81,33 @@ class TaskSplit:
             mask = tf.cast(real, tf.float32)
             return {"index": index, "mask": mask if weights is None else mask * _at(weights, index)}
 
-        longest = tf.reduce_max(tf.concat([support, [1]], axis=0))  # 1 where there is no task
-        queries = tf.fill(tf.shape(support), tf.constant(self.query, tf.int64))
+        most = self.query if isinstance(self.query, int) else _longest(queries)
         return {
             "features": {name: self._feature(columns[name]) for name in self.features},
-            "label": tf.cast(columns[self.label], tf.float32),
+            "label": self._label(columns),
             "task": element["task"],
-            "support": part(starts + before_query - support, support, longest),
-            "query": part(starts + before_query, queries, self.query),
+            "support": part(starts + before_query - support, support, _longest(support)),
+            "query": part(starts + before_query, queries, most),
         }
+
+    @property
+    def _about(self) -> tuple[str, str]:
+        """Where a task that can't be split is, and by what."""
+        return self.path, str(self.query)
+
+    def _order(self, element: dict[str, Any], lengths: tf.Tensor, chosen: Any) -> Any:
+        """The rows, support before query in each task; None: as they stand."""
+        if chosen is not None:
+            return marked_last(chosen, lengths)
+        if not self._random:
+            return None
+        seed = tf.constant(self.seed, tf.int64)
+        return drawn(element, lengths, [seed, element["epoch"]] if self.resample else [seed])
+
+    def _label(self, columns: dict[str, Any]) -> tf.Tensor:
+        if isinstance(self.label, str):
+            return tf.cast(columns[self.label], tf.float32)
+        return tf.stack([tf.cast(columns[name], tf.float32) for name in self.label], axis=1)
 
     def _feature(self, values: Any) -> Any:
         if self.pad_value is None or not isinstance(values, tf.RaggedTensor):
@@ -72,35 +115,14 @@ class TaskSplit:
         return values.to_tensor(tf.cast(self.pad_value, values.dtype))
 
 
+def _lengths(element: dict[str, Any]) -> tf.Tensor:
+    return element["row_splits"][1:] - element["row_splits"][:-1]
+
+
+def _longest(lengths: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(tf.concat([lengths, [1]], axis=0))  # 1 where there is no task
+
+
 def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """``tf.gather``, of an index that has nothing but padding where there are no values."""
     return tf.gather(tf.concat([values, tf.zeros([1], values.dtype)], axis=0), index)
-
-
-def _order(element: dict[str, Any], lengths: tf.Tensor, seed: int) -> tf.Tensor:
-    """Rows, group by group, in each group in an order drawn for (seed, epoch, task, batch).
-
-    A row's place is that of its hash among its group's: what other groups are in the element has no part in
-    it, so ranks and batch sizes don't either.
-    """
-    group = tf.repeat(tf.range(tf.size(lengths)), lengths)
-    row = tf.range(tf.size(group, tf.int64)) - tf.repeat(element["row_splits"][:-1], lengths)
-    state = tf.zeros_like(row, tf.uint64)
-    for value in (tf.constant(seed, tf.int64), element["epoch"]):
-        state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(tf.zeros_like(row) + value, tf.uint64)))
-    for values in (tf.repeat(element["task"], lengths), tf.repeat(element["batch_id"], lengths), row):
-        state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(values, tf.uint64)))
-    by_hash = tf.argsort(tf.bitcast(state, tf.int64), stable=True)
-    return tf.cast(tf.gather(by_hash, tf.argsort(tf.gather(group, by_hash), stable=True)), tf.int64)
-
-
-def _mix(x: tf.Tensor) -> tf.Tensor:
-    """splitmix64's finaliser."""
-    x = x + tf.constant(_ODD, tf.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = _xor_shifted(x, shift) * tf.constant(factor, tf.uint64)
-    return _xor_shifted(x, 31)
-
-
-def _xor_shifted(x: tf.Tensor, places: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(places, tf.uint64)))

@@ -13,6 +13,7 @@ from gmeta.core.schema import Schema
 from gmeta.io.epoch_plan import EpochPlan
 from gmeta.io.groups import groups, settled
 from gmeta.io.prepared import open_split
+from gmeta.io.query_rule import After, Flag, Query, checked, least_rows
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.reading_position import ReadingPosition
 from gmeta.io.task_split import Rows, TaskSplit
@@ -22,10 +23,11 @@ def tasks(
     path: str | os.PathLike[str],
     *,
     tasks_per_batch: int = 32,
-    query: int = 10,
+    query: Query = 10,
     support: int | None = None,
-    rows: Rows = "latest",
-    label: str = "rating",
+    rows: Rows | None = None,
+    resample: bool = False,
+    label: str | Sequence[str] = "rating",
     weight: str | None = None,
     features: Sequence[str] | None = None,
     pad_value: int | None = None,
@@ -45,8 +47,10 @@ def tasks(
 ) -> tf.data.Dataset:
     """Task batches of one split of a prepared data set; each iteration is one epoch.
 
-    A task is one group of records. Its last ``query`` rows, which are its latest, are the query set, the rows
-    before them the support set; or both are drawn anew in each epoch.
+    A task is one group of records: all rows of a user, an item, an advertiser, a scenario, of whatever column
+    `gmeta prepare --task` named. ``query`` says how many of its rows, or which, are the query set; the others
+    are the support set. Where it gives a number, ``rows`` and ``resample`` say which ones: the latest, ones
+    drawn once, or ones drawn anew in each epoch.
 
     An epoch's order is a pure function of (``seed``, epoch number), and ranks read contiguous ranges of it
     (`gmeta.io.groups`). The number is counted by the dataset: the first iteration is epoch ``first_epoch``,
@@ -58,14 +62,25 @@ def tasks(
       path: ``"<folder>/<split>"``, such as ``"data/warm"``: the folder that `gmeta prepare` wrote and one of
         the splits in its manifest.
       tasks_per_batch: Tasks ``T`` in an element; the last element of a rank's range may hold fewer.
-      query: Rows ``Q`` of each task's query set. A task needs one row more, or it is too small to split.
-      support: The most rows of a support set. None: all that aren't the query's.
+      query: The query set of each task; all its other rows are support rows.
+
+        - an int: so many rows;
+        - a float above 0 and below 1: that share of the task's n rows, ``floor(query * n + 1/2)``, but at
+          least one and at most n - 1;
+        - ``After("timestamp", t)``: the rows whose column is at least ``t``;
+        - ``Flag("is_query")``: the rows whose column isn't 0.
+
+        A task needs a row on each side, or it is too small to split.
+      support: The most rows of a support set, of which the last ones stay. None: all that aren't the query's.
       rows: ``"latest"``: the query set is the task's last rows, the support set those before it.
-        ``"random"``: each epoch draws both anew, a pure function of (seed, epoch, task, batch).
-      label: The column to predict; cast to float32.
+        ``"random"``: both are drawn. None: ``"random"`` with ``resample``, ``"latest"`` without. `After` and
+        `Flag` name the rows themselves; support and query keep the task's order then.
+      resample: Draw anew in each epoch, a pure function of (seed, epoch, task, batch). False: rows that are
+        drawn are the same in each epoch, a pure function of (seed, task, batch).
+      label: The column to predict, or several of them; cast to float32.
       weight: A column of float32 to weigh rows by: it stands in the masks in place of ones.
-      features: The columns to hand on, the task's column among them if you like. None: all int64 columns but
-        the task, the batch, ``timestamp`` and the label.
+      features: The columns to hand on, of int64 or float32, the task's column among them if you like. None:
+        all int64 columns but the task, the batch, ``timestamp``, the labels and what ``query`` names.
       pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
         list of the element.
       shuffle: Whether the order changes with the epoch, or is the shards'.
@@ -88,16 +103,16 @@ def tasks(
         group less, a last element may hold no task. The data set says in its options that it is sharded
         (auto-sharding OFF), and `fit` shards it no further.
       threads: Threads that parse. None: as many as there are cores, at most 4.
-      on_bad: ``"raise"`` or ``"skip"``, as for `gmeta.io.groups`; a task that is too small to split is bad
-        too. A skipped task leaves its element smaller.
+      on_bad: ``"raise"`` or ``"skip"``, as for `gmeta.io.groups`; a task that is too small to split, or has
+        no row on one side, is bad too. A skipped task leaves its element smaller.
       stats: Counters to count into; they name what was skipped.
 
     Returns:
-      A dataset. An element is a dict, with ``N`` rows in its ``T`` tasks and ``S`` the longest support set
-      among them::
+      A dataset. An element is a dict, with ``N`` rows in its ``T`` tasks, ``S`` the longest support set among
+      them and ``Q`` the longest query set::
 
         {"features": {name: (N,) tensor, or RaggedTensor (N, None) for a list column},
-         "label": (N,) float32, "task": (T,) int64,
+         "label": (N,) float32, or (N, labels) where ``label`` is a sequence, "task": (T,) int64,
          "support": {"index": (T, S) int64, "mask": (T, S) float32},
          "query": {"index": (T, Q) int64, "mask": (T, Q) float32}}
 
@@ -113,23 +128,29 @@ def tasks(
     Example:
       >>> warm = tasks("data/warm", tasks_per_batch=32, query=10)
       >>> model.fit(warm, epochs=20)
+      >>> resampled = tasks("data/warm", query=0.2, resample=True)  # a fifth of each task, anew each epoch
     """
-    if tasks_per_batch < 1 or query < 1 or (support is not None and support < 1):
+    if tasks_per_batch < 1 or (support is not None and support < 1):
         raise ConfigError(
-            f"tasks: tasks_per_batch={tasks_per_batch}, query={query} and support={support} must be at least "
-            "1"
+            f"tasks: tasks_per_batch={tasks_per_batch} and support={support} must be at least 1"
         )
     schema = open_split(path, on_bad).schema
+    query = checked(query, schema)
+    label = _label(schema, label)
     split = TaskSplit(
+        path=os.fspath(path),
         schema=schema,
-        features=_features(schema, features, label),
+        features=_features(schema, features, label, query),
         label=label,
         weight=_weight(schema, weight),
         query=query,
         support=support,
         rows=rows,
+        resample=resample,
         pad_value=pad_value,
         seed=seed,
+        skip=on_bad == "skip",
+        stats=stats,
     )
     elements = groups(
         path,
@@ -144,7 +165,7 @@ def tasks(
         resume=resume,
         passed=passed,
         shard=shard,
-        min_rows=query + 1,
+        min_rows=least_rows(query),
         threads=threads,
         on_bad=on_bad,
         stats=stats,
@@ -154,11 +175,25 @@ def tasks(
     return settled(batches if position is None else position.counted(batches))
 
 
-def _features(schema: Schema, features: Sequence[str] | None, label: str) -> list[str]:
-    if schema[label].is_list or label in (schema.task, schema.batch):
-        raise ConfigError(f"tasks: label={label!r} must be a column of one value a record, and not the key's")
+def _label(schema: Schema, label: str | Sequence[str]) -> str | tuple[str, ...]:
+    names = (label,) if isinstance(label, str) else tuple(label)
+    for name in names:
+        if schema[name].is_list or name in (schema.task, schema.batch):
+            raise ConfigError(
+                f"tasks: label={name!r} must be a column of one value a record, and not the key's"
+            )
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"tasks: label must name a column, or several, each once; got {list(names)}")
+    return label if isinstance(label, str) else names
+
+
+def _features(
+    schema: Schema, features: Sequence[str] | None, label: str | Sequence[str], query: Query
+) -> list[str]:
     if features is None:
-        kept_back = (schema.task, schema.batch, "timestamp", label)
+        labels = (label,) if isinstance(label, str) else label
+        asked = (query.column,) if isinstance(query, After | Flag) else ()
+        kept_back = (schema.task, schema.batch, "timestamp", *labels, *asked)
         return [c.name for c in schema if c.dtype == "int64" and c.name not in kept_back]
     for name in features:
         if schema[name].name == schema.batch:

@@ -97,7 +97,7 @@ def test_or_each_worker_reads_all(prepared, target):
 
 def test_another_process_reads_tasks(prepared):
     batches = tasks(
-        prepared, tasks_per_batch=3, query=1, rows="random", count_epochs=False, pieces=4, shard=(0, 1)
+        prepared, tasks_per_batch=3, query=1, resample=True, count_epochs=False, pieces=4, shard=(0, 1)
     )
     here = {tuple(b["task"].numpy()): b["label"].numpy().tolist() for b in batches}
     with other_process() as target:

@@ -15,8 +15,9 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest, Split
-from gmeta.io import ReaderStats, as_data_error, data_errors, reference, tasks
+from gmeta.io import After, Flag, ReaderStats, as_data_error, data_errors, reference, tasks
 from gmeta.testing.grouped_data import SCHEMA, record_offsets, write_folder
+from gmeta.testing.task_batches import plain, rows_by_task
 
 ALL = ["item", "task", "genre", "timestamp", "rating", "weights"]
 
@@ -33,13 +34,6 @@ def copy(prepared, tmp_path):
     """The same, to be spoilt."""
     shutil.copytree(prepared.parent, tmp_path / "data")
     return tmp_path / "data" / prepared.name
-
-
-def plain(element):
-    """An element as nested lists."""
-    if isinstance(element, dict):
-        return {name: plain(value) for name, value in element.items()}
-    return element.to_list() if isinstance(element, tf.RaggedTensor) else element.numpy().tolist()
 
 
 def order(dataset):
@@ -226,7 +220,7 @@ def test_a_manifest_of_another_number_of_groups(copy):
     ("options", "says"),
     [
         ({"tasks_per_batch": 0}, "tasks_per_batch=0"),
-        ({"query": 0}, "query=0"),
+        ({"query": 0}, "query=0 must be"),
         ({"first_epoch": -1}, "first_epoch=-1"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
         ({"label": "stars"}, "no column 'stars'"),
@@ -237,6 +231,17 @@ def test_a_manifest_of_another_number_of_groups(copy):
         ({"on_bad": "ignore"}, "on_bad"),
         ({"support": 0}, "support=0"),
         ({"rows": "first"}, "rows must be one of latest, random, got 'first'"),
+        ({"rows": "latest", "resample": True}, "leave out rows='latest'"),
+        ({"query": True}, "query=True must be"),
+        ({"query": 1.0}, "query=1.0 must be"),
+        ({"query": After("genre", 3)}, "a column of one value a record"),
+        ({"query": After("timestamp", float("nan"))}, "finite"),
+        ({"query": Flag("rating")}, "an int64 column of one value a record"),
+        ({"query": Flag("task")}, "no key"),
+        ({"query": Flag("timestamp"), "resample": True}, "says which rows are drawn"),
+        ({"label": []}, "label must name a column"),
+        ({"label": ["rating", "rating"]}, "each once"),
+        ({"label": ["rating", "genre"]}, "label='genre'"),
     ],
 )
 def test_arguments_that_make_no_sense(prepared, options, says):
@@ -288,52 +293,6 @@ def test_ranks_of_several_shares_have_the_tasks_of_all_in_one_element(prepared, 
             assert [batch[name] for batch in batches] == [[*itertools.chain(*step)] for step in steps]
         assert int(dataset.cardinality()) == len(batches)
         assert len(list(tasks(prepared, on_bad="skip", **options))) == len(batches)
-
-
-def rows_by_task(batch, part):
-    times, index = batch["features"]["timestamp"].numpy(), batch[part]["index"].numpy()
-    mask = batch[part]["mask"].numpy() > 0
-    return {
-        task: [times[i] for i in row[real]]
-        for task, row, real in zip(batch["task"].numpy().tolist(), index, mask, strict=True)
-    }
-
-
-def test_random_rows_are_drawn_anew_each_epoch_and_alike_on_every_rank(prepared):
-    def drawn(epoch, **options):
-        found = {"support": {}, "query": {}}
-        dataset = tasks(
-            prepared, query=3, rows="random", features=["timestamp"], seed=6, first_epoch=epoch, **options
-        )
-        for batch in dataset:
-            for part, rows in found.items():
-                rows.update(rows_by_task(batch, part))
-        return found
-
-    latest = {"support": {}, "query": {}}
-    for batch in tasks(prepared, query=3, features=["timestamp"]):
-        for part, rows in latest.items():
-            rows.update(rows_by_task(batch, part))
-    first, second = drawn(0), drawn(1)
-    assert first != second
-    assert first != latest
-    for found in (first, second):
-        for task, rows in latest["support"].items():
-            everything = sorted(rows + latest["query"][task])
-            assert sorted(found["support"][task] + found["query"][task]) == everything
-    assert first == drawn(0, tasks_per_batch=3)
-    ranks = [drawn(0, shard=(rank, 2)) for rank in range(2)]
-    assert first == {part: {**ranks[0][part], **ranks[1][part]} for part in first}
-
-
-def test_random_rows_are_uniform(tmp_path):
-    path, counts = write_folder(tmp_path, [9] * 600), np.zeros(9)
-    options = {"query": 1, "features": ["timestamp"], "shuffle": False, "tasks_per_batch": 600}
-    [latest], [drawn] = tasks(path, **options), tasks(path, rows="random", **options)
-    before, after = rows_by_task(latest, "support"), rows_by_task(latest, "query")
-    for task, [query] in rows_by_task(drawn, "query").items():
-        counts[[*before[task], *after[task]].index(query)] += 1
-    assert ((counts - 600 / 9) ** 2 / (600 / 9)).sum() < 26.1  # one in a thousand, 8 degrees
 
 
 def test_supports_are_bounded_by_their_latest_rows(prepared):

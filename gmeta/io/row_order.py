@@ -1,0 +1,56 @@
+"""Orders of the rows inside each task, all tasks of an element at once.
+
+A row's place among its task's is decided by the task alone: what other tasks are in the element has no part
+in it, so ranks and batch sizes don't either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_ODD = 0x9E3779B97F4A7C15
+
+
+def marked_last(marked: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Rows, task by task, in each task those that aren't ``marked`` (rows,) before those that are."""
+    task = tf.repeat(tf.range(tf.size(lengths, tf.int64)), lengths)
+    return tf.cast(tf.argsort(2 * task + tf.cast(marked, tf.int64), stable=True), tf.int64)
+
+
+def drawn(element: dict[str, Any], lengths: tf.Tensor, seeds: Sequence[Any]) -> tf.Tensor:
+    """Rows, task by task, in each task in an order drawn for (``seeds``, task, batch).
+
+    A row's place is that of its hash among its task's.
+
+    Args:
+      element: Of `gmeta.io.groups`.
+      lengths: (T,) int64 rows of each task.
+      seeds: int64 scalars.
+
+    Returns:
+      (rows,) int64.
+    """
+    group = tf.repeat(tf.range(tf.size(lengths)), lengths)
+    row = tf.range(tf.size(group, tf.int64)) - tf.repeat(element["row_splits"][:-1], lengths)
+    state = tf.zeros_like(row, tf.uint64)
+    for value in seeds:
+        state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(tf.zeros_like(row) + value, tf.uint64)))
+    for values in (tf.repeat(element["task"], lengths), tf.repeat(element["batch_id"], lengths), row):
+        state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(values, tf.uint64)))
+    by_hash = tf.argsort(tf.bitcast(state, tf.int64), stable=True)
+    return tf.cast(tf.gather(by_hash, tf.argsort(tf.gather(group, by_hash), stable=True)), tf.int64)
+
+
+def _mix(x: tf.Tensor) -> tf.Tensor:
+    """splitmix64's finaliser."""
+    x = x + tf.constant(_ODD, tf.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = _xor_shifted(x, shift) * tf.constant(factor, tf.uint64)
+    return _xor_shifted(x, 31)
+
+
+def _xor_shifted(x: tf.Tensor, places: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(places, tf.uint64)))

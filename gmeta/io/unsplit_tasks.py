@@ -1,0 +1,80 @@
+"""Tasks whose rows are all support or all query: refused, or left out and counted.
+
+How many rows a task has is known to the native reader, which treats small ones; which of them a column makes
+query rows is known here alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.io.reader_stats import ReaderStats
+
+About = tuple[str, str]
+"""The split's path, and the rule that makes rows query rows."""
+
+
+def refused(element: dict[str, Any], sound: tf.Tensor, queries: tf.Tensor, about: About) -> dict[str, Any]:
+    """The element, if all of its tasks are ``sound`` (T,).
+
+    Raises:
+      tf.errors.InvalidArgumentError: While iterating; `gmeta.io.as_data_error` makes one line of it.
+    """
+    first = tf.argmin(tf.cast(tf.concat([sound, [False]], axis=0), tf.int32))
+    # An escaped line break ends it, because TensorFlow puts a bracket and the node behind it.
+    message = tf.strings.join([_message(element, queries, about, first), "\n"])
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sound), [message])]):
+        return {**element, "task": tf.identity(element["task"])}
+
+
+def left_out(
+    element: dict[str, Any],
+    chosen: tf.Tensor,
+    sound: tf.Tensor,
+    queries: tf.Tensor,
+    stats: ReaderStats | None,
+    about: About,
+) -> tuple[dict[str, Any], tf.Tensor]:
+    """The element and ``chosen`` (rows,) without the tasks, and their rows, that aren't ``sound`` (T,)."""
+    lengths = element["row_splits"][1:] - element["row_splits"][:-1]
+    rows = tf.repeat(sound, lengths)
+    task = element["task"]
+    if stats is not None:
+        bad = tf.cast(tf.where(~sound)[:, 0], tf.int32)
+        messages = tf.map_fn(
+            lambda place: _message(element, queries, about, place), bad, fn_output_signature=tf.string
+        )
+        counted = tf.numpy_function(stats.leave_out, [tf.gather(lengths, bad), messages], tf.int64)
+        with tf.control_dependencies([counted]):
+            task = tf.identity(task)
+    kept = {
+        **element,
+        "columns": {name: _masked(values, rows) for name, values in element["columns"].items()},
+        "task": tf.boolean_mask(task, sound),
+        "batch_id": tf.boolean_mask(element["batch_id"], sound),
+        "row_splits": tf.concat([[0], tf.cumsum(tf.boolean_mask(lengths, sound))], axis=0),
+    }
+    return kept, tf.boolean_mask(chosen, rows)
+
+
+def _masked(values: Any, rows: tf.Tensor) -> Any:
+    return (tf.ragged.boolean_mask if isinstance(values, tf.RaggedTensor) else tf.boolean_mask)(values, rows)
+
+
+def _message(element: dict[str, Any], queries: tf.Tensor, about: About, place: Any) -> tf.Tensor:
+    """One line about the task at a place of the element; an empty one where there is no such place."""
+    path, rule = about
+
+    def number(values: tf.Tensor) -> tf.Tensor:
+        return tf.strings.as_string(tf.gather(tf.concat([values, [0]], axis=0), place))
+
+    lengths = element["row_splits"][1:] - element["row_splits"][:-1]
+    return tf.strings.join(
+        [
+            *(f"gmeta: {path}: task ", number(element["task"]), ", batch ", number(element["batch_id"])),
+            *(" has ", number(queries), " query rows of ", number(lengths), f" by {rule}"),
+            "; give it a row of either kind, or leave such tasks out with on_bad='skip'",
+        ]
+    )
