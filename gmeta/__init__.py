@@ -14,6 +14,7 @@ from gmeta.core.keras import select_legacy_keras
 select_legacy_keras()
 
 if TYPE_CHECKING:
+    from gmeta import callbacks as callbacks
     from gmeta import core as core
     from gmeta import io as io
     from gmeta import layers as layers
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "callbacks",
     "core",
     "init",
     "io",

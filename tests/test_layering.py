@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "layers": frozenset({"core", "ops"}),
     "models": frozenset({"core", "ops", "layers", "meta", "metrics"}),
     "training": EVERY,
+    "callbacks": EVERY,  # a door: nothing imports it
     "testing": EVERY,  # for tests alone
     "cli": EVERY,  # the way in; nothing imports it
 }

@@ -1,0 +1,31 @@
+"""The Keras callbacks of gmeta, by one door: each is loaded when it is first used.
+
+`StepTimes` measures where a step's time goes, `ShardedCheckpoint` saves and restores models with their
+tables, `LearningRateWarmup` raises the rate of several ranks from that of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gmeta.callbacks.step_times import StepTimes as StepTimes
+    from gmeta.training.sharded_callback import ShardedCheckpoint as ShardedCheckpoint
+    from gmeta.training.warmup import LearningRateWarmup as LearningRateWarmup
+
+_WHERE = {
+    "LearningRateWarmup": "gmeta.training.warmup",
+    "ShardedCheckpoint": "gmeta.training.sharded_callback",
+    "StepTimes": "gmeta.callbacks.step_times",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'gmeta.callbacks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])
