@@ -24,7 +24,8 @@ _DEFAULT = PrepareConfig()
     "--data",
     multiple=True,
     help="CSV, Parquet or JSON lines, with --task or --spec: a file, a folder or a pattern; may be repeated. "
-    "Or a MovieLens folder, with u.data (100K) or ratings.dat (1M).  [default: generate synthetic data]",
+    "Or a MovieLens folder, with u.data (100K), ratings.dat (1M) or ratings.csv.gz (1M with MeLU's split).  "
+    "[default: generate synthetic data]",
 )
 @click.option(
     "--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file that describes columns."

@@ -28,6 +28,9 @@ class PlanConfig:
       shards: TFRecord files a split.
       layout: How rows are encoded.
       codec: What compresses each record, if anything does.
+      partitions: The splits of a source whose rows name their own (`Source.parts`); a task is then one's rows
+        in one of them. Empty: a task's id says its split.
+      partition: The number of the one that is being sorted.
     """
 
     seed: int = 0
@@ -38,6 +41,8 @@ class PlanConfig:
     shards: int = 2
     layout: Layout = DEFAULT_LAYOUT
     codec: Codec | None = None
+    partitions: tuple[str, ...] = ()
+    partition: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,11 @@ def _check(config: PrepareConfig | PlanConfig) -> None:
         raise ConfigError(f"seed must be in 0..2^63-1, got {config.seed}")
     if config.cold_modulus is not None and (config.cold_modulus < 0 or config.cold_modulus == 1):
         raise ConfigError(f"cold_modulus must be at least 2, or 0 for one split, got {config.cold_modulus}")
+    if isinstance(config, PlanConfig) and config.partitions and config.cold_modulus:
+        raise ConfigError(
+            f"cold_modulus={config.cold_modulus} can't split rows that have a split of their own "
+            f"({', '.join(config.partitions)}): leave it out"
+        )
     if least is not None and least < 1:
         raise ConfigError(f"min_rows must be at least 1, got {least}")
     if most is not None and (most < 0 or (most and most < (least or 1))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +64,28 @@ class EngineResult:
             task_sizes=count_sizes(sizes),
         )
 
+    @classmethod
+    def together(cls, parts: Sequence[EngineResult]) -> EngineResult:
+        """The account of partitions that were sorted one after another."""
+        reasons = dict.fromkeys(why for part in parts for why in part.left_out)
+        of_reason = {why: [part.left_out.get(why, (0, 0)) for part in parts] for why in reasons}
+        return cls(
+            shards=parts[0].shards,
+            tasks={split: count for part in parts for split, count in part.tasks.items()},
+            rows_read=sum(part.rows_read for part in parts),
+            left_out={
+                why: (sum(rows for rows, _ in counts), sum(tasks for _, tasks in counts))
+                for why, counts in of_reason.items()
+            },
+            task_sizes=dict(sorted(sum((Counter(part.task_sizes) for part in parts), Counter()).items())),
+        )
+
 
 def kept_tasks(tasks: Ints, sizes: Ints, config: PlanConfig) -> dict[str, int]:
     """Split -> tasks that the selection keeps, of the tasks (T,) of these sizes (T,)."""
     names = plan.splits(config)
+    if config.partitions:
+        return {names[config.partition]: int(plan.selected(sizes, config).sum())}
     counts = np.bincount(plan.split_of(tasks[plan.selected(sizes, config)], config), minlength=len(names))
     return dict(zip(names, counts.tolist(), strict=True))
 

@@ -74,7 +74,7 @@ class GroupSorter:
         self._blocks: list[bytes] = []
         self._keys: list[NDArray[Any]] = []
         self._bytes = 0
-        self.runs = 0
+        self.runs = sum(1 for _ in folder.glob("*.groups"))  # of other partitions
 
     def add(self, cut: Cut) -> None:
         """Encode some batches.

@@ -1,8 +1,8 @@
 """MovieLens folders: which layout one has, its users and items, and where its ratings are.
 
-Two published layouts are told apart by the ratings file: ``u.data`` is MovieLens-100K's, ``ratings.dat``
-MovieLens-1M's. Users and items are small and are read whole into `AttributeTable`; ratings are left as lines
-for an engine to map.
+Three published layouts are told apart by the ratings file: ``u.data`` is MovieLens-100K's, ``ratings.dat``
+MovieLens-1M's, ``ratings.csv.gz`` that of MovieLens-1M with MeLU's split (`melu_records`). Users and items
+are small and are read whole into `AttributeTable`; ratings are left as lines for an engine to map.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gmeta.core.errors import DataError
+from gmeta.preprocess import melu_records
 from gmeta.preprocess.attribute_table import AttributeTable
 from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.melu_records import Cells
 from gmeta.preprocess.movielens_records import (
     GENRES,
     ITEM_COLUMNS,
     USER_COLUMNS,
-    ItemRow,
-    UserRow,
     item_row_1m,
     item_row_100k,
     parse_integer,
@@ -50,7 +51,7 @@ class Layout:
 
     Attributes:
       name: What the edition is called in messages and manifests.
-      ratings: ``user, item, rating, timestamp``, the form that the two editions share but for separators.
+      ratings: ``user, item, rating`` and a timestamp or, with MeLU's split, the partition.
       users: One line a user, its id first.
       items: One line an item, its id first.
       occupations: The file that names the occupations, one a line; None where users carry a code.
@@ -77,7 +78,14 @@ ML_1M = Layout(
     items=FileForm("movies.dat", b"::", 3),
     occupations=None,
 )
-LAYOUTS = (ML_100K, ML_1M)
+ML_1M_MELU = Layout(
+    "ml-1m-melu",
+    ratings=FileForm("ratings.csv.gz", b",", 4),  # user, movie, rating, partition
+    users=FileForm("users.dat", b"::", 5),
+    items=FileForm("movies_extrainfos.dat", b"::", 11),
+    occupations=None,
+)
+LAYOUTS = (ML_100K, ML_1M, ML_1M_MELU)
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,8 @@ class MovieLens:
 
     Attributes:
       layout: Which edition it is.
-      users: Attributes ``gender``, ``age``, ``occupation``, ``area`` by user id.
-      items: Attributes ``year`` and the list ``genre`` by item id.
+      users: Attributes by user id: ``gender``, ``age``, ``occupation``, ``area``.
+      items: Attributes by item id: ``year`` and the list ``genre``.
       users_path: The file that ``users`` was read from, for messages.
       ratings: The ratings file.
       digests: File name -> SHA-256, of every file that was read.
@@ -114,11 +122,10 @@ def detect(folder: Path) -> Layout:
     found = [layout for layout in LAYOUTS if layout.ratings.name in names]
     if len(found) == 1:
         return found[0]
-    sought = " or ".join(f"{layout.ratings.name} ({layout.name})" for layout in LAYOUTS)
+    layouts = [f"{layout.ratings.name} ({layout.name})" for layout in found or LAYOUTS]
     if found:
-        raise DataError(
-            f"holds both {sought.replace(' or ', ' and ')}", path=folder, advice="keep one of them"
-        )
+        raise DataError(f"holds both {' and '.join(layouts)}", path=folder, advice="keep one of them")
+    sought = " or ".join(layouts)
     shown = ", ".join(names[:_MOST_NAMES]) or "nothing"
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     inside = _first_inside(folder, names)
@@ -163,31 +170,49 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
     """
     ratings, users, items = (read(form.name) for form in (layout.ratings, layout.users, layout.items))
     files = [ratings, users, items]
-    user_row: Callable[[Sequence[bytes]], UserRow] = user_row_1m
-    item_row: Callable[[Sequence[bytes]], ItemRow] = item_row_1m
+    names: tuple[Sequence[str], Sequence[str]] = USER_COLUMNS, ITEM_COLUMNS
+    user_row: Callable[[Sequence[bytes]], Cells] = user_row_1m
+    item_row: Callable[[Sequence[bytes]], Cells] = item_row_1m
     if layout.occupations is not None:
         occupation_file = read(layout.occupations)
         files.append(occupation_file)
         occupations = {name: index for index, (_, name) in enumerate(occupation_file.lines())}
         user_row, item_row = (lambda fields: user_row_100k(fields, occupations)), item_row_100k
+    if layout is ML_1M_MELU:
+        names = melu_records.USER_NAMES, melu_records.ITEM_COLUMNS
+        lists = {name: read(f"m_{name}.txt") for name in (*names[0], *melu_records.ITEM_NAMES)}
+        files += lists.values()
+        known = {name: _numbered(file) for name, file in lists.items()}
+        user_row, item_row = (
+            partial(melu_records.user_row, vocabularies=known),
+            partial(melu_records.item_row, vocabularies=known),
+        )
     return MovieLens(
         layout,
-        users=_table(users, layout.users, USER_COLUMNS, user_row, bad),
-        items=_table(items, layout.items, ITEM_COLUMNS, item_row, bad),
+        users=_table(users, layout.users, names[0], user_row, bad),
+        items=_table(items, layout.items, names[1], item_row, bad),
         users_path=users.path,
         ratings=ratings,
         digests={file.path.name: file.sha256 for file in files},
     )
 
 
+def _numbered(file: RawFile) -> dict[bytes, int]:
+    """Line -> its place among the lines; a line that occurs twice has the first one's."""
+    found: dict[bytes, int] = {}
+    for place, (_, line) in enumerate(file.lines()):
+        found.setdefault(line.strip(), place)
+    return found
+
+
 def _table(
     file: RawFile,
     form: FileForm,
     names: Sequence[str],
-    parse_row: Callable[[Sequence[bytes]], tuple[int | tuple[int, ...], ...]],
+    parse_row: Callable[[Sequence[bytes]], Cells],
     bad: BadRecords,
 ) -> AttributeTable:
-    rows: dict[int, tuple[int | tuple[int, ...], ...]] = {}
+    rows: dict[int, Cells] = {}
     lines: dict[int, int] = {}
     for number, line in file.lines():
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.movielens import FileForm, MovieLens
 from gmeta.preprocess.movielens_records import parse_integer, parse_rating, show, split_fields
 from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import NUMBER, Source
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 _INT, _FLOAT = ColumnSpec(dtype="int64", is_list=False), ColumnSpec(dtype="float32", is_list=False)
@@ -94,6 +94,10 @@ class MovieLensSource:
         self.path = folder.ratings.path
         self.rows_read = 0
 
+    def parts(self) -> Sequence[Source]:
+        """Itself."""
+        return (self,)
+
     def digests(self) -> Mapping[str, str]:
         """File name -> SHA-256."""
         return self._folder.digests
@@ -131,7 +135,7 @@ class MovieLensSource:
             **self._folder.users.take(stored["task"]),
             **stored,
         }
-        return {**{name: joined[name] for name in SPEC.columns}, NUMBER: stored["line"]}
+        return {**{name: joined[name] for name in self.spec.columns}, NUMBER: stored["line"]}
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """The line of the ratings file."""

@@ -218,12 +218,19 @@ def batch_of(position: Ints, task_size: Ints, batch_rows: int | None) -> Ints:
 
 
 def splits(config: PlanConfig) -> tuple[str, ...]:
-    """The names of the splits: ``("warm", "cold")``, or ``("train",)`` where no task is held back."""
+    """The names of the splits.
+
+    The source's own; else ``("warm", "cold")``, or ``("train",)`` where no task is held back.
+    """
+    if config.partitions:
+        return config.partitions
     return ("warm", "cold") if config.cold_modulus else ("train",)
 
 
 def split_of(task: Ints, config: PlanConfig) -> Ints:
     """The number of each task's split in `splits`; (N,) int64."""
+    if config.partitions:
+        return np.full(len(task), config.partition, np.int64)
     if not config.cold_modulus:
         return np.zeros(len(task), np.int64)
     return (task % config.cold_modulus == 0).astype(np.int64)

@@ -23,10 +23,11 @@ from gmeta.preprocess.engine import EngineResult
 from gmeta.preprocess.group_sorter import ShardMerger
 from gmeta.preprocess.journal import FILE_NAME as JOURNAL
 from gmeta.preprocess.journal import Journal
-from gmeta.preprocess.movielens import ML_100K
+from gmeta.preprocess.melu_source import MeluSource
+from gmeta.preprocess.movielens import ML_1M_MELU, ML_100K
 from gmeta.preprocess.movielens_source import MovieLensSource
 from gmeta.preprocess.plan import PLAN_VERSION, splits
-from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.progress import PartsProgress, Progress, no_progress
 from gmeta.preprocess.raw_file import RawFile
 from gmeta.preprocess.shard_files import save_manifest, shard_name
 from gmeta.preprocess.source import Named, Source
@@ -71,7 +72,8 @@ def prepare(
 
     Args:
       data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without, a folder in
-        MovieLens-100K's or -1M's layout. None generates a synthetic one, from ``config.seed``.
+        MovieLens-100K's or -1M's layout, or -1M's with MeLU's split. None generates a synthetic one, from
+        ``config.seed``.
       out: The folder to make.
       config: The plan's settings; `PrepareConfig`'s defaults if None.
       on_bad: ``"raise"`` ends the run at the first bad record, ``"skip"`` counts each and leaves it out. A
@@ -156,7 +158,8 @@ def _open(
         raise ConfigError(
             f"{paths[0]}: say which of its columns is the task, with --task COLUMN or --spec FILE"
         )
-    return MovieLensSource(movielens.open_folder(Path(paths[0]), bad))
+    folder = movielens.open_folder(Path(paths[0]), bad)
+    return MeluSource(folder) if folder.layout is ML_1M_MELU else MovieLensSource(folder)
 
 
 def _sort(
@@ -172,12 +175,16 @@ def _sort(
     for name in (_RUNS, _TEMPORARY):
         (staging / name).mkdir()
     connection.execute(f"SET temp_directory = {quoted(str(staging / _TEMPORARY))}")
-    tasks, sizes = duckdb_engine.sort_groups(
-        source, config, bad, progress, connection, staging / _RUNS, memory_limit
-    )
     nothing: dict[str, list[Shard]] = {name: [] for name in splits(config)}
-    result = EngineResult.of(nothing, source, config, tasks, sizes)
-    summarise(staging, source, config, result, bad).save(staging)
+    parts, results = source.parts(), []
+    stages = PartsProgress(progress, len(parts))
+    for number, part in enumerate(parts):
+        own = replace(config, partition=number)
+        tasks, sizes = duckdb_engine.sort_groups(
+            part, own, bad, stages.of(number), connection, staging / _RUNS, memory_limit
+        )
+        results.append(EngineResult.of(nothing, part, own, tasks, sizes))
+    summarise(staging, source, config, EngineResult.together(results), bad).save(staging)
 
 
 def _merge(
@@ -224,7 +231,8 @@ def describe_plan(
         "inputs": dict(inputs),
         "on_bad": on_bad,
         "table": spec.to_json(),
-        **asdict(config),
+        **{name: value for name, value in asdict(config).items() if name not in ("partition", "partitions")},
+        **({"partitions": list(config.partitions)} if config.partitions else {}),
     }
 
 

@@ -20,3 +20,28 @@ class Progress(Protocol):
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
     """Tell nobody."""
+
+
+class PartsProgress:
+    """One progress of parts that go through every stage one after another.
+
+    Args:
+      progress: Is told the sums; a total is known in the last part.
+      parts: How many there are.
+    """
+
+    def __init__(self, progress: Progress, parts: int) -> None:
+        self._progress, self._parts = progress, parts
+        self._before: dict[str, int] = {}
+
+    def of(self, part: int) -> Progress:
+        """What the part of this number is to tell."""
+        before = dict(self._before)
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            through = before.get(stage, 0)
+            self._before[stage] = through + done
+            last = part + 1 == self._parts
+            self._progress(stage, through + done, None if total is None or not last else through + total)
+
+        return tell

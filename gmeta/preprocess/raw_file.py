@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ class RawFile:
 
     Attributes:
       path: Where it was read from.
-      data: Its content.
+      data: Its content; of a ``.gz`` file, what was packed.
     """
 
     path: Path
@@ -31,12 +33,14 @@ class RawFile:
         """Read a file.
 
         Raises:
-          DataError: It can't be read, or holds nothing but blank lines.
+          DataError: It can't be read or unpacked, or holds nothing but blank lines.
         """
         try:
             data = path.read_bytes()
         except OSError as error:
             raise DataError(f"can't read it: {error.strerror}", path=path) from error
+        if path.suffix == ".gz":
+            data = _unpacked(data, path)
         if not data.strip():
             raise DataError("the file is empty", path=path, advice="fetch the data set again")
         return cls(path, data)
@@ -57,3 +61,10 @@ class RawFile:
             stripped = line.rstrip(b"\r\n")
             if stripped:
                 yield number, stripped
+
+
+def _unpacked(data: bytes, path: Path) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"can't unpack it: {error}", path=path, advice="fetch the data set again") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +51,9 @@ class Source(Named, Protocol):
 
     @property
     def rows_read(self) -> int: ...  # noqa: D102
+
+    def parts(self) -> Sequence[Source]:
+        """Sources that are prepared apart, one for each of `PlanConfig.partitions`; itself without any."""
 
     def digests(self) -> Mapping[str, str]:
         """File name -> SHA-256, of every file that is read."""

@@ -64,8 +64,8 @@ class PrepareSummary:
 
     Attributes:
       out: The prepared data set.
-      source: What was read: the name of a table's file or folder, ``"ml-100k"``, ``"ml-1m"`` or
-        ``"synthetic"``.
+      source: What was read: the name of a table's file or folder, ``"ml-100k"``, ``"ml-1m"``,
+        ``"ml-1m-melu"`` or ``"synthetic"``.
       rows_read: Records of all files; lines of text files that aren't blank.
       splits: Split name -> what it holds.
       left_out: What the selection leaves out.

@@ -23,7 +23,7 @@ from gmeta.preprocess.csv_scan import CsvScan
 from gmeta.preprocess.json_scan import JsonScan
 from gmeta.preprocess.normalise import Fault, normalise
 from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import NUMBER, Source
 from gmeta.preprocess.table_files import TableFile, find_files
 from gmeta.preprocess.table_scan import Scan
 from gmeta.preprocess.table_spec import TableSpec
@@ -86,6 +86,10 @@ class TableSource:
             found.set_result({name: f.sha256() for name, f in zip(self._names(), self.files, strict=True)})
         except BaseException as error:
             found.set_exception(error)
+
+    def parts(self) -> Sequence[Source]:
+        """Itself."""
+        return (self,)
 
     def digests(self) -> Mapping[str, str]:
         """File name -> SHA-256; waits for them.

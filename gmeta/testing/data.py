@@ -25,8 +25,8 @@ def golden_maml() -> GoldenMaml:
     return GoldenMaml.load(_find("golden/maml_ml100k.npz"))
 
 
-def movielens_1m_without_timestamps() -> Path:
-    """A MovieLens-1M folder whose ratings carry no timestamps; skips the test where it isn't there."""
+def movielens_1m_of_melu() -> Path:
+    """The folder of MovieLens-1M with MeLU's split; skips the test where it isn't there."""
     return _find("ml-1m/ratings.csv.gz").parent
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from gmeta.core.errors import DataError
 from gmeta.preprocess import prepare
-from gmeta.testing.data import golden_maml, movielens_1m_without_timestamps, movielens_100k
+from gmeta.testing.data import golden_maml, movielens_100k
 from gmeta.testing.records import read_split
 
 pytestmark = pytest.mark.data
@@ -71,10 +70,3 @@ def test_the_item_without_a_date(prepared):
     assert joined["year"].tolist() == [0]
     assert joined["genre"][0].tolist() == [0]
     assert np.count_nonzero(items.columns["year"] == 0) == 1
-
-
-def test_a_folder_without_timestamps_is_refused(tmp_path):
-    with pytest.raises(
-        DataError, match=r"looked for u\.data .* or ratings\.dat .*, found .*ratings\.csv\.gz"
-    ):
-        prepare(movielens_1m_without_timestamps(), tmp_path / "out")
