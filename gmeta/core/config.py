@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import cattrs
 
@@ -31,6 +33,34 @@ def _strict(value: Any, wanted: type) -> Any:
 
 for _type in (int, float, str, bool):
     _converter.register_structure_hook(_type, _strict)
+
+
+def _is_choice(kind: Any) -> bool:
+    """Whether a type is a union of more than a type and None, which cattrs alone can't choose from."""
+    return get_origin(kind) in (Union, UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
+
+
+def _choose(value: Any, union: Any) -> Any:
+    """A text is a word or a name, a list a tuple, and a mapping the first dataclass that has all its keys."""
+    kinds = [kind for kind in get_args(union) if kind is not type(None)]
+    if value is None and type(None) in get_args(union):
+        return None
+    if isinstance(value, Mapping):
+        fitting: list[Any] = [
+            k for k in kinds if is_dataclass(k) and value.keys() <= {f.name for f in fields(k)}
+        ]
+        keys = f"the keys {', '.join(value)}"
+    elif isinstance(value, list | tuple):
+        fitting, keys = [k for k in kinds if get_origin(k) is tuple], "a list"
+    else:
+        fitting = [k for k in kinds if k is type(value)] or [k for k in kinds if get_origin(k) is Literal]
+        keys = repr(value)
+    if not fitting:
+        raise TypeError(f"nothing here takes {keys}")
+    return _converter.structure(value, fitting[0])
+
+
+_converter.register_structure_hook_func(_is_choice, _choose)
 
 
 def from_mapping(cls: type[T], value: Mapping[str, Any], where: str = "config") -> T:

@@ -22,16 +22,26 @@ def shapes_on_host() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    yield
-    for op in graph.get_operations()[before:]:
+    with made_ops() as made:
+        yield
+    for op in made:
         if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
             # TensorFlow places them beside the tensor whose shape they reduce; a device function sees nothing
             # of that, so this is done afterwards.
             if "_class" in op.node_def.attr:
                 op._clear_attr("_class")
             op._set_device("/device:CPU:0")
+
+
+@contextmanager
+def made_ops() -> Iterator[list[tf.Operation]]:
+    """The ops that are traced in a ``with`` block, in a list that is full after it; none if ops run at once."""
+    found: list[tf.Operation] = []
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    before = 0 if graph is None else len(graph.get_operations())
+    yield found
+    if graph is not None:
+        found.extend(graph.get_operations()[before:])
 
 
 def _is_of_int32(op: tf.Operation) -> bool:

@@ -1,130 +1,189 @@
-"""The inner loop: gradient steps on the support set, for many tasks at once.
-
-Every parameter carries a leading task dimension, so that all tasks adapt in one graph and each has its own
-fast weights. The gradient of the *sum* of the tasks' losses then is, task by task, the gradient of that
-task's own loss: no task sees another.
-"""
+"""The settings of an inner loop: which algorithm, how many steps, what adapts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import tensorflow as tf
+from typing import Literal, get_args
 
 from gmeta.core.errors import ConfigError
+from gmeta.meta.adaptation import Adaptation, Rates
+from gmeta.meta.inner_optimizers import SGD, Adam, InnerOptimizer, Momentum, OptimizerName, inner_optimizer
 
-Parameters = Mapping[str, tf.Tensor]
-"""Name -> tensor of shape (tasks, ...)."""
+Algorithm = Literal["maml", "fomaml", "anil", "boil", "reptile", "meta-sgd"]
+LearnedRates = Literal["layer", "parameter"]
 
-SupportLoss = Callable[[Parameters], tf.Tensor]
-"""Parameters -> the tasks' losses on their support sets, shape (tasks,)."""
+ALL = "all"
+"""As ``adapt``: every layer and the embedding rows."""
+
+EMBEDDINGS = "embeddings"
+"""Among the names of ``adapt``: the embedding rows."""
+
+_FIRST_ORDER = ("fomaml", "reptile")
 
 
 @dataclass(frozen=True)
 class InnerLoop:
     r"""How a task adapts: ``steps`` times :math:`\theta \leftarrow \theta - \alpha \nabla L_{support}`.
 
+    ============  =====  ===========================  =======================================================
+    algorithm     order  adapts, unless said          outer gradient
+    ============  =====  ===========================  =======================================================
+    ``maml``      2      every layer                  of the adapted weights' query loss, through the steps
+    ``fomaml``    1      every layer                  the same, with inner gradients taken for constants
+    ``anil``      2      the last layer (the head)    as MAML's
+    ``boil``      2      every layer but the last     as MAML's
+    ``meta-sgd``  2      every layer                  as MAML's, and of a rate α of each single parameter
+    ``reptile``   1      every layer, embedding rows  :math:`(\theta - \theta') / \alpha`, all samples support
+    ============  =====  ===========================  =======================================================
+
+    MAML and its first-order form: Finn et al., "Model-Agnostic Meta-Learning" (ICML 2017), section 2.2 and
+    5.2. ANIL: Raghu et al., "Rapid Learning or Feature Reuse?" (ICLR 2020), section 4. BOIL: Oh et al. (ICLR
+    2021), section 3. Meta-SGD: Li et al. (2017), algorithm 1. Reptile: Nichol et al., "On First-Order
+    Meta-Learning Algorithms" (2018), algorithm 2. Embedding rows in the inner loop: G-Meta, section 2.1.2.
+
     Attributes:
+      algorithm: One of the above.
       steps: Gradient steps in training. 0 trains without adaptation.
-      learning_rate: The inner rate α.
-      order: 2 differentiates the outer loss through the inner gradients (MAML); 1 takes them for
-        constants (FOMAML). First order saves the Hessian-vector products and is not the same algorithm:
-        on MovieLens-100K at α = 5e-3 it diverges where second order doesn't.
+      learning_rate: The inner rate α; where rates are learned, what they start from.
+      order: 2 differentiates the outer loss through the inner gradients; 1 takes them for constants. None:
+        as the algorithm has it. First order saves the Hessian-vector products and is not the same
+        algorithm: on MovieLens-100K at α = 5e-3 it diverges where second order doesn't.
+      adapt: Names of the layers whose weights adapt, ``"embeddings"`` for the embedding rows among them, or
+        ``"all"`` for both. None: as the table says; of a `gmeta.layers.DenseStack` the layers that it names.
+      learn_learning_rate: ``"layer"``: the outer loop learns a rate for each layer, and one for each table.
+        ``"parameter"``: one for each number, of embedding rows for each column. None: α stays as it is.
+      optimizer: ``"sgd"``, ``"momentum"``, ``"adam"``, or one of `gmeta.meta`'s optimizers with settings.
+      clip_norm: The longest that a task's inner gradient may be.
+      clip_value: The largest that a number of it may be.
       evaluation_steps: Gradient steps in evaluation; None means ``steps``.
+      serving_steps: Gradient steps of ``model.adapt`` and of an exported model; None: as in evaluation.
+      recompute: Compute a step's activations again for the outer gradient, in place of keeping those of all
+        steps; see `gmeta.meta.Adaptation`.
+
+    Raises:
+      ConfigError: Settings that make no sense, alone or together.
 
     Example:
       >>> InnerLoop(steps=1, learning_rate=5e-3).order
       2
+      >>> InnerLoop("anil", steps=5, evaluation_steps=10).algorithm
+      'anil'
     """
 
+    algorithm: Algorithm = "maml"
     steps: int = 1
     learning_rate: float = 0.01
-    order: int = 2
+    order: int | None = None
+    adapt: tuple[str, ...] | str | None = None
+    learn_learning_rate: LearnedRates | None = None
+    optimizer: OptimizerName | SGD | Momentum | Adam | InnerOptimizer = "sgd"
+    clip_norm: float | None = None
+    clip_value: float | None = None
     evaluation_steps: int | None = None
+    serving_steps: int | None = None
+    recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or (self.evaluation_steps or 0) < 0:
+        if self.algorithm not in get_args(Algorithm):
+            known = ", ".join(get_args(Algorithm))
+            raise ConfigError(f"inner loop: algorithm must be one of {known}, got {self.algorithm!r}")
+        if min(self.steps, self.evaluation_steps or 0, self.serving_steps or 0) < 0:
             raise ConfigError(
                 f"inner loop: steps can't be negative, got steps={self.steps}, "
-                f"evaluation_steps={self.evaluation_steps}"
+                f"evaluation_steps={self.evaluation_steps}, serving_steps={self.serving_steps}"
             )
-        if self.order not in (1, 2):
-            raise ConfigError(f"inner loop: order must be 1 (FOMAML) or 2 (MAML), got {self.order}")
+        first_order = self.algorithm in _FIRST_ORDER
+        if self.order not in ((1, None) if first_order else (1, 2, None)):
+            allowed = f"1 for {self.algorithm}" if first_order else "1 (FOMAML) or 2 (MAML)"
+            raise ConfigError(f"inner loop: order must be {allowed}, got {self.order}")
+        if self.learn_learning_rate not in (None, *get_args(LearnedRates)):
+            raise ConfigError(
+                f"inner loop: learn_learning_rate must be 'layer', 'parameter' or None, got "
+                f"{self.learn_learning_rate!r}"
+            )
+        for name, limit in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
+            if limit is not None and limit <= 0:
+                raise ConfigError(f"inner loop: {name} must be above 0, got {limit}")
+        if self.learning_rate < 0:
+            raise ConfigError(f"inner loop: learning_rate can't be negative, got {self.learning_rate}")
+        if self.algorithm == "reptile" and (self.learn_learning_rate or not self.steps * self.learning_rate):
+            raise ConfigError(
+                "inner loop: Reptile learns no rates, and learns nothing at all in 0 steps or at a rate of 0"
+            )
+        self._settle("order", self.order or (1 if first_order else 2))
+        self._settle("adapt", self._adapt())
+        if self.algorithm == "meta-sgd":
+            self._settle("learn_learning_rate", self.learn_learning_rate or "parameter")
+        inner_optimizer(self.optimizer)
+
+    def _adapt(self) -> tuple[str, ...] | str | None:
+        if self.adapt is None:
+            return ALL if self.algorithm == "reptile" else None
+        if isinstance(self.adapt, str):
+            return self.adapt if self.adapt == ALL else (self.adapt,)
+        return tuple(self.adapt)
+
+    def _settle(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def adapted_layers(self, layers: tuple[str, ...], by_default: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of a network's layers adapt.
+
+        Args:
+          layers: Those that have weights, in the order of the forward pass.
+          by_default: Those that the network itself would have adapt.
+
+        Raises:
+          ConfigError: A layer is named that isn't there, or none is left to adapt.
+        """
+        if self.adapt == ALL:
+            return layers
+        if self.adapt is not None:
+            chosen = {layer for layer in layers if any(_is_in(layer, name) for name in self.adapt)}
+            strange = [n for n in self.adapt if n != EMBEDDINGS and not any(_is_in(la, n) for la in layers)]
+            if strange:
+                raise ConfigError(
+                    f"inner loop: adapt names {', '.join(strange)}, but the network's layers with weights "
+                    f"are {', '.join(layers)}"
+                )
+            return tuple(layer for layer in layers if layer in chosen)
+        if self.algorithm == "anil":
+            return layers[-1:]
+        if self.algorithm == "boil":
+            if len(layers) < 2:
+                raise ConfigError("inner loop: BOIL keeps the last layer, and the network has no other")
+            return layers[:-1]
+        return by_default
+
+    @property
+    def adapts_embeddings(self) -> bool:
+        """Whether embedding rows adapt."""
+        return self.adapt is not None and (self.adapt == ALL or EMBEDDINGS in self.adapt)
+
+    def steps_in(self, use: Literal["training", "evaluation", "serving"]) -> int:
+        """How many steps a task takes."""
+        if use == "training":
+            return self.steps
+        evaluation = self.steps if self.evaluation_steps is None else self.evaluation_steps
+        return evaluation if use == "evaluation" or self.serving_steps is None else self.serving_steps
+
+    def adaptation(self, rates: Rates | None = None, order: int | None = None) -> Adaptation:
+        """The steps themselves.
+
+        Args:
+          rates: In place of ``learning_rate``, such as learned ones.
+          order: In place of the loop's own.
+        """
+        return Adaptation(
+            self.learning_rate if rates is None else rates,
+            order or self.order or 2,
+            inner_optimizer(self.optimizer),
+            self.clip_norm,
+            self.clip_value,
+            self.recompute and order != 1,
+        )
 
 
-def per_task(parameters: Parameters, tasks: tf.Tensor | int) -> dict[str, tf.Tensor]:
-    """Give every task its own copy of the shared parameters.
-
-    Args:
-      parameters: Name -> tensor or variable of any shape ``s``.
-      tasks: The number of tasks T.
-
-    Returns:
-      Name -> tensor of shape (T, *s). The gradient of a copy flows back to the shared parameter, summed
-      over the tasks.
-    """
-    return {
-        name: tf.repeat(tf.convert_to_tensor(value)[tf.newaxis], tasks, axis=0)
-        for name, value in parameters.items()
-    }
-
-
-def inner_step(
-    support_loss: SupportLoss,
-    parameters: Parameters,
-    *,
-    learning_rate: float | tf.Tensor,
-    order: int = 2,
-) -> dict[str, tf.Tensor]:
-    r"""One gradient step of every task: :math:`\theta_t - \alpha \nabla_{\theta_t} L_t(\theta_t)`.
-
-    Args:
-      support_loss: Parameters -> (T,) losses; loss t must depend on slice t of the parameters alone.
-      parameters: Name -> (T, ...) tensor.
-      learning_rate: α; a scalar.
-      order: 2 keeps the step differentiable; 1 treats the gradient as a constant.
-
-    Returns:
-      The adapted parameters, of the same names and shapes. One that the loss doesn't depend on is unchanged.
-    """
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(parameters)
-        loss = support_loss(parameters)
-    gradients = tape.gradient(loss, parameters, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    if order == 1:
-        gradients = {name: tf.stop_gradient(value) for name, value in gradients.items()}
-    return {
-        name: value - _as(learning_rate, value.dtype) * gradients[name] for name, value in parameters.items()
-    }
-
-
-def _as(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    # tf.cast of a Python float would pass through float32 and cost a float64 inner loop half its digits.
-    return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
-
-
-def adapt(
-    support_loss: SupportLoss,
-    parameters: Parameters,
-    *,
-    steps: int,
-    learning_rate: float | tf.Tensor,
-    order: int = 2,
-) -> dict[str, tf.Tensor]:
-    """``steps`` gradient steps of every task (see `inner_step`); the identity for 0 steps.
-
-    Example:
-      >>> adapted = adapt(
-      ...     lambda p: (p["w"][:, 0] - 3.0) ** 2,
-      ...     per_task({"w": tf.zeros([1])}, tasks=2),
-      ...     steps=1,
-      ...     learning_rate=0.5,
-      ... )
-      >>> adapted["w"].numpy().tolist()
-      [[3.0], [3.0]]
-    """
-    adapted = dict(parameters)
-    for _ in range(steps):
-        adapted = inner_step(support_loss, adapted, learning_rate=learning_rate, order=order)
-    return adapted
+def _is_in(layer: str, name: str) -> bool:
+    """Whether a layer is the one of that name, or a part of it."""
+    return layer == name or layer.startswith(f"{name}/")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -65,3 +66,18 @@ def test_toml(tmp_path):
         load_toml(Whole, file)
     with pytest.raises(ConfigError, match=r"gone\.toml: can't be read: No such file"):
         load_toml(Whole, tmp_path / "gone.toml")
+
+
+def test_a_choice_is_made_by_what_stands_there():
+    @dataclass(frozen=True)
+    class Options:
+        names: tuple[str, ...] | str | None = None
+        part: Literal["whole", "half"] | Part | Whole = "whole"
+
+    globals()["Options"] = Options  # where its annotations are looked up
+    for value in (Options("all"), Options(("a", "b")), Options(None, "half"), Options(None, Part(3))):
+        assert from_mapping(Options, to_mapping(value)) == value
+    assert from_mapping(Options, {"part": {"parts": {"k": {"size": 2}}}}).part == Whole(parts={"k": Part(2)})
+    for wrong in ({"part": {"sizes": 3}}, {"part": "third"}, {"names": 3}, {"part": [1]}):
+        with pytest.raises(ConfigError, match="config"):
+            from_mapping(Options, wrong)

@@ -8,7 +8,7 @@ from gmeta import meta
 from gmeta.core.errors import ConfigError
 
 
-def quadratic(target: np.ndarray) -> meta.inner_loop.SupportLoss:
+def quadratic(target: np.ndarray) -> meta.adaptation.SupportLoss:
     """Per-task loss 1/2 |w - target|^2, whose gradient step is known in closed form."""
     return lambda p: 0.5 * tf.reduce_sum((p["w"] - target) ** 2, axis=-1)
 

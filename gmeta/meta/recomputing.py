@@ -1,0 +1,54 @@
+"""A function whose gradient computes it once more, in place of keeping what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def recomputed(
+    function: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """``function(tensors)``, of which only ``tensors`` are kept for the gradient.
+
+    ``tf.recompute_grad`` stops all tapes while it runs the function, and so those that the function has
+    itself, as an inner loop does: its results would be wrong, silently.
+
+    Args:
+      function: Float tensors -> float tensors. Gradients reach ``tensors`` and variables that it reads.
+      tensors: What it is called with.
+    """
+
+    @tf.custom_gradient
+    def run(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def backward(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
+            upstream = tuple(tf.convert_to_tensor(gradient) for gradient in upstream)
+            with tf.GradientTape() as tape:
+                again = _not_before(given, upstream[0])
+                tape.watch(again)
+                results = function(again)
+            found = tape.gradient(
+                results,
+                [*again, *variables],
+                output_gradients=list(upstream),
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            found = [tf.convert_to_tensor(gradient) for gradient in found]
+            own, of_variables = found[: len(given)], found[len(given) :]
+            return (own, of_variables) if variables else own
+
+        return function(given), backward
+
+    return list(run(*tensors))
+
+
+def _not_before(tensors: Sequence[tf.Tensor], gradient: tf.Tensor) -> list[tf.Tensor]:
+    """The same, to be had when the gradient is.
+
+    Otherwise TensorFlow would find that they were computed before, and keep those results.
+    """
+    first = tf.reduce_max(tf.reshape(gradient, [-1])[:1])
+    zero = tf.where(first == first, tf.zeros_like(first), first)
+    return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]
