@@ -83,17 +83,24 @@ class DenseStack(tf.keras.layers.Layer):
             fan_in = units
         super().build(input_shape)
 
+    def task_weights(self) -> dict[str, tf.Variable]:
+        """All weights, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
+        return dict(self._weights_of)
+
     def fast_weights(self) -> dict[str, tf.Variable]:
         """The weights that a task adapts, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
         return {name: self._weights_of[name] for name in self._weights_of if name.split("/")[0] in self.adapt}
 
-    def call(self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None) -> tf.Tensor:
+    def call(
+        self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None, training: bool | None = None
+    ) -> tf.Tensor:
         """Run the stack.
 
         Args:
           x: (..., samples, in).
           weights: Replacements by name, of the variable's shape or with a leading task dimension; what is
             not named keeps its own value.
+          training: Makes no difference.
         """
         used = {**self._weights_of, **(weights or {})}
         last = len(self.units) - 1

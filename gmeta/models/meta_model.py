@@ -1,41 +1,32 @@
 """A Keras model that is trained for how well it adapts.
 
 One step is G-Meta's algorithm 1, lines 5 to 10: the rows of support and query are looked up once, together;
-every task adapts its own copy of the network's fast weights on its support rows; the loss of the adapted
-networks on the query rows is differentiated with respect to the shared weights and to the embedding rows.
+every task adapts its own copy of the network's fast weights, and of embedding rows if they adapt too, on its
+support samples; the loss of the adapted networks on the query samples is differentiated with respect to the
+shared weights and to the embedding rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.core.placement import shapes_on_host
-from gmeta.layers import CollectionLookup, EmbeddingCollection
+from gmeta.core.placement import made_ops, shapes_on_host
+from gmeta.layers import CollectionLookup, EmbeddingCollection, RecordedLookups
+from gmeta.meta.reduction import Reduction
+from gmeta.models.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
+from gmeta.models.inner_rates import InnerRates
 from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
 from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
-
-TaskBatch = Mapping[str, Any]
-"""An element of `gmeta.io.tasks`: flat columns of all samples, and for every task which are its support and
-which its query."""
-
-
-class AdaptiveNetwork(Protocol):
-    """A network whose fast weights can be handed in."""
-
-    trainable_variables: list[tf.Variable]
-
-    def fast_weights(self) -> Mapping[str, tf.Variable]:
-        """Name -> variable: what a task adapts."""
-
-    def __call__(self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None) -> tf.Tensor:
-        """(tasks, samples, in) -> (tasks, samples, 1), with each task's own weights."""
+from gmeta.models.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
+from gmeta.models.task_view import Part, TaskBatch, TaskView
 
 
 class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
@@ -46,180 +37,268 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     .. math:: \frac{1}{n} \sum_t \sum_{q \in Q_t} \ell(f(x_q; \theta_t), y_q), \quad
        \theta_t = \theta - \alpha \nabla_\theta \frac{1}{|S_t|} \sum_{s \in S_t} \ell(f(x_s; \theta), y_s)
 
-    (the inner step repeated ``inner.steps`` times), a mean over all n query samples of the batch. The rows
-    of the embedding tables take part in the outer loop alone.
+    (the inner step repeated ``inner.steps`` times), a mean over all n query samples of the batch, or with
+    ``reduction="task"`` the mean over tasks of each task's mean. `gmeta.meta.InnerLoop` has the algorithms:
+    what adapts, by which optimizer and rates, and what the outer gradient is.
 
     Args:
-      collection: The embeddings; their vectors, side by side, are the network's input.
-      network: Maps (tasks, samples, width) to (tasks, samples, 1); see `AdaptiveNetwork`.
-      inner: The inner loop.
+      collection: The embeddings.
+      network: Any Keras layer or model, functional or subclassed, that maps (samples, ...) inputs to
+        (samples, outputs), or a `gmeta.layers.DenseStack`. A functional model with named inputs gets the
+        vectors of the features of these names, and columns of the data that the collection doesn't embed,
+        such as floats; any other gets all vectors side by side, (samples, sum of dims).
+      inner: The inner loop; `compile` takes it too.
       outer_samples: ``"query"``: the outer loss is over the query samples. ``"all"``: over support and query
         alike; with ``inner.steps=0`` this is ordinary joint training, the baseline that any meta-learner
         has to be compared with.
+      reduction: ``"sample"``: all query samples of a step count alike. ``"task"``: all its tasks do.
 
-    On several ranks (see `gmeta.models.ranks.loops.RunsOnRanks`) n is the number of query samples of all
-    ranks, so a step is that of one rank with all their tasks. A task adapts where its samples are: only outer
-    gradients travel, never task parameters (G-Meta, section 2.1.3).
+    On several ranks (see `gmeta.models.ranks.loops.RunsOnRanks`) n is the number of query samples, or of
+    tasks, of all ranks, so a step is that of one rank with all their tasks. A task adapts where its samples
+    are: only outer gradients travel, never task parameters (G-Meta, section 2.1.3).
 
     Compile with any Keras optimizer and loss; the tables update with their own fused optimizer, at the rate
     that it states or else at the Keras optimizer's current one. Metrics see the real query samples only, as
-    (samples, 1).
+    (samples, outputs); a `gmeta.metrics.TaskMetric` sees them task by task.
 
     Example:
-      >>> from gmeta.layers import DenseStack, FeatureConfig
-      >>> model = MetaModel(
-      ...     EmbeddingCollection([FeatureConfig("item", dim=8)]),
-      ...     DenseStack({"fc": 16, "out": 1}),
-      ...     inner=meta.InnerLoop(steps=1, learning_rate=0.01),
+      >>> from gmeta.layers import FeatureConfig
+      >>> network = tf.keras.Sequential(
+      ...     [tf.keras.layers.Dense(16, "relu", name="fc"), tf.keras.layers.Dense(1, name="out")]
       ... )
-      >>> model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+      >>> model = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=8)]), network)
+      >>> model.compile(
+      ...     optimizer="adam",
+      ...     loss="mse",
+      ...     metrics=["mae"],
+      ...     inner=meta.InnerLoop(steps=1, learning_rate=0.01, adapt=["out"]),
+      ... )
     """
 
     def __init__(
         self,
         collection: EmbeddingCollection,
-        network: AdaptiveNetwork,
+        network: AdaptiveNetwork | tf.keras.layers.Layer,
         *,
         inner: meta.InnerLoop | None = None,
         outer_samples: Literal["query", "all"] = "query",
+        reduction: Reduction = "sample",
         name: str = "meta_model",
     ) -> None:
         super().__init__(name=name)
         if outer_samples not in ("query", "all"):
             raise ConfigError(f"outer_samples must be 'query' or 'all', got {outer_samples!r}")
+        if reduction not in ("sample", "task"):
+            raise ConfigError(f"reduction must be 'sample' or 'task', got {reduction!r}")
         self.collection = collection
-        self.network = network
-        self.inner = inner or meta.InnerLoop()
+        self.network = adaptive(network)
+        self._named_inputs = inputs_by_name(network, collection)
         self.outer_samples = outer_samples
-        width = sum(feature.dim for feature in collection.features)
-        network(tf.zeros([1, 1, width]))  # creates the weights
+        self.reduction: Reduction = reduction
+        build(self.network, collection, self._named_inputs)
         self.built = True
+        self.step_clock: Any = None
+        self._set_inner(inner or meta.InnerLoop())
+
+    def _set_inner(self, inner: meta.InnerLoop) -> None:
+        self.inner = inner
+        self.inner_rates = InnerRates(inner, self.adapted_weights(), self.collection)
 
     def compile(
-        self, optimizer: Any = "adam", loss: Any = "mse", *, accumulate_steps: int = 1, **kwargs: Any
+        self,
+        optimizer: Any = "adam",
+        loss: Any = "mse",
+        metrics: Any = None,
+        *,
+        inner: meta.InnerLoop | None = None,
+        accumulate_steps: int = 1,
+        **kwargs: Any,
     ) -> None:
         """As `tf.keras.Model.compile`; the loss must be one that gives a value for each sample.
 
         Args:
           optimizer: As in Keras.
           loss: As in Keras.
+          metrics: As in Keras, and `gmeta.metrics.TaskMetric` among them.
+          inner: The inner loop, in place of the one that the model was made with.
           accumulate_steps: Make one outer step of every k batches of tasks; see `gmeta.models.Model.compile`.
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: A loss that can't be taken by the sample, or ``accumulate_steps`` below 1.
+          ConfigError: A loss that can't be taken by the sample, ``accumulate_steps`` below 1, or an inner
+            loop that adapts layers which the network doesn't have.
         """
         if accumulate_steps < 1:
             raise ConfigError(f"accumulate_steps must be at least 1, got {accumulate_steps}")
-        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        if inner is not None and inner != self.inner:
+            self._set_inner(inner)
+        self._task_metrics, others = TaskMetrics.among(metrics)
+        super().compile(optimizer=optimizer, loss=loss, metrics=others, **kwargs)
         self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps)
-        self._sample_loss = _sample_loss(loss)
+        self._sample_loss = SampleLoss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
 
-    def adapt(
-        self, batch: TaskBatch, embeddings: tf.Tensor, *, steps: int, order: int = 2
-    ) -> dict[str, tf.Tensor]:
-        """Every task's fast weights after ``steps`` steps on its support samples.
+    # What the loops are made of, from here on; models with loops of their own override it.
 
-        Args:
-          batch: A task batch.
-          embeddings: (samples, width): the network's input for all samples of the batch.
-          steps: Inner gradient steps.
-          order: 1 or 2; see `gmeta.meta.InnerLoop`.
+    def adapted_weights(self) -> dict[str, tf.Variable]:
+        """Name -> variable: the network's weights that a task adapts."""
+        found = self.network.task_weights()
+        chosen = self.inner.adapted_layers(_layers(found), _layers(self.network.fast_weights()))
+        return {name: variable for name, variable in found.items() if name.rpartition("/")[0] in chosen}
 
-        Returns:
-          Name -> (tasks, ...) tensor.
-        """
-        return meta.adapt(
-            self.support_loss(batch, embeddings),
-            self.initial_weights(batch),
-            steps=steps,
-            learning_rate=self.inner.learning_rate,
-            order=order,
+    def view(self, batch: TaskBatch, lookup: CollectionLookup) -> TaskView:
+        """A batch, as the loops see it."""
+        return TaskView(
+            batch,
+            self.collection,
+            lookup,
+            names=self._named_inputs,
+            adapts_rows=self.inner.adapts_embeddings,
         )
 
-    def initial_weights(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
-        """Every task's fast weights before adaptation: (tasks, ...) copies of the shared ones."""
-        return meta.per_task(self.network.fast_weights(), tf.shape(batch["task"])[0])
+    def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
+        """What tasks adapt of the network, before adaptation.
+
+        Returns:
+          Name -> tensor, of the variable's shape where all tasks start alike, otherwise (tasks, ...).
+        """
+        return {name: tf.convert_to_tensor(value) for name, value in self.adapted_weights().items()}
+
+    def task_outputs(
+        self,
+        view: TaskView,
+        part: Part,
+        weights: Mapping[str, tf.Tensor],
+        training: bool = False,
+    ) -> tf.Tensor:
+        """Outputs for samples of the tasks, with their own weights: (tasks, samples, outputs)."""
+        of_network = {name: value for name, value in weights.items() if name not in view.owners()}
+        return self.network(view.inputs(part, weights), of_network, training=training)
 
     def support_loss(
-        self, batch: TaskBatch, embeddings: tf.Tensor
-    ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
-        """The tasks' mean support losses, (tasks,), as a function of the fast weights."""
-        part = batch["support"]
-        x = tf.gather(embeddings, part["index"])
-        labels = tf.gather(batch["label"], part["index"])
-
-        def loss(weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
-            return meta.task_means(self._loss_of(labels, self.network(x, weights)), part["mask"])
-
-        return loss
-
-    def predict_samples(
         self,
-        embeddings: tf.Tensor,
-        index: tf.Tensor,
-        weights: Mapping[str, tf.Tensor] | None = None,
+        view: TaskView,
+        weights: Mapping[str, tf.Tensor],
+        part: Part = "support",
+        training: bool = False,
     ) -> tf.Tensor:
-        """Predictions for the samples at ``index`` (tasks, samples), with the tasks' weights."""
-        return tf.squeeze(self.network(tf.gather(embeddings, index), weights), axis=-1)
+        """The tasks' mean losses on their support samples, (tasks,)."""
+        outputs = self.task_outputs(view, part, weights, training)
+        return meta.task_means(self._sample_loss(view.labels(part), outputs), view.mask(part))
+
+    def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """The loss of adapted weights that a step minimizes, a scalar; metrics are updated on the way."""
+        part: Part = "all" if self.outer_samples == "all" else "query"
+        return self._measured(view, part, self.task_outputs(view, part, weights, training=True))
+
+    def adapted(
+        self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False
+    ) -> meta.Adapted:
+        """Tasks after so many steps on their support samples.
+
+        Args:
+          view: The batch.
+          steps: Inner gradient steps.
+          part: The samples to adapt on.
+          training: Whether outer gradients are to pass through the steps, and layers such as Dropout are to
+            act as in training.
+        """
+        return self._further(view, self._start(view, steps > 0), steps, part, training)
+
+    def _start(self, view: TaskView, to_adapt: bool = True) -> meta.Adapted:
+        weights = self.start_weights(view)
+        if to_adapt:
+            shapes = self.adapted_weights()
+            alike = {n: v for n, v in weights.items() if n in shapes and v.shape.rank == shapes[n].shape.rank}
+            weights = {**weights, **meta.per_task(alike, view.tasks)}
+        parameters = {**weights, **view.row_parameters()}
+        return self.inner.adaptation().begin(parameters, view.owners())
+
+    def _further(
+        self,
+        view: TaskView,
+        adapted: meta.Adapted,
+        steps: int,
+        part: Part = "support",
+        training: bool = False,
+    ) -> meta.Adapted:
+        rule = self.inner.adaptation(self.inner_rates.values(), order=None if training else 1)
+        if not (self.inner.recompute and training):
+            return rule.run(lambda w: self.support_loss(view, w, part, training), adapted, steps)
+        # What a step reads has to be handed to it, so that it can be read anew.
+        return rule.run(
+            lambda w, samples: self.support_loss(view.with_samples(samples), w, part, training),
+            adapted,
+            steps,
+            view.samples(),
+        )
+
+    def predict_after(self, batch: TaskBatch, steps: Sequence[int]) -> dict[int, tf.Tensor]:
+        """Query predictions after several numbers of inner steps, each continuing the one before.
+
+        Args:
+          batch: A batch of tasks. Nothing is stored.
+          steps: Numbers of inner gradient steps, e.g. (0, 1, 5).
+
+        Returns:
+          Steps -> (tasks, query samples), or (tasks, query samples, outputs) if there are several.
+        """
+        view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
+        adapted, found = self._start(view), {}
+        for goal in sorted(set(steps)):
+            adapted = self._further(view, adapted, goal - adapted.steps)
+            found[goal] = without_single_output(self.task_outputs(view, "query", adapted.parameters))
+        return found
 
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
-        embeddings = self.collection.concat(self.collection.lookup(batch["features"], insert=bool(training)))
-        weights = self.adapt(batch, embeddings, steps=self._evaluation_steps, order=1)
-        return self.predict_samples(embeddings, batch["query"]["index"], weights)
+        return without_single_output(self._query_outputs(batch, insert=bool(training))[1])
+
+    def _query_outputs(self, batch: TaskBatch, insert: bool) -> tuple[TaskView, tf.Tensor]:
+        view = self.view(batch, self.collection.lookup(batch["features"], insert=insert))
+        weights = self.adapted(view, steps=self.inner.steps_in("evaluation")).parameters
+        return view, self.task_outputs(view, "query", weights)
+
+    def gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:
+        """The outer loss and its gradients, and the lookup that they were made from.
+
+        On several ranks they are of this rank's tasks.
+        """
+        lookup = self.collection.lookup(batch["features"], insert=self.collection.trainable)
+        self.mark("lookup", *lookup.rows)
+        rule = reptile if self.inner.algorithm == "reptile" else through_the_steps
+        return rule(self, batch, lookup), lookup
 
     # AutoGraph would rewrite 600 functions of Keras' own for the first step: 8 s for nothing.
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
         with rank_step(self, batch["label"]) as step, shapes_on_host():
-            loss, lookup, dense_gradients, row_gradients = self.gradients(batch)
-            samples = self._outer_samples(batch)
-            logs = self._report(loss, samples)
-            gradients = step.end_forward([*dense_gradients, *row_gradients])
-        variables = self.network.trainable_variables
-        self._joint_optimizer.apply_gradients(
-            gradients[: len(variables)],
-            variables,
-            self.collection.recorded(lookup),
-            gradients[len(variables) :],
-            samples,
-        )
+            outer, lookup = self.gradients(batch)
+            counted = self._counted(batch)
+            logs = self._report(outer.loss, counted)
+            variables, trains_rows = self.trainable_variables, self.collection.trainable
+            gradients = step.end_forward([*outer.dense, *(outer.rows if trains_rows else ())])
+        self.mark("outer", *(g for g in gradients if g is not None))
+        with made_ops() as updates:
+            self._joint_optimizer.apply_gradients(
+                gradients[: len(variables)],
+                variables,
+                self.collection.recorded(lookup) if trains_rows else RecordedLookups(),
+                gradients[len(variables) :],
+                counted,
+            )
+        with tf.control_dependencies(updates):
+            self.mark("update")
         return logs
-
-    def gradients(
-        self, batch: TaskBatch
-    ) -> tuple[tf.Tensor, CollectionLookup, list[tf.Tensor], list[tf.Tensor]]:
-        """The outer loss and its gradients.
-
-        Returns:
-          The scalar loss; the lookup it was made from; the gradient of each of the network's trainable
-          variables; the gradient of each tensor in ``lookup.rows``.
-        """
-        lookup = self.collection.lookup(batch["features"], insert=True)
-        variables = self.network.trainable_variables
-        with tf.GradientTape() as tape:
-            tape.watch(lookup.rows)
-            embeddings = self.collection.concat(lookup)
-            weights = self.adapt(batch, embeddings, steps=self.inner.steps, order=self.inner.order)
-            loss = self._outer_loss(batch, embeddings, weights)
-            scaled = self._joint_optimizer.scaled(loss)
-        gradients = self._joint_optimizer.unscaled(tape.gradient(scaled, [*variables, *lookup.rows]))
-        dense, rows = gradients[: len(variables)], gradients[len(variables) :]
-        return loss, lookup, dense, [tf.convert_to_tensor(g) for g in rows]
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         with rank_step(self, batch["label"]) as step, shapes_on_host():
-            predictions = self(batch, training=False)
-            labels = tf.gather(batch["label"], batch["query"]["index"])
-            losses = self._loss_of(labels, predictions[..., tf.newaxis])
-            mask = batch["query"]["mask"]
-            self._update_metrics(labels, predictions, mask)
-            return step.end_forward(self._report(meta.reduce_tasks(losses, mask), tf.reduce_sum(mask)))
+            view, outputs = self._query_outputs(batch, insert=False)
+            loss = self._measured(view, "query", outputs)
+            return step.end_forward(self._report(loss, self._counted(batch, "query")))
 
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, batch: TaskBatch) -> tf.Tensor:
@@ -231,51 +310,50 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The loss and what `compile` was given; reset at each epoch."""
         own = [self._loss_metric] if hasattr(self, "_loss_metric") else []
-        return own + (self.compiled_metrics.metrics if self.compiled_metrics is not None else [])
+        compiled = self.compiled_metrics.metrics if self.compiled_metrics is not None else []
+        of_tasks = self._task_metrics.metrics if hasattr(self, "_task_metrics") else []
+        return [*own, *compiled, *of_tasks]
 
-    @property
-    def _evaluation_steps(self) -> int:
-        steps = self.inner.evaluation_steps
-        return self.inner.steps if steps is None else steps
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate, under loss scaling."""
+        return self._joint_optimizer.scaled(loss)
 
-    def _loss_of(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        """Labels (tasks, samples) and outputs (tasks, samples, 1) -> losses (tasks, samples)."""
-        return self._sample_loss(labels[..., tf.newaxis], predictions)
+    def unscaled(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients of the loss out of those of `scaled`."""
+        return self._joint_optimizer.unscaled(gradients)
 
-    def _outer_loss(
-        self, batch: TaskBatch, embeddings: tf.Tensor, weights: Mapping[str, tf.Tensor]
-    ) -> tf.Tensor:
-        index = tf.concat([batch[part]["index"] for part in self._outer_parts], axis=1)
-        mask = tf.concat([batch[part]["mask"] for part in self._outer_parts], axis=1)
-        predictions = self.predict_samples(embeddings, index, weights)
-        labels = tf.gather(batch["label"], index)
-        self._update_metrics(labels, predictions, mask)
-        return meta.reduce_tasks(self._loss_of(labels, predictions[..., tf.newaxis]), mask)
+    def mark(self, part: str, *tensors: tf.Tensor) -> None:
+        """Note that a part of the step is over when the tensors are there, if anyone times it."""
+        if self.step_clock is not None:
+            self.step_clock.mark(part, *tensors)
 
-    @property
-    def _outer_parts(self) -> tuple[str, ...]:
-        return ("support", "query") if self.outer_samples == "all" else ("query",)
-
-    def _outer_samples(self, batch: TaskBatch) -> tf.Tensor:
-        """How many samples the outer loss is a mean of."""
-        return tf.add_n([tf.reduce_sum(batch[part]["mask"]) for part in self._outer_parts])
-
-    def _update_metrics(self, labels: tf.Tensor, predictions: tf.Tensor, mask: tf.Tensor) -> None:
+    def _measured(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
+        """The mean loss of outputs; metrics see them."""
+        labels, mask = view.labels(part), view.mask(part)
         real = mask > 0
         self.compiled_metrics.update_state(
-            tf.boolean_mask(labels, real)[:, tf.newaxis], tf.boolean_mask(predictions, real)[:, tf.newaxis]
+            tf.boolean_mask(like_outputs(labels), real), tf.boolean_mask(outputs, real)
         )
+        self._task_metrics.update(labels, outputs, mask)
+        return meta.reduce_tasks(self._sample_loss(labels, outputs), mask, self.reduction)
 
-    def _report(self, loss: tf.Tensor, samples: tf.Tensor) -> dict[str, tf.Tensor]:
-        self._loss_metric.update_state(loss, sample_weight=samples)
+    def _counted(self, batch: TaskBatch, part: Part | None = None) -> tf.Tensor:
+        """How many samples, or tasks, the outer loss is a mean of."""
+        part = part or self._outer_part
+        masks = [batch[each]["mask"] for each in (("support", "query") if part == "all" else (part,))]
+        if self.reduction == "sample":
+            return tf.add_n([tf.reduce_sum(mask) for mask in masks])
+        real = tf.reduce_any(tf.concat(masks, axis=1) > 0, axis=1)
+        return tf.reduce_sum(tf.cast(real, tf.float32))
+
+    @property
+    def _outer_part(self) -> Part:
+        return "all" if self.outer_samples == "all" or self.inner.algorithm == "reptile" else "query"
+
+    def _report(self, loss: tf.Tensor, counted: tf.Tensor) -> dict[str, tf.Tensor]:
+        self._loss_metric.update_state(loss, sample_weight=counted)
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def _sample_loss(loss: Any) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """A Keras loss, given as name, function or object, as a function that doesn't reduce over samples."""
-    found = tf.keras.losses.get(loss)
-    if isinstance(found, tf.keras.losses.Loss):
-        return found.call
-    if callable(found):
-        return found
-    raise ConfigError(f"loss must be a Keras loss, its name or a function, got {loss!r}")
+def _layers(weights: Mapping[str, tf.Variable]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.rpartition("/")[0] for name in weights))

@@ -27,11 +27,13 @@ def small_config(epochs: int = 3, seeds: tuple[int, ...] = (0,)) -> ExperimentCo
         support_sizes=(1, 4),
         support_steps=1,
         methods={
-            "maml": MethodConfig("MAML", "Adapts.", InnerLoop(1, 0.01), learning_rate=1e-2, epochs=epochs),
+            "maml": MethodConfig(
+                "MAML", "Adapts.", InnerLoop(steps=1, learning_rate=0.01), learning_rate=1e-2, epochs=epochs
+            ),
             "joint": MethodConfig(
                 "joint training",
                 "Doesn't adapt.",
-                InnerLoop(0, 0.01),
+                InnerLoop(steps=0, learning_rate=0.01),
                 outer_samples="all",
                 learning_rate=1e-2,
                 epochs=epochs,

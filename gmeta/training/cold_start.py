@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gmeta import meta
 from gmeta.core import collectives
 from gmeta.models import MetaModel
 from gmeta.training.metrics import rating_metrics
@@ -75,18 +74,9 @@ def predict_after(
     # Eagerly: a batch is a few hundred large ops, and tracing an unrolled loop costs more than running it.
     for batch in _own_share(model, list(batches)):
         batch = _latest_support(batch, support_size)
-        lookup = model.collection.lookup(batch["features"], insert=False)
-        embeddings = model.collection.concat(lookup)
-        weights = model.initial_weights(batch)
-        loss = model.support_loss(batch, embeddings)
-        taken = 0
-        for goal, predictions in parts.items():
-            weights = meta.adapt(
-                loss, weights, steps=goal - taken, learning_rate=model.inner.learning_rate, order=1
-            )
-            taken = goal
-            rows = model.predict_samples(embeddings, batch["query"]["index"], weights)
-            predictions.append(tf.boolean_mask(rows, batch["query"]["mask"] > 0).numpy())
+        mask = batch["query"]["mask"] > 0
+        for goal, predicted in model.predict_after(batch, tuple(parts)).items():
+            parts[goal].append(tf.boolean_mask(predicted, mask).numpy())
     whole = {goal: _of_all_ranks(predictions) for goal, predictions in parts.items()}
     return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in whole.items()}
 

@@ -74,7 +74,7 @@ def test_a_trained_run_is_exported_to_the_next_version(folder):
     genres = tf.ragged.boolean_mask(tf.constant(samples["genre"]), samples["genre"] >= 0)
     features = {name: tf.constant(value) for name, value in samples.items()} | {"genre": genres}
     embeddings = model.collection.concat(model.collection.lookup(features, insert=False))
-    np.testing.assert_allclose(answer, model.predict_samples(embeddings, [[0, 1, 2]])[0], rtol=1e-5)
+    np.testing.assert_allclose(answer, model.network(embeddings[tf.newaxis])[0, :, 0], rtol=1e-5)
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):

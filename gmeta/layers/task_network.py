@@ -1,0 +1,215 @@
+"""Any Keras network, with weights that are handed in, one set for each task.
+
+Keras layers read their weights from their attributes. While a network is called here, the attributes of the
+adapted weights hold tensors in place of variables, so whatever its layers compute, they compute from those.
+Tasks are run side by side by `tf.vectorized_map`, which turns the ops of one task into batched ones: a
+matrix product with a kernel for each task becomes one batched product. No layer has to know of tasks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class TaskNetwork(tf.keras.layers.Layer):
+    """A Keras layer or model that can run with a task's own weights.
+
+    Args:
+      network: Maps (samples, ...) inputs to (samples, outputs); a model of several inputs takes a dict.
+        It must see each sample by itself: a layer that keeps statistics of its batches, such as
+        BatchNormalization, would make a task depend on its neighbours and is refused.
+
+    Shapes:
+      (tasks, samples, ...) -> (tasks, samples, outputs).
+
+    Raises:
+      ConfigError: A layer with statistics of batches.
+
+    Example:
+      >>> network = tf.keras.Sequential(
+      ...     [tf.keras.layers.Dense(8, "relu", name="fc"), tf.keras.layers.Dense(1, name="out")]
+      ... )
+      >>> tasks = TaskNetwork(network)
+      >>> tasks(tf.zeros([2, 3, 5])).shape
+      TensorShape([2, 3, 1])
+      >>> sorted(tasks.fast_weights())
+      ['fc/bias', 'fc/kernel', 'out/bias', 'out/kernel']
+    """
+
+    def __init__(self, network: tf.keras.layers.Layer, **kwargs: Any) -> None:
+        super().__init__(**{"name": f"tasks_of_{network.name}", **kwargs})
+        self.network = network
+        self._takes_training = "training" in inspect.signature(network.call).parameters
+        statistics = [layer.name for layer in _layers(network) if isinstance(layer, _STATISTICS)]
+        if statistics:
+            raise ConfigError(
+                f"{network.name}: {', '.join(statistics)} keeps statistics of batches, by which tasks would "
+                "depend on each other: normalize by sample, with tf.keras.layers.LayerNormalization"
+            )
+
+    def fast_weights(self) -> dict[str, tf.Variable]:
+        """What a task adapts: all of `task_weights`."""
+        return self.task_weights()
+
+    def task_weights(self) -> dict[str, tf.Variable]:
+        """The weights that are trained: ``"layer/weight"`` -> variable.
+
+        A layer within a layer stands after the one that it is in, ``"attention/query/kernel"``.
+        """
+        if not self.network.built:
+            raise ConfigError(f"{self.network.name} has no weights yet: call it once")
+        trained = {id(variable) for variable in self.network.trainable_variables}
+        found: dict[str, tf.Variable] = {}
+        for path, layer in _own_layers(self.network):
+            for variable in _held(layer):
+                if id(variable) in trained:
+                    found[_new_name(found, path, variable)] = variable
+                    trained.discard(id(variable))
+        if trained:
+            lost = [v.name for v in self.network.trainable_variables if id(v) in trained]
+            raise ConfigError(
+                f"{self.network.name}: {', '.join(lost)} is no attribute of a layer, so a task's own can't "
+                "be put in its place: keep it as `self.name = self.add_weight(...)`"
+            )
+        return found
+
+    def call(
+        self, x: Any, weights: Mapping[str, tf.Tensor] | None = None, training: bool | None = None
+    ) -> tf.Tensor:
+        """Run the network.
+
+        Args:
+          x: (tasks, samples, ...), or a nest of such.
+          weights: Replacements by name, of the variable's shape, or with a leading task dimension; what is
+            not named keeps its own value.
+          training: As in Keras.
+        """
+        variables = self.task_weights() if weights else {}
+        own: dict[int, tf.Tensor] = {}
+        shared: dict[int, tf.Tensor] = {}
+        for name, value in (weights or {}).items():
+            variable = variables[name]
+            (own if value.shape.rank > variable.shape.rank else shared)[id(variable)] = value
+        if not own:
+            with replaced(self.network, shared):
+                return _over_samples(lambda samples: self._run(samples, training), x)
+        keys = list(own)
+
+        def one_task(elements: tuple[Any, ...]) -> tf.Tensor:
+            samples, *values = elements
+            with replaced(self.network, {**shared, **dict(zip(keys, values, strict=True))}):
+                return self._run(samples, training)
+
+        return tf.vectorized_map(one_task, (x, *own.values()))
+
+    def _run(self, samples: Any, training: bool | None) -> tf.Tensor:
+        outputs = self.network(samples, training=training) if self._takes_training else self.network(samples)
+        return outputs[:, tf.newaxis] if outputs.shape.rank == 1 else outputs
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {**super().get_config(), "network": tf.keras.saving.serialize_keras_object(self.network)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TaskNetwork:
+        """The layer that `get_config` described."""
+        return cls(**{**config, "network": tf.keras.saving.deserialize_keras_object(config["network"])})
+
+
+_STATISTICS = (tf.keras.layers.BatchNormalization,)
+
+
+@contextmanager
+def replaced(network: tf.keras.layers.Layer, values: Mapping[int, tf.Tensor]) -> Iterator[None]:
+    """Let the layers of a network read tensors in place of variables, while the block runs.
+
+    Args:
+      network: The network.
+      values: id of a variable -> what is read in its place.
+    """
+    if not values:
+        yield
+        return
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    for layer in _layers(network):
+        for name, held in list(vars(layer).items()):
+            if name.startswith(_LISTS_OF_KERAS):
+                continue
+            changed = _with_values(held, values, layer)
+            if changed is not held:
+                undo.append((vars(layer), name, held))
+                vars(layer)[name] = changed
+    try:
+        yield
+    finally:
+        for attributes, name, held in undo:
+            attributes[name] = held
+
+
+# Keras' own books of what a layer has, which a forward pass doesn't read its weights from.
+_LISTS_OF_KERAS = ("_trainable_weights", "_non_trainable_weights", "_self_", "_obj_reference", "_metrics")
+
+
+def _with_values(held: Any, values: Mapping[int, tf.Tensor], layer: tf.keras.layers.Layer) -> Any:
+    if isinstance(held, tf.Variable):
+        if id(held) not in values:
+            return held
+        value = values[id(held)]
+        # Under a policy of mixed precision a layer's variables read as its compute dtype.
+        casts = type(held).__name__.startswith("AutoCast")
+        return tf.cast(value, layer.compute_dtype) if casts else value
+    if isinstance(held, Mapping) and any(isinstance(part, tf.Variable) for part in held.values()):
+        return {key: _with_values(part, values, layer) for key, part in held.items()}
+    if isinstance(held, list | tuple) and any(isinstance(part, tf.Variable) for part in held):
+        return [_with_values(part, values, layer) for part in held]
+    return held
+
+
+def _over_samples(run: Any, x: Any) -> tf.Tensor:
+    """Run on the samples of all tasks as one batch, (tasks, samples, ...) -> (tasks, samples, ...)."""
+    first = tf.nest.flatten(x)[0]
+    leading = tf.shape(first)[:2]
+    flat = tf.nest.map_structure(
+        lambda part: (
+            tf.reshape(part, tf.concat([[-1], tf.shape(part)[2:]], 0))
+            if None in part.shape[2:]
+            else tf.reshape(part, [-1, *part.shape[2:]])
+        ),
+        x,
+    )
+    outputs = run(flat)
+    shaped = tf.reshape(outputs, tf.concat([leading, tf.shape(outputs)[1:]], 0))
+    return tf.ensure_shape(shaped, [*first.shape[:2], *outputs.shape[1:]])
+
+
+def _layers(network: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
+    return [part for part in (network, *network.submodules) if isinstance(part, tf.keras.layers.Layer)]
+
+
+def _own_layers(network: Any, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every layer once, those that a layer is made of before itself, in the order of the forward pass."""
+    for child in network._flatten_layers(recursive=False, include_self=False):
+        yield from _own_layers(child, (*path, child.name))
+    yield (tuple(path) or (network.name,)), network
+
+
+def _held(layer: tf.keras.layers.Layer) -> Iterator[tf.Variable]:
+    for name, held in vars(layer).items():
+        if not name.startswith(_LISTS_OF_KERAS):
+            parts = held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else [held]
+            yield from (part for part in parts if isinstance(part, tf.Variable))
+
+
+def _new_name(taken: Mapping[str, tf.Variable], path: Sequence[str], variable: tf.Variable) -> str:
+    name = "/".join([*path, variable.name.split("/")[-1].split(":")[0]])
+    numbers = (f"{name}_{number}" for number in itertools.count(1))  # two layers of one name in one layer
+    return name if name not in taken else next(other for other in numbers if other not in taken)

@@ -1,0 +1,69 @@
+"""What a `MetaModel` asks of its network, and how any Keras network comes to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection
+from gmeta.layers.task_network import TaskNetwork
+
+
+@runtime_checkable
+class AdaptiveNetwork(Protocol):
+    """A network whose weights can be handed in, one set for each task."""
+
+    def task_weights(self) -> Mapping[str, tf.Variable]:
+        """``"layer/weight"`` -> variable: all that a task may adapt, in the order of the forward pass."""
+
+    def fast_weights(self) -> Mapping[str, tf.Variable]:
+        """Of these, what a task adapts where nothing else is said."""
+
+    def __call__(self, x: Any, weights: Mapping[str, tf.Tensor] | None = None, training: bool = False) -> Any:
+        """(tasks, samples, ...) -> (tasks, samples, outputs).
+
+        Weights are of the variables' shapes, or each task's own, (tasks, ...).
+        """
+
+
+def adaptive(network: Any) -> Any:
+    """The network itself if it is one whose weights can be handed in, otherwise one around it."""
+    return network if isinstance(network, AdaptiveNetwork) else TaskNetwork(network)
+
+
+def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] | None:
+    """The names of a functional model's inputs, if it takes features by name; None: vectors side by side.
+
+    Raises:
+      ConfigError: A model of several inputs that aren't named as a dict.
+    """
+    given = getattr(network, "input", None) if getattr(network, "_is_graph_network", False) else None
+    features = {feature.name for feature in collection.features}
+    if isinstance(given, Mapping):
+        return list(given)
+    if isinstance(given, Sequence):
+        raise ConfigError(
+            f"{network.name} takes its inputs in a list: make it as Model({{'feature': input, ...}}, "
+            "outputs), so that each finds its vectors"
+        )
+    return [given.name] if given is not None and given.name in features else None
+
+
+def build(network: Any, collection: EmbeddingCollection, names: Sequence[str] | None) -> None:
+    """Call the network once, which creates its weights.
+
+    Raises:
+      ConfigError: The network doesn't take what it gets, or its outputs aren't (samples, outputs).
+    """
+    if names is not None:
+        return  # a functional model has its weights
+    width = sum(feature.dim for feature in collection.features)
+    outputs = network(tf.zeros([1, 1, width]))
+    if outputs.shape.rank != 3:
+        raise ConfigError(
+            f"{network.name}: outputs must be (samples, outputs), got {outputs.shape[1:]} for "
+            f"inputs (samples, {width})"
+        )

@@ -1,0 +1,73 @@
+"""Losses and metrics of samples that stand in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.metrics import TaskMetric
+
+
+class SampleLoss:
+    """A Keras loss that isn't reduced over samples.
+
+    Args:
+      loss: A loss, its name, or a function.
+
+    Raises:
+      ConfigError: It is none of these.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        found = tf.keras.losses.get(loss)
+        self._call: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+        if isinstance(found, tf.keras.losses.Loss):
+            self._call = found.call
+        elif callable(found):
+            self._call = found
+        else:
+            raise ConfigError(f"loss must be a Keras loss, its name or a function, got {loss!r}")
+
+    def __call__(self, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        """Losses (tasks, samples), of several outputs the mean.
+
+        Args:
+          labels: (tasks, samples), or (tasks, samples, outputs).
+          outputs: (tasks, samples, outputs).
+        """
+        return self._call(like_outputs(labels), outputs)
+
+
+def like_outputs(labels: tf.Tensor) -> tf.Tensor:
+    """Labels as (tasks, samples, outputs)."""
+    return labels if labels.shape.rank == 3 else labels[..., tf.newaxis]
+
+
+def without_single_output(outputs: tf.Tensor) -> tf.Tensor:
+    """(tasks, samples) where there is one output; otherwise as they are."""
+    return tf.squeeze(outputs, axis=-1) if outputs.shape[-1] == 1 else outputs
+
+
+class TaskMetrics:
+    """The metrics that see whole tasks."""
+
+    def __init__(self, metrics: list[TaskMetric]) -> None:
+        self.metrics = metrics
+
+    @classmethod
+    def among(cls, metrics: Any) -> tuple[TaskMetrics, Any]:
+        """Those among what `compile` was given, and the others, for Keras."""
+        if isinstance(metrics, TaskMetric):
+            return cls([metrics]), None
+        if not isinstance(metrics, list | tuple):
+            return cls([]), metrics
+        own = [metric for metric in metrics if isinstance(metric, TaskMetric)]
+        return cls(own), [metric for metric in metrics if not isinstance(metric, TaskMetric)]
+
+    def update(self, labels: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor) -> None:
+        """Show them a batch of tasks."""
+        for metric in self.metrics:
+            metric.update_state(labels, without_single_output(outputs), mask)
