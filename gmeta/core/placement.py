@@ -35,7 +35,7 @@ def shapes_on_host() -> Iterator[None]:
 
 @contextmanager
 def made_ops() -> Iterator[list[tf.Operation]]:
-    """The ops that are traced in a ``with`` block, in a list that is full after it; none if ops run at once."""
+    """The ops that are traced in a ``with`` block, in a list that is full after it; none that run at once."""
     found: list[tf.Operation] = []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = 0 if graph is None else len(graph.get_operations())
