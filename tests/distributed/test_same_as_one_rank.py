@@ -165,12 +165,22 @@ def ctr(optimizer: str) -> Model:
     return model
 
 
-def maml(optimizer: str) -> MetaModel:
+# Over samples with MAML; over tasks with rows that adapt too, at learned rates; and Reptile.
+LOOPS = {
+    "maml": (InnerLoop(steps=2, learning_rate=0.05), "sample"),
+    "rows": (InnerLoop(adapt="all", learning_rate=0.05, learn_learning_rate="layer", clip_norm=2.0), "task"),
+    "reptile": (InnerLoop("reptile", steps=2, learning_rate=0.05), "sample"),
+}
+
+
+def meta_model(kind: str, optimizer: str) -> MetaModel:
     sparse, dense = OPTIMIZERS[optimizer]
+    inner, reduction = LOOPS[kind]
     model = MetaModel(
         EmbeddingCollection(FEATURES, optimizer=sparse(), name="collection"),
         DenseStack({"fc": 8, "out": 1}, seed=collectives.world().rank),
-        inner=InnerLoop(steps=2 if optimizer == "adam" else 1, learning_rate=0.05, order=2),
+        inner=inner,
+        reduction=reduction,
     )
     model.compile(dense(), "mse", metrics=["mae"])
     return model
@@ -191,8 +201,8 @@ def state(model: tf.keras.Model, collection: EmbeddingCollection) -> dict[str, A
 
 
 def train(kind: str, optimizer: str, known: bool) -> dict[str, Any]:
-    tasks = kind == "maml"
-    model = maml(optimizer) if tasks else ctr(optimizer)
+    tasks = kind in LOOPS
+    model = meta_model(kind, optimizer) if tasks else ctr(optimizer)
     collection = model.collection if tasks else model.get_layer("collection")
     batches = task_batches if tasks else ctr_batches
     data = own_part(batches, collection, tasks, known)
@@ -203,11 +213,12 @@ def train(kind: str, optimizer: str, known: bool) -> dict[str, Any]:
     return {**state(model, collection), "history": history, "measured": measured, "counts": counts.calls}
 
 
-CASES = [("ctr", "adam", False), ("ctr", "adagrad", True), ("maml", "adam", True), ("maml", "adagrad", False)]
+CASES = [("ctr", "adam", False), ("ctr", "adagrad", True), ("maml", "adam", True), ("rows", "adagrad", False)]
 # Each model with each optimizer on two ranks, and on more each model and each optimizer once. Tracing is what
 # takes the time, so all of them on all numbers of ranks is `make test-ranks`.
 CASES_OF = {1: CASES, 2: CASES, 3: [CASES[1]], 4: [CASES[2]]}
 if "GMETA_ALL_RANK_CASES" in os.environ:
+    CASES += [("maml", "adagrad", False), ("reptile", "adam", False), ("reptile", "adagrad", True)]
     CASES_OF = dict.fromkeys(CASES_OF, CASES)
 ON_RANKS = [
     pytest.param(np_, case, id="-".join([str(np_), *case[:2]])) for np_ in (2, 3, 4) for case in CASES_OF[np_]
