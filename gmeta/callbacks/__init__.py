@@ -1,7 +1,8 @@
 """The Keras callbacks of gmeta, by one door: each is loaded when it is first used.
 
-`StepTimes` measures where a step's time goes, `ShardedCheckpoint` saves and restores models with their
-tables, `LearningRateWarmup` raises the rate of several ranks from that of one.
+`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes,
+`ShardedCheckpoint` saves and restores models with their tables, `LearningRateWarmup` raises the rate of
+several ranks from that of one.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
     from gmeta.callbacks.step_times import StepTimes as StepTimes
     from gmeta.training.sharded_callback import ShardedCheckpoint as ShardedCheckpoint
     from gmeta.training.warmup import LearningRateWarmup as LearningRateWarmup
 
 _WHERE = {
+    "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
     "LearningRateWarmup": "gmeta.training.warmup",
     "ShardedCheckpoint": "gmeta.training.sharded_callback",
     "StepTimes": "gmeta.callbacks.step_times",

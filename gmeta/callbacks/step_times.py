@@ -138,8 +138,8 @@ class StepTimes(tf.keras.callbacks.Callback):
 
         @tf.autograph.experimental.do_not_convert
         def measured(iterator: Any) -> Any:
-            clock.start()
-            logs = inside(iterator)
+            with tf.control_dependencies([clock.start()]):
+                logs = inside(iterator)
             with tf.control_dependencies(_made_by(logs)):
                 # On a GPU all of a step's kernels run in one order, so the last to be asked for is a witness.
                 clock.stop(*(variable.read_value() for variable in model.trainable_variables[:1]))

@@ -1,0 +1,116 @@
+"""How the error of held-out tasks falls with the inner steps that they take, epoch by epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.callbacks.steps_metrics import StepsMetrics
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
+from gmeta.models import MetaModel
+from gmeta.models.ranks.data import rank_dataset
+
+
+class AdaptationCurve(tf.keras.callbacks.Callback):
+    """Measures held-out tasks after several numbers of inner steps, at the end of epochs.
+
+    The loss and every metric that the model was compiled with get a value for each number of steps, in the
+    logs, as ``val_mae@0``, ``val_mae@1``, …. So they stand in `History`, are shown and go to TensorBoard, and
+    ``EarlyStopping(monitor="val_mae@5")`` or ``CSVLogger`` can use them; callbacks that do must stand after
+    this one in ``fit``'s list.
+
+    A batch is looked up once, and the steps are taken one after another: a task after five steps continues
+    the one after one. Numbers may be larger than the inner loop's own. What `fit` measures by itself,
+    ``val_mae``, is after ``inner.evaluation_steps``.
+
+    On several ranks the values are those of all ranks' tasks. Each measures its part of the data, as in
+    `fit`.
+
+    Args:
+      data: Task batches to measure. None: `fit`'s validation data, read a second time.
+      steps: Numbers of inner steps, none negative.
+      every: Measure after every n-th epoch. As with Keras' ``validation_freq``, other epochs' logs have no
+        values, for which ``CSVLogger`` isn't made.
+
+    Attributes:
+      values: What was measured last: steps -> metric -> value.
+
+    Raises:
+      ConfigError: ``steps`` or ``every`` make no sense; or, in `fit`, the model takes no inner steps, or
+        there is no data.
+
+    Example:
+      ::
+
+        curve = gmeta.callbacks.AdaptationCurve(steps=(0, 1, 5))
+        stop = tf.keras.callbacks.EarlyStopping("val_mae@5", patience=3)
+        history = model.fit(tasks, epochs=30, validation_data=cold, callbacks=[curve, stop]).history
+        history["val_mae@0"], history["val_mae@5"]
+    """
+
+    def __init__(self, data: Any = None, steps: Sequence[int] = (0, 1, 5), *, every: int = 1) -> None:
+        super().__init__()
+        if not steps or min(steps) < 0 or len(set(steps)) < len(steps):
+            raise ConfigError(f"AdaptationCurve: steps must be different numbers from 0 on, got {steps!r}")
+        if every < 1:
+            raise ConfigError(f"AdaptationCurve: every must be at least 1, got {every}")
+        if data is not None and not isinstance(data, tf.data.Dataset):
+            raise ConfigError(
+                f"AdaptationCurve: data must be a tf.data.Dataset of task batches, got {type(data).__name__}"
+            )
+        self.values: dict[int, dict[str, float]] = {}
+        self._data, self._steps, self._every = data, tuple(steps), every
+        self._part: Any = None
+        self._metrics: StepsMetrics | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take this rank's part of the data."""
+        if not isinstance(self.model, MetaModel):
+            raise ConfigError(
+                f"AdaptationCurve: {type(self.model).__name__} takes no inner steps; it is for a "
+                "gmeta.models.MetaModel"
+            )
+        self._metrics = None  # the model may have been compiled anew
+        if self._data is not None:
+            several = collectives.world().shares.total > 1
+            self._part = rank_dataset(self._data, shuffle=False, shard=several).dataset
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Measure, and put the values into the logs."""
+        if (epoch + 1) % self._every:
+            return
+        if self._metrics is None:
+            self._metrics = StepsMetrics(self.model, self._steps)
+        self._metrics.reset()
+        dataset, batches = self._measured_data()
+        iterator = iter(dataset)
+        with suppress(StopIteration, tf.errors.OutOfRangeError):
+            for _ in itertools.count() if batches is None else range(batches):
+                self._metrics.measure(iterator)
+        self.values = self._metrics.results()
+        named = {
+            f"val_{name}@{steps}": value
+            for steps, metrics in self.values.items()
+            for name, value in metrics.items()
+        }
+        if logs is not None:
+            logs.update(named)
+
+    def _measured_data(self) -> tuple[tf.data.Dataset, int | None]:
+        """The data, and how many batches of it are asked for; None: all."""
+        if self._data is not None:
+            return self._part, None
+        # Keras hands its validation data to no callback, but has made a data set of it by now, or on several
+        # ranks has been given this rank's part, and keeps that until `fit` is over.
+        handler = getattr(self.model, "_eval_data_handler", None)
+        if handler is None:
+            raise ConfigError(
+                "AdaptationCurve has nothing to measure: pass it a data set of task batches, data=..., or "
+                "give fit one as validation_data; with validation_freq, measure no earlier than fit (every=)"
+            )
+        return handler._dataset, handler.inferred_steps
