@@ -8,15 +8,18 @@ shared weights and to the embedding rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
+from tf_keras.src.saving.serialization_lib import Config
 
 from gmeta import meta
+from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError
 from gmeta.core.placement import made_ops, shapes_on_host
 from gmeta.layers import CollectionLookup, EmbeddingCollection, RecordedLookups
+from gmeta.layers.task_network import TaskNetwork
 from gmeta.meta.reduction import Reduction
 from gmeta.models.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
 from gmeta.models.inner_rates import InnerRates
@@ -25,11 +28,13 @@ from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_ste
 from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
-from gmeta.models.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
+from gmeta.models.task_loops import TaskLoops
+from gmeta.models.task_losses import SampleLoss, TaskMetrics, without_single_output
 from gmeta.models.task_view import Part, TaskBatch, TaskView
 
 
-class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
+@tf.keras.saving.register_keras_serializable("gmeta")
+class MetaModel(TaskLoops, SavesTables, RunsOnRanks, tf.keras.Model):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is
@@ -134,121 +139,12 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
             self._set_inner(inner)
         self._task_metrics, others = TaskMetrics.among(metrics)
         super().compile(optimizer=optimizer, loss=loss, metrics=others, **kwargs)
+        self._compile_config = Config(
+            optimizer=optimizer, loss=loss, metrics=metrics, accumulate_steps=accumulate_steps, **kwargs
+        )
         self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps)
         self._sample_loss = SampleLoss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
-
-    # What the loops are made of, from here on; models with loops of their own override it.
-
-    def adapted_weights(self) -> dict[str, tf.Variable]:
-        """Name -> variable: the network's weights that a task adapts."""
-        found = self.network.task_weights()
-        chosen = self.inner.adapted_layers(_layers(found), _layers(self.network.fast_weights()))
-        return {name: variable for name, variable in found.items() if name.rpartition("/")[0] in chosen}
-
-    def view(self, batch: TaskBatch, lookup: CollectionLookup) -> TaskView:
-        """A batch, as the loops see it."""
-        return TaskView(
-            batch,
-            self.collection,
-            lookup,
-            names=self._named_inputs,
-            adapts_rows=self.inner.adapts_embeddings,
-        )
-
-    def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
-        """What tasks adapt of the network, before adaptation.
-
-        Returns:
-          Name -> tensor, of the variable's shape where all tasks start alike, otherwise (tasks, ...).
-        """
-        return {name: tf.convert_to_tensor(value) for name, value in self.adapted_weights().items()}
-
-    def task_outputs(
-        self,
-        view: TaskView,
-        part: Part,
-        weights: Mapping[str, tf.Tensor],
-        training: bool = False,
-    ) -> tf.Tensor:
-        """Outputs for samples of the tasks, with their own weights: (tasks, samples, outputs)."""
-        of_network = {name: value for name, value in weights.items() if name not in view.owners()}
-        return self.network(view.inputs(part, weights), of_network, training=training)
-
-    def support_loss(
-        self,
-        view: TaskView,
-        weights: Mapping[str, tf.Tensor],
-        part: Part = "support",
-        training: bool = False,
-    ) -> tf.Tensor:
-        """The tasks' mean losses on their support samples, (tasks,)."""
-        outputs = self.task_outputs(view, part, weights, training)
-        return meta.task_means(self._sample_loss(view.labels(part), outputs), view.mask(part))
-
-    def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The loss of adapted weights that a step minimizes, a scalar; metrics are updated on the way."""
-        part: Part = "all" if self.outer_samples == "all" else "query"
-        return self._measured(view, part, self.task_outputs(view, part, weights, training=True))
-
-    def adapted(
-        self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False
-    ) -> meta.Adapted:
-        """Tasks after so many steps on their support samples.
-
-        Args:
-          view: The batch.
-          steps: Inner gradient steps.
-          part: The samples to adapt on.
-          training: Whether outer gradients are to pass through the steps, and layers such as Dropout are to
-            act as in training.
-        """
-        return self._further(view, self._start(view, steps > 0), steps, part, training)
-
-    def _start(self, view: TaskView, to_adapt: bool = True) -> meta.Adapted:
-        weights = self.start_weights(view)
-        if to_adapt:
-            shapes = self.adapted_weights()
-            alike = {n: v for n, v in weights.items() if n in shapes and v.shape.rank == shapes[n].shape.rank}
-            weights = {**weights, **meta.per_task(alike, view.tasks)}
-        parameters = {**weights, **view.row_parameters()}
-        return self.inner.adaptation().begin(parameters, view.owners())
-
-    def _further(
-        self,
-        view: TaskView,
-        adapted: meta.Adapted,
-        steps: int,
-        part: Part = "support",
-        training: bool = False,
-    ) -> meta.Adapted:
-        rule = self.inner.adaptation(self.inner_rates.values(), order=None if training else 1)
-        if not (self.inner.recompute and training):
-            return rule.run(lambda w: self.support_loss(view, w, part, training), adapted, steps)
-        # What a step reads has to be handed to it, so that it can be read anew.
-        return rule.run(
-            lambda w, samples: self.support_loss(view.with_samples(samples), w, part, training),
-            adapted,
-            steps,
-            view.samples(),
-        )
-
-    def predict_after(self, batch: TaskBatch, steps: Sequence[int]) -> dict[int, tf.Tensor]:
-        """Query predictions after several numbers of inner steps, each continuing the one before.
-
-        Args:
-          batch: A batch of tasks. Nothing is stored.
-          steps: Numbers of inner gradient steps, e.g. (0, 1, 5).
-
-        Returns:
-          Steps -> (tasks, query samples), or (tasks, query samples, outputs) if there are several.
-        """
-        view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
-        adapted, found = self._start(view), {}
-        for goal in sorted(set(steps)):
-            adapted = self._further(view, adapted, goal - adapted.steps)
-            found[goal] = without_single_output(self.task_outputs(view, "query", adapted.parameters))
-        return found
 
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
@@ -327,15 +223,32 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
         if self.step_clock is not None:
             self.step_clock.mark(part, *tensors)
 
-    def _measured(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
-        """The mean loss of outputs; metrics see them."""
-        labels, mask = view.labels(part), view.mask(part)
-        real = mask > 0
-        self.compiled_metrics.update_state(
-            tf.boolean_mask(like_outputs(labels), real), tf.boolean_mask(outputs, real)
-        )
-        self._task_metrics.update(labels, outputs, mask)
-        return meta.reduce_tasks(self._sample_loss(labels, outputs), mask, self.reduction)
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON can hold them."""
+        serialize = tf.keras.saving.serialize_keras_object
+        given = self.network.network if isinstance(self.network, TaskNetwork) else self.network
+        return {
+            "collection": serialize(self.collection),
+            "network": serialize(given),
+            "inner": to_mapping(self.inner),
+            "outer_samples": self.outer_samples,
+            "reduction": self.reduction,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MetaModel:
+        """The model that `get_config` described."""
+        made = {
+            part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
+            for part in ("collection", "network")
+        }
+        return cls(**{**config, **made, "inner": from_mapping(meta.InnerLoop, config["inner"], "inner")})
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """`compile` with what ``get_compile_config`` gave."""
+        self.compile(**tf.keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
 
     def _counted(self, batch: TaskBatch, part: Part | None = None) -> tf.Tensor:
         """How many samples, or tasks, the outer loss is a mean of."""
@@ -353,7 +266,3 @@ class MetaModel(SavesTables, RunsOnRanks, tf.keras.Model):
     def _report(self, loss: tf.Tensor, counted: tf.Tensor) -> dict[str, tf.Tensor]:
         self._loss_metric.update_state(loss, sample_weight=counted)
         return {metric.name: metric.result() for metric in self.metrics}
-
-
-def _layers(weights: Mapping[str, tf.Variable]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.rpartition("/")[0] for name in weights))

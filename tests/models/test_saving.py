@@ -6,8 +6,11 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop, Momentum
+from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
 from gmeta.ops import Adagrad, Adam, Normal
+from gmeta.testing.drawn_tasks import make_batch
 from gmeta.testing.tables import assert_same_tables
 
 FEATURES = (FeatureConfig("user", 4), FeatureConfig("item", 4, initializer=Normal(0.0, 1.0)))
@@ -144,3 +147,45 @@ def test_rows_of_another_optimizer_are_refused(trained, tmp_path, name):
     model.save_weights(tmp_path / name)
     with pytest.raises(ConfigError, match="the checkpoint holds"):
         make(optimizer=Adagrad(0.1)).load_weights(tmp_path / name)
+
+
+def make_meta():
+    network = tf.keras.Sequential(
+        [tf.keras.layers.Dense(4, "relu", name="fc"), tf.keras.layers.Dense(1, name="out")]
+    )
+    features = [FeatureConfig("user", 4), FeatureConfig("item", 4)]
+    inner = InnerLoop("meta-sgd", optimizer=Momentum(0.5), adapt=["out", "embeddings"])
+    model = MetaModel(EmbeddingCollection(features, seed=3), network, inner=inner, reduction="task")
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", ["mae", NDCG(2)], accumulate_steps=2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained_meta():
+    model, batch = make_meta(), make_batch([3, 2])
+    batch["label"] = tf.abs(batch["label"])
+    model.fit(tf.data.Dataset.from_tensors(batch).repeat(4), verbose=0)
+    return model, batch
+
+
+@pytest.mark.parametrize("name", ["weights", "model.weights.h5"])
+def test_a_meta_models_weights_and_learned_rates_come_back(trained_meta, tmp_path, name):
+    model, batch = trained_meta
+    model.save_weights(tmp_path / name)
+    other = make_meta()
+    other.load_weights(tmp_path / name)
+    np.testing.assert_array_equal(other(batch), model(batch))
+    assert_same_tables(other.collection.tables[0], model.collection.tables[0])
+
+
+def test_a_keras_file_holds_a_meta_model_whole(trained_meta, tmp_path):
+    model, batch = trained_meta
+    model.save(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert (other.inner, other.reduction) == (model.inner, "task")
+    np.testing.assert_array_equal(other(batch), model(batch))
+    data = tf.data.Dataset.from_tensors(batch).repeat(2)
+    one, two = (each.fit(data, verbose=0).history for each in (model, other))
+    assert one == two
+    assert set(one) == {"loss", "mae", "ndcg@2"}
+    np.testing.assert_array_equal(other(batch), model(batch))
