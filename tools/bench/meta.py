@@ -1,0 +1,125 @@
+"""Meta-learning: training steps a second, beside a loop over tasks and beside PyTorch.
+
+    gmeta bench meta --json FILE
+    gmeta bench meta --data FOLDER/warm        (a prepared ML-1M in place of generated rows of its shapes)
+
+melu     MeLU's network on ML-1M's shapes: 8 fields, three of them with several ids, dim 32, layers of 64, 64
+         and 1; 32 users a step, with 3 to 90 support rows and 10 query rows each
+ali_ccp  23 fields, five of them with several ids, dim 16, layers of 128, 64 and 2, for click and conversion;
+         8 scenarios a step, with 128 to 512 support rows and 256 query rows each
+
+A step goes from a batch of ids to the end of all updates, embedding rows and their Adam included; reading is
+not timed. Peers, each on the same weights, batches and number of threads; before anything is timed, their
+outer losses and all outer gradients are compared with gmeta's to float32 rounding:
+
+loop over tasks  TensorFlow as users write it: see parts/meta_loop.py
+torch.func       `vmap` over padded tasks: see parts/meta_vmap.py; eager or by `torch.compile`, the faster
+learn2learn      a clone for each task: see parts/meta_learn2learn.py
+
+second_over_first  time of a second-order step over that of a first-order one
+memory             peak resident memory of a step of 32 tasks of 512 support samples, in a process of its own
+
+Neither PyTorch nor learn2learn is a dependency. To see them, in an environment of their own beside gmeta's:
+pip install torch==2.13.0 sympy 'mpmath<1.4' networkx filelock fsspec
+pip download --no-deps learn2learn==0.2.0, unpack it and put its folder on PYTHONPATH: only its Python is
+needed, and its C sources are of a Cython that precedes Python 3.11
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+# On shared cores, threads of OpenMP that spin for each other take from everybody, PyTorch most of all.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from harness import Result, parser, report
+from parts import meta_sets
+from parts.meta_case import Case
+from parts.meta_contenders import COMPILED, LEARN2LEARN, LOOP, VMAP, contenders, seconds_a_step, versions
+from parts.meta_gmeta import set_threads
+from parts.meta_memory import peak_mib
+
+
+def data_sets(given: Any) -> list[dict[str, Any]]:
+    """What `Case` takes, but for the inner loop."""
+    if given.smoke:
+        users, scenarios = meta_sets.melu(3, 2), meta_sets.ali_ccp(2, 16, 2, shrink=1000)
+    else:
+        users, scenarios = meta_sets.melu(32, 8), meta_sets.ali_ccp(8, 512, 4)
+    if given.data is not None:
+        users = meta_sets.prepared(given.data, 32, 8)
+    return [
+        {**_named("melu", *users), "dim": 32, "hidden": (64, 64), "loss": "mse"},
+        {**_named("ali_ccp", *scenarios), "dim": 16, "hidden": (128, 64), "loss": "bce"},
+    ]
+
+
+def _named(name: str, batches: Any, fields: Any) -> dict[str, Any]:
+    return {"name": name, "batches": batches, "fields": fields}
+
+
+def results_of(case: Case, seconds: dict[str, float]) -> list[Result]:
+    """A case's figures."""
+    where = f"{case.name}/{{}}/order{case.order}/steps{case.steps}"
+    tasks = case.batches[0].tasks
+    samples = sum(len(batch.labels) for batch in case.batches) / len(case.batches)
+    func = min((name for name in (VMAP, COMPILED) if name in seconds), key=seconds.__getitem__, default=VMAP)
+    results = [
+        Result(
+            f"meta/{where.format('tasks')}",
+            tasks / seconds["gmeta"],
+            "tasks/s",
+            peer,
+            tasks / seconds[peer] if peer in seconds else None,
+        )
+        for peer in (LOOP, func, LEARN2LEARN)
+    ]
+    return [*results, Result(f"meta/{where.format('samples')}", samples / seconds["gmeta"], "samples/s")]
+
+
+def memory(threads: int, smoke: bool) -> list[Result]:
+    """Peaks with and without recomputing."""
+    results = []
+    shape = {"tasks": 2, "support": 16} if smoke else {"tasks": 32, "support": 512}
+    for steps in [1] if smoke else [1, 5, 20]:
+        kept, again = (peak_mib(**shape, steps=steps, recompute=r, threads=threads) for r in (False, True))
+        results.append(Result(f"meta/memory/kept/steps{steps}", kept, "MiB"))
+        results.append(Result(f"meta/memory/recompute/steps{steps}", again, "MiB", "all steps kept", kept))
+    return results
+
+
+def main() -> None:
+    """All sets, orders and numbers of steps."""
+    options = parser(__doc__)
+    options.add_argument("--data", type=Path, help="a prepared ML-1M and its split, FOLDER/warm")
+    options.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contender")
+    options.add_argument("--sets", nargs="+", default=["melu", "ali_ccp"], choices=["melu", "ali_ccp"])
+    options.add_argument("--steps", type=int, nargs="+", default=[1, 5])
+    options.add_argument("--no-memory", action="store_true", help="leave out the peaks of memory")
+    given = options.parse_args()
+    set_threads(given.threads)
+    results = []
+    for data in data_sets(given):
+        if data["name"] not in given.sets:
+            continue
+        for steps in [1] if given.smoke else given.steps:
+            ours = {}
+            for order in (2,) if given.smoke else (1, 2):
+                case = Case(**data, steps=steps, order=order)
+                seconds = seconds_a_step(contenders(case, given.threads, not given.smoke), given.rounds)
+                results += results_of(case, seconds)
+                ours[order] = seconds["gmeta"]
+                took = ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items())
+                print(f"{case.name}, order {order}, {steps} inner steps: {took}", flush=True)
+            if len(ours) == 2:
+                name = f"meta/{data['name']}/second_over_first/steps{steps}"
+                results.append(Result(name, ours[2] / ours[1], "times"))
+    if not given.no_memory:
+        results += memory(given.threads, given.smoke)
+    report("Meta-learning", results, given.json, threads=given.threads, peers=versions())
+
+
+if __name__ == "__main__":
+    main()
