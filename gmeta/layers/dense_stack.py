@@ -103,6 +103,8 @@ class DenseStack(tf.keras.layers.Layer):
           training: Makes no difference.
         """
         used = {**self._weights_of, **(weights or {})}
+        # Under a policy of mixed precision x has the layer's compute dtype, and a task's own weights float32.
+        used = {name: tf.cast(value, x.dtype) for name, value in used.items()}
         last = len(self.units) - 1
         for index, layer in enumerate(self.units):
             x = dense(x, used[f"{layer}/kernel"], used[f"{layer}/bias"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,7 +109,7 @@ class TaskNetwork(tf.keras.layers.Layer):
             with replaced(self.network, {**shared, **dict(zip(keys, values, strict=True))}):
                 return self._run(samples, training)
 
-        return tf.vectorized_map(one_task, (x, *own.values()))
+        return _map_tasks(one_task, (x, *own.values()))
 
     def _run(self, samples: Any, training: bool | None) -> tf.Tensor:
         outputs = self.network(samples, training=training) if self._takes_training else self.network(samples)
@@ -172,6 +172,16 @@ def _with_values(held: Any, values: Mapping[int, tf.Tensor], layer: tf.keras.lay
     if isinstance(held, list | tuple) and any(isinstance(part, tf.Variable) for part in held):
         return [_with_values(part, values, layer) for part in held]
     return held
+
+
+def _map_tasks(one_task: Callable[[tuple[Any, ...]], tf.Tensor], elements: tuple[Any, ...]) -> tf.Tensor:
+    """``one_task`` of each task's elements, as one tensor."""
+    tasks = tf.nest.flatten(elements)[0].shape[0]
+    if not (tf.executing_eagerly() and tasks):
+        return tf.vectorized_map(one_task, elements)
+    # Run at once, that would trace a graph anew in each call, which takes longer than task after task.
+    of = [tf.nest.map_structure(lambda part, task=task: part[task], elements) for task in range(tasks)]
+    return tf.stack([one_task(each) for each in of])
 
 
 def _over_samples(run: Any, x: Any) -> tf.Tensor:

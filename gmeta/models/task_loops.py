@@ -66,7 +66,8 @@ class TaskLoops:
     ) -> tf.Tensor:
         """Outputs for samples of the tasks, with their own weights: (tasks, samples, outputs)."""
         of_network = {name: value for name, value in weights.items() if name not in view.owners()}
-        return self.network(view.inputs(part, weights), of_network, training=training)
+        outputs = self.network(view.inputs(part, weights), of_network, training=training)
+        return tf.cast(outputs, tf.float32) if outputs.dtype.size < 4 else outputs  # as losses need it
 
     def support_loss(
         self,

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.models import Model
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel, Model
 from gmeta.ops import SGD, Normal
+from gmeta.testing.drawn_tasks import make_batch
+
+START = Normal(0.0, 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +80,36 @@ def test_a_step_whose_rows_gradient_overflows_changes_nothing_and_lowers_the_sca
     for mine, old in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(mine, old)
     assert float(model.optimizer.loss_scale) == scale / 2
+
+
+def keras_stack():
+    return tf.keras.Sequential(
+        [tf.keras.layers.Dense(8, "relu", name="fc"), tf.keras.layers.Dense(1, name="out")]
+    )
+
+
+def dense_stack():
+    return DenseStack({"fc": 8, "out": 1})
+
+
+@pytest.mark.parametrize("network", [dense_stack, keras_stack])
+def test_tasks_adapt_in_float16_close_to_float32(network):
+    features = [FeatureConfig("user", 4, initializer=START), FeatureConfig("item", 4, initializer=START)]
+    inner, batch = InnerLoop(steps=2, learning_rate=0.05, adapt="all"), make_batch([3, 2])
+    half = MetaModel(EmbeddingCollection(features), network(), inner=inner)
+    tf.keras.mixed_precision.set_global_policy("float32")
+    full = MetaModel(EmbeddingCollection(features), network(), inner=inner)
+    for mine, other in zip(half.network.weights, full.network.weights, strict=True):
+        mine.assign(other)
+    for model in (half, full):
+        optimizer = tf.keras.optimizers.SGD(0.01)
+        if model is half:
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024.0)
+        model.compile(optimizer, "mse")
+    assert half(batch).dtype == tf.float32
+    np.testing.assert_allclose(half(batch), full(batch), atol=5e-3)
+    data = tf.data.Dataset.from_tensors(batch).repeat(5)
+    losses = [model.fit(data, verbose=0).history["loss"][0] for model in (half, full)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=5e-3)
+    for mine, other in zip(half.network.weights, full.network.weights, strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-3)
