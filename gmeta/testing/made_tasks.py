@@ -75,6 +75,25 @@ def alone(batch: Batch, task: int) -> Batch:
     }
 
 
+def opposed_tasks(
+    batches: int, tasks: int = 16, *, support: int = 6, query: int = 4, seed: int = 0
+) -> list[Batch]:
+    """Tasks half of which like the very items that the others dislike; only the support says which.
+
+    A model that doesn't adapt can do no better than to predict 0, at a mean squared error of 1.
+    """
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(batches):
+        batch = task_batch(
+            [support] * tasks, query, ids={"user": 1, "item": 8}, seed=int(rng.integers(1 << 30))
+        )
+        liked = np.where(batch["features"]["item"].numpy() % 2, 1.0, -1.0)
+        signs = np.repeat(rng.choice([-1.0, 1.0], tasks), support + query)
+        made.append({**batch, "label": tf.constant(liked * signs, tf.float32)})
+    return made
+
+
 def dataset(batches: Sequence[Batch], *, known: bool = True) -> tf.data.Dataset:
     """Batches of different numbers of tasks and samples as a data set, of known size or not."""
 
