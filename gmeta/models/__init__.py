@@ -1,5 +1,7 @@
-"""Models: a Keras model that trains tables, one with an inner and an outer loop, and published ones made of it."""
+"""Models: a Keras model that trains tables, one with inner and outer loop, and published ones made of that."""
 
+from gmeta.models.cbml import CBML as CBML
+from gmeta.models.cbml import cbml as cbml
 from gmeta.models.dlrm import dlrm as dlrm
 from gmeta.models.melu import melu as melu
 from gmeta.models.melu import melu_features as melu_features
