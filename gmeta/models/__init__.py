@@ -1,4 +1,4 @@
-"""Models: a Keras model that trains tables, one with inner and outer loop, and published ones made of that."""
+"""Models: a Keras model that trains tables, one with inner and outer loop, and published ones made of it."""
 
 from gmeta.models.cbml import CBML as CBML
 from gmeta.models.cbml import cbml as cbml
