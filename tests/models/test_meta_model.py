@@ -63,6 +63,25 @@ def test_predictions_do_not_depend_on_neighbours_or_padding():
         np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
 
 
+def test_a_batch_of_32_tasks_equals_32_batches_of_one():
+    model, batch = make_model(steps=3), make_batch(list(np.random.default_rng(0).integers(1, 9, 32)))
+    together = model(batch)
+    found, lookup = model.gradients(batch)
+    parts = [model.gradients(alone(batch, task)) for task in range(32)]
+    for task in range(32):
+        np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.loss, np.mean([outer.loss for outer, _ in parts]), rtol=1e-5)
+    for k, gradient in enumerate(found.dense):
+        expected = np.mean([outer.dense[k] for outer, _ in parts], axis=0)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    total = {}
+    for outer, of_task in parts:
+        for key, gradient in rows_by_key(of_task, outer.rows).items():
+            total[key] = total.get(key, 0) + gradient / 32
+    for key, gradient in rows_by_key(lookup, found.rows).items():
+        np.testing.assert_allclose(gradient, total[key], rtol=1e-4, atol=1e-6)
+
+
 def test_second_order_gradients_match_finite_differences():
     model, batch = make_model(steps=2), make_batch([3, 2])
     _, lookup, dense, (rows,) = gradients(model, batch)
