@@ -19,23 +19,24 @@ from gmeta.core.on_bad import OnBad
 def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure adaptation to new users, and write the report.
 
-    Cold users are measured before adaptation and after several inner steps, beside joint training and the
-    item mean, over all seeds of the run.
+    The tasks of every test split are measured before adaptation and after several inner steps, beside joint
+    training and the item mean, over all seeds of the run.
     """
     if start_ranks(size):
         return
     from rich.console import Console
 
     from gmeta.core.collectives import world
-    from gmeta.training import experiment
+    from gmeta.training.measuring import evaluate as measure
     from gmeta.training.report import write_report
     from gmeta.training.run_folder import RunFolder
     from gmeta.training.table import rich_table
 
-    evaluation = experiment.evaluate(RunFolder(run_path), on_bad=on_bad)
+    evaluation = measure(RunFolder(run_path), on_bad=on_bad)
     if world().rank > 0:
         return
-    Console().print(rich_table(evaluation))
+    for section in evaluation.sections:
+        Console().print(rich_table(section))
     if json_path:
         evaluation.save(json_path)
         click.echo(f"table as data: {json_path}")

@@ -105,12 +105,14 @@ class EpochCheckpoints(ShardedCheckpoint):
 
     @property
     def run(self) -> TrainingRun:
-        """The curves so far: training loss and held-out MAE, one point an epoch."""
+        """The curves so far, one point an epoch: training loss and, where measured, held-out MAE or AUC."""
+        logged = {"loss": "loss", "mae": "val_mae", "auc": "val_auc"}
         return TrainingRun(
             epoch=list(range(1, len(self._history) + 1)),
             curves={
-                "loss": [logs.get("loss", math.nan) for logs in self._history],
-                "mae": [logs.get("val_mae", math.nan) for logs in self._history],
+                curve: [logs.get(name, math.nan) for logs in self._history]
+                for curve, name in logged.items()
+                if any(name in logs for logs in self._history)
             },
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gmeta.core.files import write_atomically
 from gmeta.training.metrics import METRICS
 from gmeta.training.spread import Spread
 
-FORMAT, VERSION = "gmeta-evaluation", 1
+FORMAT, VERSION = "gmeta-evaluation", 2
 
 TRAIN_LOSS, VALIDATION_MAE = "loss", "mae"
 """The curves of a `TrainingRun` that the report draws."""
@@ -27,12 +27,21 @@ TRAIN_LOSS, VALIDATION_MAE = "loss", "mae"
 
 @dataclass(frozen=True)
 class DataDescription:
-    """The data set that was evaluated: its folder's name, its tasks, and all its rows."""
+    """The data set that was evaluated.
+
+    Attributes:
+      name: Its folder's name.
+      warm_tasks: Tasks that were trained on.
+      cold_tasks: Tasks of the split that was measured.
+      rows: All its rows.
+      split: That split's name.
+    """
 
     name: str
     warm_tasks: int
     cold_tasks: int
     rows: int
+    split: str = "cold"
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,19 @@ class MethodResult:
     def adapts(self) -> bool:
         """Whether it takes any steps; a fixed baseline has results at 0 only."""
         return any(steps > 0 for steps in self.results)
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """What the methods reached on one more split.
+
+    Attributes:
+      tasks: Tasks of the split.
+      results: Method name -> as `MethodResult.results`.
+    """
+
+    tasks: int
+    results: Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +101,8 @@ class Evaluation:
       data: The data set.
       config: The settings of the runs, as JSON values.
       seeds: The seeds, in the order of every "value per seed" below.
-      methods: Method name -> its results, in the order of the table's rows.
+      methods: Method name -> its results on ``data.split``, in the order of the table's rows.
+      splits: Name of another split -> the same methods' results on it.
       support_curve: Method name -> support ratings given -> MAE per seed.
       support_steps: Inner steps taken at each point of ``support_curve`` by methods that adapt.
       training: Method name -> one run per seed.
@@ -102,6 +125,7 @@ class Evaluation:
     data: DataDescription
     seeds: Sequence[int]
     methods: Mapping[str, MethodResult]
+    splits: Mapping[str, SplitResult] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     support_curve: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
     support_steps: int | None = None
@@ -119,6 +143,13 @@ class Evaluation:
                     if metric not in METRICS:
                         raise ConfigError(f"{where}: not a metric; there are {', '.join(METRICS)}")
                     self._check_seeds(where, values)
+        for split, found in self.splits.items():
+            if split == self.data.split or set(found.results) != set(self.methods):
+                raise ConfigError(
+                    f"split {split!r} must be another than {self.data.split!r} and have the methods "
+                    f"{', '.join(self.methods)}, got {', '.join(found.results)}"
+                )
+            self.on(split)  # checks what is in it
         for name in (*self.support_curve, *self.training):
             if name not in self.methods:
                 raise ConfigError(
@@ -139,6 +170,25 @@ class Evaluation:
     def _check_seeds(self, where: str, values: Sequence[float]) -> None:
         if len(values) not in (1, len(self.seeds)):
             raise ConfigError(f"{where}: {len(values)} values for {len(self.seeds)} seeds")
+
+    def on(self, split: str) -> Evaluation:
+        """The evaluation of one of the other splits by itself: a table, without curves."""
+        found = self.splits[split]
+        return replace(
+            self,
+            data=replace(self.data, split=split, cold_tasks=found.tasks),
+            methods={
+                name: replace(method, results=found.results[name]) for name, method in self.methods.items()
+            },
+            splits={},
+            support_curve={},
+            training={},
+        )
+
+    @property
+    def sections(self) -> list[Evaluation]:
+        """One evaluation a split, the first one's with everything."""
+        return [self, *map(self.on, self.splits)]
 
     @property
     def metrics(self) -> list[str]:

@@ -2,10 +2,11 @@
 
 ::
 
-  {"format": "gmeta-evaluation", "version": 1, "title": ..., "data": {...}, "seeds": [0, 1, 2],
+  {"format": "gmeta-evaluation", "version": 2, "title": ..., "data": {...}, "seeds": [0, 1, 2],
    "methods": [{"name": "maml", "label": "MAML", "description": ...,
                 "results": [{"steps": 1, "metrics": {"mae": {"mean": 0.917, "spread": 0.009,
                                                               "per_seed": [0.91, 0.92, 0.92]}, ...}}, ...]}],
+   "splits": [{"name": "item_cold", "tasks": 2863, "methods": [{"name": "maml", "results": [...]}]}],
    "support_curve": {"steps": 1, "methods": [{"name": "maml", "points": [{"ratings": 4, "mae": {...}}]}]},
    "training": [{"name": "maml", "runs": [{"epoch": [1, 2], "curves": {"loss": [...], "mae": [...]}}]}],
    "config": {...}, "notes": [...], "seconds": {"train": 61.5}}
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
+from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, SplitResult, TrainingRun
 from gmeta.training.spread import Spread
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ def encode(evaluation: Evaluation) -> dict[str, Any]:
             "warm_tasks": data.warm_tasks,
             "cold_tasks": data.cold_tasks,
             "rows": data.rows,
+            "split": data.split,
         },
         "seeds": [int(seed) for seed in evaluation.seeds],
         "methods": [
@@ -45,15 +47,19 @@ def encode(evaluation: Evaluation) -> dict[str, Any]:
                 "name": name,
                 "label": method.label,
                 "description": method.description,
-                "results": [
-                    {
-                        "steps": int(steps),
-                        "metrics": {metric: _spread(values) for metric, values in metrics.items()},
-                    }
-                    for steps, metrics in method.results.items()
-                ],
+                "results": _steps(method.results),
             }
             for name, method in evaluation.methods.items()
+        ],
+        "splits": [
+            {
+                "name": split,
+                "tasks": found.tasks,
+                "methods": [
+                    {"name": name, "results": _steps(results)} for name, results in found.results.items()
+                ],
+            }
+            for split, found in evaluation.splits.items()
         ],
         "support_curve": {
             "steps": evaluation.support_steps,
@@ -82,6 +88,16 @@ def encode(evaluation: Evaluation) -> dict[str, Any]:
         "notes": list(evaluation.notes),
         "seconds": {phase: _number(seconds) for phase, seconds in evaluation.seconds.items()},
     }
+
+
+def _steps(results: Mapping[int, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "steps": int(steps),
+            "metrics": {metric: _spread(values) for metric, values in metrics.items()},
+        }
+        for steps, metrics in results.items()
+    ]
 
 
 def _number(value: float) -> float | None:
@@ -115,9 +131,11 @@ def decode(document: Mapping[str, Any]) -> Evaluation:
                 data["warm_tasks"].of(int),
                 data["cold_tasks"].of(int),
                 data["rows"].of(int),
+                data["split"].of(str),
             ),
             seeds=tuple(seed.of(int) for seed in root["seeds"].items()),
             methods={method["name"].of(str): _method(method) for method in root["methods"].items()},
+            splits={split["name"].of(str): _split(split) for split in root["splits"].items()},
             config=root["config"].of(dict),
             support_curve={
                 method["name"].of(str): {
@@ -139,13 +157,21 @@ def decode(document: Mapping[str, Any]) -> Evaluation:
 
 
 def _method(node: Node) -> MethodResult:
-    results = {
+    return MethodResult(node["label"].of(str), node["description"].of(str), _results(node["results"]))
+
+
+def _split(node: Node) -> SplitResult:
+    results = {method["name"].of(str): _results(method["results"]) for method in node["methods"].items()}
+    return SplitResult(node["tasks"].of(int), results)
+
+
+def _results(node: Node) -> dict[int, dict[str, tuple[float, ...]]]:
+    return {
         result["steps"].of(int): {
             metric: value["per_seed"].numbers() for metric, value in result["metrics"].fields()
         }
-        for result in node["results"].items()
+        for result in node.items()
     }
-    return MethodResult(node["label"].of(str), node["description"].of(str), results)
 
 
 def _run(node: Node) -> TrainingRun:

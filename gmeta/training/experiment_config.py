@@ -1,4 +1,4 @@
-"""The settings of a cold-start experiment: several methods, several seeds, one evaluation."""
+"""The settings of a cold-start experiment: a data set, several methods, several seeds, one evaluation."""
 
 from __future__ import annotations
 
@@ -7,56 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gmeta.core.errors import ConfigError
-from gmeta.meta import InnerLoop
+from gmeta.training.method_config import MethodConfig as MethodConfig
+from gmeta.training.method_config import default_methods
 
-
-@dataclass(frozen=True)
-class MethodConfig:
-    """How one network is trained.
-
-    Attributes:
-      label: Its name in tables and pictures.
-      description: One sentence on what it is.
-      inner: The inner loop; ``steps = 0`` trains without adaptation.
-      outer_samples: Which samples the outer loss is over, ``"query"`` or ``"all"``.
-      learning_rate: Adam's rate in the outer loop, for dense weights and embedding rows alike.
-      epochs: Passes over the warm tasks.
-    """
-
-    label: str
-    description: str
-    inner: InnerLoop = field(default_factory=InnerLoop)
-    outer_samples: Literal["query", "all"] = "query"
-    learning_rate: float = 1e-3
-    epochs: int = 10
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.learning_rate <= 0:
-            raise ConfigError(
-                f"method {self.label!r}: epochs must be at least 1 and learning_rate above 0, "
-                f"got {self.epochs} and {self.learning_rate}"
-            )
-
-
-def _methods() -> dict[str, MethodConfig]:
-    rate = 5e-3
-    return {
-        "maml": MethodConfig(
-            "MAML",
-            "MeLU trained by second-order MAML: the decision layers adapt in the inner loop.",
-            InnerLoop(steps=1, learning_rate=rate, order=2),
-            learning_rate=5e-3,
-        ),
-        "joint": MethodConfig(
-            "joint training",
-            "The same network trained on all ratings of the warm users without an inner loop; "
-            "its steps are fine-tuning.",
-            InnerLoop(steps=0, learning_rate=rate),
-            outer_samples="all",
-            learning_rate=1e-3,
-            epochs=12,
-        ),
-    }
+Loss = Literal["mse", "binary_crossentropy"]
+Features = Literal["movielens", "melu"]
 
 
 @dataclass(frozen=True)
@@ -66,12 +21,24 @@ class ExperimentConfig:
     Attributes:
       seeds: One training run a seed and method: initial weights, initial rows and the order of tasks.
       tasks_per_batch: Tasks in one step.
-      query: A task's last ``query`` samples are its query set, the ones before are its support set.
+      train_split: The split that is trained on.
+      test_splits: The splits that are measured, each in a table of its own. The first one is also measured
+        after each epoch, and for the curve of error against support size.
+      query: Rows of a task's query set; the others are its support set.
+      rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, by the task
+        alone, so that every method and seed is measured on the same rows.
+      resample: In training, draw support and query anew in each epoch.
+      features: Which columns are embedded: ``"movielens"`` are year, genre, gender, age, occupation and area;
+        ``"melu"`` are those of MeLU's MovieLens-1M, rate, genre, director, actor, gender, age, occupation and
+        zipcode.
+      loss: ``"mse"``: ratings are regressed. ``"binary_crossentropy"``: the output is the logit of a rating
+        of at least ``positive``, and is measured by AUC and nDCG alone.
+      positive: That rating.
       embedding_dim: Width of every embedding.
       hidden: Units of the hidden layers.
-      evaluation_steps: Inner steps after which cold tasks are measured.
-      support_sizes: How many of a cold task's latest support samples it may see, for the curve of error
-        against support size; a task that has fewer shows all it has.
+      evaluation_steps: Inner steps after which tasks are measured.
+      support_sizes: How many of a task's last support samples it may see, for the curve of error against
+        support size; a task that has fewer shows all it has. Empty: no curve.
       support_steps: Inner steps for that curve.
       methods: Method name -> how it is trained.
 
@@ -87,22 +54,36 @@ class ExperimentConfig:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     tasks_per_batch: int = 32
+    train_split: str = "warm"
+    test_splits: tuple[str, ...] = ("cold",)
     query: int = 10
+    rows: Literal["latest", "random"] = "latest"
+    resample: bool = False
+    features: Features = "movielens"
+    loss: Loss = "mse"
+    positive: float = 4.0
     embedding_dim: int = 32
     hidden: tuple[int, ...] = (64, 64)
     evaluation_steps: tuple[int, ...] = (0, 1, 3, 5)
     support_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     support_steps: int = 5
-    methods: Mapping[str, MethodConfig] = field(default_factory=_methods)
+    methods: Mapping[str, MethodConfig] = field(default_factory=default_methods)
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
+        if not self.test_splits or len(set(self.test_splits)) != len(self.test_splits):
+            raise ConfigError(f"test_splits must be given, each once, got {list(self.test_splits)}")
         if min(self.tasks_per_batch, self.query, self.embedding_dim, *self.hidden, *self.support_sizes) < 1:
             raise ConfigError(
                 "tasks_per_batch, query, embedding_dim, hidden and support_sizes must be at least 1"
             )
         if not self.evaluation_steps or min(*self.evaluation_steps, self.support_steps) < 0:
             raise ConfigError(f"evaluation_steps must be given and not negative, got {self.evaluation_steps}")
+        if self.support_sizes and self.loss != "mse":
+            raise ConfigError(
+                f"support_sizes are for a curve of rating errors, which loss={self.loss!r} has none of: "
+                "give support_sizes = []"
+            )
         if not self.methods:
             raise ConfigError("an experiment needs at least one method")

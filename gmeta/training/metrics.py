@@ -34,6 +34,9 @@ METRICS: Mapping[str, Metric] = {
 }
 """The metrics of `rating_metrics`, in the order of its keys."""
 
+OF_RATINGS = ("mae", "rmse")
+"""The metrics that a prediction must be a rating for; the others ask for its order alone."""
+
 POSITIVE = 4.0
 """A rating from here on is a positive example of the AUC."""
 

@@ -62,7 +62,7 @@ def legend(evaluation: Evaluation) -> str:
     """What the table's numbers are: over which tasks, and how the spread is taken."""
     seeds = len(evaluation.seeds)
     over = "one seed" if seeds == 1 else f"{seeds} seeds: mean ± sample standard deviation"
-    return f"{evaluation.data.cold_tasks:,} cold tasks, {over}"
+    return f"{evaluation.data.cold_tasks:,} {evaluation.data.split} tasks, {over}"
 
 
 def rich_table(evaluation: Evaluation) -> Table:
@@ -79,7 +79,7 @@ def rich_table(evaluation: Evaluation) -> Table:
     from rich.text import Text
 
     table = Table(
-        title=f"{evaluation.title} ({evaluation.data.name})",
+        title=f"{evaluation.title} ({evaluation.data.name}, {evaluation.data.split})",
         caption=f"{legend(evaluation)}; * best",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

@@ -10,14 +10,13 @@ import tensorflow as tf
 
 from gmeta import io
 from gmeta.core.on_bad import OnBad
-from gmeta.models import MetaModel, melu, melu_features
+from gmeta.models import MetaModel
 from gmeta.training.checkpointing import EpochCheckpoints
 from gmeta.training.evaluation import TrainingRun
 from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.training.experiment_data import measured_tasks, training_tasks
+from gmeta.training.experiment_models import build_model
 from gmeta.training.resumed_fit import Stages
-
-WARM, COLD = "warm", "cold"
-"""The splits of a prepared data set: tasks to train on, and tasks held out."""
 
 
 @dataclass(frozen=True)
@@ -39,45 +38,6 @@ class Outcome:
     ranks_before: int = 0
     steps_before: int = 0
     waiting: io.Waiting = field(default_factory=io.Waiting)
-
-
-def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
-    """The compiled model of a method at its initial weights."""
-    settings = config.methods[method]
-    model = melu(
-        melu_features(config.embedding_dim),
-        hidden=config.hidden,
-        inner=settings.inner,
-        outer_samples=settings.outer_samples,
-        seed=seed,
-    )
-    model.compile(
-        optimizer=tf.keras.optimizers.Adam(settings.learning_rate),
-        loss="mse",
-        metrics=[tf.keras.metrics.MeanAbsoluteError(name="mae")],
-    )
-    # A checkpoint restores the optimizer's moments into variables that exist, so they have to exist now.
-    model.optimizer.build(model.trainable_variables)
-    return model
-
-
-def cold_tasks(
-    config: ExperimentConfig,
-    data: Path,
-    on_bad: OnBad = "raise",
-    stats: io.ReaderStats | None = None,
-    shard: tuple[int, int] | None = None,
-) -> tf.data.Dataset:
-    """The held-out tasks, in the order of the files; a rank's part of them, or as ``shard`` says."""
-    return io.tasks(
-        data / COLD,
-        tasks_per_batch=config.tasks_per_batch,
-        query=config.query,
-        shuffle=False,
-        on_bad=on_bad,
-        stats=stats,
-        shard=shard,
-    )
 
 
 def train(
@@ -104,7 +64,7 @@ def train(
       config: The experiment.
       method: One of ``config.methods``.
       seed: Of initial weights, initial rows and the order of tasks.
-      data: A prepared data set with the splits ``warm`` and ``cold``.
+      data: A prepared data set that has the experiment's splits.
       folder: Where this run's checkpoints are.
       callbacks: For progress, say.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
@@ -119,27 +79,17 @@ def train(
     epochs = config.methods[method].epochs
     stats, time = io.ReaderStats(), io.ReadingTime()
 
-    def warm(epoch: int, passed: Stages) -> tf.data.Dataset:
-        return time.of(
-            io.tasks(
-                data / WARM,
-                tasks_per_batch=config.tasks_per_batch,
-                query=config.query,
-                seed=seed,
-                first_epoch=epoch,
-                passed=passed,
-                on_bad=on_bad,
-                stats=stats,
-            )
-        )
+    def training(epoch: int, passed: Stages) -> tf.data.Dataset:
+        options = {"first_epoch": epoch, "passed": passed, "on_bad": on_bad, "stats": stats}
+        return time.of(training_tasks(config, data, seed, **options))
 
     if done < epochs:
         with io.data_errors():
             checkpoints.fit(
                 model,
-                warm,
+                training,
                 epochs=epochs,
-                validation_data=cold_tasks(config, data, on_bad, stats),
+                validation_data=measured_tasks(config, data, config.test_splits[0], on_bad, stats),
                 callbacks=callbacks,
                 verbose=0,
             )

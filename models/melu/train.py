@@ -11,8 +11,9 @@ import click
 
 from gmeta.core.config import load_toml
 from gmeta.preprocess import prepare
-from gmeta.training import experiment
+from gmeta.training.experiment import run_training
 from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.training.measuring import evaluate
 from gmeta.training.progress import TrainingProgress
 from gmeta.training.report import write_report
 from gmeta.training.run_folder import RunFolder
@@ -31,8 +32,8 @@ def main(data: Path, run_path: Path, config_path: Path) -> None:
     run = RunFolder(run_path)
     prepare(data, run.data)
     with TrainingProgress() as progress:
-        experiment.run_training(load_toml(ExperimentConfig, config_path), run, run.data, progress=progress)
-    print(f"report: {write_report(experiment.evaluate(run), run.path)}")
+        run_training(load_toml(ExperimentConfig, config_path), run, run.data, progress=progress)
+    print(f"report: {write_report(evaluate(run), run.path)}")
 
 
 if __name__ == "__main__":

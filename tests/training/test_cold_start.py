@@ -4,14 +4,15 @@ import tensorflow as tf
 
 from gmeta.testing.small_experiment import small_config, small_data
 from gmeta.training.cold_start import QueryRows, item_means, predict_after, query_rows
-from gmeta.training.trainer import build_model, cold_tasks
+from gmeta.training.experiment_data import measured_tasks
+from gmeta.training.experiment_models import build_model
 
 
 @pytest.fixture(scope="module")
 def model_and_batches(tmp_path_factory):
     config = small_config()
     data = small_data(tmp_path_factory.mktemp("small"))
-    return build_model(config, "maml", 0), list(cold_tasks(config, data))
+    return build_model(config, "maml", 0), list(measured_tasks(config, data, "cold"))
 
 
 def test_query_rows_are_the_last_of_each_task(model_and_batches):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.testing.evaluations import METRICS_BY_STEPS, example_evaluation
 from gmeta.training import table
-from gmeta.training.evaluation import Evaluation, MethodResult, TrainingRun
+from gmeta.training.evaluation import Evaluation, MethodResult, SplitResult, TrainingRun
 from gmeta.training.spread import Spread
 
 
@@ -90,7 +90,7 @@ def edited(**change):
     [
         ([], "not a gmeta-evaluation document"),
         ({"format": "gmeta-records", "version": 1}, "not a gmeta-evaluation document"),
-        (edited(version=2), "version 2, this gmeta reads version 1"),
+        (edited(version=1), "version 1, this gmeta reads version 2"),
         (edited(data={"name": "x", "warm_tasks": 1, "rows": 2}), r"data\.cold_tasks is missing"),
         (edited(seeds=[0, "1"]), r"seeds\[1\]: int expected, got '1'"),
         (edited(seeds=[0, True]), r"seeds\[1\]: int expected, got True"),
@@ -98,7 +98,7 @@ def edited(**change):
         (edited(seeds=[0, 1]), "3 values for 2 seeds"),
         (edited(methods=[]), "at least one seed and one method"),
         (edited(seconds={"train": "long"}), r"seconds\.train: int expected, got 'long'"),
-        ({"format": "gmeta-evaluation", "version": 1}, "title is missing|data is missing"),
+        ({"format": "gmeta-evaluation", "version": 2}, "title is missing|data is missing"),
     ],
 )
 def test_a_broken_document_is_refused_with_its_place(tmp_path, document, message):
@@ -187,3 +187,34 @@ def test_terminal_table_fits_80_columns_without_cutting_a_number():
     assert "0.917±.002*" in text
     assert "0.974 " in text
     assert "121 cold tasks, 3 seeds: mean ± sample standard deviation; * best" in text
+
+
+def with_splits():
+    one = example_evaluation()
+    results = {name: {0: {"mae": [0.5], "auc": [0.9]}} for name in one.methods}
+    return dataclasses.replace(one, splits={"warm": SplitResult(461, results)})
+
+
+def test_further_splits_have_tables_of_their_own_and_no_curves(tmp_path):
+    evaluation = with_splits()
+    first, warm = evaluation.sections
+    assert first is evaluation
+    assert (warm.data.split, warm.data.cold_tasks) == ("warm", 461)
+    assert warm.metrics == ["mae", "auc"]
+    assert table.legend(warm) == "461 warm tasks, 3 seeds: mean ± sample standard deviation"
+    assert len(table.rows(warm)) == len(evaluation.methods)
+    assert [warm.support_curve, warm.training, warm.splits] == [{}, {}, {}]
+    again = Evaluation.load(evaluation.save(tmp_path / "e.json"))
+    assert again.to_json() == evaluation.to_json()
+    assert again.sections[1].spread("maml", 0, "mae").mean == 0.5
+
+
+def test_further_splits_have_the_same_methods_and_checked_values():
+    evaluation = with_splits()
+    results = evaluation.splits["warm"].results
+    for splits in ({"cold": SplitResult(1, results)}, {"warm": SplitResult(1, {"maml": results["maml"]})}):
+        with pytest.raises(ConfigError, match="must be another than 'cold' and have the methods maml"):
+            dataclasses.replace(evaluation, splits=splits)
+    short = {**results, "maml": {0: {"mae": [0.5, 0.6]}}}
+    with pytest.raises(ConfigError, match="2 values for 3 seeds"):
+        dataclasses.replace(evaluation, splits={"warm": SplitResult(1, short)})

@@ -8,7 +8,8 @@ from rich.console import Console
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.testing.small_experiment import small_config, small_data
 from gmeta.training.evaluation import Evaluation
-from gmeta.training.experiment import evaluate, run_training
+from gmeta.training.experiment import run_training
+from gmeta.training.measuring import evaluate
 from gmeta.training.progress import TrainingProgress
 from gmeta.training.run_folder import RunFolder
 

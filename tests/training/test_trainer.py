@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.testing.small_experiment import small_config, small_data
-from gmeta.training.trainer import WARM, restore, train
+from gmeta.training.trainer import restore, train
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_folder_of_another_format_is_not_trained_over(tmp_path):
 
 def test_a_bad_record_is_one_line_or_is_skipped_and_named(tmp_path):
     data = small_data(tmp_path)
-    shard = next(data.glob(f"{WARM}-*.tfrecord"))
+    shard = next(data.glob("warm-*.tfrecord"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 0x55
     shard.write_bytes(content)

@@ -58,9 +58,10 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
     text = page.get_template("page.html.j2").render(
         evaluation=evaluation,
         headline=headline(evaluation),
-        header=table.header(evaluation),
-        rows=table.rows(evaluation),
-        legend=table.legend(evaluation),
+        sections=[
+            (one.data.split, table.header(one), table.rows(one), table.legend(one))
+            for one in evaluation.sections
+        ],
         metrics={METRICS[name].label: METRICS[name].description for name in evaluation.metrics},
         drawings=list(zip(drawings, images, strict=True)),
         settings=flatten(evaluation.config),

@@ -54,7 +54,7 @@ def error_by_steps(evaluation: Evaluation) -> Drawing | None:
     title = f"{capital(first.label)} reaches the lowest error{first.where}"
     if others and level(first.spread, others[0].spread):
         title = f"{capital(first.label)} and {others[0].label} reach the same error, within the spread"
-    subtitle = _subtitle(evaluation, "MAE on the query ratings of cold tasks")
+    subtitle = _subtitle(evaluation, f"MAE on the query ratings of {evaluation.data.split} tasks")
     figure, (axes,) = canvas(title, subtitle, 3.9, label=_longest_label(evaluation, lines))
     ticks = sorted({steps for line in lines.values() for steps in line})
     axes.set_xlim(ticks[0] - 0.03 * ticks[-1], ticks[-1] * 1.03)
@@ -81,7 +81,7 @@ def error_by_support(evaluation: Evaluation) -> Drawing | None:
         return None
     steps = "" if evaluation.support_steps is None else f" {after(evaluation.support_steps)}"
     title = _support_title(evaluation, lines)
-    subtitle = _subtitle(evaluation, f"MAE on the query ratings of cold tasks{steps}")
+    subtitle = _subtitle(evaluation, f"MAE on the query ratings of {evaluation.data.split} tasks{steps}")
     figure, (axes,) = canvas(title, subtitle, 3.9, label=_longest_label(evaluation, lines))
     # No ratings at all have no logarithm: they stand one doubling to the left of the fewest.
     fewest = math.log2(min(size for size in sizes if size > 0))

@@ -74,7 +74,8 @@ def adaptation(evaluation: Evaluation) -> str:
         steps = [n for n in sorted(method.results) if evaluation.spread(name, n, "mae").defined]
         if len(steps) > 1 and steps[0] == 0:
             before, now = (evaluation.spread(name, n, "mae") for n in steps[:2])
-            return f"{capital(after(steps[1]))}, {method.label}’s MAE on cold tasks {change(before, now)}."
+            where = f"{method.label}’s MAE on {evaluation.data.split} tasks"
+            return f"{capital(after(steps[1]))}, {where} {change(before, now)}."
     return ""
 
 

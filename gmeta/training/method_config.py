@@ -1,0 +1,61 @@
+"""How one method of an experiment is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gmeta.core.errors import ConfigError
+from gmeta.meta import InnerLoop
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """How one network is trained.
+
+    Attributes:
+      label: Its name in tables and pictures.
+      description: One sentence on what it is.
+      inner: The inner loop; ``steps = 0`` trains without adaptation.
+      outer_samples: Which samples the outer loss is over, ``"query"`` or ``"all"``.
+      learning_rate: Adam's rate in the outer loop, for dense weights and embedding rows alike.
+      epochs: Passes over the training tasks.
+      model: One of `gmeta.training.experiment_models.MODELS`.
+    """
+
+    label: str
+    description: str
+    inner: InnerLoop = field(default_factory=InnerLoop)
+    outer_samples: Literal["query", "all"] = "query"
+    learning_rate: float = 1e-3
+    epochs: int = 10
+    model: str = "melu"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.learning_rate <= 0:
+            raise ConfigError(
+                f"method {self.label!r}: epochs must be at least 1 and learning_rate above 0, "
+                f"got {self.epochs} and {self.learning_rate}"
+            )
+
+
+def default_methods() -> dict[str, MethodConfig]:
+    """MAML and joint training on MovieLens-100K."""
+    rate = 5e-3
+    return {
+        "maml": MethodConfig(
+            "MAML",
+            "MeLU trained by second-order MAML: the decision layers adapt in the inner loop.",
+            inner=InnerLoop(steps=1, learning_rate=rate, order=2),
+            learning_rate=5e-3,
+        ),
+        "joint": MethodConfig(
+            "joint training",
+            "The same network trained on all ratings of the warm users without an inner loop; "
+            "its steps are fine-tuning.",
+            inner=InnerLoop(steps=0, learning_rate=rate),
+            outer_samples="all",
+            learning_rate=1e-3,
+            epochs=12,
+        ),
+    }
