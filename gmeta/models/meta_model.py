@@ -22,6 +22,7 @@ from gmeta.layers import CollectionLookup, EmbeddingCollection, RecordedLookups
 from gmeta.layers.task_network import TaskNetwork
 from gmeta.meta.reduction import Reduction
 from gmeta.models.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
+from gmeta.models.adapts_to_tasks import AdaptsToTasks
 from gmeta.models.inner_rates import InnerRates
 from gmeta.models.joint_optimizer import JointOptimizer
 from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
@@ -34,7 +35,7 @@ from gmeta.models.task_view import Part, TaskBatch, TaskView
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class MetaModel(TaskLoops, SavesTables, RunsOnRanks, tf.keras.Model):
+class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Model):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is

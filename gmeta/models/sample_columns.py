@@ -1,0 +1,138 @@
+"""Columns of samples as callers have them, NumPy, lists or tensors, brought together for one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import FeatureConfig
+
+Array = npt.NDArray[Any]
+
+
+class SampleColumns:
+    """What samples consist of: the ids of features, and columns of numbers.
+
+    Args:
+      features: The embedded features.
+      numbers: Names of the columns that a network takes as they are.
+    """
+
+    def __init__(self, features: Sequence[FeatureConfig], numbers: Iterable[str] = ()) -> None:
+        self._ids = {feature.name: feature.pooling is not None for feature in features}
+        self._numbers = tuple(numbers)
+
+    def samples(self, given: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """One set of samples, all columns equally long.
+
+        Args:
+          given: Column -> values; a mapping may have others, which are left out.
+          what: What to call them in errors.
+
+        Returns:
+          Column -> array, or for ids of different numbers (flat ids, how many each sample has).
+
+        Raises:
+          ConfigError: A column is missing, of another length, or of another kind.
+        """
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{what} must map features to values, got {type(given).__name__}")
+        missing = [name for name in (*self._ids, *self._numbers) if name not in given]
+        if missing:
+            raise ConfigError(f"{what} lacks {', '.join(missing)}; it has {', '.join(given)}")
+        columns: dict[str, Any] = {
+            name: _ids(given[name], several, f"{what}[{name!r}]") for name, several in self._ids.items()
+        }
+        columns |= {name: _numbers(given[name], f"{what}[{name!r}]") for name in self._numbers}
+        lengths = {name: length(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} {count}" for name, count in lengths.items())
+            raise ConfigError(f"{what}: columns have different numbers of samples: {found}")
+        return columns
+
+    def joined(self, sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Sets of samples one after another, as tensors take them."""
+        joined: dict[str, Any] = {}
+        for name, several in self._ids.items():
+            parts = [each[name] for each in sets]
+            ranks = {part.ndim if isinstance(part, np.ndarray) else 2 for part in parts}
+            if len(ranks) > 1:
+                raise ConfigError(f"feature {name!r} has one id a sample in some tasks and several in others")
+            joined[name] = _concat_ids(parts, several)
+        for name in self._numbers:
+            parts = [each[name] for each in sets]
+            joined[name] = np.concatenate(parts) if parts else np.zeros([0], np.float32)
+        return joined
+
+
+def length(column: Any) -> int:
+    """How many samples a column of `SampleColumns.samples` has."""
+    return len(column if isinstance(column, np.ndarray) else column[1])
+
+
+def label_array(given: Any, what: str) -> Array:
+    """Labels as (samples,) or (samples, labels) float32."""
+    found = _numbers(given, what)
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+
+
+def _ids(given: Any, several: bool, what: str) -> Any:
+    if isinstance(given, tf.SparseTensor):
+        given = tf.RaggedTensor.from_value_rowids(given.values, given.indices[:, 0], given.dense_shape[0])
+    if isinstance(given, tf.RaggedTensor):
+        if given.ragged_rank != 1 or given.shape.rank != 2:
+            raise ConfigError(f"{what} must be ragged ids of shape (samples, None), got {given.shape}")
+        return _integers(given.flat_values, what), np.asarray(given.row_lengths(), np.int64)
+    try:
+        array = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
+    if array.dtype == object or (several and not array.size):
+        rows = [np.asarray(row) for row in given]
+        flat = np.concatenate([row.reshape(-1) for row in rows if row.size] or [np.zeros(0, np.int64)])
+        return _integers(flat, what), np.array([row.size for row in rows], np.int64)
+    if array.ndim not in (1, 2):
+        raise ConfigError(f"{what} must be (samples,), (samples, ids) or ragged, got shape {array.shape}")
+    return _integers(array, what)
+
+
+def _integers(given: Any, what: str) -> Array:
+    array = np.asarray(given)
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ConfigError(f"{what} must be integer ids, got {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def _numbers(given: Any, what: str) -> Array:
+    try:
+        array = np.asarray(given, np.float32)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{what} must be numbers: {error}") from error
+    if array.ndim == 0:
+        raise ConfigError(f"{what} must have one value for each sample, got a single number")
+    return array
+
+
+def _concat_ids(parts: Sequence[Any], several: bool) -> Any:
+    widths = {part.shape[1:] for part in parts if isinstance(part, np.ndarray)}
+    if all(isinstance(part, np.ndarray) for part in parts) and len(widths) <= 1:
+        if parts:
+            return np.concatenate(parts)
+        return _ragged(np.zeros(0, np.int64), np.zeros(0, np.int64)) if several else np.zeros(0, np.int64)
+    flat, lengths = [], []
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            part = part.reshape(-1), np.full(len(part), part.shape[1], np.int64)
+        flat.append(part[0])
+        lengths.append(part[1])
+    return _ragged(np.concatenate(flat), np.concatenate(lengths))
+
+
+def _ragged(flat: Array, lengths: Array) -> tf.RaggedTensor:
+    splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
