@@ -7,13 +7,15 @@ name that a method's ``model`` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
-from gmeta.models import MetaModel, melu, melu_features
+from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
 from gmeta.models.melu_features import published_features
+from gmeta.ops.initializers import Normal
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.method_config import MethodConfig
 from gmeta.training.rated_at_least import RatedAtLeast, RatedAtLeastAUC
@@ -34,8 +36,39 @@ def _melu(
     )
 
 
-MODELS: Mapping[str, Build] = {"melu": _melu}
+def _cbml(
+    config: ExperimentConfig, method: MethodConfig, features: Sequence[FeatureConfig], seed: int
+) -> MetaModel:
+    """The first attention block reads the item's attributes, the second the user's."""
+    return cbml(
+        features,
+        items=[feature.name for feature in features if feature.name not in _OF_USERS],
+        hidden=config.hidden,
+        inner=method.inner,
+        outer_samples=method.outer_samples,
+        seed=seed,
+    )
+
+
+def _dlrm(
+    config: ExperimentConfig, method: MethodConfig, features: Sequence[FeatureConfig], seed: int
+) -> MetaModel:
+    """Rows start N(0, 1/dim), so that their products start as large as their entries would be at N(0, 1)."""
+    start = Normal(0.0, config.embedding_dim**-0.5)
+    return dlrm(
+        [replace(feature, initializer=start) for feature in features],
+        top=config.hidden,
+        head="rating",  # any number: a rating, or the logit that the other loss takes
+        inner=method.inner,
+        outer_samples=method.outer_samples,
+        seed=seed,
+    )
+
+
+MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
 """What a method's ``model`` names."""
+
+_OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:

@@ -126,5 +126,18 @@ def test_settings_that_make_no_sense(options, says):
 
 def test_a_model_that_there_isnt():
     method = MethodConfig("x", "x", inner=InnerLoop(steps=1), model="fm")
-    with pytest.raises(ConfigError, match="method 'x': no model 'fm'; there are melu"):
+    with pytest.raises(ConfigError, match="method 'x': no model 'fm'; there are melu, cbml, dlrm"):
         build_model(replace(small_config(), methods={"x": method}), "x", 0)
+
+
+@pytest.mark.parametrize("model", ["cbml", "dlrm"])
+def test_other_models_train_and_adapt_on_the_same_split(data, model):
+    method = replace(small_config().methods["maml"], model=model)
+    settings = replace(config(), methods={model: method})
+    built = build_model(settings, model, 0)
+    course = built.fit(training_tasks(settings, data, seed=0), epochs=4, verbose=0).history["loss"]
+    assert course[-1] < course[0]
+    [batch] = measured_tasks(replace(settings, tasks_per_batch=40), data, "user_cold")
+    before, after = built.predict_after(batch, (0, 2)).values()
+    assert before.shape == after.shape == (40, 4)
+    assert not np.allclose(before, after)
