@@ -22,6 +22,7 @@ from gmeta.models.task_view import TaskView
 from gmeta.ops.optimizers import SparseOptimizer
 
 
+@tf.keras.saving.register_keras_serializable("gmeta")
 class CBML(MetaModel):
     r"""A `MetaModel` whose tasks don't all start alike.
 
@@ -92,16 +93,24 @@ class CBML(MetaModel):
         if inputs_by_name(network, collection) is not None:
             raise ConfigError("CBML: the network must take all vectors side by side, not inputs by name")
         super().__init__(collection, network, name=name, **options)
+        self._settings = {
+            "items": list(items),
+            "clusters": clusters,
+            "dim": dim,
+            "scale": scale,
+            "seed": seed,
+        }
         self._columns = [
             aspect_columns(widths, items),
             aspect_columns(widths, [name for name in names if name not in items]),
         ]
+        full = tf.keras.backend.floatx()  # under mixed precision too: what tasks start from isn't rounded
         self.attention = [
-            SelfAttention(dim, seed=2 * seed + number, name=f"{aspect}_attention")
+            SelfAttention(dim, seed=2 * seed + number, name=f"{aspect}_attention", dtype=full)
             for number, aspect in enumerate(("item", "feature"))
         ]
-        self.soft_clusters = SoftClusters(clusters, scale, seed=seed)
-        self.gate = ParameterGate(seed=seed)
+        self.soft_clusters = SoftClusters(clusters, scale, seed=seed, dtype=full)
+        self.gate = ParameterGate(seed=seed, dtype=full)
         for block, columns in zip(self.attention, self._columns, strict=True):
             block(tf.zeros([1, 1, len(columns) + 1]), tf.ones([1, 1]))
         self.soft_clusters(tf.zeros([1, 2 * dim]))
@@ -144,6 +153,10 @@ class CBML(MetaModel):
         e = self.task_embeddings(view)
         _, h = self.soft_clusters(e)
         return self.gate(tf.concat([e, h], axis=-1), super().start_weights(view))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON can hold them."""
+        return {**super().get_config(), **self._settings}
 
 
 def cbml(

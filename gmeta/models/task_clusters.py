@@ -41,7 +41,9 @@ class SelfAttention(tf.keras.layers.Layer):
             for number, part in enumerate(("query", "key", "value"), 1)
         )
         self._hidden, self._out = self._dense("hidden", 4, activation="relu"), self._dense("out", 5)
-        self._norms = [tf.keras.layers.LayerNormalization(name=f"norm{number}") for number in (1, 2)]
+        self._norms = [
+            tf.keras.layers.LayerNormalization(name=f"norm{number}", dtype=self.dtype) for number in (1, 2)
+        ]
 
     def call(self, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """The tasks' embeddings."""
@@ -63,7 +65,9 @@ class SelfAttention(tf.keras.layers.Layer):
 
     def _dense(self, name: str, number: int, **options: Any) -> tf.keras.layers.Dense:
         start = tf.keras.initializers.GlorotUniform(seed=1000 * self.seed + number)
-        return tf.keras.layers.Dense(self.dim, kernel_initializer=start, name=name, **options)
+        return tf.keras.layers.Dense(
+            self.dim, kernel_initializer=start, name=name, dtype=self.dtype, **options
+        )
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -120,8 +124,8 @@ class ParameterGate(tf.keras.layers.Layer):
       seed: Of the initial weights.
     """
 
-    def __init__(self, seed: int = 0, name: str = "gate") -> None:
-        super().__init__(name=name)
+    def __init__(self, seed: int = 0, name: str = "gate", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
         self._seed = seed
         self._kernels: dict[str, tf.Variable] = {}
         self._biases: dict[str, tf.Variable] = {}

@@ -191,6 +191,26 @@ def test_what_it_cannot_train_is_refused():
         CBML(EmbeddingCollection(FEATURES), network, items=["item"])
 
 
+def test_under_mixed_precision_the_gate_stays_whole():
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model, batch = cbml(FEATURES, items=["item"], hidden=[4]), task_batch([3, 2])
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    model.compile("adam", "mse", run_eagerly=True)
+    view = model.view(batch, model.collection.lookup(batch["features"]))
+    assert {value.dtype for value in model.start_weights(view).values()} == {tf.float32}
+    assert np.isfinite(model.train_step(batch)["loss"])
+
+
+def test_a_keras_file_holds_it_whole(tmp_path):
+    model, batch = cbml(FEATURES, items=["item"], hidden=[4], clusters=3, dim=4), task_batch([3, 2])
+    model.compile("adam", "mse", run_eagerly=True)
+    model.train_step(batch)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / "model.keras")(batch), model(batch))
+
+
 def test_examples():
     names = {"DenseStack": DenseStack, "FeatureConfig": FeatureConfig}
     assert doctest.testmod(importlib.import_module("gmeta.models.cbml"), extraglobs=names).failed == 0
