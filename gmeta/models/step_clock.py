@@ -91,7 +91,6 @@ class StepClock:
 
     def __init__(self, now: Callable[[], tf.Tensor] = tf.timestamp) -> None:
         self._now = now
-        self._traced: tuple[Any, int] = (None, 0)
         self._probes = bool(tf.config.list_logical_devices("GPU"))
         with tf.init_scope(), tf.device("CPU:0"):
             self._last = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="step_clock/last")
@@ -108,7 +107,6 @@ class StepClock:
         Returns:
           A number that is there when the clock runs; in a graph, what doesn't depend on it may begin before.
         """
-        self._traced = _operations()
         with tf.device("CPU:0"):
             return tf.identity(self._last.assign(self._now(), read_value=True))
 
@@ -118,14 +116,15 @@ class StepClock:
         Args:
           name: One of `PARTS`. The time since `start`, or since the mark before this one, is added to it.
           *tensors: What the part makes: tensors, ragged ones, `tf.IndexedSlices`, nests of them; None counts
-            for nothing. Without any, the part ends when all is done that was traced since the mark before.
+            for nothing. Without any, the part ends where the part before it did, or with the ops that
+            ``tf.control_dependencies`` around the call names.
 
         Raises:
           ConfigError: There is no such part.
         """
         if name not in self._sums:
             raise ConfigError(f"a step has the parts {', '.join(PARTS)}, got {name!r}")
-        self._end(name, tensors or self._side_effects(), steps=1)
+        self._end(name, tensors, steps=1)
 
     def stop(self, *tensors: Any) -> None:
         """The step is over when these tensors are there: what is left of its time is of its last part."""
@@ -152,32 +151,14 @@ class StepClock:
             passed = now - last
             self._sums[name].assign_add(tf.stack([passed, tf.constant(steps, tf.float64)]))
             self._last.assign(now)
-        self._traced = _operations()
-
-    def _side_effects(self) -> list[Any]:
-        """What the graph being traced does since the last mark, beyond making tensors."""
-        (graph, first), (now, end) = self._traced, _operations()
-        if now is None:
-            return []  # what runs eagerly is done
-        ops = now.get_operations()[first if graph is now else 0 : end]
-        return [op for op in ops if op.op_def.is_stateful]
 
     def _arrivals(self, tensors: list[tf.Tensor]) -> list[Any]:
         """What is there once all tensors have their values."""
-        made = [tensor for tensor in tensors if not isinstance(tensor, tf.Operation)]
-        numbers = [_one_number(tensor) for tensor in made if self._probes and _has_numbers(tensor)]
+        numbers = [_one_number(tensor) for tensor in tensors if self._probes and _has_numbers(tensor)]
         if not numbers:
             return tensors
         with tf.device("CPU:0"):
             return [*tensors, self._seen.assign(tf.reduce_sum(tf.concat(numbers, axis=0)), read_value=True)]
-
-
-def _operations() -> tuple[Any, int]:
-    """The graph that is being traced, if one is, and how many ops it has."""
-    if tf.executing_eagerly():
-        return None, 0
-    graph = tf.compat.v1.get_default_graph()
-    return graph, len(graph.get_operations())
 
 
 def _has_numbers(tensor: tf.Tensor) -> bool:
