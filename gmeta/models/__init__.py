@@ -6,5 +6,6 @@ from gmeta.models.dlrm import dlrm as dlrm
 from gmeta.models.fast_weights import FastWeights as FastWeights
 from gmeta.models.melu import melu as melu
 from gmeta.models.melu import melu_features as melu_features
+from gmeta.models.meta_emb import MetaEmb as MetaEmb
 from gmeta.models.meta_model import MetaModel as MetaModel
 from gmeta.models.model import Model as Model
