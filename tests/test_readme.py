@@ -11,7 +11,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 # For each example what must hold after it, and what it must have printed.
 EXPECTED = [
-    ('model.history.history["mae"][-1] < model.history.history["mae"][0]', "val_mae"),
+    ('model.history.history["mae"][-1] < model.history.history["mae"][0]', "val_mae@5"),
     (
         'model.history.history["auc"][-1] > 0.9 and int(embeddings.tables[0].size()) == 198',
         "item, seen (mean) -> item",
