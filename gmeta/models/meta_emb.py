@@ -12,15 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.core.config import from_mapping
+from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError
 from gmeta.layers.task_network import TaskNetwork
+from gmeta.models.adaptive_network import inputs_by_name
 from gmeta.models.meta_model import MetaModel
+from gmeta.models.row_network import GENERATED, RowNetwork
 from gmeta.models.task_clusters import aspect_columns
-from gmeta.models.task_view import Part, TaskView
-
-GENERATED = "generated"
-"""What the generated rows are called among the things that adapt."""
+from gmeta.models.task_view import TaskView
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -41,7 +40,8 @@ class MetaEmb(MetaModel):
     equally large.
 
     Metrics, ``evaluate`` and ``predict`` are of the query samples, warm; ``predict_after(batch, [0, 1])`` has
-    them cold too. `generate` makes rows for new ids.
+    them cold too. `generate` makes rows for new ids, and ``model.adapt`` warms one up: what it gives is the
+    row.
 
     Args:
       base: A trained model; `MetaModel` with ``InnerLoop(steps=0)`` and ``outer_samples="all"`` trains it as
@@ -53,8 +53,8 @@ class MetaEmb(MetaModel):
       generator: Any Keras layer or model that maps the attributes' vectors, (tasks, width), to rows,
         (tasks, dim of the feature), in place of the one above.
       scale: :math:`\gamma`: how large a generated number can be; about as large as those of trained rows.
-      inner: The inner loop: its steps, rate a, order and optimizer. The algorithm is ``"maml"`` or
-        ``"fomaml"``.
+      inner: The inner loop: its steps, rate a, order and optimizer. The algorithm is ``"maml"``,
+        ``"fomaml"``, or ``"meta-sgd"`` to learn a.
       seed: Of the generator's initial weights.
       name: The model's name.
 
@@ -91,7 +91,13 @@ class MetaEmb(MetaModel):
     ) -> None:
         widths = {each.name: each.dim for each in base.collection.features}
         self._check(widths, feature, attributes, cold_weight)
-        network = base.network.network if isinstance(base.network, TaskNetwork) else base.network
+        named = inputs_by_name(_given(base.network), base.collection)
+        if set(named or widths) != set(widths):
+            raise ConfigError(
+                f"MetaEmb: the network must take the vectors of all features, {', '.join(widths)}, and "
+                f"nothing else, but takes {', '.join(named or ())}"
+            )
+        network = RowNetwork(base.network, list(widths.items()), feature, by_name=named is not None)
         super().__init__(base.collection, network, inner=inner, reduction="task", name=name)
         base.collection.trainable = base.network.trainable = self.network.trainable = False
         self.feature = feature
@@ -123,16 +129,12 @@ class MetaEmb(MetaModel):
             raise ConfigError(f"MetaEmb: cold_weight must be from 0 to 1, got {cold_weight}")
 
     def _set_inner(self, inner: meta.InnerLoop) -> None:
-        if inner.algorithm not in ("maml", "fomaml") or inner.adapt or inner.learn_learning_rate:
+        if inner.algorithm not in ("maml", "fomaml", "meta-sgd") or inner.adapt:
             raise ConfigError(
-                "MetaEmb: a task adapts its generated row alone, by maml or fomaml at one rate: leave adapt "
-                f"and learn_learning_rate out of {inner}"
+                "MetaEmb: a task adapts its generated row alone, by maml, fomaml or meta-sgd: leave adapt "
+                f"out of {inner}"
             )
         super()._set_inner(inner)
-
-    def adapted_weights(self) -> dict[str, tf.Variable]:
-        """Nothing of the network adapts."""
-        return {}
 
     def generate(self, features: Mapping[str, Any]) -> tf.Tensor:
         """Rows for ids, by their attributes.
@@ -153,29 +155,9 @@ class MetaEmb(MetaModel):
     def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
         """The tasks' generated rows, (tasks, dim)."""
         first = tf.argmax(tf.cast(view.mask("all") > 0, tf.int32), axis=1)
-        inputs = tf.nest.map_structure(
-            lambda x: tf.gather(x, first, axis=1, batch_dims=1), view.inputs("all")
-        )
-        if isinstance(inputs, Mapping):
-            vectors = tf.concat([inputs[name] for name in self.attributes], axis=-1)
-        else:
-            columns = [c for name in self.attributes for c in aspect_columns(self._widths, [name])]
-            vectors = tf.gather(inputs, columns, axis=-1)
-        return {GENERATED: self.generator(vectors)}
-
-    def task_outputs(
-        self, view: TaskView, part: Part, weights: Mapping[str, tf.Tensor], training: bool = False
-    ) -> tf.Tensor:
-        """The base model's outputs with the tasks' own rows for the feature: (tasks, samples, outputs)."""
-        inputs = view.inputs(part)
-        given = inputs[self.feature] if isinstance(inputs, Mapping) else inputs
-        row = tf.cast(weights[GENERATED], given.dtype)[:, tf.newaxis]
-        rows = tf.repeat(row, tf.shape(given)[1], axis=1)
-        if isinstance(inputs, Mapping):
-            return self.network({**inputs, self.feature: rows}, training=False)
-        columns = aspect_columns(self._widths, [self.feature])
-        before, after = inputs[..., : columns[0]], inputs[..., columns[-1] + 1 :]
-        return self.network(tf.concat([before, rows, after], axis=-1), training=False)
+        vectors = tf.gather(view.inputs("all"), first, axis=1, batch_dims=1)
+        columns = [column for name in self.attributes for column in aspect_columns(self._widths, [name])]
+        return {GENERATED: self.generator(tf.gather(vectors, columns, axis=-1))}
 
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """The cold loss on the support samples and the warm one on the query, mixed, mean over tasks."""
@@ -190,13 +172,16 @@ class MetaEmb(MetaModel):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this model again, as JSON can hold them."""
-        config = super().get_config()
+        serialize = tf.keras.saving.serialize_keras_object
         return {
-            **{part: config[part] for part in ("collection", "network", "inner", "name")},
+            "collection": serialize(self.collection),
+            "network": serialize(_given(self.network.network)),
+            "inner": to_mapping(self.inner),
+            "name": self.name,
             "feature": self.feature,
             "attributes": self.attributes,
             "cold_weight": self.cold_weight,
-            "generator": tf.keras.saving.serialize_keras_object(self.generator),
+            "generator": serialize(self.generator),
         }
 
     @classmethod
@@ -210,3 +195,8 @@ class MetaEmb(MetaModel):
         inner = from_mapping(meta.InnerLoop, config["inner"], "inner")
         base = MetaModel(made["collection"], made["network"])
         return cls(base, generator=made["generator"], inner=inner, **rest)
+
+
+def _given(network: Any) -> Any:
+    """The network that a model was made with."""
+    return network.network if isinstance(network, TaskNetwork) else network

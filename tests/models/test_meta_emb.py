@@ -13,7 +13,8 @@ from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.models.dlrm import dlrm
-from gmeta.models.meta_emb import GENERATED, MetaEmb
+from gmeta.models.meta_emb import MetaEmb
+from gmeta.models.row_network import GENERATED
 from gmeta.ops.initializers import Normal
 from gmeta.testing.made_tasks import alone, dataset, task_batch
 
@@ -56,7 +57,7 @@ def rows_of(batch, part, task):
 @pytest.mark.parametrize("cold_weight", [0.0, 0.1, 1.0])
 def test_the_loss_equals_algorithm_1(cold_weight):
     model, batch = make_model(cold_weight=cold_weight), item_batch([3, 1, 4], pad=2)
-    kernel, bias = (variable.numpy() for variable in model.network.weights)
+    kernel, bias = (variable.numpy() for variable in model.network.network.weights)
     vectors = model.collection.concat(model.collection.lookup(batch["features"], insert=False)).numpy()
     labels, losses = batch["label"].numpy(), []
 
@@ -167,12 +168,38 @@ def test_a_base_of_named_inputs_gets_generated_rows_by_name():
         ({"feature": "ad", "attributes": ["ad"]}, "must be generated from other features"),
         ({"feature": "ad", "cold_weight": 1.5}, "cold_weight must be from 0 to 1, got 1.5"),
         ({"feature": "ad", "inner": InnerLoop(adapt=["out"])}, "adapts its generated row alone"),
-        ({"feature": "ad", "inner": InnerLoop("reptile")}, "by maml or fomaml"),
+        ({"feature": "ad", "inner": InnerLoop("reptile")}, "by maml, fomaml or meta-sgd"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         MetaEmb(make_base(), **settings)
+
+
+def test_a_base_that_reads_more_than_vectors_is_refused():
+    base = dlrm([FeatureConfig("ad", 4), FeatureConfig("user", 4)], floats=["price"])
+    with pytest.raises(ConfigError, match="and nothing else, but takes ad, user, price"):
+        MetaEmb(base, "ad")
+
+
+def test_one_ad_is_warmed_up_by_its_first_samples():
+    model, batch = make_model(steps=2), item_batch([4])
+    support, query = (rows_of(batch, part, 0) for part in ("support", "query"))
+    x = [{n: tf.gather(ids, rows) for n, ids in batch["features"].items()} for rows in (support, query)]
+    fast = model.adapt(x[0], tf.gather(batch["label"], support))
+    expected = model.predict_after(batch, [0, 2])
+    np.testing.assert_allclose(model.predict(x[1], weights=fast), expected[2][0], rtol=1e-5)
+    np.testing.assert_allclose(model.predict(x[1]), expected[0][0], rtol=1e-5)  # cold
+    assert fast.deltas[GENERATED].shape == (3,)
+
+
+def test_a_learned_rate_is_trained_too():
+    model = MetaEmb(make_base(), "ad", attributes=["category"], inner=InnerLoop("meta-sgd"))
+    model.compile("adam", "mse", run_eagerly=True)
+    (rate,) = (v for v in model.trainable_variables if "generated" in v.name)
+    before = rate.numpy()
+    model.train_step(item_batch([3, 2]))
+    assert (rate.numpy() != before).all()
 
 
 def test_a_keras_file_holds_it_whole(tmp_path):
