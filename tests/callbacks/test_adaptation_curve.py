@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.callbacks import AdaptationCurve
+from gmeta.callbacks import AdaptationCurve, StepTimes
 from gmeta.core.errors import ConfigError
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
@@ -135,16 +135,24 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 def on_a_rank():
     """Runs on every rank, at a rate of 0: ranks make larger steps, which would train other weights."""
-    cold = tasks(5, seed=9)
-    given = fit(make_model(rate=0.0), AdaptationCurve(tasks(5, seed=9, known=False), STEPS), epochs=1)
-    found = fit(make_model(rate=0.0), AdaptationCurve(steps=STEPS), epochs=1, validation=cold)
-    return {name: [given[name], found[name]] for name in given if "@" in name}
+    shown = []
+    given, found = AdaptationCurve(tasks(5, seed=9, known=False), STEPS), AdaptationCurve(steps=STEPS)
+    times = StepTimes(every=1, print_fn=shown.append)
+    model = make_model(rate=0.0, run_eagerly=True)
+    fit(model, given, found, times, epochs=1, validation=tasks(5, seed=9))
+    return given.values, found.values, times.times, shown
 
 
 @pytest.mark.ranks
 def test_values_on_ranks_are_those_of_one():
-    ranks, one = run_ranks(on_a_rank, 2), on_a_rank()
-    assert len(one) == 3 * len(STEPS)
-    for found in ranks:
-        for name, values in one.items():
-            np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+    ranks, (one, again, _, _) = run_ranks(on_a_rank, 2), on_a_rank()
+    assert sorted(one) == list(STEPS)
+    for curve in (again, *(curve for rank in ranks for curve in rank[:2])):
+        for steps in STEPS:
+            assert curve[steps] == pytest.approx(one[steps], rel=1e-5)
+    # 4 batches are 2 steps of 2 ranks, of which each forgets its first; times are of both, shown by one.
+    (*_, times, shown), (*_, other, hidden) = ranks
+    assert times == other
+    assert (times.steps, min(times.seconds.values()) > 0) == (2, True)
+    assert (len(shown), len(hidden)) == (1, 0)
+    assert "the mean of 2 that were measured" in shown[0]
