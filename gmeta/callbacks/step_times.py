@@ -104,7 +104,8 @@ class StepTimes(tf.keras.callbacks.Callback):
             self._writer.close()
             self._writer = None
         if collectives.world().rank == 0:
-            self._print(summary(self.times, collectives.world().size))
+            inner = getattr(self.model, "inner", None)
+            self._print(summary(self.times, collectives.world().size, inner))
 
     def _forget_first(self) -> None:
         if self._calls and not self._settled:

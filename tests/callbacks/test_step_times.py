@@ -9,6 +9,7 @@ import tensorflow as tf
 from gmeta.callbacks import StepTimes, step_times
 from gmeta.callbacks.step_advice import advice, summary
 from gmeta.core.errors import ConfigError
+from gmeta.meta import InnerLoop
 from gmeta.models.step_clock import PARTS, StepClock, StepSeconds
 
 
@@ -97,7 +98,7 @@ def test_parts_are_measured_and_shown(ticks, tmp_path, options):
     (text,) = shown
     assert text.splitlines()[0] == f"step times: 7000.00 ms a step, the mean of {measured} that were measured"
     assert "outer     4000.00 ms   57%" in text
-    assert "outer takes longest: order=1 leaves out" in text
+    assert "outer takes longest: recompute=False" in text
 
 
 def test_what_follows_the_last_mark_belongs_to_the_update(ticks, monkeypatch):
@@ -153,6 +154,13 @@ def test_advice_is_that_of_one_rank_or_of_several():
     assert "HOROVOD_CYCLE_TIME" not in advice("lookup")
     assert "HOROVOD_CYCLE_TIME=0.1" in advice("lookup", ranks=2)
     assert advice("inner", ranks=2) == advice("inner")
+
+
+def test_what_is_set_already_is_not_advised():
+    plain = InnerLoop(steps=1, order=1)
+    assert not any(word in advice("outer", inner=plain) for word in ("order", "recompute", "steps"))
+    assert "recompute=False" in advice("outer", inner=InnerLoop(recompute=True))
+    assert "steps=" in advice("inner", inner=InnerLoop(steps=5))
 
 
 def test_every_below_one_is_refused():

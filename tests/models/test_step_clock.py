@@ -1,5 +1,6 @@
 """The step's clock, on a time that only work moves: it is exact, however slow the machine is."""
 
+import doctest
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.models import step_clock
 from gmeta.models.step_clock import PARTS, StepClock, StepSeconds
 
 
@@ -144,3 +146,7 @@ def test_readings_add_up():
     first, second = StepSeconds({"data": 1.0}, 2), StepSeconds({"data": 2.0, "inner": 1.0}, 3)
     both = first + second
     assert (both.seconds["data"], both.seconds["inner"], both.seconds["outer"], both.steps) == (3, 1, 0, 5)
+
+
+def test_examples():
+    assert doctest.testmod(step_clock).failed == 0
