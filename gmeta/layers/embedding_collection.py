@@ -233,12 +233,20 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         Raises:
           ConfigError: A feature has a vector for each of several ids a sample.
         """
-        if self._is_one_gather(lookup):
-            with tf.device("CPU:0"):  # one copy to a GPU rather than one a feature
-                positions = tf.stack([lookup.positions[feature.name] for feature in self.features], axis=1)
-            side_by_side = tf.gather(lookup.rows[0], positions)
-            return tf.reshape(side_by_side, [-1, len(self.features) * self.features[0].dim])
-        vectors = self.embed(lookup)
+        single = [f.name for f in self.features if _is_single(f, lookup.positions[f.name])]
+        if len(self.merged) == 1 and len(single) == len(self.features):
+            side_by_side = tf.gather(lookup.rows[0], _stacked(lookup, single, axis=1))
+            return tf.reshape(side_by_side, [-1, len(single) * self.features[0].dim])
+        vectors: dict[str, Any] = {}
+        for rows, merged in zip(lookup.rows, self.merged, strict=True):
+            # One gather of those with one id a sample: of several, all gradients would have to be added up.
+            together = [feature.name for feature in merged.features if feature.name in single]
+            if together:
+                of_each = tf.unstack(tf.gather(rows, _stacked(lookup, together, axis=0)))
+                vectors |= zip(together, of_each, strict=True)
+            for feature in merged.features:
+                if feature.name not in single:
+                    vectors[feature.name] = pool(rows, lookup.positions[feature.name], feature.pooling)
         for name, vector in vectors.items():
             if vector.shape.rank != 2:
                 raise ConfigError(
@@ -246,15 +254,6 @@ class EmbeddingCollection(tf.keras.layers.Layer):
                     "others: give it a pooling"
                 )
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
-
-    def _is_one_gather(self, lookup: CollectionLookup) -> bool:
-        """Whether all features have one id a sample, in one table."""
-        positions = [lookup.positions[feature.name] for feature in self.features]
-        return (
-            len(self.merged) == 1
-            and all(isinstance(part, tf.Tensor) and part.shape.rank == 1 for part in positions)
-            and all(feature.pooling is None for feature in self.features)
-        )
 
     def apply_gradients(
         self,
@@ -330,3 +329,13 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         self._plan_check.check_array(store["plan"])
         for index, table in enumerate(self.tables):
             load_table(table, store, f"table{index}")
+
+
+def _is_single(feature: FeatureConfig, positions: Ids) -> bool:
+    """Whether samples have one id each."""
+    return feature.pooling is None and isinstance(positions, tf.Tensor) and positions.shape.rank == 1
+
+
+def _stacked(lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
+    with tf.device("CPU:0"):  # one copy to a GPU rather than one a feature
+        return tf.stack([lookup.positions[name] for name in names], axis=axis)
