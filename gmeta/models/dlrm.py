@@ -6,7 +6,7 @@ sections 2.1 and 2.2, inside MAML's two loops, as the Meta-DLRM that G-Meta meas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.dense_stack import dense
 from gmeta.meta import InnerLoop
 from gmeta.models.meta_model import MetaModel
 from gmeta.ops.optimizers import SparseOptimizer
@@ -22,23 +23,144 @@ Head = Literal["ctr", "rating"]
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class DotInteraction(tf.keras.layers.Layer):
-    r"""The dot product of each pair of a sample's vectors, :math:`v_i \cdot v_j` for :math:`j < i`.
+class DLRMNetwork(tf.keras.layers.Layer):
+    """What `dlrm` does with the vectors, with one set of weights or one for each task.
+
+    Args:
+      features: The names of the features.
+      width: Of each of their vectors.
+      floats: As for `dlrm`, and so the other arguments.
 
     Shapes:
-      (samples, n, dim) -> (samples, n (n - 1) / 2), in the order (1, 0), (2, 0), (2, 1), (3, 0), …
+      {feature: (..., samples, width), column: (..., samples)} -> (..., samples, outputs).
 
     Example:
-      >>> DotInteraction()(tf.constant([[[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]]])).numpy().tolist()
-      [[2.0, 0.0, 3.0]]
+      >>> network = DLRMNetwork(["user", "item"], 4, floats=["price"])
+      >>> x = {"user": tf.zeros([2, 3, 4]), "item": tf.zeros([2, 3, 4]), "price": tf.zeros([2, 3])}
+      >>> network(x).shape
+      TensorShape([2, 3, 1])
     """
 
-    def call(self, vectors: tf.Tensor) -> tf.Tensor:
-        """The products."""
-        size = int(vectors.shape[1])
-        products = tf.matmul(vectors, vectors, transpose_b=True)
-        row, column = np.tril_indices(size, -1)
-        return tf.gather(tf.reshape(products, [-1, size * size]), row * size + column, axis=1)
+    # A network that says what it takes, as Keras' functional models do, gets it by name.
+    _is_graph_network = True
+
+    def __init__(
+        self,
+        features: Sequence[str],
+        width: int,
+        *,
+        floats: Sequence[str] = (),
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (64, 32),
+        head: Head = "ctr",
+        outputs: int = 1,
+        seed: int = 0,
+        name: str = "dlrm_network",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        if head not in get_args(Head):
+            raise ConfigError(f"dlrm: head must be 'ctr' or 'rating', got {head!r}")
+        vectors = len(features) + bool(floats)
+        if vectors < 2:
+            raise ConfigError(
+                "dlrm: there is no pair of vectors to multiply: give it two features, or floats"
+            )
+        self._settings: dict[str, Any] = {
+            "features": list(features),
+            "width": width,
+            "floats": list(floats),
+            "bottom": list(bottom),
+            "top": list(top),
+            "head": head,
+            "outputs": outputs,
+            "seed": seed,
+        }
+        self._features, self._floats, self._head = tuple(features), tuple(floats), head
+        self._bottom = [f"bottom{number}" for number in range(1, len(bottom) + 2)] if floats else []
+        self._top = [*(f"top{number}" for number in range(1, len(top) + 1)), "head"]
+        self._weights_of: dict[str, tf.Variable] = {}
+        self._add_layers(self._bottom, len(floats), [*bottom, width])
+        products = vectors * (vectors - 1) // 2
+        self._add_layers(self._top, width * (1 if floats else vectors) + products, [*top, outputs])
+        self.built = True
+
+    def _add_layers(self, names: Sequence[str], inputs: int, units: Sequence[int]) -> None:
+        for name, size in zip(names, units if names else (), strict=True):
+            seed = 1000 * self._settings["seed"] + len(self._weights_of)
+            start = tf.keras.initializers.GlorotNormal(seed=seed)
+            kernel, bias = f"{name}/kernel", f"{name}/bias"
+            self._weights_of[kernel] = self.add_weight(kernel, [inputs, size], initializer=start)
+            self._weights_of[bias] = self.add_weight(bias, [size], initializer="zeros")
+            inputs = size
+
+    @property
+    def input(self) -> dict[str, None]:
+        """By name what the network takes."""
+        return dict.fromkeys((*self._features, *self._floats))
+
+    def task_weights(self) -> dict[str, tf.Variable]:
+        """All weights, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
+        return dict(self._weights_of)
+
+    def fast_weights(self) -> dict[str, tf.Variable]:
+        """What a task adapts: all of them."""
+        return self.task_weights()
+
+    def call(
+        self,
+        x: Mapping[str, tf.Tensor],
+        weights: Mapping[str, tf.Tensor] | None = None,
+        training: bool | None = None,
+    ) -> tf.Tensor:
+        """Run the network.
+
+        Args:
+          x: Vectors and floats, by name.
+          weights: Replacements by name, of the variable's shape or with a leading task dimension.
+          training: Makes no difference.
+        """
+        used = {**self._weights_of, **(weights or {})}
+        vectors = [x[name] for name in self._features]
+        first = vectors
+        if self._floats:
+            floats = tf.stack([x[name] for name in self._floats], axis=-1)
+            hidden = tf.nn.relu(_perceptron(floats, self._bottom, used))
+            vectors, first = [hidden, *vectors], [hidden]
+        joined = tf.concat([*first, products_of_pairs(tf.stack(vectors, axis=-2))], axis=-1)
+        outputs = _perceptron(joined, self._top, used)
+        return tf.sigmoid(outputs) if self._head == "ctr" else outputs
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {**super().get_config(), **self._settings}
+
+
+def products_of_pairs(vectors: tf.Tensor) -> tf.Tensor:
+    r"""The dot product of each pair of a sample's vectors, :math:`v_i \cdot v_j` for :math:`j < i`.
+
+    Args:
+      vectors: (..., n, width).
+
+    Returns:
+      (..., n (n - 1) / 2), in the order (1, 0), (2, 0), (2, 1), (3, 0), ….
+
+    Example:
+      >>> products_of_pairs(tf.constant([[[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]]])).numpy().tolist()
+      [[2.0, 0.0, 3.0]]
+    """
+    size = int(vectors.shape[-2])
+    products = tf.matmul(vectors, vectors, transpose_b=True)
+    row, column = np.tril_indices(size, -1)
+    flat = tf.reshape(products, tf.concat([tf.shape(products)[:-2], [size * size]], axis=0))
+    return tf.gather(tf.ensure_shape(flat, [*products.shape[:-2], size * size]), row * size + column, axis=-1)
+
+
+def _perceptron(x: tf.Tensor, layers: Sequence[str], weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Dense layers with ReLU between them, none after the last."""
+    for number, layer in enumerate(layers):
+        x = dense(tf.nn.relu(x) if number else x, weights[f"{layer}/kernel"], weights[f"{layer}/bias"])
+    return x
 
 
 def dlrm(
@@ -95,10 +217,18 @@ def dlrm(
       >>> list(model.adapted_weights())[-2:]
       ['head/kernel', 'head/bias']
     """
-    if head not in get_args(Head):
-        raise ConfigError(f"dlrm: head must be 'ctr' or 'rating', got {head!r}")
-    network = dlrm_network(
-        features, floats=floats, bottom=bottom, top=top, head=head, outputs=outputs, seed=seed
+    widths = sorted({feature.dim for feature in features})
+    if len(widths) != 1:
+        raise ConfigError(f"dlrm: dot products need vectors of one width, got features of {widths}")
+    network = DLRMNetwork(
+        [feature.name for feature in features],
+        *widths,
+        floats=floats,
+        bottom=bottom,
+        top=top,
+        head=head,
+        outputs=outputs,
+        seed=seed,
     )
     return MetaModel(
         EmbeddingCollection(features, optimizer=optimizer, seed=seed),
@@ -107,53 +237,3 @@ def dlrm(
         outer_samples=outer_samples,
         name=name,
     )
-
-
-def dlrm_network(
-    features: Sequence[FeatureConfig],
-    *,
-    floats: Sequence[str] = (),
-    bottom: Sequence[int] = (64,),
-    top: Sequence[int] = (64, 32),
-    head: Head = "ctr",
-    outputs: int = 1,
-    seed: int = 0,
-) -> tf.keras.Model:
-    """What `dlrm` does with the vectors: a functional model of {feature: vectors, column: floats}.
-
-    The arguments are those of `dlrm`.
-    """
-    widths = sorted({feature.dim for feature in features})
-    if len(widths) != 1:
-        raise ConfigError(f"dlrm: dot products need vectors of one width, got features of {widths}")
-    if len(features) + bool(floats) < 2:
-        raise ConfigError("dlrm: there is no pair of vectors to multiply: give it two features, or floats")
-    (width,) = widths
-    inputs: dict[str, Any] = {each.name: tf.keras.Input([width], name=each.name) for each in features}
-    columns = {column: tf.keras.Input([], name=column) for column in floats}
-    layers = _Layers(seed)
-    vectors = list(inputs.values())
-    first = list(inputs.values())
-    if floats:
-        x = tf.stack(list(columns.values()), axis=1)
-        for number, units in enumerate([*bottom, width], 1):
-            x = layers.dense(x, units, f"bottom{number}")
-        vectors, first = [x, *vectors], [x]
-    products = DotInteraction(name="products")(tf.stack(vectors, axis=1))
-    x = tf.concat([*first, products], axis=1)
-    for number, units in enumerate(top, 1):
-        x = layers.dense(x, units, f"top{number}")
-    x = layers.dense(x, outputs, "head", "sigmoid" if head == "ctr" else None)
-    return tf.keras.Model({**inputs, **columns}, x, name="dlrm")
-
-
-class _Layers:
-    """Makes dense layers, each with initial weights of its own."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed, self._made = seed, 0
-
-    def dense(self, x: Any, units: int, name: str, activation: str | None = "relu") -> Any:
-        self._made += 1
-        start = tf.keras.initializers.GlorotNormal(seed=1000 * self._seed + self._made)
-        return tf.keras.layers.Dense(units, activation, kernel_initializer=start, name=name)(x)

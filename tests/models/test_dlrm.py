@@ -10,9 +10,8 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
-from gmeta.layers.task_network import TaskNetwork
 from gmeta.meta import InnerLoop
-from gmeta.models.dlrm import dlrm, dlrm_network
+from gmeta.models.dlrm import DLRMNetwork, dlrm
 from gmeta.ops.initializers import Normal
 from gmeta.testing.made_tasks import alone, dataset, opposed_tasks, task_batch
 
@@ -50,20 +49,21 @@ def reference(weights, vectors, floats, head):
 @pytest.mark.parametrize("head", ["ctr", "rating"])
 @pytest.mark.parametrize("floats", [(), ("price", "age")])
 def test_the_network_equals_its_formula(float64, floats, head):
-    network = dlrm_network(FEATURES, floats=floats, bottom=[6], top=[7, 5], head=head, outputs=2)
+    names = [feature.name for feature in FEATURES]
+    network = DLRMNetwork(names, 4, floats=floats, bottom=[6], top=[7, 5], head=head, outputs=2)
     rng = np.random.default_rng(0)
     for variable in network.trainable_variables:  # biases too, which start at 0
         variable.assign(rng.normal(size=variable.shape))
     vectors = [rng.normal(size=(9, 4)) for _ in FEATURES]
     columns = [rng.normal(size=9) for _ in floats]
-    weights = {name: value.numpy() for name, value in TaskNetwork(network).task_weights().items()}
-    inputs = dict(zip([*(f.name for f in FEATURES), *floats], [*vectors, *columns], strict=True))
+    weights = {name: value.numpy() for name, value in network.task_weights().items()}
+    inputs = dict(zip([*names, *floats], [*vectors, *columns], strict=True))
     np.testing.assert_allclose(network(inputs), reference(weights, vectors, columns, head), rtol=1e-12)
 
 
 def test_outer_gradients_match_finite_differences(float64):
     """Of the query loss after two steps, along drawn directions of each weight and input."""
-    network = TaskNetwork(dlrm_network(FEATURES[:2], floats=["price"], bottom=[5], top=[6], head="ctr"))
+    network = DLRMNetwork(["user", "item"], 4, floats=["price"], bottom=[5], top=[6], head="ctr")
     rng = np.random.default_rng(1)
     made = {"user": (3, 8, 4), "item": (3, 8, 4), "price": (3, 8)}
     x = {name: tf.constant(rng.normal(size=shape)) for name, shape in made.items()}
@@ -151,6 +151,15 @@ def test_embedding_rows_adapt_too():
 def test_what_makes_no_dlrm_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         dlrm(**settings)
+
+
+def test_a_keras_file_holds_it_whole(tmp_path):
+    model = dlrm(FEATURES, floats=["price"], bottom=[5], top=[6])
+    batch = task_batch([3, 2], ids={"user": 4, "item": 5, "shop": 3}, floats=["price"])
+    model.compile("adam", "binary_crossentropy", run_eagerly=True)
+    model.train_step(batch)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / "model.keras")(batch), model(batch))
 
 
 def test_examples():

@@ -156,7 +156,7 @@ def test_a_base_of_named_inputs_gets_generated_rows_by_name():
         rows = rows_of(batch, "query", task)
         inputs = {name: values[rows] for name, values in vectors.items()}
         inputs["ad"] = np.tile(start[GENERATED][task], (len(rows), 1))
-        expected = base.network.network({name: tf.constant(each) for name, each in inputs.items()})
+        expected = base.network({name: tf.constant(each) for name, each in inputs.items()})
         np.testing.assert_allclose(model.task_outputs(view, "query", start)[task], expected, rtol=1e-5)
 
 
