@@ -16,6 +16,7 @@ from gmeta.layers import FeatureConfig
 from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
 from gmeta.models.melu_features import published_features
 from gmeta.ops.initializers import Normal
+from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.method_config import MethodConfig
 from gmeta.training.rated_at_least import RatedAtLeast, RatedAtLeastAUC
@@ -32,7 +33,12 @@ def _melu(
     config: ExperimentConfig, method: MethodConfig, features: Sequence[FeatureConfig], seed: int
 ) -> MetaModel:
     return melu(
-        features, hidden=config.hidden, inner=method.inner, outer_samples=method.outer_samples, seed=seed
+        features,
+        hidden=config.hidden,
+        inner=method.inner,
+        outer_samples=method.outer_samples,
+        optimizer=_row_optimizer(method),
+        seed=seed,
     )
 
 
@@ -46,6 +52,7 @@ def _cbml(
         hidden=config.hidden,
         inner=method.inner,
         outer_samples=method.outer_samples,
+        optimizer=_row_optimizer(method),
         seed=seed,
     )
 
@@ -61,12 +68,19 @@ def _dlrm(
         head="rating",  # any number: a rating, or the logit that the other loss takes
         inner=method.inner,
         outer_samples=method.outer_samples,
+        optimizer=_row_optimizer(method),
         seed=seed,
     )
 
 
 MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
 """What a method's ``model`` names."""
+
+
+def _row_optimizer(method: MethodConfig) -> SparseOptimizer | None:
+    """None follows the Keras optimizer's rate."""
+    return None if method.row_learning_rate is None else Adam(learning_rate=method.row_learning_rate)
+
 
 _OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
 

@@ -18,7 +18,10 @@ class MethodConfig:
       description: One sentence on what it is.
       inner: The inner loop; ``steps = 0`` trains without adaptation.
       outer_samples: Which samples the outer loss is over, ``"query"`` or ``"all"``.
-      learning_rate: Adam's rate in the outer loop, for dense weights and embedding rows alike.
+      learning_rate: Adam's rate in the outer loop.
+      row_learning_rate: That of the embedding rows; None: the same. Rows are updated when they are read, so
+        those of rare names take far fewer steps than dense weights, and than they would under an Adam that
+        moves every row in every step.
       epochs: Passes over the training tasks.
       model: One of `gmeta.training.experiment_models.MODELS`.
     """
@@ -28,14 +31,16 @@ class MethodConfig:
     inner: InnerLoop = field(default_factory=InnerLoop)
     outer_samples: Literal["query", "all"] = "query"
     learning_rate: float = 1e-3
+    row_learning_rate: float | None = None
     epochs: int = 10
     model: str = "melu"
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.learning_rate <= 0:
+        rates = [rate for rate in (self.learning_rate, self.row_learning_rate) if rate is not None]
+        if self.epochs < 1 or min(rates) <= 0:
             raise ConfigError(
-                f"method {self.label!r}: epochs must be at least 1 and learning_rate above 0, "
-                f"got {self.epochs} and {self.learning_rate}"
+                f"method {self.label!r}: epochs must be at least 1 and learning rates above 0, "
+                f"got {self.epochs} and {rates}"
             )
 
 

@@ -141,3 +141,19 @@ def test_other_models_train_and_adapt_on_the_same_split(data, model):
     before, after = built.predict_after(batch, (0, 2)).values()
     assert before.shape == after.shape == (40, 4)
     assert not np.allclose(before, after)
+
+
+def test_rows_may_learn_at_a_rate_of_their_own(data):
+    def moved(**options):
+        method = replace(small_config().methods["maml"], **options)
+        model = build_model(config(methods={"maml": method}), "maml", 0)
+        batch = next(iter(training_tasks(config(), data, seed=0)))
+        before = model.collection.lookup(batch["features"], insert=False).rows
+        model.train_step(batch)
+        after = model.collection.lookup(batch["features"], insert=False).rows
+        return max(float(tf.reduce_max(tf.abs(a - b))) for a, b in zip(after, before, strict=True))
+
+    assert moved() == pytest.approx(1e-2, rel=0.01)  # Adam's first step is its rate
+    assert moved(row_learning_rate=0.03) == pytest.approx(0.03, rel=0.01)
+    with pytest.raises(ConfigError, match=r"learning rates above 0, got 2 and \[0.01, 0.0\]"):
+        moved(row_learning_rate=0.0)
