@@ -155,5 +155,5 @@ def test_rows_may_learn_at_a_rate_of_their_own(data):
 
     assert moved() == pytest.approx(1e-2, rel=0.01)  # Adam's first step is its rate
     assert moved(row_learning_rate=0.03) == pytest.approx(0.03, rel=0.01)
-    with pytest.raises(ConfigError, match=r"learning rates above 0, got 2 and \[0.01, 0.0\]"):
+    with pytest.raises(ConfigError, match=r"learning rates above 0, got 3 and \[0.01, 0.0\]"):
         moved(row_learning_rate=0.0)
