@@ -35,11 +35,17 @@ def adaptive(network: Any) -> Any:
 
 
 def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] | None:
-    """The names of a functional model's inputs, if it takes features by name; None: vectors side by side.
+    """The names of a network's inputs, if it takes features by name; None: vectors side by side.
+
+    A functional model's inputs have names. Another network says that it takes a dict by its attribute
+    ``takes_by_name``, a list of names.
 
     Raises:
       ConfigError: A model of several inputs that aren't named as a dict.
     """
+    named = getattr(network, "takes_by_name", None)
+    if named is not None:
+        return list(named)
     given = getattr(network, "input", None) if getattr(network, "_is_graph_network", False) else None
     features = {feature.name for feature in collection.features}
     if isinstance(given, Mapping):
@@ -59,7 +65,10 @@ def build(network: Any, collection: EmbeddingCollection, names: Sequence[str] | 
       ConfigError: The network doesn't take what it gets, or its outputs aren't (samples, outputs).
     """
     if names is not None:
-        return  # a functional model has its weights
+        if isinstance(network, TaskNetwork) and not network.network.built:
+            widths = {feature.name: [feature.dim] for feature in collection.features}
+            network({name: tf.zeros([1, 1, *widths.get(name, [])]) for name in names})
+        return
     width = sum(feature.dim for feature in collection.features)
     outputs = network(tf.zeros([1, 1, width]))
     if outputs.shape.rank != 3:

@@ -41,9 +41,6 @@ class DLRMNetwork(tf.keras.layers.Layer):
       TensorShape([2, 3, 1])
     """
 
-    # A network that says what it takes, as Keras' functional models do, gets it by name.
-    _is_graph_network = True
-
     def __init__(
         self,
         features: Sequence[str],
@@ -95,9 +92,9 @@ class DLRMNetwork(tf.keras.layers.Layer):
             inputs = size
 
     @property
-    def input(self) -> dict[str, None]:
-        """By name what the network takes."""
-        return dict.fromkeys((*self._features, *self._floats))
+    def takes_by_name(self) -> list[str]:
+        """The features and columns that the network takes by name; see `gmeta.models.adaptive_network`."""
+        return [*self._features, *self._floats]
 
     def task_weights(self) -> dict[str, tf.Variable]:
         """All weights, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""

@@ -52,7 +52,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
       network: Any Keras layer or model, functional or subclassed, that maps (samples, ...) inputs to
         (samples, outputs), or a `gmeta.layers.DenseStack`. A functional model with named inputs gets the
         vectors of the features of these names, and columns of the data that the collection doesn't embed,
-        such as floats; any other gets all vectors side by side, (samples, sum of dims).
+        such as floats; so does a network with an attribute ``takes_by_name``, a list of names. Any other gets
+        all vectors side by side, (samples, sum of dims).
       inner: The inner loop; `compile` takes it too.
       outer_samples: ``"query"``: the outer loss is over the query samples. ``"all"``: over support and query
         alike; with ``inner.steps=0`` this is ordinary joint training, the baseline that any meta-learner

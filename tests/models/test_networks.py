@@ -53,7 +53,22 @@ class Subclassed(K.Model):
         return x[:, 0]  # (samples,) is an output too
 
 
+class ByName(K.Model):
+    """A subclassed network that takes a dict."""
+
+    takes_by_name = ("user", "price")
+
+    def __init__(self):
+        super().__init__(name="by_name")
+        self.fc = K.layers.Dense(6, "tanh", name="fc")
+        self.out = K.layers.Dense(1, name="out")
+
+    def call(self, x):
+        return self.out(self.fc(tf.concat([x["user"], tf.reshape(x["price"], [-1, 1])], axis=-1)))
+
+
 NETWORKS = {
+    "by name": ByName,
     "functional": functional,
     "subclassed": Subclassed,
     "sequential": lambda: K.Sequential([K.layers.Dense(5, "tanh", name="fc"), K.layers.Dense(1, name="out")]),
@@ -81,7 +96,8 @@ def plain(network, batch, vectors, index, weights):
     for name, value in weights.items():
         variables[name].assign(value)
     side_by_side = tf.concat([named["user"], named["item"]], axis=-1)
-    outputs = network(named) if isinstance(getattr(network, "input", None), dict) else network(side_by_side)
+    by_name = isinstance(network, ByName) or isinstance(getattr(network, "input", None), dict)
+    outputs = network(named if by_name else side_by_side)
     for name, value in before.items():
         variables[name].assign(value)
     return np.ravel(outputs)
