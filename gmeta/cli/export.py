@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,23 @@ from gmeta.cli.options import run_option
     show_default=True,
     help="What an id reads that was never trained: the row that training would start it with, or zeros.",
 )
+@click.option(
+    "--steps", type=click.IntRange(0), help="Inner steps of `adapt`.  [default: the method's, for serving]"
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the deltas that `adapt` answers; float16 is half the bytes.",
+)
+@click.option(
+    "--stale",
+    type=click.Choice(["refuse", "apply"]),
+    default="refuse",
+    show_default=True,
+    help="What `predict_with` does with deltas that another version answered.",
+)
 def export(
     run_path: Path,
     out: Path,
@@ -37,19 +55,35 @@ def export(
     seed: int | None,
     model_version: int | None,
     unknown: Literal["initial", "zeros"],
+    steps: int | None,
+    dtype: Literal["float32", "float16"],
+    stale: Literal["refuse", "apply"],
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-    It has TensorFlow's own ops only. Its signature `predict` takes the features of samples and gives their
-    ratings by the shared weights; a feature with several ids a sample is sent as a matrix, its rows filled up
-    with -1. OUT/VERSION appears whole or not at all.
+    It has TensorFlow's own ops only, and three signatures: `predict` takes the features of samples and gives
+    their ratings by the shared weights; `adapt` takes a new task's samples with their labels and gives what
+    it has learned, as bytes to keep; `predict_with` takes features and those bytes. A feature with several
+    ids a sample is sent as a matrix, its rows filled up with -1. OUT/VERSION appears whole or not at all.
     """
     from gmeta.training.export_run import export_run
     from gmeta.training.run_folder import RunFolder
 
     exported = export_run(
-        RunFolder(run_path), out, method=method, seed=seed, version=model_version, unknown=unknown
+        RunFolder(run_path),
+        out,
+        method=method,
+        seed=seed,
+        version=model_version,
+        unknown=unknown,
+        steps=steps,
+        dtype=dtype,
+        stale=stale,
     )
     for signature, inputs in exported.signatures.items():
-        click.echo(f"{signature}: " + ", ".join(f"{name} {form}" for name, form in inputs.items()))
+        click.echo(f"{signature}: {_listed(inputs)} -> {_listed(exported.answers[signature])}")
     click.echo(f"exported: {exported.folder}, {exported.rows:,} embedding rows")
+
+
+def _listed(tensors: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {form}" for name, form in tensors.items())

@@ -181,6 +181,4 @@ def _packed(tasks: Sequence[tuple[Samples, Any]], columns: SampleColumns) -> dic
 
 def _rows_of(task: int, rows: MovedRows) -> RowDeltas:
     own = rows.owners == task
-    keys, deltas = rows.keys[own], rows.deltas[own]
-    order = np.argsort(keys)
-    return RowDeltas(keys[order], deltas[order])
+    return RowDeltas(rows.keys[own], rows.deltas[own])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -42,7 +43,9 @@ class InnerRates(tf.keras.layers.Layer):
             self._rate_of[name] = key
             if key not in self._rates:
                 self._rates[key] = self.add_weight(
-                    name=f"rate/{key}", shape=shape if kind == "parameter" else [], initializer=start
+                    name=_exportable(f"rate/{key}"),
+                    shape=shape if kind == "parameter" else [],
+                    initializer=start,
                 )
 
     def values(self) -> dict[str, tf.Tensor] | None:
@@ -50,3 +53,8 @@ class InnerRates(tf.keras.layers.Layer):
         if not self._rate_of:
             return None
         return {name: tf.convert_to_tensor(self._rates[key]) for name, key in self._rate_of.items()}
+
+
+def _exportable(name: str) -> str:
+    """A name that a SavedModel can hold, such as ``user.item`` of the table ``user+item``."""
+    return re.sub(r"[^A-Za-z0-9_.\\/>-]", ".", name)

@@ -23,7 +23,7 @@ class MovedRows(NamedTuple):
     """Rows of one table that tasks have moved.
 
     Attributes:
-      keys: (rows,) int64.
+      keys: (rows,) int64, ascending.
       deltas: (rows, dim) float32.
       owners: (rows,) int64, the task that has moved it.
     """
@@ -78,7 +78,9 @@ def task_deltas(model: MetaModel, batch: TaskBatch, steps: int) -> TaskDeltas:
             delta = adapted[name] - view.row_parameters()[name]
             moved = tf.reduce_any(tf.not_equal(delta, 0), axis=1)  # padding's copies, for one, stay
             every = MovedRows(tf.gather(keys, sources), delta, view.owners()[name])
-            rows[name] = MovedRows(*(tf.boolean_mask(part, moved) for part in every))
+            kept = [tf.boolean_mask(part, moved) for part in every]
+            order = tf.argsort(kept[0])
+            rows[name] = MovedRows(*(tf.gather(part, order) for part in kept))
     return TaskDeltas(weights, rows)
 
 

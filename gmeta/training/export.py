@@ -54,11 +54,13 @@ class Exported:
     Attributes:
       folder: The SavedModel.
       signatures: Signature -> name of an input -> its dtype and shape, as clients send it.
+      answers: Signature -> name of an output -> its dtype and shape.
       rows: Embedding rows, of all tables.
     """
 
     folder: Path
     signatures: Mapping[str, Mapping[str, str]]
+    answers: Mapping[str, Mapping[str, str]]
     rows: int
 
 
@@ -125,6 +127,7 @@ def export_model(
     return Exported(
         folder,
         {name: _as_sent(signature.inputs) for name, signature in chosen.items()},
+        {name: _described(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
     )
 
@@ -185,5 +188,8 @@ def _received(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTenso
 
 
 def _as_sent(inputs: Mapping[str, tf.TypeSpec]) -> dict[str, str]:
-    specs = {name: _wire_spec(name, spec) for name, spec in inputs.items()}
+    return _described({name: _wire_spec(name, spec) for name, spec in inputs.items()})
+
+
+def _described(specs: Mapping[str, tf.TensorSpec]) -> dict[str, str]:
     return {name: f"{spec.dtype.name} {json.dumps(spec.shape.as_list())}" for name, spec in specs.items()}

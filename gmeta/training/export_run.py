@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gmeta.core.errors import ConfigError
+from gmeta.models.fast_weights import DeltaDtype
 from gmeta.training.experiment import trained
 from gmeta.training.export import Exported, export_model
-from gmeta.training.meta_signatures import meta_signatures
+from gmeta.training.meta_signatures import Stale, meta_signatures
 from gmeta.training.run_folder import RunFolder
 from gmeta.training.unknown_ids import Unknown
 
@@ -20,6 +21,9 @@ def export_run(
     seed: int | None = None,
     version: int | None = None,
     unknown: Unknown = "initial",
+    steps: int | None = None,
+    dtype: DeltaDtype = "float32",
+    stale: Stale = "refuse",
 ) -> Exported:
     """Export one trained model of a run to ``out/version``.
 
@@ -30,6 +34,9 @@ def export_run(
       seed: The run's first where it isn't said.
       version: One more than the highest there is, where it isn't said.
       unknown: See `gmeta.training.unknown_ids.Unknown`.
+      steps: See `gmeta.training.meta_signatures`, as for the rest.
+      dtype: Of the deltas that a client is given to keep.
+      stale: What becomes of deltas that another version has given.
 
     Raises:
       ConfigError: The run has no such method or seed, or the version is there.
@@ -44,7 +51,8 @@ def export_run(
         raise ConfigError(f"{run.path} has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
     model, _ = trained(config, run, method, seed)
     folder = out / str(next_version(out) if version is None else version)
-    return export_model(model, folder, signatures=meta_signatures(model), unknown=unknown)
+    signatures = meta_signatures(model, steps=steps, dtype=dtype, stale=stale)
+    return export_model(model, folder, signatures=signatures, unknown=unknown)
 
 
 def next_version(base: Path) -> int:

@@ -1,23 +1,146 @@
-"""What can be asked of an exported `MetaModel`."""
+"""What can be asked of an exported `MetaModel`: to predict, to adapt, and to predict with what came of it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.models import MetaModel
+from gmeta.models.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
+from gmeta.models.task_deltas import fingerprint, outputs_with, query_only, support_only, task_deltas
+from gmeta.models.task_view import row_names
 from gmeta.training.export import Signature, feature_inputs
+from gmeta.training.safetensors_graph import Decoder, encode
+
+LABEL = "label"
+WEIGHTS = "weights_bytes"
+"""What a task's deltas are called on the wire. Over REST, values with such an ending are base64."""
+
+RATING = "rating"
+
+Stale = Literal["refuse", "apply"]
 
 
-def meta_signatures(model: MetaModel) -> dict[str, Signature]:
-    """``predict``: ratings of samples by the shared weights, those that adaptation starts from.
+def meta_signatures(
+    model: MetaModel,
+    *,
+    steps: int | None = None,
+    dtype: DeltaDtype = "float32",
+    stale: Stale = "refuse",
+) -> dict[str, Signature]:
+    """The three signatures of a meta-learned model.
 
-    Inputs: the features' ids of n samples. Output ``rating``: (n,) float32.
+    ================  ====================================================  =====================
+    signature         inputs                                                answer
+    ================  ====================================================  =====================
+    ``predict``       the features of n samples                             ``rating``
+    ``adapt``         the features of a task's support samples, ``label``   ``weights_bytes``
+    ``predict_with``  the features of n samples, ``weights_bytes``          ``rating``
+    ================  ====================================================  =====================
+
+    ``rating`` is (n,) float32, or (n, outputs) if the network has several. ``label`` is (samples,) float32,
+    or (samples, outputs). ``weights_bytes`` is () string: the very bytes of `gmeta.models.FastWeights`, which
+    a client keeps in a store and sends as they are. So ``FastWeights.from_bytes`` takes what ``adapt``
+    answers, and ``predict_with`` takes ``FastWeights.to_bytes`` of either dtype.
+
+    ``adapt`` runs the inner steps in the graph: `MetaModel.adapt`, with the same values to rounding.
+    ``predict`` is by the shared weights, those that adaptation starts from.
+
+    Args:
+      model: The model, compiled.
+      steps: Of ``adapt``; None: ``inner.steps_in("serving")``.
+      dtype: Of the deltas that ``adapt`` answers; ``"float16"`` is half the bytes.
+      stale: What ``predict_with`` makes of deltas from other shared weights, such as those of the version
+        that was served before: ``"refuse"``, so that clients adapt again, or ``"apply"``, which adds them to
+        the present weights.
+
+    Raises:
+      ConfigError: The model isn't compiled; a setting that there isn't; a feature with a name of ours.
     """
+    steps = model.inner.steps_in("serving") if steps is None else steps
+    if steps < 0:
+        raise ConfigError(f"steps can't be negative, got {steps}")
+    for name, given, known in (("dtype", dtype, DeltaDtype), ("stale", stale, Stale)):
+        if given not in get_args(known):
+            raise ConfigError(f"{name} must be {' or '.join(map(repr, get_args(known)))}, got {given!r}")
+    if not hasattr(model, "_sample_loss"):
+        raise ConfigError(f"{model.name}: compile the model first; the steps of `adapt` need its loss")
+    inputs = sample_inputs(model)
+    taken = sorted({LABEL, WEIGHTS} & set(inputs))
+    if taken:
+        raise ConfigError(
+            f"{', '.join(taken)} can't be the name of a feature: `adapt` and `predict_with` use it"
+        )
+    here = fingerprint(model).numpy().decode()
+    about = metadata(model.name, model.inner.algorithm, steps, here)
 
-    def predict(features: dict[str, Any]) -> dict[str, tf.Tensor]:
-        embeddings = model.collection.concat(model.collection.lookup(features, insert=False))
-        return {"rating": model.network(embeddings[tf.newaxis])[0, :, 0]}
+    def predict(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return {RATING: outputs_with(model, given, {}, {})}
 
-    return {"predict": Signature(predict, feature_inputs(model.collection.features))}
+    def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        features = {name: given[name] for name in inputs}
+        weights, rows = task_deltas(model, support_only(features, given[LABEL]), steps)
+        tensors = {name: tf.cast(delta[0], dtype) for name, delta in weights.items()}
+        for name, moved in rows.items():
+            tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, dtype)}
+        return {WEIGHTS: encode(tensors, about)}
+
+    def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        deltas, rows = _decoded(model, given[WEIGHTS], here if stale == "refuse" else None)
+        return {RATING: outputs_with(model, {name: given[name] for name in inputs}, deltas, rows)}
+
+    outputs = _outputs(model, inputs)
+    label = tf.TensorSpec([None] if outputs == 1 else [None, outputs], tf.float32)
+    return {
+        "predict": Signature(predict, inputs),
+        "adapt": Signature(adapt, {**inputs, LABEL: label}),
+        "predict_with": Signature(predict_with, {**inputs, WEIGHTS: tf.TensorSpec([], tf.string)}),
+    }
+
+
+def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
+    """Column -> spec: the ids of features, and the numbers that the network takes by name."""
+    inputs = feature_inputs(model.collection.features)
+    for name in model._named_inputs or ():
+        given = model.network.network.input
+        tensor = given[name] if isinstance(given, Mapping) else given
+        if name not in inputs:
+            width = list(tensor.shape[1:])
+            inputs[name] = tf.TensorSpec([None] if width in ([], [1]) else [None, *width], tensor.dtype)
+        elif tensor.shape.rank == 3:  # a vector for each of a sample's ids
+            inputs[name] = tf.TensorSpec([None, tensor.shape[1]], tf.int64)
+    return inputs
+
+
+def _decoded(
+    model: MetaModel, data: tf.Tensor, here: str | None
+) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
+    """Deltas of weights, and keys and deltas of rows; of deltas from these shared weights, if they matter."""
+    decoder = Decoder(data, WEIGHTS, "adapt the task again, by the signature `adapt`")
+    decoder.expect("format", FORMAT, "is not what `adapt` answers")
+    decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
+    if here is not None:
+        decoder.expect("fingerprint", here, f"has deltas from other shared weights than these, {here}")
+    deltas = {
+        name: decoder.tensor(name, tf.float32, variable.shape)
+        for name, variable in model.adapted_weights().items()
+    }
+    rows = {}
+    if model.inner.adapts_embeddings:
+        for name, merged in zip(row_names(model.collection), model.collection.merged, strict=True):
+            keys = decoder.tensor(name + KEYS, tf.int64, tf.TensorShape([None]))
+            rows[name] = keys, decoder.tensor(name + ROWS, tf.float32, tf.TensorShape([None, merged.dim]))
+    return deltas, rows
+
+
+def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:
+    """How many outputs the network has."""
+    sample = {
+        name: tf.zeros([1, *(dim or 1 for dim in spec.shape[1:])], spec.dtype)
+        for name, spec in inputs.items()
+    }
+    view = model.view(query_only(sample), model.collection.lookup(sample, insert=False))
+    return int(model.task_outputs(view, "query", {}).shape[-1])

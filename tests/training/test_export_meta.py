@@ -1,0 +1,247 @@
+"""An exported MetaModel predicts and adapts, in a process without gmeta, as the trained one does here."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import FastWeights, MetaModel, cbml
+from gmeta.ops import SGD, Constant, Uniform
+from gmeta.testing.serving import ask_all
+from gmeta.training.export import PADDING, export_model
+from gmeta.training.meta_signatures import meta_signatures
+
+K = tf.keras
+FEATURES = (
+    FeatureConfig("user", 3, initializer=Uniform(-1, 1)),
+    FeatureConfig("item", 3, initializer=Uniform(-1, 1)),
+    FeatureConfig("tags", 4, "mean", table="item2", initializer=Uniform(-1, 1)),
+)
+# One table whose initial rows take no graph to compute, where cold ids aren't what is tested.
+PLAIN = tuple(replace(each, dim=3, initializer=Constant(0.5)) for each in FEATURES)
+INNER = {
+    "maml": InnerLoop("maml", steps=1, serving_steps=2, clip_norm=1.0),
+    "fomaml": InnerLoop("fomaml", optimizer="momentum"),
+    "anil": InnerLoop("anil"),
+    "boil": InnerLoop("boil"),
+    "meta-sgd": InnerLoop("meta-sgd"),
+    "reptile": InnerLoop("reptile"),
+    "all": InnerLoop(steps=2, adapt="all", optimizer="adam", learn_learning_rate="parameter"),
+    "keras": InnerLoop(steps=2, adapt="all", learning_rate=0.1),
+    "cbml": InnerLoop(),
+    "joint": InnerLoop(steps=0),
+}
+QUICK = ("maml", "all", "keras")
+
+
+def made(name):
+    """A model whose tables have some ids of which others are cold."""
+    inner = INNER[name]
+    features_of = {"all": FEATURES, "keras": (*FEATURES, FeatureConfig("seen", 3))}.get(name, PLAIN)
+    if name == "cbml":
+        model = cbml(
+            features_of, items=["item"], hidden=[5], clusters=2, dim=3, inner=inner, optimizer=SGD(0.1)
+        )
+    else:
+        collection = EmbeddingCollection(features_of, seed=3, optimizer=SGD(0.1))
+        network = functional() if name == "keras" else DenseStack({"fc": 6, "out": 1})
+        model = MetaModel(collection, network, inner=inner)
+    model.compile("adam", "mse")
+    lookup = model.collection.lookup(features(samples(40, more=True, ids=10)))
+    model.collection.apply_gradients(lookup, [tf.ones_like(rows) for rows in lookup.rows])
+    return model
+
+
+def functional():
+    shapes = {"user": [3], "item": [3], "tags": [4], "seen": [2, 3], "price": [1], "place": [2]}
+    parts = {name: K.Input(shape, name=name) for name, shape in shapes.items()}
+    x = K.layers.LayerNormalization(name="norm")(
+        K.layers.Dense(5, "tanh", name="fc")(
+            tf.concat([K.layers.Flatten()(part) for part in parts.values()], -1)
+        )
+    )
+    return K.Model(parts, K.layers.Dense(2, name="out")(x))
+
+
+def samples(count, seed=0, more=False, ids=20):
+    """As a client sends them: ids of which half were never trained, lists padded anywhere."""
+    random = np.random.default_rng(seed)
+    tags = random.integers(0, ids, (count, 3))
+    tags[random.random(tags.shape) < 0.4] = PADDING
+    found = {"user": random.integers(0, ids, count), "item": random.integers(0, ids, count), "tags": tags}
+    if more:
+        found["seen"] = random.integers(0, ids, (count, 2))
+        found["price"] = random.random(count).astype(np.float32)
+        found["place"] = random.random((count, 2)).astype(np.float32)
+    return found
+
+
+def features(sent):
+    """As they are handed to a model here."""
+    return {**sent, "tags": tf.ragged.boolean_mask(tf.constant(sent["tags"]), sent["tags"] != PADDING)}
+
+
+def as_sent(data):
+    return np.array(data, object)
+
+
+def serve(folder, names):
+    """Name -> the model, its fast weights, and what the exported one answers to the three signatures."""
+    models, requests = {}, []
+    for name in names:
+        model, own = made(name), name == "keras"
+        support, query = samples(6, 1, own), samples(9, 2, own)
+        label = np.random.default_rng(3).random((6, 2) if own else 6).astype(np.float32)
+        fast = model.adapt(features(support), label)
+        export_model(model, folder / name, signatures=meta_signatures(model))
+        models[name] = model, fast, features(query)
+        requests += [
+            (folder / name, "predict", query),
+            (folder / name, "adapt", {**support, "label": label}),
+            (folder / name, "predict_with", {**query, "weights_bytes": as_sent(fast.to_bytes())}),
+        ]
+    answers = iter(ask_all(requests))
+    return {name: (*given, *(next(answers) for _ in range(3))) for name, given in models.items()}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    return folder, serve(folder, QUICK)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_three_signatures_answer_as_the_model_does(served, name):
+    assert_same_answers(name, *served[1][name])
+
+
+@pytest.mark.slow
+def test_those_of_the_other_algorithms_do_too(tmp_path):
+    names = [name for name in INNER if name not in QUICK]
+    for name, found in serve(tmp_path, names).items():
+        assert_same_answers(name, *found)
+
+
+def assert_same_answers(name, model, fast, query, predicted, adapted, predicted_with):
+    shape = (9, 2) if name == "keras" else (9,)
+    assert predicted["rating"].shape == predicted_with["rating"].shape == shape
+    np.testing.assert_allclose(predicted["rating"], model.predict(query), rtol=1e-5, atol=1e-6)
+    expected = model.predict(query, weights=fast)
+    np.testing.assert_allclose(predicted_with["rating"], expected, rtol=1e-5, atol=1e-6)
+    assert np.allclose(expected, predicted["rating"]) == (name == "joint")
+    received = FastWeights.from_bytes(adapted["weights_bytes"].item())
+    assert received.metadata() == fast.metadata()
+    assert received.deltas.keys() == fast.deltas.keys()
+    for key, delta in fast.deltas.items():
+        np.testing.assert_allclose(received.deltas[key], delta, rtol=1e-4, atol=1e-6)
+    assert received.rows.keys() == fast.rows.keys()
+    assert bool(fast.rows) == (name in ("all", "keras", "reptile"))
+    for table, (keys, deltas) in fast.rows.items():
+        np.testing.assert_array_equal(received.rows[table].keys, keys)
+        np.testing.assert_allclose(received.rows[table].deltas, deltas, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.predict(query, weights=received), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_adapt_answers_goes_through_a_store_as_it_is(served):
+    folder, models = served
+    _, _, _, _, adapted, predicted_with = models["all"]
+    again = here(
+        folder / "all", "predict_with", {**samples(9, 2), "weights_bytes": adapted["weights_bytes"].item()}
+    )
+    np.testing.assert_allclose(again["rating"], predicted_with["rating"], rtol=1e-5)
+
+
+@functools.cache
+def loaded(folder):
+    return tf.saved_model.load(folder)
+
+
+def here(folder, signature, inputs):
+    """As `ask_all`, without a process of its own."""
+    answers = loaded(folder).signatures[signature](**{n: tf.constant(v) for n, v in inputs.items()})
+    return {name: value.numpy() for name, value in answers.items()}
+
+
+def test_an_id_that_neither_has_seen_adapts_alike(served):
+    """Its row starts the same, so it is moved by the same delta, and another cold id is not moved."""
+    folder, models = served
+    model = models["all"][0]
+    cold = {"user": np.array([2**40]), "item": np.array([2**41]), "tags": np.array([[2**42, PADDING]])}
+    label = np.array([2.0], np.float32)
+    fast = model.adapt(features(cold), label)
+    moved = here(folder / "all", "adapt", {**cold, "label": label})["weights_bytes"]
+    for table, (keys, deltas) in FastWeights.from_bytes(moved).rows.items():
+        np.testing.assert_array_equal(keys, fast.rows[table].keys)
+        np.testing.assert_allclose(deltas, fast.rows[table].deltas, rtol=1e-5)
+    other = {**cold, "item": np.array([2**43])}
+    for query in (cold, other):
+        answer = here(folder / "all", "predict_with", {**query, "weights_bytes": moved})["rating"]
+        np.testing.assert_allclose(answer, model.predict(features(query), weights=fast), rtol=1e-5)
+
+
+def test_a_task_of_no_samples_and_one_of_half_the_bytes(served, tmp_path):
+    model, fast, query, predicted, *_ = served[1]["all"]
+    none = {**samples(0), "label": np.zeros(0, np.float32)}
+    nothing = here(served[0] / "all", "adapt", none)["weights_bytes"]
+    answer = here(served[0] / "all", "predict_with", {**samples(9, 2), "weights_bytes": nothing})
+    np.testing.assert_array_equal(answer["rating"], predicted["rating"])
+    half = {**samples(9, 2), "weights_bytes": fast.to_bytes("float16")}
+    expected = model.predict(query, weights=FastWeights.from_bytes(half["weights_bytes"]))
+    np.testing.assert_allclose(here(served[0] / "all", "predict_with", half)["rating"], expected, rtol=1e-5)
+    model = served[1]["maml"][0]
+    export_model(
+        model, tmp_path / "1", signatures=meta_signatures(model, dtype="float16", steps=1), unknown="zeros"
+    )
+    given = {**samples(6, 1), "label": np.ones(6, np.float32)}
+    answered = here(tmp_path / "1", "adapt", given)["weights_bytes"]
+    assert FastWeights.from_bytes(answered).steps == 1
+    whole = here(served[0] / "maml", "adapt", given)["weights_bytes"]
+    numbers = sum(delta.size for delta in FastWeights.from_bytes(whole).deltas.values())
+    assert abs(len(whole) - len(answered) - 2 * numbers) <= 16  # of the header, which names sizes
+
+
+def test_weights_that_are_damaged_or_of_others_are_refused(served, tmp_path):
+    folder, models = served
+    model, fast = models["all"][:2]
+    data = fast.to_bytes()
+    other = data.replace(fast.fingerprint.encode(), b"0" * 16)
+    for sent, message in (
+        (b"", "weights_bytes is shorter than a header: adapt the task again"),
+        (data[:-1], "weights_bytes is cut"),
+        (b"a" * 99, "weights_bytes is no safetensors file, or is cut"),
+        (data.replace(b"gmeta.fast_weights", b"gmeta.slow_weights"), "is not what `adapt` answers"),
+        (data.replace(b'"version":"1"', b'"version":"2"'), "is not version 1 of the format"),
+        (data.replace(b"fc/kernel", b"fc/KERNEL"), "has no fc/kernel of shape"),
+        (other, f"has deltas from other shared weights than these, {fast.fingerprint}"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            here(folder / "all", "predict_with", {**samples(9, 2), "weights_bytes": sent})
+    export_model(model, tmp_path / "1", signatures=meta_signatures(model, stale="apply"))
+    answer = here(tmp_path / "1", "predict_with", {**samples(9, 2), "weights_bytes": other})
+    np.testing.assert_allclose(answer["rating"], models["all"][5]["rating"], rtol=1e-5)
+
+
+def test_what_cannot_be_served_says_why():
+    def model(name="item"):
+        return MetaModel(EmbeddingCollection([FeatureConfig(name, 2)]), DenseStack({"out": 1}))
+
+    compiled = model()
+    compiled.compile()
+    for settings, message in (
+        ({"steps": -1}, "steps can't be negative, got -1"),
+        ({"dtype": "int8"}, "dtype must be 'float32' or 'float16', got 'int8'"),
+        ({"stale": "keep"}, "stale must be 'refuse' or 'apply', got 'keep'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            meta_signatures(compiled, **settings)
+    with pytest.raises(ConfigError, match="compile the model first"):
+        meta_signatures(model())
+    named = model("label")
+    named.compile()
+    with pytest.raises(ConfigError, match="label can't be the name of a feature"):
+        meta_signatures(named)
