@@ -89,7 +89,7 @@ class AdaptsToTasks:
             return task_deltas(model, {**batch, "support": support}, steps), fingerprint(model)
 
         with collectives.named_failures("adapt"):
-            (weights, rows), of = self._traced().run(("adapt", steps), adapted, batch)
+            (weights, rows), of = self.graphs().run(("adapt", steps), adapted, batch)
         about = model.name, model.inner.algorithm, steps, of.decode()
         return [
             FastWeights(
@@ -129,14 +129,14 @@ class AdaptsToTasks:
             check_network(weights, model)
             given[1:] = dict(weights.deltas), {name: tuple(rows) for name, rows in weights.rows.items()}
         with collectives.named_failures("predict"):
-            outputs, of = self._traced().run(
+            outputs, of = self.graphs().run(
                 ("predict",), lambda given: (outputs_with(model, *given), fingerprint(model)), given
             )
         if weights is not None:
             check_fingerprint(weights, of.decode())
         return outputs
 
-    def _traced(self) -> TracedGraphs:
+    def graphs(self) -> TracedGraphs:
         """The graphs of the present inner loop and loss."""
         model = cast("MetaModel", self)
         made_for = model.inner, getattr(model, "_sample_loss", None)

@@ -16,6 +16,9 @@ from gmeta.training.metrics import rating_metrics
 
 Floats = NDArray[np.float64]
 
+WORTH_A_GRAPH = 16
+"""From more batches on they are predicted from a graph."""
+
 
 @dataclass(frozen=True)
 class QueryRows:
@@ -71,14 +74,34 @@ def predict_after(
       Steps -> (rows,) predictions, in the order of `query_rows`; on every rank all of them.
     """
     parts: dict[int, list[Floats]] = {goal: [] for goal in sorted(set(steps))}
-    # Eagerly: a batch is a few hundred large ops, and tracing an unrolled loop costs more than running it.
-    for batch in _own_share(model, list(batches)):
+    given = list(batches)
+    # Tracing the unrolled loop takes as long as running it op by op for some ten batches; several ranks make
+    # the same exchanges, also those that have no batch left.
+    traced = len(given) > WORTH_A_GRAPH and collectives.world().size == 1
+    for batch in _own_share(model, given):
         batch = _latest_support(batch, support_size)
         mask = batch["query"]["mask"] > 0
-        for goal, predicted in model.predict_after(batch, tuple(parts)).items():
+        predict = _predict_traced if traced else MetaModel.predict_after
+        for goal, predicted in predict(model, batch, tuple(parts)).items():
             parts[goal].append(tf.boolean_mask(predicted, mask).numpy())
     whole = {goal: _of_all_ranks(predictions) for goal, predictions in parts.items()}
     return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in whole.items()}
+
+
+def _predict_traced(model: MetaModel, batch: Mapping[str, Any], steps: tuple[int, ...]) -> dict[int, Any]:
+    """`MetaModel.predict_after`, from a graph that is traced once for batches of all sizes."""
+    sets = ("support", "query")
+    # Of floats TracedGraphs takes the first dimension alone for one that changes.
+    flat = {name: {**batch[name], "mask": tf.reshape(batch[name]["mask"], [-1])} for name in sets}
+
+    def predicted(given: Mapping[str, Any]) -> dict[int, tf.Tensor]:
+        whole = {
+            name: {**given[name], "mask": tf.reshape(given[name]["mask"], tf.shape(given[name]["index"]))}
+            for name in sets
+        }
+        return model.predict_after({**given, **whole}, steps)
+
+    return model.graphs().run(("predict_after", *steps), predicted, {**batch, **flat})
 
 
 def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -40,6 +40,15 @@ def test_predictions_after_steps_are_those_of_a_model_that_takes_so_many(model_a
     assert not np.allclose(trajectory[0], trajectory[1])
 
 
+def test_a_graph_predicts_what_ops_run_at_once_do(model_and_batches, monkeypatch):
+    model, batches = model_and_batches
+    at_once = predict_after(model, batches, [0, 2], support_size=3)
+    monkeypatch.setattr("gmeta.training.cold_start.WORTH_A_GRAPH", 0)
+    from_a_graph = predict_after(model, batches, [0, 2], support_size=3)
+    for steps, expected in at_once.items():
+        np.testing.assert_allclose(from_a_graph[steps], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_limited_support_set_is_the_latest_samples(model_and_batches):
     model, batches = model_and_batches
     limited = predict_after(model, batches, [2], support_size=3)[2]
