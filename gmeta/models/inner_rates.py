@@ -29,6 +29,7 @@ class InnerRates(tf.keras.layers.Layer):
     ) -> None:
         super().__init__(name="inner_rates")
         kind = inner.learn_learning_rate
+        self._learned = kind is not None
         start = tf.keras.initializers.Constant(inner.learning_rate)
         self._rates: dict[str, tf.Variable] = {}
         self._rate_of: dict[str, str] = {}
@@ -50,7 +51,7 @@ class InnerRates(tf.keras.layers.Layer):
 
     def values(self) -> dict[str, tf.Tensor] | None:
         """Name -> the rate of what adapts under that name; None where no rate is learned."""
-        if not self._rate_of:
+        if not self._learned:
             return None
         return {name: tf.convert_to_tensor(self._rates[key]) for name, key in self._rate_of.items()}
 

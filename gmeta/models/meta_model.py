@@ -148,6 +148,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         self._sample_loss = SampleLoss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
 
+    @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
         return without_single_output(self._query_outputs(batch, insert=bool(training))[1])
@@ -157,6 +158,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         weights = self.adapted(view, steps=self.inner.steps_in("evaluation")).parameters
         return view, self.task_outputs(view, "query", weights)
 
+    @tf.autograph.experimental.do_not_convert
     def gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:
         """The outer loss and its gradients, and the lookup that they were made from.
 

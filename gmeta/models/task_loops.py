@@ -85,6 +85,8 @@ class TaskLoops:
         part: Part = "all" if self.outer_samples == "all" else "query"
         return self._measured(view, part, self.task_outputs(view, part, weights, training=True))
 
+    # No Python here branches on a tensor: in a user's tf.function too, AutoGraph has nothing to convert.
+    @tf.autograph.experimental.do_not_convert
     def adapted(
         self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False
     ) -> meta.Adapted:
@@ -127,6 +129,7 @@ class TaskLoops:
             view.samples(),
         )
 
+    @tf.autograph.experimental.do_not_convert
     def predict_after(self, batch: TaskBatch, steps: Sequence[int]) -> dict[int, tf.Tensor]:
         """Query predictions after several numbers of inner steps, each continuing the one before.
 

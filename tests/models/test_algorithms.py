@@ -206,7 +206,7 @@ def test_meta_sgd_learns_a_rate_of_each_number():
     by_layer = make_model(InnerLoop(learn_learning_rate="layer", learning_rate=0.05, adapt="all"))
     assert sorted(v.name for v in by_layer.inner_rates.trainable_variables) == [
         "rate/embeddings/item:0",
-        "rate/embeddings/user+tags:0",
+        "rate/embeddings/user.tags:0",
         "rate/fc:0",
         "rate/out:0",
     ]

@@ -21,8 +21,10 @@ FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 0.5)) for name in ("u
 @pytest.fixture
 def float64():
     tf.keras.backend.set_floatx("float64")
+    tf.keras.mixed_precision.set_global_policy("float64")  # which counts for layers, once anyone has set one
     yield
     tf.keras.backend.set_floatx("float32")
+    tf.keras.mixed_precision.set_global_policy("float32")
 
 
 def drawn(variables, seed=0):
