@@ -18,6 +18,7 @@ KERAS_LOSSES = {"mse": "mse", "bce": tf.keras.losses.BinaryCrossentropy(from_log
 
 def set_threads(count: int) -> None:
     """Of TensorFlow's two pools; to be called before anything runs."""
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # forms are compared to float32 rounding
     tf.config.threading.set_intra_op_parallelism_threads(count)
     tf.config.threading.set_inter_op_parallelism_threads(count)
 
