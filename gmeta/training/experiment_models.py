@@ -1,13 +1,14 @@
 """The models that an experiment can name, and how they are compiled.
 
-A model is a function from (experiment, method, features, seed) to a `MetaModel`; `MODELS` has them by the
-name that a method's ``model`` says.
+A model is a function from (experiment, features, options) to a `MetaModel`, where the options are those that
+every model takes; `MODELS` has them by the name that a method's ``model`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,12 +17,13 @@ from gmeta.layers import FeatureConfig
 from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
 from gmeta.models.melu_features import published_features
 from gmeta.ops.initializers import Normal
-from gmeta.ops.optimizers import Adam, SparseOptimizer
+from gmeta.ops.optimizers import Adam
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.method_config import MethodConfig
 from gmeta.training.rated_at_least import RatedAtLeast, RatedAtLeastAUC
 
-Build = Callable[[ExperimentConfig, MethodConfig, Sequence[FeatureConfig], int], MetaModel]
+Options = dict[str, Any]
+Build = Callable[[ExperimentConfig, Sequence[FeatureConfig], Options], MetaModel]
 FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
     "movielens": melu_features,
     "melu": published_features,
@@ -29,47 +31,24 @@ FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
 """What an experiment's ``features`` names -> the columns, of a given width."""
 
 
-def _melu(
-    config: ExperimentConfig, method: MethodConfig, features: Sequence[FeatureConfig], seed: int
-) -> MetaModel:
-    return melu(
-        features,
-        hidden=config.hidden,
-        inner=method.inner,
-        outer_samples=method.outer_samples,
-        optimizer=_row_optimizer(method),
-        seed=seed,
-    )
+def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
+    return melu(features, hidden=config.hidden, **options)
 
 
-def _cbml(
-    config: ExperimentConfig, method: MethodConfig, features: Sequence[FeatureConfig], seed: int
-) -> MetaModel:
+def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
     """The first attention block reads the item's attributes, the second the user's."""
-    return cbml(
-        features,
-        items=[feature.name for feature in features if feature.name not in _OF_USERS],
-        hidden=config.hidden,
-        inner=method.inner,
-        outer_samples=method.outer_samples,
-        optimizer=_row_optimizer(method),
-        seed=seed,
-    )
+    items = [feature.name for feature in features if feature.name not in _OF_USERS]
+    return cbml(features, items=items, hidden=config.hidden, **options)
 
 
-def _dlrm(
-    config: ExperimentConfig, method: MethodConfig, features: Sequence[FeatureConfig], seed: int
-) -> MetaModel:
+def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
     """Rows start N(0, 1/dim), so that their products start as large as their entries would be at N(0, 1)."""
     start = Normal(0.0, config.embedding_dim**-0.5)
     return dlrm(
         [replace(feature, initializer=start) for feature in features],
         top=config.hidden,
         head="rating",  # any number: a rating, or the logit that the other loss takes
-        inner=method.inner,
-        outer_samples=method.outer_samples,
-        optimizer=_row_optimizer(method),
-        seed=seed,
+        **options,
     )
 
 
@@ -77,9 +56,15 @@ MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
 """What a method's ``model`` names."""
 
 
-def _row_optimizer(method: MethodConfig) -> SparseOptimizer | None:
-    """None follows the Keras optimizer's rate."""
-    return None if method.row_learning_rate is None else Adam(learning_rate=method.row_learning_rate)
+def _options(method: MethodConfig, seed: int) -> Options:
+    """What every model takes. Without an optimizer of their own, rows follow the Keras optimizer's rate."""
+    own_rate = method.row_learning_rate
+    return {
+        "inner": method.inner,
+        "outer_samples": method.outer_samples,
+        "optimizer": None if own_rate is None else Adam(learning_rate=own_rate),
+        "seed": seed,
+    }
 
 
 _OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
@@ -95,7 +80,7 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
     if settings.model not in MODELS:
         raise ConfigError(f"method {method!r}: no model {settings.model!r}; there are {', '.join(MODELS)}")
     features = FEATURES[config.features](config.embedding_dim)
-    model = MODELS[settings.model](config, settings, features, seed)
+    model = MODELS[settings.model](config, features, _options(settings, seed))
     regresses = config.loss == "mse"
     metric = tf.keras.metrics.MeanAbsoluteError("mae") if regresses else RatedAtLeastAUC(config.positive)
     model.compile(

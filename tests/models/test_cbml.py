@@ -18,15 +18,6 @@ from gmeta.testing.made_tasks import alone, dataset, opposed_tasks, task_batch
 FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 0.5)) for name in ("user", "item")]
 
 
-@pytest.fixture
-def float64():
-    tf.keras.backend.set_floatx("float64")
-    tf.keras.mixed_precision.set_global_policy("float64")  # which counts for layers, once anyone has set one
-    yield
-    tf.keras.backend.set_floatx("float32")
-    tf.keras.mixed_precision.set_global_policy("float32")
-
-
 def drawn(variables, seed=0):
     """Weights that are nowhere zero, so that each counts."""
     rng = np.random.default_rng(seed)

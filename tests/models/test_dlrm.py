@@ -18,15 +18,6 @@ from gmeta.testing.made_tasks import alone, dataset, opposed_tasks, task_batch
 FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 0.5)) for name in ("user", "item", "shop")]
 
 
-@pytest.fixture
-def float64():
-    tf.keras.backend.set_floatx("float64")
-    tf.keras.mixed_precision.set_global_policy("float64")  # which counts for layers, once anyone has set one
-    yield
-    tf.keras.backend.set_floatx("float32")
-    tf.keras.mixed_precision.set_global_policy("float32")
-
-
 def reference(weights, vectors, floats, head):
     """The formula of `dlrm`, a sample at a time."""
 
