@@ -56,7 +56,7 @@ def reptile(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> Out
     sizes = tf.reduce_sum(mask, axis=1)
     weights = sizes if model.reduction == "sample" else tf.cast(sizes > 0, tf.float32)
     weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights) * model.inner.learning_rate)
-    moved = _moved(model, view, adapted)
+    moved = _moved(model, adapted)
     dense = [
         tf.tensordot(weights, moved[id(variable)], 1) if id(variable) in moved else None
         for variable in model.trainable_variables
@@ -64,7 +64,7 @@ def reptile(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> Out
     return OuterGradients(loss, dense, _rows_moved(view, adapted, weights))
 
 
-def _moved(model: MetaModel, view: TaskView, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
+def _moved(model: MetaModel, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
     """Id of a variable -> (tasks, ...): how far each task went from it, backwards."""
     return {id(v): v[tf.newaxis] - adapted[name] for name, v in model.adapted_weights().items()}
 

@@ -175,8 +175,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         """One outer step on one batch of tasks."""
         with rank_step(self, batch["label"]) as step, shapes_on_host():
             outer, lookup = self.gradients(batch)
-            counted = self._counted(batch)
-            logs = self._report(outer.loss, counted)
+            counted = self._counted(batch, self._learnt_from)
+            logs = self._report(outer.loss, self._counted(batch, self._outer_part))
             variables, trains_rows = self.trainable_variables, self.collection.trainable
             gradients = step.end_forward([*outer.dense, *(outer.rows if trains_rows else ())])
         self.mark("outer", *(g for g in gradients if g is not None))
@@ -254,9 +254,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         self.compile(**tf.keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def _counted(self, batch: TaskBatch, part: Part | None = None) -> tf.Tensor:
-        """How many samples, or tasks, the outer loss is a mean of."""
-        part = part or self._outer_part
+    def _counted(self, batch: TaskBatch, part: Part) -> tf.Tensor:
+        """How many samples, or tasks, a mean over a part of the batch is of."""
         masks = [batch[each]["mask"] for each in (("support", "query") if part == "all" else (part,))]
         if self.reduction == "sample":
             return tf.add_n([tf.reduce_sum(mask) for mask in masks])
@@ -264,8 +263,9 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         return tf.reduce_sum(tf.cast(real, tf.float32))
 
     @property
-    def _outer_part(self) -> Part:
-        return "all" if self.outer_samples == "all" or self.inner.algorithm == "reptile" else "query"
+    def _learnt_from(self) -> Part:
+        """What the outer gradient is a mean over; Reptile's is of all samples, whatever is measured."""
+        return "all" if self.inner.algorithm == "reptile" else self._outer_part
 
     def _report(self, loss: tf.Tensor, counted: tf.Tensor) -> dict[str, tf.Tensor]:
         self._loss_metric.update_state(loss, sample_weight=counted)

@@ -82,8 +82,12 @@ class TaskLoops:
 
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """The loss of adapted weights that a step minimizes, a scalar; metrics are updated on the way."""
-        part: Part = "all" if self.outer_samples == "all" else "query"
+        part = self._outer_part
         return self._measured(view, part, self.task_outputs(view, part, weights, training=True))
+
+    @property
+    def _outer_part(self) -> Part:
+        return "all" if self.outer_samples == "all" else "query"
 
     # No Python here branches on a tensor: in a user's tf.function too, AutoGraph has nothing to convert.
     @tf.autograph.experimental.do_not_convert

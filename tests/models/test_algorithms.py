@@ -197,6 +197,17 @@ def test_reptile_with_one_step_is_joint_training():
         np.testing.assert_allclose(rows[key], gradient, rtol=1e-3, atol=1e-5)
 
 
+def test_an_epochs_loss_is_the_mean_over_query_samples_for_reptile_too():
+    model = make_model(INNER["reptile"])
+    model.optimizer.learning_rate = 0.0
+    batches = [tagged(make_batch([9, 8])), tagged(make_batch([1], query=5, seed=1))]  # 4 and 5 query samples
+    losses = [float(model.gradients(batch)[0].loss) for batch in batches]
+    model.reset_metrics()
+    for batch in batches:
+        logs = model.train_step(batch)
+    np.testing.assert_allclose(logs["loss"], np.average(losses, weights=[4, 5]), rtol=1e-5)
+
+
 def test_meta_sgd_learns_a_rate_of_each_number():
     model, batch = make_model(INNER["meta-sgd"]), tagged(make_batch([3, 2]))
     rates = model.inner_rates.trainable_variables

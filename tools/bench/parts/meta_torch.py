@@ -2,7 +2,7 @@
 
 Fields with one id share one `nn.Embedding`, their ids offset; one with several has an `nn.EmbeddingBag`.
 They are looked up once a step, for all samples, and Adam updates everything: tables of up to 100,000 rows
-whole, by the fused Adam, larger ones by `SparseAdam`, the faster of the two for each.
+whole, by the fused Adam, larger ones by `SparseAdam`.
 """
 
 from __future__ import annotations
