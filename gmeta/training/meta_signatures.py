@@ -104,10 +104,12 @@ def meta_signatures(
 def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
     """Column -> spec: the ids of features, and the numbers that the network takes by name."""
     inputs = feature_inputs(model.collection.features)
+    given = getattr(getattr(model.network, "network", None), "input", None)  # a functional model's
     for name in model._named_inputs or ():
-        given = model.network.network.input
-        tensor = given[name] if isinstance(given, Mapping) else given
-        if name not in inputs:
+        tensor = given.get(name) if isinstance(given, Mapping) else given
+        if tensor is None:
+            inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
+        elif name not in inputs:
             width = list(tensor.shape[1:])
             inputs[name] = tf.TensorSpec([None] if width in ([], [1]) else [None, *width], tensor.dtype)
         elif tensor.shape.rank == 3:  # a vector for each of a sample's ids

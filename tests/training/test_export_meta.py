@@ -10,11 +10,11 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import FastWeights, MetaModel, cbml
+from gmeta.models import FastWeights, MetaModel, cbml, dlrm
 from gmeta.ops import SGD, Constant, Uniform
 from gmeta.testing.serving import ask_all
 from gmeta.training.export import PADDING, export_model
-from gmeta.training.meta_signatures import meta_signatures
+from gmeta.training.meta_signatures import meta_signatures, sample_inputs
 
 K = tf.keras
 FEATURES = (
@@ -34,9 +34,10 @@ INNER = {
     "all": InnerLoop(steps=2, adapt="all", optimizer="adam", learn_learning_rate="parameter"),
     "keras": InnerLoop(steps=2, adapt="all", learning_rate=0.1),
     "cbml": InnerLoop(),
+    "dlrm": InnerLoop(),
     "joint": InnerLoop(steps=0),
 }
-QUICK = ("maml", "all", "keras")
+QUICK = ("maml", "all", "keras", "dlrm")
 
 
 def made(name):
@@ -47,6 +48,8 @@ def made(name):
         model = cbml(
             features_of, items=["item"], hidden=[5], clusters=2, dim=3, inner=inner, optimizer=SGD(0.1)
         )
+    elif name == "dlrm":
+        model = dlrm(features_of, floats=["price"], head="rating", inner=inner, optimizer=SGD(0.1))
     else:
         collection = EmbeddingCollection(features_of, seed=3, optimizer=SGD(0.1))
         network = functional() if name == "keras" else DenseStack({"fc": 6, "out": 1})
@@ -95,7 +98,11 @@ def serve(folder, names):
     models, requests = {}, []
     for name in names:
         model, own = made(name), name == "keras"
-        support, query = samples(6, 1, own), samples(9, 2, own)
+        taken = sample_inputs(model)
+        support, query = (
+            {column: values for column, values in samples(*size, more=True).items() if column in taken}
+            for size in ((6, 1), (9, 2))
+        )
         label = np.random.default_rng(3).random((6, 2) if own else 6).astype(np.float32)
         fast = model.adapt(features(support), label)
         export_model(model, folder / name, signatures=meta_signatures(model))
