@@ -102,15 +102,30 @@ class DenseStack(tf.keras.layers.Layer):
             not named keeps its own value.
           training: Makes no difference.
         """
-        used = {**self._weights_of, **(weights or {})}
-        # Under a policy of mixed precision x has the layer's compute dtype, and a task's own weights float32.
-        used = {name: tf.cast(value, x.dtype) for name, value in used.items()}
-        last = len(self.units) - 1
-        for index, layer in enumerate(self.units):
-            x = dense(x, used[f"{layer}/kernel"], used[f"{layer}/bias"])
-            if index < last:
-                x = tf.nn.relu(x)
+        return self.beyond_first(self._dense(self.first, x, weights), weights)
+
+    @property
+    def first(self) -> str:
+        """The layer that the inputs enter."""
+        return next(iter(self.units))
+
+    def beyond_first(self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None) -> tf.Tensor:
+        """Run the rest of the stack.
+
+        Args:
+          x: (..., samples, units), what the first layer makes of the inputs, before its activation.
+          weights: As for a call.
+        """
+        for layer in list(self.units)[1:]:
+            x = self._dense(layer, tf.nn.relu(x), weights)
         return x
+
+    def _dense(self, layer: str, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None) -> tf.Tensor:
+        used = (
+            (weights or {}).get(name, self._weights_of[name]) for name in (f"{layer}/kernel", f"{layer}/bias")
+        )
+        # Under a policy of mixed precision x has the layer's compute dtype, and a task's own weights float32.
+        return dense(x, *(tf.cast(value, x.dtype) for value in used))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again."""

@@ -60,6 +60,9 @@ class Adaptation:
       recompute: Keep of each step its parameters alone and compute the rest again for the outer gradient.
         Memory for activations then is that of one step, and a step costs one more forward and backward pass
         (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
+      read: What the loss is given in place of the parameters, as a function of them and of the number of
+        steps that led to them. Gradients are taken with respect to what it returns, and name by name make
+        the parameters' directions; see `gmeta.meta.dual_dense`. None: the parameters themselves.
     """
 
     learning_rate: Rates
@@ -68,6 +71,7 @@ class Adaptation:
     clip_norm: float | None = None
     clip_value: float | None = None
     recompute: bool = False
+    read: Callable[[Parameters, int], Parameters] | None = None
 
     def begin(self, parameters: Parameters, owners: Mapping[str, tf.Tensor] | None = None) -> Adapted:
         """Tasks before their first step."""
@@ -93,10 +97,11 @@ class Adaptation:
 
     def _step(self, support_loss: SupportLoss, adapted: Adapted, given: tuple[Any, ...]) -> Adapted:
         parameters, slots, step, owners = adapted
+        read = parameters if self.read is None else self.read(parameters, step)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(parameters)
-            losses = support_loss(parameters, *given)
-        gradients = tape.gradient(losses, parameters, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            tape.watch(read)
+            losses = support_loss(read, *given)
+        gradients = tape.gradient(losses, read, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Rows that were gathered have slices for gradients.
         gradients = {name: tf.convert_to_tensor(value) for name, value in gradients.items()}
         if self.order == 1:

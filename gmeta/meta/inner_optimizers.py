@@ -11,7 +11,7 @@ depend on stays where it is, to the last bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import tensorflow as tf
 
@@ -21,7 +21,11 @@ Slots = tuple[tf.Tensor, ...]
 
 
 class InnerOptimizer(Protocol):
-    """From gradients to directions."""
+    """From gradients to directions.
+
+    Directions of one that has ``is_linear = True`` are sums of the gradients so far, with factors that are
+    the same for all numbers of a parameter; an inner loop may then take its steps in a faster form.
+    """
 
     def start(self, parameter: tf.Tensor) -> Slots:
         """The slots of a parameter before the first step."""
@@ -33,6 +37,8 @@ class InnerOptimizer(Protocol):
 @dataclass(frozen=True)
 class SGD:
     r"""Plain gradient descent, :math:`d = g`: the inner step of MAML (Finn et al., 2017)."""
+
+    is_linear: ClassVar[bool] = True
 
     def start(self, parameter: tf.Tensor) -> Slots:
         """None."""
@@ -52,6 +58,7 @@ class Momentum:
       nesterov: Whether the direction looks one step ahead.
     """
 
+    is_linear: ClassVar[bool] = True
     momentum: float = 0.9
     nesterov: bool = False
 

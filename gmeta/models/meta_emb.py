@@ -162,7 +162,7 @@ class MetaEmb(MetaModel):
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """The cold loss on the support samples and the warm one on the query, mixed, mean over tasks."""
         warm = self.task_outputs(view, "query", weights)
-        self._measured(view, "query", warm)
+        self.measured_loss(view, "query", warm)
         mask = view.mask("query")
         losses = self.cold_weight * self.support_loss(view, self.start_weights(view)) + (
             1 - self.cold_weight

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
+from gmeta.layers.task_network import TaskNetwork
+from gmeta.models.dual_steps import dual_outputs, steps_among_samples
+from gmeta.models.task_groups import in_two_groups
+from gmeta.models.task_loops import TaskLoops
+
 if TYPE_CHECKING:
     from gmeta.layers import CollectionLookup
     from gmeta.models.meta_model import MetaModel
-    from gmeta.models.task_view import TaskBatch, TaskView
+    from gmeta.models.task_view import Part, TaskBatch, TaskView
+
+_HOOKS = ("start_weights", "task_outputs", "support_loss", "outer_loss")
 
 
 class OuterGradients(NamedTuple):
@@ -33,13 +41,38 @@ def through_the_steps(model: MetaModel, batch: TaskBatch, lookup: CollectionLook
     with tf.GradientTape() as tape:
         tape.watch(lookup.rows)
         view = model.view(batch, lookup)
-        weights = model.adapted(view, steps=model.inner.steps, training=True).parameters
-        model.mark("inner", *weights.values())
-        loss = model.outer_loss(view, weights)
+        loss = _outer_loss(model, view)
         scaled = model.scaled(loss)
     gradients = model.unscaled(tape.gradient(scaled, [*variables, *lookup.rows]))
     dense, rows = gradients[: len(variables)], gradients[len(variables) :]
     return OuterGradients(loss, dense, [None if g is None else tf.convert_to_tensor(g) for g in rows])
+
+
+def _outer_loss(model: MetaModel, view: TaskView) -> tf.Tensor:
+    if any(getattr(type(model), hook) is not getattr(TaskLoops, hook) for hook in _HOOKS):
+        # It may ask for all tasks' weights at once.
+        return model.outer_loss(view, _adapted(model, view))
+    part = model.outer_part
+    if steps_among_samples(model):
+        outputs = partial(dual_outputs, model, part=part)
+    else:
+        outputs = partial(_outputs, model, part=part)
+    worthwhile = model.inner.steps > 1 and part == "query" and view.copies is None
+    # Tracing a network of Keras takes long, and longer than two groups save. A GPU waits for launches rather
+    # than for sums.
+    slower = isinstance(model.network, TaskNetwork) or bool(tf.config.list_logical_devices("GPU"))
+    grouped = worthwhile and not slower
+    return model.measured_loss(view, part, in_two_groups(view, outputs) if grouped else outputs(view))
+
+
+def _outputs(model: MetaModel, view: TaskView, part: Part) -> tf.Tensor:
+    return model.task_outputs(view, part, _adapted(model, view), training=True)
+
+
+def _adapted(model: MetaModel, view: TaskView) -> dict[str, tf.Tensor]:
+    weights = model.adapted(view, steps=model.inner.steps, training=True).parameters
+    model.mark("inner", *weights.values())
+    return weights
 
 
 def reptile(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> OuterGradients:

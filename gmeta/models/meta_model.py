@@ -176,7 +176,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         with rank_step(self, batch["label"]) as step, shapes_on_host():
             outer, lookup = self.gradients(batch)
             counted = self._counted(batch, self._learnt_from)
-            logs = self._report(outer.loss, self._counted(batch, self._outer_part))
+            logs = self._report(outer.loss, self._counted(batch, self.outer_part))
             variables, trains_rows = self.trainable_variables, self.collection.trainable
             gradients = step.end_forward([*outer.dense, *(outer.rows if trains_rows else ())])
         self.mark("outer", *(g for g in gradients if g is not None))
@@ -197,7 +197,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         with rank_step(self, batch["label"]) as step, shapes_on_host():
             view, outputs = self._query_outputs(batch, insert=False)
-            loss = self._measured(view, "query", outputs)
+            loss = self.measured_loss(view, "query", outputs)
             return step.end_forward(self._report(loss, self._counted(batch, "query")))
 
     @tf.autograph.experimental.do_not_convert
@@ -265,7 +265,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @property
     def _learnt_from(self) -> Part:
         """What the outer gradient is a mean over; Reptile's is of all samples, whatever is measured."""
-        return "all" if self.inner.algorithm == "reptile" else self._outer_part
+        return "all" if self.inner.algorithm == "reptile" else self.outer_part
 
     def _report(self, loss: tf.Tensor, counted: tf.Tensor) -> dict[str, tf.Tensor]:
         self._loss_metric.update_state(loss, sample_weight=counted)

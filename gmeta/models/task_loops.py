@@ -77,16 +77,20 @@ class TaskLoops:
         training: bool = False,
     ) -> tf.Tensor:
         """The tasks' mean losses on their support samples, (tasks,)."""
-        outputs = self.task_outputs(view, part, weights, training)
+        return self.mean_losses(view, part, self.task_outputs(view, part, weights, training))
+
+    def mean_losses(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
+        """The tasks' mean losses of outputs, (tasks,)."""
         return meta.task_means(self._sample_loss(view.labels(part), outputs), view.mask(part))
 
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """The loss of adapted weights that a step minimizes, a scalar; metrics are updated on the way."""
-        part = self._outer_part
-        return self._measured(view, part, self.task_outputs(view, part, weights, training=True))
+        part = self.outer_part
+        return self.measured_loss(view, part, self.task_outputs(view, part, weights, training=True))
 
     @property
-    def _outer_part(self) -> Part:
+    def outer_part(self) -> Part:
+        """The samples that the outer loss is of."""
         return "all" if self.outer_samples == "all" else "query"
 
     # No Python here branches on a tensor: in a user's tf.function too, AutoGraph has nothing to convert.
@@ -151,7 +155,7 @@ class TaskLoops:
             found[goal] = without_single_output(self.task_outputs(view, "query", adapted.parameters))
         return found
 
-    def _measured(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
+    def measured_loss(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
         """The mean loss of outputs; metrics see them."""
         labels, mask = view.labels(part), view.mask(part)
         real = mask > 0

@@ -18,6 +18,8 @@ which its query."""
 Part = Literal["support", "query", "all"]
 """Which samples of a task; ``"all"`` is its support and after it its query."""
 
+SUPPORT_AND_QUERY: tuple[Part, Part] = ("support", "query")
+
 
 class TaskView:
     """Support and query of every task in a batch, out of one lookup.
@@ -48,7 +50,7 @@ class TaskView:
         self._collection, self._names = collection, names
         self.copies: TaskRows | None = None
         if adapts_rows:
-            parts = {part: batch[part]["index"] for part in ("support", "query")}
+            parts: dict[str, Any] = {part: batch[part]["index"] for part in SUPPORT_AND_QUERY}
             self.copies = task_rows(collection, lookup, parts)
         self._samples: Any = None
 
@@ -106,6 +108,23 @@ class TaskView:
         """The same batch, with other tensors in place of those of `samples`."""
         other = copy.copy(self)
         other._samples = samples
+        return other
+
+    def of_tasks(self, tasks: tf.Tensor, longest: tf.Tensor) -> TaskView:
+        """Some tasks of the batch, where no rows adapt.
+
+        Args:
+          tasks: (n,) which, by their places.
+          longest: () the length of their support to keep; the rest is padding.
+        """
+        kept: dict[str, Any] = {
+            part: {name: tf.gather(values, tasks) for name, values in self.batch[part].items()}
+            for part in SUPPORT_AND_QUERY
+        }
+        kept["support"] = {name: values[:, :longest] for name, values in kept["support"].items()}
+        kept["task"] = tf.gather(self.batch["task"], tasks)
+        other = copy.copy(self)
+        other.batch = {**self.batch, **kept}
         return other
 
     def labels(self, part: Part) -> tf.Tensor:
