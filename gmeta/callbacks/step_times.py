@@ -35,7 +35,8 @@ class StepTimes(tf.keras.callbacks.Callback):
     Args:
       log_dir: TensorBoard's folder, which it shares with `tf.keras.callbacks.TensorBoard`. None: only the
         summary.
-      every: Measure every k-th step. The first step measured is left out, as memory is got in it.
+      every: Measure every k-th step. The training's first is never measured, for TensorBoard draws the plain
+        graph, which is traced in it; nor is the first that is run to be measured, as memory is got in it.
       print_fn: Is called with the summary; `print` where it isn't said.
 
     Attributes:
@@ -79,7 +80,7 @@ class StepTimes(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Let the next step be measured, if it is one of those."""
         self._forget_first()
-        if self._calls % self._every == 0:
+        if self._calls == 1 or (self._calls and self._calls % self._every == 0):
             if self._function is None:
                 self._function = self._measured_function()
             self.model.train_function = functools.partial(self._run, self.model.train_function)
@@ -108,7 +109,7 @@ class StepTimes(tf.keras.callbacks.Callback):
             self._print(summary(self.times, collectives.world().size, inner))
 
     def _forget_first(self) -> None:
-        if self._calls and not self._settled:
+        if self._calls > 1 and not self._settled:
             self._clock.reset()
             self._settled = True
 

@@ -139,7 +139,7 @@ def on_a_rank():
     given, found = AdaptationCurve(tasks(5, seed=9, known=False), STEPS), AdaptationCurve(steps=STEPS)
     times = StepTimes(every=1, print_fn=shown.append)
     model = make_model(rate=0.0, run_eagerly=True)
-    fit(model, given, found, times, epochs=1, validation=tasks(5, seed=9))
+    fit(model, given, found, times, epochs=2, validation=tasks(5, seed=9))
     return given.values, found.values, times.times, shown
 
 
@@ -150,9 +150,10 @@ def test_values_on_ranks_are_those_of_one():
     for curve in (again, *(curve for rank in ranks for curve in rank[:2])):
         for steps in STEPS:
             assert curve[steps] == pytest.approx(one[steps], rel=1e-5)
-    # 4 batches are 2 steps of 2 ranks, of which each forgets its first; times are of both, shown by one.
+    # 4 batches, twice, are 4 steps of 2 ranks, of which each leaves out the first and forgets the second.
+    # Times are of both, and shown by one.
     (*_, times, shown), (*_, other, hidden) = ranks
     assert times == other
-    assert (times.steps, min(times.seconds.values()) > 0) == (2, True)
+    assert (times.steps, min(times.seconds.values()) > 0) == (4, True)
     assert (len(shown), len(hidden)) == (1, 0)
-    assert "the mean of 2 that were measured" in shown[0]
+    assert "the mean of 4 that were measured" in shown[0]

@@ -129,13 +129,24 @@ def test_training_is_what_it_is_without(ticks, options):
 
 def test_every_kth_step_is_measured(ticks):
     model = fit(ticks, [StepTimes(every=7, print_fn=str)])
-    assert int(model.steps_measured) == 5  # 0, 7, 14, 21 and 28 of 30
+    assert int(model.steps_measured) == 5  # 1, 7, 14, 21 and 28 of 30
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_tensorboard_draws_the_graph_beside_it(ticks, tmp_path, every):
+    board = tf.keras.callbacks.TensorBoard(tmp_path)
+    fit(ticks, [StepTimes(tmp_path, every=every, print_fn=str), board])
+    files = [str(file) for file in (tmp_path / "train").glob("events*")]
+    assert any(
+        tf.compat.v1.Event.FromString(record.numpy()).graph_def for record in tf.data.TFRecordDataset(files)
+    )
 
 
 def test_a_step_that_fails_leaves_the_model_as_it_was(ticks):
     model = Line(ticks)
     model.compile()
-    bad = tf.data.Dataset.from_tensors([1.0]).map(lambda x: tf.debugging.check_numerics(x / 0, "broken"))
+    bad = tf.data.Dataset.from_tensor_slices([[1.0], [0.0]])  # the second step is the first to be measured
+    bad = bad.map(lambda x: tf.debugging.check_numerics(1 / x, "broken"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="broken"):
         model.fit(bad, callbacks=[StepTimes(every=1)], verbose=0)
     assert "train_step" not in vars(model)
