@@ -16,6 +16,11 @@ class GmetaError(Exception):
     """Base of every error that is the user's to mend."""
 
     exit_code = 2
+    # Raised while a graph is traced, or in a layer's call, it comes out as it is. AutoGraph would make an
+    # error of another class of it, with twenty lines of framework code before the message; Keras would add
+    # all tensors.
+    ag_pass_through = True
+    _keras_call_info_injected = True
 
 
 class ConfigError(GmetaError, ValueError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.meta.adaptation import Adaptation, Rates
 from gmeta.meta.inner_optimizers import SGD, Adam, InnerOptimizer, Momentum, OptimizerName, inner_optimizer
@@ -87,11 +89,10 @@ class InnerLoop:
         if self.algorithm not in get_args(Algorithm):
             known = ", ".join(get_args(Algorithm))
             raise ConfigError(f"inner loop: algorithm must be one of {known}, got {self.algorithm!r}")
-        if min(self.steps, self.evaluation_steps or 0, self.serving_steps or 0) < 0:
-            raise ConfigError(
-                f"inner loop: steps can't be negative, got steps={self.steps}, "
-                f"evaluation_steps={self.evaluation_steps}, serving_steps={self.serving_steps}"
-            )
+        for name in ("steps", "evaluation_steps", "serving_steps"):
+            number = getattr(self, name)
+            if number is not None or name == "steps":
+                self._settle(name, whole_number(f"inner loop: {name}", number))
         first_order = self.algorithm in _FIRST_ORDER
         if self.order not in ((1, None) if first_order else (1, 2, None)):
             allowed = f"1 for {self.algorithm}" if first_order else "1 (FOMAML) or 2 (MAML)"
@@ -101,11 +102,13 @@ class InnerLoop:
                 f"inner loop: learn_learning_rate must be 'layer', 'parameter' or None, got "
                 f"{self.learn_learning_rate!r}"
             )
-        for name, limit in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
-            if limit is not None and limit <= 0:
-                raise ConfigError(f"inner loop: {name} must be above 0, got {limit}")
-        if self.learning_rate < 0:
-            raise ConfigError(f"inner loop: learning_rate can't be negative, got {self.learning_rate}")
+        for name in ("clip_norm", "clip_value"):
+            limit = getattr(self, name)
+            if limit is not None and finite_number(f"inner loop: {name}", limit) <= 0:
+                raise ConfigError(f"inner loop: {name} must be above 0, got {limit}; None sets no limit")
+        self._settle("learning_rate", self._rate())
+        if not isinstance(self.recompute, bool):
+            raise ConfigError(f"inner loop: recompute must be True or False, got {self.recompute!r}")
         if self.algorithm == "reptile" and (self.learn_learning_rate or not self.steps * self.learning_rate):
             raise ConfigError(
                 "inner loop: Reptile learns no rates, and learns nothing at all in 0 steps or at a rate of 0"
@@ -116,12 +119,33 @@ class InnerLoop:
             self._settle("learn_learning_rate", self.learn_learning_rate or "parameter")
         inner_optimizer(self.optimizer)
 
+    def _rate(self) -> float:
+        """The inner rate, which is a number: what changes it while training is the outer loop."""
+        try:
+            rate = finite_number("inner loop: learning_rate", self.learning_rate)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; learn_learning_rate='layer' or 'parameter' has the outer loop change it"
+            ) from error
+        if rate < 0:
+            raise ConfigError(f"inner loop: learning_rate can't be negative, got {rate}")
+        return rate
+
     def _adapt(self) -> tuple[str, ...] | str | None:
         if self.adapt is None:
             return ALL if self.algorithm == "reptile" else None
-        if isinstance(self.adapt, str):
-            return self.adapt if self.adapt == ALL else (self.adapt,)
-        return tuple(self.adapt)
+        if self.adapt == ALL:
+            return ALL
+        given: Any = (self.adapt,) if isinstance(self.adapt, str) else self.adapt
+        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        if not all(isinstance(name, str) for name in names):
+            raise ConfigError(
+                f"inner loop: adapt must be names of layers, 'embeddings' among them, or 'all', got "
+                f"{self.adapt!r}"
+            )
+        if not names:
+            raise ConfigError("inner loop: adapt names nothing; for training without adaptation set steps=0")
+        return tuple(dict.fromkeys(names))
 
     def _settle(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -144,7 +168,7 @@ class InnerLoop:
             if strange:
                 raise ConfigError(
                     f"inner loop: adapt names {', '.join(strange)}, but the network's layers with weights "
-                    f"are {', '.join(layers)}"
+                    f"are {', '.join(layers)}; besides there are 'embeddings', and adapt='all' for everything"
                 )
             return tuple(layer for layer in layers if layer in chosen)
         if self.algorithm == "anil":

@@ -133,9 +133,15 @@ def inner_optimizer(given: OptimizerName | InnerOptimizer) -> InnerOptimizer:
     """An optimizer, or by its name the one with its default settings.
 
     Raises:
-      ConfigError: No optimizer has that name.
+      ConfigError: No optimizer has that name, or it is something else, such as one of Keras'.
     """
     if not isinstance(given, str):
+        if isinstance(given, type) or not all(hasattr(given, part) for part in ("start", "direction")):
+            raise ConfigError(
+                f"inner loop: optimizer must be one of {', '.join(_BY_NAME)}, or one of gmeta.meta's with "
+                f"settings, such as meta.Adam(epsilon=1e-3), got {given!r}; Keras' optimizers are for the "
+                "outer loop, in compile"
+            )
         return given
     if given not in _BY_NAME:
         raise ConfigError(f"inner loop: optimizer must be one of {', '.join(_BY_NAME)}, got {given!r}")

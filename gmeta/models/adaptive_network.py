@@ -30,7 +30,17 @@ class AdaptiveNetwork(Protocol):
 
 
 def adaptive(network: Any) -> Any:
-    """The network itself if it is one whose weights can be handed in, otherwise one around it."""
+    """The network itself if it is one whose weights can be handed in, otherwise one around it.
+
+    Raises:
+      ConfigError: It is no Keras layer or model.
+    """
+    if not isinstance(network, tf.keras.layers.Layer):
+        got = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
+        raise ConfigError(
+            f"network must be a Keras layer or model, got {got}; derive from tf.keras.layers.Layer for code "
+            "of your own"
+        )
     return network if isinstance(network, AdaptiveNetwork) else TaskNetwork(network)
 
 

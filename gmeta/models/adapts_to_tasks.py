@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models.fast_weights import FastWeights, RowDeltas
-from gmeta.models.sample_columns import SampleColumns, label_array, length
+from gmeta.models.meta_checks import check_compiled, task_batch
+from gmeta.models.sample_columns import SampleColumns, check_finite, label_array, length, names_columns
 from gmeta.models.task_deltas import MovedRows, fingerprint, outputs_with, task_deltas
 from gmeta.models.task_view import TaskBatch
 from gmeta.models.traced_graphs import TracedGraphs
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Samples = Mapping[str, Any]
 """Feature -> ids: (samples,), or for several a sample a RaggedTensor, lists, or (samples, ids); and columns
-of numbers that the network takes by name, (samples,)."""
+of numbers that the network takes by name, (samples,). A pandas DataFrame is one."""
 
 
 class AdaptsToTasks:
@@ -57,7 +58,7 @@ class AdaptsToTasks:
         return self.adapt_many([(support_x, support_y)], steps)[0]
 
     def adapt_many(
-        self, tasks: Sequence[tuple[Samples, Any]] | TaskBatch, steps: int | None = None
+        self, tasks: Iterable[tuple[Samples, Any]] | TaskBatch, steps: int | None = None
     ) -> list[FastWeights]:
         """`adapt` for many tasks, in one vectorised graph: to rounding, what each gives alone.
 
@@ -73,23 +74,14 @@ class AdaptsToTasks:
           ConfigError: As `adapt`.
         """
         model = cast("MetaModel", self)
-        steps = model.inner.steps_in("serving") if steps is None else steps
-        if steps < 0:
-            raise ConfigError(f"adapt: steps can't be negative, got {steps}")
-        if not hasattr(model, "_sample_loss"):
-            raise ConfigError(f"{model.name}: compile the model first; the inner steps need its loss")
-        batch = tasks if isinstance(tasks, Mapping) else _packed(tasks, _columns(model))
-        support = {name: batch["support"][name] for name in ("index", "mask")}
-        support["mask"] = np.reshape(support["mask"], -1)  # one dimension alone of floats may change
-        batch = {**{name: batch[name] for name in ("features", "label", "task")}, "support": support}
-
-        def adapted(batch: dict[str, Any]) -> Any:
-            index, mask = batch["support"]["index"], batch["support"]["mask"]
-            support = {"index": index, "mask": tf.reshape(mask, tf.shape(index))}
-            return task_deltas(model, {**batch, "support": support}, steps), fingerprint(model)
-
+        steps = model.inner.steps_in("serving") if steps is None else whole_number("adapt: steps", steps)
+        check_compiled(model)
+        batch = task_batch(tasks) if isinstance(tasks, Mapping) else _packed(tasks, _columns(model))
+        batch = {name: batch[name] for name in ("features", "label", "task", "support")}
         with collectives.named_failures("adapt"):
-            (weights, rows), of = self.graphs().run(("adapt", steps), adapted, batch)
+            (weights, rows), of = self.graphs().run(
+                ("adapt", steps), lambda batch: (task_deltas(model, batch, steps), fingerprint(model)), batch
+            )
         about = model.name, model.inner.algorithm, steps, of.decode()
         return [
             FastWeights(
@@ -116,7 +108,7 @@ class AdaptsToTasks:
         Raises:
           ConfigError: The weights are of another network, or of a model that was trained on since.
         """
-        if not isinstance(x, Mapping) or {"features", "support"} <= set(x):
+        if not names_columns(x) or {"features", "support"} <= set(x):
             if weights is not None:
                 raise ConfigError(
                     "predict: weights= goes with the samples of one task, {feature: ids}; task batches "
@@ -153,16 +145,24 @@ def _columns(model: MetaModel) -> SampleColumns:
     )
 
 
-def _packed(tasks: Sequence[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:
+def _packed(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:
     """Support sets as a batch of tasks."""
     sets, labels = [], []
-    for number, (support_x, support_y) in enumerate(tasks):
+    tasks = list(tasks)
+    for number, pair in enumerate(tasks):
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise ConfigError(
+                "adapt_many takes pairs of samples and labels, [(support_x, support_y), ...], or one "
+                f"element of gmeta.io.tasks; task {number} is {type(pair).__name__}"
+            )
+        support_x, support_y = pair
         where = "" if len(tasks) == 1 else f" of task {number}"
         samples = columns.samples(support_x, f"support_x{where}")
         label = label_array(support_y, f"support_y{where}")
         count = length(next(iter(samples.values())))
         if len(label) != count:
             raise ConfigError(f"support_y{where} has {len(label)} labels for {count} samples")
+        check_finite({f"support_y{where}": label, **columns.numbers(samples, f"support_x{where}")})
         sets.append(samples)
         labels.append(label)
     if len({label.shape[1:] for label in labels}) > 1:

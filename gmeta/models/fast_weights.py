@@ -119,12 +119,18 @@ class FastWeights:
         return metadata(self.model, self.algorithm, self.steps, self.fingerprint)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> FastWeights:
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> FastWeights:
         """What `to_bytes` wrote, or an exported model's ``adapt`` answered.
 
         Raises:
           DataError: The bytes are damaged, are something else, or are of a later version of the format.
         """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise DataError(
+                f"fast weights are bytes, got {type(data).__name__}",
+                advice="give what `to_bytes` or an exported model's `adapt` answered, as it is",
+            )
+        data = bytes(data)
         try:
             tensors = safetensors.numpy.load(data)
             about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})

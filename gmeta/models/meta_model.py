@@ -23,8 +23,16 @@ from gmeta.layers.task_network import TaskNetwork
 from gmeta.meta.reduction import Reduction
 from gmeta.models.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
 from gmeta.models.adapts_to_tasks import AdaptsToTasks
+from gmeta.models.compile_settings import check_compile
 from gmeta.models.inner_rates import InnerRates
 from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.meta_checks import (
+    check_collection,
+    check_compiled,
+    check_inner,
+    check_something_adapts,
+    task_batch,
+)
 from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
 from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
@@ -97,6 +105,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
             raise ConfigError(f"outer_samples must be 'query' or 'all', got {outer_samples!r}")
         if reduction not in ("sample", "task"):
             raise ConfigError(f"reduction must be 'sample' or 'task', got {reduction!r}")
+        check_collection(collection)
         self.collection = collection
         self.network = adaptive(network)
         self._named_inputs = inputs_by_name(network, collection)
@@ -105,11 +114,14 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         build(self.network, collection, self._named_inputs)
         self.built = True
         self.step_clock: Any = None
-        self._set_inner(inner or meta.InnerLoop())
+        self._set_inner(meta.InnerLoop() if inner is None else inner)
 
     def _set_inner(self, inner: meta.InnerLoop) -> None:
+        check_inner(inner)
         self.inner = inner
-        self.inner_rates = InnerRates(inner, self.adapted_weights(), self.collection)
+        weights = self.adapted_weights()
+        check_something_adapts(inner, weights, self.network.name)
+        self.inner_rates = InnerRates(inner, weights, self.collection)
 
     def compile(
         self,
@@ -132,11 +144,16 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: A loss that can't be taken by the sample, ``accumulate_steps`` below 1, or an inner
-            loop that adapts layers which the network doesn't have.
+          ConfigError: A loss that can't be taken by the sample, ``loss_weights``, what tables can't follow
+            (``accumulate_steps`` below 1, XLA, several replicas in one process), or an inner loop that adapts
+            layers which the network doesn't have.
         """
-        if accumulate_steps < 1:
-            raise ConfigError(f"accumulate_steps must be at least 1, got {accumulate_steps}")
+        check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        if kwargs.get("loss_weights") is not None:
+            raise ConfigError(
+                f"{self.name}: loss_weights don't reach the inner and the outer loss; make a loss of your "
+                "own that weighs the outputs"
+            )
         if inner is not None and inner != self.inner:
             self._set_inner(inner)
         self._task_metrics, others = TaskMetrics.among(metrics)
@@ -151,9 +168,10 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
-        return without_single_output(self._query_outputs(batch, insert=bool(training))[1])
+        return without_single_output(self._query_outputs(task_batch(batch), insert=bool(training))[1])
 
     def _query_outputs(self, batch: TaskBatch, insert: bool) -> tuple[TaskView, tf.Tensor]:
+        check_compiled(self)
         view = self.view(batch, self.collection.lookup(batch["features"], insert=insert))
         weights = self.adapted(view, steps=self.inner.steps_in("evaluation")).parameters
         return view, self.task_outputs(view, "query", weights)
@@ -173,7 +191,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
-        with rank_step(self, batch["label"]) as step, shapes_on_host():
+        with rank_step(self, task_batch(batch)["label"]) as step, shapes_on_host():
             outer, lookup = self.gradients(batch)
             counted = self._counted(batch, self._learnt_from)
             logs = self._report(outer.loss, self._counted(batch, self.outer_part))
@@ -195,7 +213,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
-        with rank_step(self, batch["label"]) as step, shapes_on_host():
+        with rank_step(self, task_batch(batch)["label"]) as step, shapes_on_host():
             view, outputs = self._query_outputs(batch, insert=False)
             loss = self.measured_loss(view, "query", outputs)
             return step.end_forward(self._report(loss, self._counted(batch, "query")))
@@ -203,7 +221,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, batch: TaskBatch) -> tf.Tensor:
         """Query predictions, as `call`."""
-        with rank_step(self, batch["label"]) as step, shapes_on_host():
+        with rank_step(self, task_batch(batch)["label"]) as step, shapes_on_host():
             return step.end_forward(self(batch, training=False))
 
     @property

@@ -10,6 +10,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers import record_lookups
+from gmeta.models.compile_settings import check_compile
 from gmeta.models.joint_optimizer import JointOptimizer
 from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
@@ -94,16 +95,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
           ConfigError: Settings that tables can't follow: XLA, several replicas in one process, accumulation
             of fewer than one batch, or a loss that is a sum with accumulation or on several ranks.
         """
-        if accumulate_steps < 1:
-            raise ConfigError(f"accumulate_steps must be at least 1, got {accumulate_steps}")
-        if kwargs.get("jit_compile"):
-            raise ConfigError("XLA can't compile lookups in dynamic tables: leave jit_compile off")
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        if replicas > 1:
-            raise ConfigError(
-                f"{type(self.distribute_strategy).__name__} has {replicas} replicas in one process, and "
-                "tables serve one: use tf.distribute's default strategy, a process for each device"
-            )
+        check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
         ranks = collectives.world().size
         if (accumulate_steps > 1 or ranks > 1) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
             who = "accumulate_steps" if ranks == 1 else f"training on {ranks} ranks"

@@ -40,7 +40,7 @@ class SampleColumns:
         Raises:
           ConfigError: A column is missing, of another length, or of another kind.
         """
-        if not isinstance(given, Mapping):
+        if not names_columns(given):
             raise ConfigError(f"{what} must map features to values, got {type(given).__name__}")
         missing = [name for name in (*self._ids, *self._numbers) if name not in given]
         if missing:
@@ -55,6 +55,10 @@ class SampleColumns:
             raise ConfigError(f"{what}: columns have different numbers of samples: {found}")
         return columns
 
+    def numbers(self, samples: Mapping[str, Any], what: str) -> dict[str, Array]:
+        """Of what `samples` gave the columns of numbers, by what to call them in errors."""
+        return {f"{what}[{name!r}]": samples[name] for name in self._numbers}
+
     def joined(self, sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Sets of samples one after another, as tensors take them."""
         joined: dict[str, Any] = {}
@@ -68,6 +72,29 @@ class SampleColumns:
             parts = [each[name] for each in sets]
             joined[name] = np.concatenate(parts) if parts else np.zeros([0], np.float32)
         return joined
+
+
+def names_columns(given: Any) -> bool:
+    """Whether something is a mapping of columns: a dict, or a pandas DataFrame."""
+    return isinstance(given, Mapping) or (hasattr(given, "keys") and hasattr(given, "columns"))
+
+
+def check_finite(numbers: Mapping[str, Array]) -> None:
+    """Refuse samples to learn from that would make everything NaN.
+
+    Args:
+      numbers: What to call an array in errors -> the array, (samples, ...).
+
+    Raises:
+      ConfigError: One holds NaN or infinity; it says where first.
+    """
+    for what, array in numbers.items():
+        if not np.isfinite(array).all():
+            first = int(np.argwhere(~np.isfinite(array))[0, 0])
+            raise ConfigError(
+                f"{what} holds {array[first]} in sample {first}, by which all that adapts would become NaN: "
+                "leave such samples out, or fill in a value"
+            )
 
 
 def length(column: Any) -> int:
@@ -92,6 +119,8 @@ def _ids(given: Any, several: bool, what: str) -> Any:
         array = np.asarray(given)
     except ValueError:  # lists of different lengths
         array = np.empty(0, object)
+    if not array.ndim:
+        raise ConfigError(f"{what} must have ids for each sample, got {given!r}")
     if array.dtype == object or (several and not array.size):
         rows = [np.asarray(row) for row in given]
         flat = np.concatenate([row.reshape(-1) for row in rows if row.size] or [np.zeros(0, np.int64)])
@@ -105,12 +134,23 @@ def _integers(given: Any, what: str) -> Array:
     array = np.asarray(given)
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(f"{what} must be integer ids, got {array.dtype}")
+    if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
+        wrong = array.min() if array.min() < 0 else array.max()
+        raise ConfigError(
+            f"{what} holds the id {wrong}; ids are from 0 on. Of several ids a sample give lists, or a "
+            "tf.RaggedTensor, without padding"
+        )
     return array.astype(np.int64, copy=False)
 
 
 def _numbers(given: Any, what: str) -> Array:
     try:
-        array = np.asarray(given, np.float32)
+        array = np.asarray(given)
+        if (
+            array.dtype.kind in "USV"
+        ):  # NumPy would read "5" as a number, and stop at the first that isn't one
+            raise TypeError(f"got text, such as {array.reshape(-1)[0]!r}")
+        array = array.astype(np.float32)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{what} must be numbers: {error}") from error
     if array.ndim == 0:

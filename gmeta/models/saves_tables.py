@@ -52,6 +52,17 @@ class SavesTables:
             )
         super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
+    def export(self, filepath: str | Path) -> None:
+        """Keras' SavedModel for serving, which can't hold tables.
+
+        Raises:
+          ConfigError: Always; it says what can.
+        """
+        raise ConfigError(
+            f"{filepath}: Keras' export would leave the dynamic tables out: "
+            "gmeta.training.export.export_model writes a SavedModel of TensorFlow's own ops with them in it"
+        )
+
 
 def _refuse_a_part(filepath: str | Path) -> None:
     here = collectives.world()

@@ -30,6 +30,11 @@ class SampleLoss:
             self._call = found
         else:
             raise ConfigError(f"loss must be a Keras loss, its name or a function, got {loss!r}")
+        kind = found if hasattr(found, "__module__") and not isinstance(found, tf.keras.losses.Loss) else None
+        self._name = getattr(kind or type(found), "__name__", "loss")
+        # Keras' own take an output for each label, except where labels number classes.
+        of_keras = getattr(kind or type(found), "__module__", "").startswith(tf.keras.losses.Loss.__module__)
+        self._pairs = of_keras and "sparse" not in self._name.lower()
 
     def __call__(self, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Losses (tasks, samples), of several outputs the mean.
@@ -37,8 +42,26 @@ class SampleLoss:
         Args:
           labels: (tasks, samples), or (tasks, samples, outputs).
           outputs: (tasks, samples, outputs).
+
+        Raises:
+          ConfigError: Labels that TensorFlow would repeat to match the outputs, or the other way round; or a
+            loss that is one number for all samples, by which tasks would depend on each other.
         """
-        return self._call(like_outputs(labels), outputs)
+        labels = like_outputs(labels)
+        given, made = labels.shape[-1], outputs.shape[-1]
+        if self._pairs and None not in (given, made) and given != made:
+            raise ConfigError(
+                f"labels have {given} value{'s' * (given > 1)} a sample and the network has {made} "
+                f"output{'s' * (made > 1)}: {self._name} takes one for each. Read as many labels, "
+                "gmeta.io.tasks(label=[...]), or change the network's last layer"
+            )
+        losses = self._call(labels, outputs)
+        if losses.shape.rank not in (None, 2):
+            raise ConfigError(
+                f"the loss {self._name} must give a value for each sample, (tasks, samples), and gives the "
+                f"shape {losses.shape}: a mean in it must be over outputs alone, tf.reduce_mean(..., axis=-1)"
+            )
+        return losses
 
 
 def like_outputs(labels: tf.Tensor) -> tf.Tensor:

@@ -34,9 +34,11 @@ class TracedGraphs:
         Args:
           purpose: What the function is; equal ones have equal functions.
           function: Maps a nest of tensors to one.
-          given: A nest of arrays and tensors, ragged ones too.
+          given: A nest of arrays and tensors, ragged ones too. Any dimension of ids may change, and those of
+            the index and the mask of a side of a task batch; of other numbers the first, which is the
+            samples'.
         """
-        spec = tf.nest.map_structure(_spec, given)
+        spec = _specs(given)
         key = (*purpose, _hashable(spec))
         if key not in self._graphs:
 
@@ -49,14 +51,20 @@ class TracedGraphs:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._graphs[key](given))
 
 
-def _spec(value: Any) -> tf.TypeSpec:
+def _specs(given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        return tf.nest.map_structure(_spec, given)
+    side = given.keys() == {"index", "mask"}
+    return {name: _spec(part, side) if side else _specs(part) for name, part in given.items()}
+
+
+def _spec(value: Any, any_shape: bool = False) -> tf.TypeSpec:
     if isinstance(value, tf.RaggedTensor):
         return tf.RaggedTensorSpec(
             [None] * value.shape.rank, value.dtype, row_splits_dtype=value.row_splits.dtype
         )
     dtype = tf.as_dtype(value.dtype)
-    # Of ids each dimension may change; of numbers the first, which is the samples'.
-    flexible = value.ndim if dtype.is_integer else min(value.ndim, 1)
+    flexible = value.ndim if any_shape or dtype.is_integer else min(value.ndim, 1)
     return tf.TensorSpec([None] * flexible + list(value.shape[flexible:]), dtype)
 
 

@@ -90,18 +90,9 @@ def predict_after(
 
 def _predict_traced(model: MetaModel, batch: Mapping[str, Any], steps: tuple[int, ...]) -> dict[int, Any]:
     """`MetaModel.predict_after`, from a graph that is traced once for batches of all sizes."""
-    sets = ("support", "query")
-    # Of floats TracedGraphs takes the first dimension alone for one that changes.
-    flat = {name: {**batch[name], "mask": tf.reshape(batch[name]["mask"], [-1])} for name in sets}
-
-    def predicted(given: Mapping[str, Any]) -> dict[int, tf.Tensor]:
-        whole = {
-            name: {**given[name], "mask": tf.reshape(given[name]["mask"], tf.shape(given[name]["index"]))}
-            for name in sets
-        }
-        return model.predict_after({**given, **whole}, steps)
-
-    return model.graphs().run(("predict_after", *steps), predicted, {**batch, **flat})
+    return model.graphs().run(
+        ("predict_after", *steps), lambda given: model.predict_after(given, steps), batch
+    )
 
 
 def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -169,8 +169,21 @@ def test_clipping_is_by_task():
         ({"algorithm": "reptile", "steps": 0}, "Reptile"),
         ({"learn_learning_rate": "task"}, "'task'"),
         ({"optimizer": "rmsprop"}, "'rmsprop'"),
-        ({"clip_norm": 0.0}, "clip_norm"),
-        ({"learning_rate": -0.1}, "learning_rate"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0.0"),
+        ({"clip_value": float("nan")}, "clip_value must be a finite number, got nan"),
+        ({"clip_norm": "1"}, "clip_norm must be a finite number, got '1'"),
+        ({"learning_rate": -0.1}, "learning_rate can't be negative, got -0.1"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a finite number, got '0.1'"),
+        ({"learning_rate": lambda step: 0.1 / step}, "got <function .*; learn_learning_rate='layer'"),
+        ({"steps": 1.5}, "steps must be a whole number from 0 on, got 1.5"),
+        ({"evaluation_steps": "1"}, "evaluation_steps must be a whole number from 0 on, got '1'"),
+        ({"serving_steps": -1}, "serving_steps must be a whole number from 0 on, got -1"),
+        ({"adapt": []}, "adapt names nothing; .*steps=0"),
+        ({"adapt": ["fc1", 3]}, "adapt must be names of layers"),
+        ({"adapt": 3}, "adapt must be names of layers"),
+        ({"optimizer": meta.Adam}, "optimizer must be one of sgd, momentum, adam"),
+        ({"optimizer": tf.keras.optimizers.Adam()}, "Keras' optimizers are for the outer loop"),
+        ({"recompute": "yes"}, "recompute must be True or False"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, message):
@@ -189,6 +202,9 @@ def test_algorithms_settle_what_was_left_open():
     assert meta.InnerLoop(adapt=["body", "embeddings"]).adapted_layers(layers, ()) == layers[:2]
     with pytest.raises(ConfigError, match=r"fc9, but .* body/fc1, body/fc2, out"):
         meta.InnerLoop(adapt=["fc9"]).adapted_layers(layers, layers)
+    twice = meta.InnerLoop(adapt=["out", "out"])
+    assert twice == meta.InnerLoop(adapt="out")
+    assert twice.adapted_layers(layers, ()) == ("out",)
     with pytest.raises(ConfigError, match="BOIL"):
         meta.InnerLoop("boil").adapted_layers(("out",), ("out",))
 

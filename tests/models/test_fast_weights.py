@@ -233,6 +233,9 @@ def test_other_bytes_are_refused(fast):
     ):
         with pytest.raises(DataError, match=message):
             FastWeights.from_bytes(save(numbers, metadata=metadata))
+    assert FastWeights.from_bytes(bytearray(fast.to_bytes())).steps == fast.steps
+    with pytest.raises(DataError, match="fast weights are bytes, got NoneType; give what"):
+        FastWeights.from_bytes(None)
     tensors = load(fast.to_bytes())
     table = "embeddings/user+item"
     with pytest.raises(DataError, match=f"incomplete fast weights: '{table}:rows'".replace("+", "[+]")):
@@ -268,6 +271,16 @@ def test_weights_of_another_network_are_refused(model, fast):
         model.predict(tf.data.Dataset.from_tensors(make_batch([2])), weights=fast)
 
 
+def test_a_data_frame_holds_samples_too(model, fast):
+    pandas = pytest.importorskip("pandas")
+    x, y, query = sides(make_batch([3]), 0)
+    frames = [
+        pandas.DataFrame({name: np.asarray(column) for name, column in each.items()}) for each in (x, query)
+    ]
+    found = model.predict(frames[1], weights=model.adapt(frames[0], pandas.Series(np.asarray(y))))
+    np.testing.assert_array_equal(found, model.predict(query, weights=model.adapt(x, y)))
+
+
 def test_samples_that_cannot_be_used_are_refused_by_name(model):
     x, y, _ = sides(make_batch([3]), 0)
     for samples, labels, message in (
@@ -283,7 +296,11 @@ def test_samples_that_cannot_be_used_are_refused_by_name(model):
             model.adapt(samples, labels)
     with pytest.raises(ConfigError, match="support_x of task 1 lacks item"):
         model.adapt_many([(x, y), ({"user": [1]}, [1])])
-    with pytest.raises(ConfigError, match="steps can't be negative, got -1"):
+    with pytest.raises(ConfigError, match=r"takes pairs of samples and labels, .*; task 0 is dict"):
+        model.adapt_many((x, y, y))
+    with pytest.raises(ConfigError, match=r"batches of tasks, .*; got a dict of user, item"):
+        model.adapt_many(x)
+    with pytest.raises(ConfigError, match="steps must be a whole number from 0 on, got -1"):
         model.adapt(x, y, steps=-1)
     with pytest.raises(ConfigError, match="compile the model first"):
         MetaModel(model.collection, DenseStack({"out": 1})).adapt(x, y)

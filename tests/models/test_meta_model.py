@@ -208,3 +208,70 @@ def test_settings_that_make_no_sense_are_refused():
         make_model(outer_samples="support")
     with pytest.raises(ConfigError, match="loss must be"):
         make_model().compile(loss=None)
+
+
+def two_labels(batch):
+    return {**batch, "label": tf.stack([batch["label"]] * 2, axis=-1)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"collection": [FeatureConfig("user", 4)]}, "must be a gmeta.layers.EmbeddingCollection, got list"),
+        ({"network": None}, "network must be a Keras layer or model, got NoneType"),
+        ({"network": tf.keras.layers.Dense}, "network must be a Keras layer or model, got the class Dense"),
+        ({"network": tf.keras.layers.Lambda(lambda x: x, name="same")}, "same has no trainable weights"),
+        ({"inner": "maml"}, r"inner must be a gmeta\.meta\.InnerLoop, .*, got 'maml'"),
+    ],
+)
+def test_what_it_cannot_be_made_of_is_refused(parts, message):
+    whole = {"collection": EmbeddingCollection([FeatureConfig("user", 4)]), "network": DenseStack({"out": 1})}
+    with pytest.raises(ConfigError, match=message):
+        MetaModel(**{**whole, **parts})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"jit_compile": True}, "XLA can't compile lookups"),
+        ({"loss_weights": [2.0]}, "loss_weights don't reach"),
+        ({"accumulate_steps": 0}, "accumulate_steps must be a whole number from 1 on, got 0"),
+    ],
+)
+def test_what_it_cannot_compile_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_model().compile(**settings)
+
+
+def test_labels_and_losses_that_do_not_fit_the_outputs_are_refused():
+    model = make_model()
+    with pytest.raises(
+        ConfigError, match="labels have 2 values a sample and the network has 1 output: mean_sq"
+    ):
+        model.train_step(two_labels(make_batch([3, 2])))
+    model.compile(loss=lambda y_true, y_pred: tf.reduce_mean((y_true - y_pred) ** 2))
+    with pytest.raises(ConfigError, match=r"<lambda> must give a value for each sample, .* the shape \(\)"):
+        model.train_step(make_batch([3, 2]))
+
+
+def test_data_that_is_not_of_tasks_is_refused_by_what_it_has():
+    batch = make_batch([3, 2])
+    message = "batches of tasks, as gmeta.io.tasks gives them: .*; got a dict of user, item"
+    for use in ("__call__", "train_step", "test_step", "predict_step"):
+        with pytest.raises(ConfigError, match=message):
+            getattr(make_model(), use)(batch["features"])
+    with pytest.raises(ConfigError, match="got tuple"):
+        make_model().train_step((batch["features"], batch["label"]))
+
+
+def test_an_error_while_fit_is_traced_is_the_error_itself():
+    batch = make_batch([3, 2])
+    batch["features"].pop("item")
+    with pytest.raises(ConfigError, match=r"^feature 'item' is missing from the input; it has user$"):
+        make_model().fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+
+
+def test_tasks_are_predicted_by_a_compiled_model_alone():
+    model = MetaModel(EmbeddingCollection([FeatureConfig("user", 4)]), DenseStack({"out": 1}))
+    with pytest.raises(ConfigError, match="compile the model first"):
+        model.predict(tf.data.Dataset.from_tensors(make_batch([3])), verbose=0)

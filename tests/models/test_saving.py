@@ -118,6 +118,8 @@ def test_a_saved_model_of_keras_is_refused(trained, tmp_path):
     model, _ = trained
     with pytest.raises(ConfigError, match=r"saved whole as `\.keras` alone"):
         model.save(tmp_path / "folder")
+    with pytest.raises(ConfigError, match="export_model writes a SavedModel"):
+        model.export(tmp_path / "folder")
     meta = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=8)]), DenseStack({"out": 1}))
     with pytest.raises(ConfigError, match="tables out"):
         meta.save_weights(tmp_path / "weights.h5")

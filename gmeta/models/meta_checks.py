@@ -1,0 +1,83 @@
+"""What a `MetaModel` is made of and given: is it that?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta import meta
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection
+
+_PARTS = ("features", "label", "task", "support", "query")
+
+
+def check_collection(collection: Any) -> None:
+    """Refuse what isn't an `EmbeddingCollection`.
+
+    Raises:
+      ConfigError: It isn't, but a list of features, say.
+    """
+    if not isinstance(collection, EmbeddingCollection):
+        raise ConfigError(
+            f"collection must be a gmeta.layers.EmbeddingCollection, got {type(collection).__name__}; of "
+            "features make one with EmbeddingCollection([FeatureConfig(...), ...])"
+        )
+
+
+def check_inner(inner: Any) -> None:
+    """Refuse what isn't an `InnerLoop`.
+
+    Raises:
+      ConfigError: It isn't, but an algorithm's name, say.
+    """
+    if not isinstance(inner, meta.InnerLoop):
+        raise ConfigError(
+            f"inner must be a gmeta.meta.InnerLoop, such as InnerLoop('maml', steps=1), got {inner!r}"
+        )
+
+
+def check_something_adapts(inner: meta.InnerLoop, weights: Mapping[str, tf.Variable], network: str) -> None:
+    """Refuse inner steps that would move nothing.
+
+    Args:
+      inner: The inner loop.
+      weights: The network's weights that adapt.
+      network: Its name.
+
+    Raises:
+      ConfigError: The network is frozen or has no weights, and rows don't adapt either.
+    """
+    if inner.steps and not weights and not inner.adapts_embeddings:
+        raise ConfigError(
+            f"{network} has no trainable weights for the {inner.steps} inner steps to adapt: make its layers "
+            "trainable before the model, adapt rows with InnerLoop(adapt='embeddings'), or set steps=0"
+        )
+
+
+def check_compiled(model: Any) -> None:
+    """Refuse a model that has no loss yet.
+
+    Raises:
+      ConfigError: It wasn't compiled.
+    """
+    if not hasattr(model, "_sample_loss"):
+        raise ConfigError(f"{model.name}: compile the model first; the inner steps need its loss")
+
+
+def task_batch(batch: Any) -> Any:
+    """A batch as it is, if it is one of tasks.
+
+    Raises:
+      ConfigError: It is one of samples, or of groups that aren't cut into support and query.
+    """
+    missing = [part for part in _PARTS if part not in batch] if isinstance(batch, Mapping) else list(_PARTS)
+    if not missing:
+        return batch
+    found = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise ConfigError(
+        f"a MetaModel learns from and measures batches of tasks, as gmeta.io.tasks gives them: dicts of "
+        f"{', '.join(_PARTS)}; got {found}. Samples of one task go to model.adapt and model.predict"
+    )
