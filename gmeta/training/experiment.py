@@ -6,13 +6,15 @@ from pathlib import Path
 
 from gmeta import io
 from gmeta.core import collectives
-from gmeta.core.errors import DataError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.manifest import Manifest
 from gmeta.core.on_bad import OnBad
+from gmeta.io.prepared import open_split
 from gmeta.models import MetaModel
 from gmeta.training.checkpoint.ranks import Ranks
 from gmeta.training.evaluation import TrainingRun
 from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.training.experiment_models import build_model, experiment_features
 from gmeta.training.progress import TrainingProgress
 from gmeta.training.run_folder import RunFolder
 from gmeta.training.trainer import Outcome, restore, train
@@ -43,10 +45,11 @@ def run_training(
       How long all of it has waited for data.
 
     Raises:
-      ConfigError: The folder holds an experiment of other settings.
+      ConfigError: The folder holds an experiment of other settings; or as `check_experiment`.
       DataError: Bad records, or a checkpoint that can't be restored.
     """
     here = collectives.world()
+    check_experiment(config, data, on_bad)
     with Ranks.of().together():
         if here.rank == 0:
             run.begin(config, data)
@@ -79,6 +82,25 @@ def run_training(
                     progress.say(f"left out: {message}")
             left_out |= set(outcome.left_out)
     return waiting
+
+
+def check_experiment(config: ExperimentConfig, data: Path, on_bad: OnBad = "raise") -> None:
+    """Find now what would otherwise end the training of the last method, or the evaluation after it.
+
+    Raises:
+      ConfigError: A method whose model can't be made, or splits or columns that the data set doesn't have.
+      DataError: The data set can't be read.
+    """
+    for method in config.methods:
+        build_model(config, method, config.seeds[0])
+    for split in dict.fromkeys((config.train_split, *config.test_splits)):
+        columns = [column.name for column in open_split(data / split, on_bad).schema]
+        missing = [each.name for each in experiment_features(config) if each.name not in columns]
+        if missing:
+            raise ConfigError(
+                f"{data / split}: features={config.features!r} needs the columns {', '.join(missing)}; there "
+                f"are {', '.join(columns)}"
+            )
 
 
 def _where(outcome: Outcome) -> str:

@@ -70,17 +70,25 @@ def _options(method: MethodConfig, seed: int) -> Options:
 _OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
 
 
+def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:
+    """The columns that an experiment embeds."""
+    return FEATURES[config.features](config.embedding_dim)
+
+
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
     """The compiled model of a method at its initial weights.
 
     Raises:
-      ConfigError: The method names a model that there isn't.
+      ConfigError: The method names a model that there isn't, or has an inner loop that isn't for it.
     """
     settings = config.methods[method]
     if settings.model not in MODELS:
         raise ConfigError(f"method {method!r}: no model {settings.model!r}; there are {', '.join(MODELS)}")
-    features = FEATURES[config.features](config.embedding_dim)
-    model = MODELS[settings.model](config, features, _options(settings, seed))
+    features = experiment_features(config)
+    try:
+        model = MODELS[settings.model](config, features, _options(settings, seed))
+    except ConfigError as error:
+        raise ConfigError(f"method {method!r}: {error}") from error
     regresses = config.loss == "mse"
     metric = tf.keras.metrics.MeanAbsoluteError("mae") if regresses else RatedAtLeastAUC(config.positive)
     model.compile(

@@ -52,10 +52,10 @@ class RunFolder:
         }
         if file.exists():
             held = self._read(file)
-            differing = sorted(key for key in begun if held.get(key) != _plain(begun[key]))
+            differing = _differences(held, _plain(begun))
             if differing:
                 raise ConfigError(
-                    f"{self.path} was begun with other settings ({', '.join(differing)} differ): "
+                    f"{self.path} was begun with other settings ({'; '.join(differing)}): "
                     f"name another --run, or delete {file.name} and the training folders beside it"
                 )
             return
@@ -83,6 +83,25 @@ class RunFolder:
         if not isinstance(held, dict) or not {"data", "experiment"} <= held.keys():
             raise DataError("incomplete", path=file, advice="delete it to begin anew")
         return held
+
+
+def _differences(held: Any, given: Any, where: str = "") -> list[str]:
+    """What a reader has to change: ``"experiment.seeds is [0, 1], now [0]"``."""
+    if held == given:
+        return []
+    if not (isinstance(held, dict) and isinstance(given, dict)):
+        return [f"{where} is {_short(held)}, now {_short(given)}"]
+    keys = sorted({*held, *given})
+    inner = [_differences(held.get(key), given.get(key), f"{where}.{key}" if where else key) for key in keys]
+    return [difference for differences in inner for difference in differences]
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+_LONGEST = 60
 
 
 def _plain(value: Any) -> Any:

@@ -6,9 +6,11 @@ import pytest
 from rich.console import Console
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.meta import InnerLoop
 from gmeta.testing.small_experiment import small_config, small_data
 from gmeta.training.evaluation import Evaluation
 from gmeta.training.experiment import run_training
+from gmeta.training.experiment_config import MethodConfig
 from gmeta.training.measuring import evaluate
 from gmeta.training.progress import TrainingProgress
 from gmeta.training.run_folder import RunFolder
@@ -63,11 +65,26 @@ def test_the_evaluation_has_every_cell(trained, tmp_path):
 
 def test_other_settings_or_data_are_refused(trained, tmp_path):
     run, data, _ = trained
-    with pytest.raises(ConfigError, match=r"other settings \(experiment differ\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(experiment\.tasks_per_batch is 8, now 3\)"):
         go_on(replace(small_config(epochs=2, seeds=(0, 1)), tasks_per_batch=3), run, data)
     other = small_data(tmp_path)
-    with pytest.raises(ConfigError, match=r"\(data differ\)"):
+    with pytest.raises(ConfigError, match=r"\(data is .*, now .*\)"):
         go_on(small_config(epochs=2, seeds=(0, 1)), run, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"test_splits": ("cold", "lukewarm")}, "no split 'lukewarm'; it has warm, cold"),
+        ({"features": "melu"}, "needs the columns rate, director, actor, zipcode; there are .*occupation"),
+        ({"methods": {"x": MethodConfig("x", "x", InnerLoop(adapt="fc9"))}}, "method 'x': .*adapt names fc9"),
+    ],
+)
+def test_what_cannot_work_is_found_before_the_run_is_begun(trained, tmp_path, options, says):
+    run = RunFolder(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        go_on(replace(small_config(), **options), run, trained[1])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_is_not_trained_to_the_end_is_refused(trained, tmp_path):
