@@ -13,17 +13,21 @@ the server's own batching need that).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, GmetaError
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection
+from gmeta.models import MetaModel
 from gmeta.ops import HashTable, portable_ops
 from gmeta.preprocess.staging import staged_folder
+from gmeta.training.meta_signatures import meta_signatures
+from gmeta.training.signature import Signature as Signature
+from gmeta.training.signature import feature_inputs as feature_inputs
 from gmeta.training.unknown_ids import Unknown, unknown_rows
 
 PADDING = -1
@@ -31,20 +35,6 @@ PADDING = -1
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that TensorFlow Serving calls when a client names none."""
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Something that a client can ask of an exported model.
-
-    Attributes:
-      function: Maps the inputs by name to a tensor, or to tensors by name.
-      inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of int64 ids, (samples, None), which
-        clients send dense and padded, and ``function`` gets ragged.
-    """
-
-    function: Callable[[dict[str, Any]], tf.Tensor | Mapping[str, tf.Tensor]]
-    inputs: Mapping[str, tf.TypeSpec]
 
 
 @dataclass(frozen=True)
@@ -64,19 +54,9 @@ class Exported:
     rows: int
 
 
-def feature_inputs(features: Sequence[FeatureConfig]) -> dict[str, tf.TypeSpec]:
-    """Feature -> the spec of its ids: (samples,), or ragged (samples, None) where they are pooled."""
-    return {
-        feature.name: tf.TensorSpec([None], tf.int64)
-        if feature.pooling is None
-        else tf.RaggedTensorSpec([None, None], tf.int64)
-        for feature in features
-    }
-
-
 def export_model(
     model: tf.keras.Model,
-    folder: Path,
+    folder: str | os.PathLike[str],
     *,
     signatures: Mapping[str, Signature] | None = None,
     unknown: Unknown = "initial",
@@ -88,8 +68,9 @@ def export_model(
       folder: To make. TensorFlow Serving expects ``<model>/<number>``, and takes a new number into service as
         soon as it appears; here it appears whole.
       signatures: What clients can ask, by name; the first is also served as `DEFAULT_SIGNATURE`. By default
-        the model's own call with ``training=False``, whose inputs are a functional model's inputs, and
-        otherwise the features of its embedding collections.
+        those of `gmeta.training.meta_signatures` for a `MetaModel`; otherwise the model's own call with
+        ``training=False``, whose inputs are a functional model's inputs, or else the features of its
+        embedding collections.
       unknown: What an id reads that was never trained; see `gmeta.training.unknown_ids.Unknown`.
 
     Raises:
@@ -100,13 +81,14 @@ def export_model(
     Example:
       ::
 
-        export_model(model, Path("serving/my_model/1"))
+        export_model(model, "serving/my_model/1")
     """
+    folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"{folder} exists: name a new folder")
     parts = [model, *tf.train.TrackableView(model).descendants()]
     collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
-    chosen = signatures or {DEFAULT_SIGNATURE: _own_call(model, collections)}
+    chosen = signatures or _own_signatures(model, collections)
     with portable_ops(unknown_rows(unknown, collections)) as tables:
         traced = {name: _trace(name, signature) for name, signature in chosen.items()}
         module = tf.Module()
@@ -130,6 +112,14 @@ def export_model(
         {name: _described(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
     )
+
+
+def _own_signatures(
+    model: tf.keras.Model, collections: Sequence[EmbeddingCollection]
+) -> Mapping[str, Signature]:
+    if isinstance(model, MetaModel):
+        return meta_signatures(model)
+    return {DEFAULT_SIGNATURE: _own_call(model, collections)}
 
 
 def _own_call(model: tf.keras.Model, collections: Sequence[EmbeddingCollection]) -> Signature:

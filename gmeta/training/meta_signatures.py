@@ -7,13 +7,15 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models import MetaModel
 from gmeta.models.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
+from gmeta.models.meta_checks import check_compiled
 from gmeta.models.task_deltas import fingerprint, outputs_with, query_only, support_only, task_deltas
 from gmeta.models.task_view import row_names
-from gmeta.training.export import Signature, feature_inputs
 from gmeta.training.safetensors_graph import Decoder, encode
+from gmeta.training.signature import Signature, feature_inputs
 
 LABEL = "label"
 WEIGHTS = "weights_bytes"
@@ -60,14 +62,11 @@ def meta_signatures(
     Raises:
       ConfigError: The model isn't compiled; a setting that there isn't; a feature with a name of ours.
     """
-    steps = model.inner.steps_in("serving") if steps is None else steps
-    if steps < 0:
-        raise ConfigError(f"steps can't be negative, got {steps}")
+    steps = model.inner.steps_in("serving") if steps is None else whole_number("steps", steps)
     for name, given, known in (("dtype", dtype, DeltaDtype), ("stale", stale, Stale)):
         if given not in get_args(known):
             raise ConfigError(f"{name} must be {' or '.join(map(repr, get_args(known)))}, got {given!r}")
-    if not hasattr(model, "_sample_loss"):
-        raise ConfigError(f"{model.name}: compile the model first; the steps of `adapt` need its loss")
+    check_compiled(model)
     inputs = sample_inputs(model)
     taken = sorted({LABEL, WEIGHTS} & set(inputs))
     if taken:
@@ -78,9 +77,10 @@ def meta_signatures(
     about = metadata(model.name, model.inner.algorithm, steps, here)
 
     def predict(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return {RATING: outputs_with(model, given, {}, {})}
+        return {RATING: outputs_with(model, _checked(given), {}, {})}
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        given = _checked(given)
         features = {name: given[name] for name in inputs}
         weights, rows = task_deltas(model, support_only(features, given[LABEL]), steps)
         tensors = {name: tf.cast(delta[0], dtype) for name, delta in weights.items()}
@@ -90,7 +90,8 @@ def meta_signatures(
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = _decoded(model, given[WEIGHTS], here if stale == "refuse" else None)
-        return {RATING: outputs_with(model, {name: given[name] for name in inputs}, deltas, rows)}
+        features = _checked({name: given[name] for name in inputs})
+        return {RATING: outputs_with(model, features, deltas, rows)}
 
     outputs = _outputs(model, inputs)
     label = tf.TensorSpec([None] if outputs == 1 else [None, outputs], tf.float32)
@@ -115,6 +116,24 @@ def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
         elif tensor.shape.rank == 3:  # a vector for each of a sample's ids
             inputs[name] = tf.TensorSpec([None, tensor.shape[1]], tf.int64)
     return inputs
+
+
+def _checked(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns as they are, if they are of as many samples each, and labels are numbers."""
+    counts = {
+        name: column.nrows(tf.int64) if isinstance(column, tf.RaggedTensor) else tf.shape(column, tf.int64)[0]
+        for name, column in columns.items()
+    }
+    first = next(iter(counts.values()))
+    found = [part for count in counts.items() for part in count]
+    same = tf.reduce_all(tf.equal(tf.stack(list(counts.values())), first))
+    checks = [(same, ["inputs must be of as many samples each, but are of", *found])]
+    if LABEL in columns:
+        finite = tf.reduce_all(tf.math.is_finite(columns[LABEL]))
+        checks.append((finite, [f"{LABEL} holds NaN or infinity: leave such samples out"]))
+    asserts = [tf.debugging.Assert(holds, said, summarize=2) for holds, said in checks]
+    with tf.control_dependencies([check for check in asserts if check is not None]):
+        return tf.nest.map_structure(tf.identity, columns, expand_composites=True)
 
 
 def _decoded(

@@ -105,7 +105,7 @@ def serve(folder, names):
         )
         label = np.random.default_rng(3).random((6, 2) if own else 6).astype(np.float32)
         fast = model.adapt(features(support), label)
-        export_model(model, folder / name, signatures=meta_signatures(model))
+        export_model(model, str(folder / name))
         models[name] = model, fast, features(query)
         requests += [
             (folder / name, "predict", query),
@@ -233,6 +233,21 @@ def test_weights_that_are_damaged_or_of_others_are_refused(served, tmp_path):
     np.testing.assert_allclose(answer["rating"], models["all"][5]["rating"], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"label": np.ones(5, np.float32)}, r"as many samples each.*\[label\] \[5\]"),
+        ({"item": np.arange(4)}, r"as many samples each.*\[item\] \[4\]"),
+        ({"label": np.array([1, np.nan, 2, 3, 4, 5], np.float32)}, "label holds NaN or infinity"),
+    ],
+    ids=["labels", "ids", "nan"],
+)
+def test_samples_that_do_not_go_together_are_refused_by_the_server(served, changed, message):
+    given = {**samples(6, 1), "label": np.ones(6, np.float32), **changed}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        here(served[0] / "maml", "adapt", given)
+
+
 def test_what_cannot_be_served_says_why():
     def model(name="item"):
         return MetaModel(EmbeddingCollection([FeatureConfig(name, 2)]), DenseStack({"out": 1}))
@@ -240,7 +255,7 @@ def test_what_cannot_be_served_says_why():
     compiled = model()
     compiled.compile()
     for settings, message in (
-        ({"steps": -1}, "steps can't be negative, got -1"),
+        ({"steps": -1}, "steps must be a whole number from 0 on, got -1"),
         ({"dtype": "int8"}, "dtype must be 'float32' or 'float16', got 'int8'"),
         ({"stale": "keep"}, "stale must be 'refuse' or 'apply', got 'keep'"),
     ):
