@@ -1,5 +1,6 @@
 # One executable per tests/native/*_test.cc. The cores know no TensorFlow, so neither do these.
 enable_testing()
+add_custom_target(native_tests)
 file(GLOB test_sources CONFIGURE_DEPENDS tests/native/*_test.cc)
 foreach(source ${test_sources})
   get_filename_component(name ${source} NAME_WE)
@@ -10,5 +11,6 @@ foreach(source ${test_sources})
     target_compile_options(${name} PRIVATE -fsanitize=${GMETA_SANITIZE} -fno-omit-frame-pointer)
     target_link_options(${name} PRIVATE -fsanitize=${GMETA_SANITIZE})
   endif()
+  add_dependencies(native_tests ${name})
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
