@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import time
 from collections.abc import Callable
 
@@ -70,5 +71,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
+            # Of what merely lies on the path there is a version in the module at most.
+            spec = importlib.util.find_spec(name)
+            found[name] = "absent" if spec is None else "on the path"
     return found
