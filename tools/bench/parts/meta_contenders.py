@@ -71,7 +71,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # Of what merely lies on the path there is a version in the module at most.
+            # A folder on the path has no metadata.
             spec = importlib.util.find_spec(name)
             found[name] = "absent" if spec is None else "on the path"
     return found
