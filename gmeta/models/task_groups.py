@@ -1,8 +1,8 @@
 """Tasks of a batch in two halves, those with few support samples and those with many.
 
 Support sets are padded to the longest of those that adapt side by side. Users' histories have long tails, so
-in one group most of what an inner loop computes may be padding: of MovieLens-1M's users in batches of 32 two
-rows in three. In two groups it is less than half as much.
+in one group most of what an inner loop computes may be padding: of MovieLens-1M's users in batches of 32, 57
+rows in 100. In two groups it is 36.
 """
 
 from __future__ import annotations
