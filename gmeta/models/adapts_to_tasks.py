@@ -11,9 +11,10 @@ from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models.fast_weights import FastWeights, RowDeltas
+from gmeta.models.fingerprint import fingerprint
 from gmeta.models.meta_checks import check_compiled, task_batch
 from gmeta.models.sample_columns import SampleColumns, check_finite, label_array, length, names_columns
-from gmeta.models.task_deltas import MovedRows, fingerprint, outputs_with, task_deltas
+from gmeta.models.task_deltas import MovedRows, outputs_with, task_deltas
 from gmeta.models.task_view import TaskBatch
 from gmeta.models.traced_graphs import TracedGraphs
 from gmeta.models.weights_match import check_fingerprint, check_network
@@ -141,7 +142,7 @@ def _columns(model: MetaModel) -> SampleColumns:
     """What the model's samples consist of."""
     embedded = {feature.name for feature in model.collection.features}
     return SampleColumns(
-        model.collection.features, [name for name in model._named_inputs or () if name not in embedded]
+        model.collection.merged, [name for name in model._named_inputs or () if name not in embedded]
     )
 
 

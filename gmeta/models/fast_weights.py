@@ -20,7 +20,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.models.task_deltas import fingerprint
+from gmeta.models.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from gmeta.models.meta_model import MetaModel
@@ -73,7 +73,7 @@ class FastWeights:
       model: The name of the model.
       algorithm: The inner loop's.
       steps: How many inner steps were taken.
-      fingerprint: Of the shared weights that these are deltas from; see `gmeta.models.task_deltas`.
+      fingerprint: Of the weights and tables that these are deltas from; see `gmeta.models.fingerprint`.
       deltas: Name of a weight -> its delta, of the weight's shape, float32.
       rows: Name of a table -> the rows that were moved; none where rows don't adapt.
 

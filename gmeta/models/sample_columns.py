@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import FeatureConfig
+from gmeta.layers.merge_plan import MergedTable
 
 Array = npt.NDArray[Any]
 
@@ -19,12 +19,14 @@ class SampleColumns:
     """What samples consist of: the ids of features, and columns of numbers.
 
     Args:
-      features: The embedded features.
+      tables: The tables of the embedded features.
       numbers: Names of the columns that a network takes as they are.
     """
 
-    def __init__(self, features: Sequence[FeatureConfig], numbers: Iterable[str] = ()) -> None:
-        self._ids = {feature.name: feature.pooling is not None for feature in features}
+    def __init__(self, tables: Iterable[MergedTable], numbers: Iterable[str] = ()) -> None:
+        of = {feature: table for table in tables for feature in table.features}
+        self._ids = {feature.name: feature.pooling is not None for feature in of}
+        self._limits = {feature.name: table.id_limit for feature, table in of.items()}
         self._numbers = tuple(numbers)
 
     def samples(self, given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -46,7 +48,8 @@ class SampleColumns:
         if missing:
             raise ConfigError(f"{what} lacks {', '.join(missing)}; it has {', '.join(given)}")
         columns: dict[str, Any] = {
-            name: _ids(given[name], several, f"{what}[{name!r}]") for name, several in self._ids.items()
+            name: _ids(given[name], several, self._limits[name], f"{what}[{name!r}]")
+            for name, several in self._ids.items()
         }
         columns |= {name: _numbers(given[name], f"{what}[{name!r}]") for name in self._numbers}
         lengths = {name: length(column) for name, column in columns.items()}
@@ -108,13 +111,13 @@ def label_array(given: Any, what: str) -> Array:
     return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
 
-def _ids(given: Any, several: bool, what: str) -> Any:
+def _ids(given: Any, several: bool, limit: int, what: str) -> Any:
     if isinstance(given, tf.SparseTensor):
         given = tf.RaggedTensor.from_value_rowids(given.values, given.indices[:, 0], given.dense_shape[0])
     if isinstance(given, tf.RaggedTensor):
         if given.ragged_rank != 1 or given.shape.rank != 2:
             raise ConfigError(f"{what} must be ragged ids of shape (samples, None), got {given.shape}")
-        return _integers(given.flat_values, what), np.asarray(given.row_lengths(), np.int64)
+        return _integers(given.flat_values, limit, what), np.asarray(given.row_lengths(), np.int64)
     try:
         array = np.asarray(given)
     except ValueError:  # lists of different lengths
@@ -124,21 +127,21 @@ def _ids(given: Any, several: bool, what: str) -> Any:
     if array.dtype == object or (several and not array.size):
         rows = [np.asarray(row) for row in given]
         flat = np.concatenate([row.reshape(-1) for row in rows if row.size] or [np.zeros(0, np.int64)])
-        return _integers(flat, what), np.array([row.size for row in rows], np.int64)
+        return _integers(flat, limit, what), np.array([row.size for row in rows], np.int64)
     if array.ndim not in (1, 2):
         raise ConfigError(f"{what} must be (samples,), (samples, ids) or ragged, got shape {array.shape}")
-    return _integers(array, what)
+    return _integers(array, limit, what)
 
 
-def _integers(given: Any, what: str) -> Array:
+def _integers(given: Any, limit: int, what: str) -> Array:
     array = np.asarray(given)
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(f"{what} must be integer ids, got {array.dtype}")
-    if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
+    if array.size and (array.min() < 0 or array.max() >= limit):
         wrong = array.min() if array.min() < 0 else array.max()
         raise ConfigError(
-            f"{what} holds the id {wrong}; ids are from 0 on. Of several ids a sample give lists, or a "
-            "tf.RaggedTensor, without padding"
+            f"{what} holds the id {wrong}; ids are from 0 on and below {limit}: hash them into that range. "
+            "Of several ids a sample give lists, or a tf.RaggedTensor, without padding"
         )
     return array.astype(np.int64, copy=False)
 

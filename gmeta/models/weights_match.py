@@ -46,6 +46,6 @@ def check_fingerprint(weights: FastWeights, here: str) -> None:
     if weights.fingerprint != here:
         raise ConfigError(
             f"the fast weights are deltas from other shared weights ({weights.fingerprint}, and the model's "
-            f"are {here}): it was trained, or loaded, since. Adapt the task again; or, to add these deltas "
-            "to the present weights, pass weights=fast.rebased(model)"
+            f"are {here}): it was trained, or loaded, since, or its tables start otherwise. Adapt the task "
+            "again; or, to add these deltas to the present weights, pass weights=fast.rebased(model)"
         )

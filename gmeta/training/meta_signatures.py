@@ -11,8 +11,9 @@ from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models import MetaModel
 from gmeta.models.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
+from gmeta.models.fingerprint import fingerprint
 from gmeta.models.meta_checks import check_compiled
-from gmeta.models.task_deltas import fingerprint, outputs_with, query_only, support_only, task_deltas
+from gmeta.models.task_deltas import outputs_with, query_only, support_only, task_deltas
 from gmeta.models.task_view import row_names
 from gmeta.training.safetensors_graph import Decoder, encode
 from gmeta.training.signature import Signature, feature_inputs

@@ -29,10 +29,15 @@ ALGORITHMS = {
 }
 
 
-def make(inner, hidden=8, seed=0):
-    features = [FeatureConfig(name, 4, initializer=Normal(0, 1)) for name in ("user", "item")]
+START = Normal(0, 1)
+
+
+def make(inner, hidden=8, seed=0, table_seed=1, start=START):
+    features = [FeatureConfig(name, 4, initializer=start) for name in ("user", "item")]
     model = MetaModel(
-        EmbeddingCollection(features, seed=1), DenseStack({"fc": hidden, "out": 1}, seed=seed), inner=inner
+        EmbeddingCollection(features, seed=table_seed),
+        DenseStack({"fc": hidden, "out": 1}, seed=seed),
+        inner=inner,
     )
     model.compile("adam", "mse", metrics=["mae"])
     return model
@@ -259,6 +264,35 @@ def test_deltas_of_a_model_that_trained_on_are_refused_until_they_are_rebased():
     np.testing.assert_allclose(predicted, model.predict(query), rtol=1e-5)
 
 
+def test_deltas_of_tables_that_start_otherwise_are_refused():
+    x, y, query = sides(make_batch([4]), 0)
+    fast = make(ALGORITHMS["all"]).adapt(x, y)
+    assert np.isfinite(make(ALGORITHMS["all"]).predict(query, weights=fast)).all()  # a model made alike
+    for other in ({"table_seed": 2}, {"start": Normal(0, 2)}):
+        with pytest.raises(ConfigError, match="its tables start otherwise"):
+            make(ALGORITHMS["all"], **other).predict(query, weights=fast)
+
+
+def test_deltas_are_added_to_rows_as_they_are_now():
+    model, batch = make(InnerLoop(steps=2, adapt="all", learning_rate=0.1)), make_batch([4])
+    x, y, query = sides(batch, 0)
+    fast = model.adapt(x, y)
+    lookup = model.collection.lookup(x)
+    updates = [tf.ones_like(rows) for rows in lookup.rows]
+    model.collection.apply_gradients(lookup, updates, learning_rate=0.1)
+    found = model.predict(query, weights=fast)
+    shared, lookup = model.network.task_weights(), model.collection.lookup(query, insert=False)
+    moved = dict(zip(*fast.rows["embeddings/user+item"], strict=True))
+    rows = [
+        row + moved.get(key, 0)
+        for key, row in zip(lookup.keys[0].numpy(), lookup.rows[0].numpy(), strict=True)
+    ]
+    for name, delta in fast.deltas.items():
+        shared[name].assign_add(delta)
+    inputs = model.collection.concat(lookup._replace(rows=(tf.stack(rows),)))
+    np.testing.assert_allclose(found, model.network(inputs[tf.newaxis])[0, :, 0], rtol=1e-5)
+
+
 def test_weights_of_another_network_are_refused(model, fast):
     _, _, query = sides(make_batch([2]), 0)
     with pytest.raises(ConfigError, match=r"another network .*fc/kernel of shape \(8, 8\), here \(8, 6\)"):
@@ -288,7 +322,14 @@ def test_samples_that_cannot_be_used_are_refused_by_name(model):
         ({**x, "item": [1]}, y, "different numbers of samples: user 3, item 1"),
         (x, y[:2], "support_y has 2 labels for 3 samples"),
         ({**x, "item": [0.5] * 3}, y, r"support_x\['item'\] must be integer ids, got float64"),
-        (x, ["a", "b", "c"], "support_y must be numbers"),
+        ({**x, "item": None}, y, r"support_x\['item'\] must have ids for each sample, got None"),
+        ({**x, "item": [3, -1, 2]}, y, r"support_x\['item'\] holds the id -1; .* without padding"),
+        ({**x, "item": np.array([1, 2, 2**63], np.uint64)}, y, f"holds the id {2**63}"),
+        ({**x, "item": [1, 2, 2**61]}, y, f"the id {2**61}; ids are from 0 on and below {2**61}"),
+        (x, ["a", "b", "c"], "support_y must be numbers: got text, such as 'a'"),
+        (x, ["1", "2", "3"], "support_y must be numbers: got text"),
+        (x, [1.0, np.nan, 2.0], "support_y holds nan in sample 1"),
+        (x, [[1.0, 2.0]] * 3, "labels have 2 values a sample and the network has 1 output"),
         (x, 3.0, "support_y must have one value for each sample"),
         ([1, 2], y, "support_x must map features to values, got list"),
     ):
