@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gmeta.callbacks.steps_metrics import StepsMetrics
 from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models import MetaModel
 from gmeta.models.ranks.data import rank_dataset
@@ -55,10 +56,11 @@ class AdaptationCurve(tf.keras.callbacks.Callback):
 
     def __init__(self, data: Any = None, steps: Sequence[int] = (0, 1, 5), *, every: int = 1) -> None:
         super().__init__()
-        if not steps or min(steps) < 0 or len(set(steps)) < len(steps):
+        given = list(steps) if isinstance(steps, Iterable) else []
+        if not given or len(set(given)) < len(given):
             raise ConfigError(f"AdaptationCurve: steps must be different numbers from 0 on, got {steps!r}")
-        if every < 1:
-            raise ConfigError(f"AdaptationCurve: every must be at least 1, got {every}")
+        steps = [whole_number("AdaptationCurve: each of steps", number) for number in given]
+        every = whole_number("AdaptationCurve: every", every, least=1)
         if data is not None and not isinstance(data, tf.data.Dataset):
             raise ConfigError(
                 f"AdaptationCurve: data must be a tf.data.Dataset of task batches, got {type(data).__name__}"

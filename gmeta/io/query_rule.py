@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.arguments import finite_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Schema
 
@@ -71,8 +72,8 @@ def checked(query: Query, schema: Schema) -> Query:
         if wrong or (isinstance(query, Flag) and column.dtype != "int64"):
             kind = "an int64 column" if isinstance(query, Flag) else "a column"
             raise ConfigError(f"tasks: query={query} must name {kind} of one value a record that is no key")
-        if isinstance(query, After) and not math.isfinite(query.time):
-            raise ConfigError(f"tasks: query={query}: the time must be a finite number")
+        if isinstance(query, After):
+            finite_number(f"tasks: query={query}: the time", query.time)
         return query
     if isinstance(query, int | np.integer) and not isinstance(query, bool) and query >= 1:
         return int(query)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.on_bad import OnBad
 from gmeta.core.schema import Schema
@@ -130,10 +131,8 @@ def tasks(
       >>> model.fit(warm, epochs=20)
       >>> resampled = tasks("data/warm", query=0.2, resample=True)  # a fifth of each task, anew each epoch
     """
-    if tasks_per_batch < 1 or (support is not None and support < 1):
-        raise ConfigError(
-            f"tasks: tasks_per_batch={tasks_per_batch} and support={support} must be at least 1"
-        )
+    tasks_per_batch = whole_number("tasks: tasks_per_batch", tasks_per_batch, least=1)
+    support = None if support is None else whole_number("tasks: support", support, least=1)
     schema = open_split(path, on_bad).schema
     query = checked(query, schema)
     label = _label(schema, label)

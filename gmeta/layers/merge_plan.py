@@ -52,10 +52,13 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     """Merge tables of equal policy.
 
     Raises:
-      ConfigError: No feature, two of one name, or two that share a table and disagree on it.
+      ConfigError: No feature, or something else; two of one name; two that disagree on the table they share.
     """
     if not features:
         raise ConfigError("a collection needs at least one feature")
+    strange = next((each for each in features if not isinstance(each, FeatureConfig)), None)
+    if strange is not None:
+        raise ConfigError(f"features must be gmeta.layers.FeatureConfig(name, dim), got {strange!r}")
     names = [feature.name for feature in features]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

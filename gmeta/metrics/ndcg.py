@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
+from gmeta.core.arguments import whole_number
 from gmeta.metrics.order import below
 from gmeta.metrics.task_metric import TaskMetric
 
@@ -47,8 +47,7 @@ class NDCG(TaskMetric):
     """
 
     def __init__(self, k: int, name: str | None = None, dtype: Any = "float64") -> None:
-        if k < 1:
-            raise ConfigError(f"NDCG: k must be at least 1, got {k}")
+        k = whole_number("NDCG: k", k, least=1)
         super().__init__(name=name or f"ndcg@{k}", dtype=dtype)
         self.k = k
 

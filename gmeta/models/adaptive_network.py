@@ -51,14 +51,22 @@ def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] |
     ``takes_by_name``, a list of names.
 
     Raises:
-      ConfigError: A model of several inputs that aren't named as a dict.
+      ConfigError: A model of several inputs that aren't named as a dict, or of another width than the vectors
+        of the feature.
     """
     named = getattr(network, "takes_by_name", None)
     if named is not None:
         return list(named)
     given = getattr(network, "input", None) if getattr(network, "_is_graph_network", False) else None
-    features = {feature.name for feature in collection.features}
+    features = {feature.name: feature.dim for feature in collection.features}
     if isinstance(given, Mapping):
+        wrong = [
+            f"{name} {tensor.shape[-1]} wide, of which the collection makes {features[name]}"
+            for name, tensor in given.items()
+            if name in features and tensor.shape[-1] not in (None, features[name])
+        ]
+        if wrong:
+            raise ConfigError(f"{network.name} takes {'; '.join(wrong)}: give its Input that shape")
         return list(given)
     if isinstance(given, Sequence):
         raise ConfigError(

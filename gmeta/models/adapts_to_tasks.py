@@ -12,7 +12,7 @@ from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models.fast_weights import FastWeights, RowDeltas
 from gmeta.models.fingerprint import fingerprint
-from gmeta.models.meta_checks import check_compiled, task_batch
+from gmeta.models.meta_checks import check_compiled, columns_beside, task_batch
 from gmeta.models.sample_columns import SampleColumns, check_finite, label_array, length, names_columns
 from gmeta.models.task_deltas import MovedRows, outputs_with, task_deltas
 from gmeta.models.task_view import TaskBatch
@@ -77,7 +77,11 @@ class AdaptsToTasks:
         model = cast("MetaModel", self)
         steps = model.inner.steps_in("serving") if steps is None else whole_number("adapt: steps", steps)
         check_compiled(model)
-        batch = task_batch(tasks) if isinstance(tasks, Mapping) else _packed(tasks, _columns(model))
+        batch = (
+            task_batch(tasks, columns_beside(model))
+            if isinstance(tasks, Mapping)
+            else _packed(tasks, _columns(model))
+        )
         batch = {name: batch[name] for name in ("features", "label", "task", "support")}
         with collectives.named_failures("adapt"):
             (weights, rows), of = self.graphs().run(
@@ -140,10 +144,7 @@ class AdaptsToTasks:
 
 def _columns(model: MetaModel) -> SampleColumns:
     """What the model's samples consist of."""
-    embedded = {feature.name for feature in model.collection.features}
-    return SampleColumns(
-        model.collection.merged, [name for name in model._named_inputs or () if name not in embedded]
-    )
+    return SampleColumns(model.collection.merged, columns_beside(model))
 
 
 def _packed(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class DLRMNetwork(tf.keras.layers.Layer):
         super().__init__(name=name, **kwargs)
         if head not in get_args(Head):
             raise ConfigError(f"dlrm: head must be 'ctr' or 'rating', got {head!r}")
+        both = [name for name in floats if name in features]
+        if both:
+            raise ConfigError(f"dlrm: {', '.join(both)} can't be a feature and a float column: leave one out")
         vectors = len(features) + bool(floats)
         if vectors < 2:
             raise ConfigError(

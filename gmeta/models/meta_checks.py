@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -67,14 +67,32 @@ def check_compiled(model: Any) -> None:
         raise ConfigError(f"{model.name}: compile the model first; the inner steps need its loss")
 
 
-def task_batch(batch: Any) -> Any:
+def columns_beside(model: Any) -> list[str]:
+    """The columns that a model's network takes by name, and its collection doesn't embed."""
+    embedded = {feature.name for feature in model.collection.features}
+    return [name for name in model._named_inputs or () if name not in embedded]
+
+
+def task_batch(batch: Any, columns: Iterable[str] = ()) -> Any:
     """A batch as it is, if it is one of tasks.
 
+    Args:
+      batch: The batch.
+      columns: Those that the network takes as they are.
+
     Raises:
-      ConfigError: It is one of samples, or of groups that aren't cut into support and query.
+      ConfigError: It is one of samples, or of groups that aren't cut into support and query; or it lacks a
+        column.
     """
     missing = [part for part in _PARTS if part not in batch] if isinstance(batch, Mapping) else list(_PARTS)
     if not missing:
+        lacking = [name for name in columns if name not in batch["features"]]
+        if lacking:
+            raise ConfigError(
+                f"the network takes {', '.join(lacking)} by name, which is no feature of the collection and "
+                f"no column of the batch; it has {', '.join(batch['features'])}. Read it with "
+                "gmeta.io.tasks(features=[...]), or embed it"
+            )
         return batch
     found = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
     raise ConfigError(

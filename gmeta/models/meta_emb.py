@@ -16,6 +16,7 @@ from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError
 from gmeta.layers.task_network import TaskNetwork
 from gmeta.models.adaptive_network import inputs_by_name
+from gmeta.models.meta_checks import check_inner
 from gmeta.models.meta_model import MetaModel
 from gmeta.models.row_network import GENERATED, RowNetwork
 from gmeta.models.task_clusters import aspect_columns
@@ -59,8 +60,8 @@ class MetaEmb(MetaModel):
       name: The model's name.
 
     Raises:
-      ConfigError: A feature that isn't there or isn't pooled, no attributes, a weight outside of 0 to 1, or
-        an inner loop that is to adapt something else.
+      ConfigError: A base that is no `MetaModel`, a feature that isn't there or has several ids a sample, no
+        attributes, a weight outside of 0 to 1, or an inner loop that is to adapt something else.
 
     Example:
       >>> features = [FeatureConfig("ad", 8), FeatureConfig("category", 4), FeatureConfig("user", 8)]
@@ -89,8 +90,15 @@ class MetaEmb(MetaModel):
         seed: int = 0,
         name: str = "meta_emb",
     ) -> None:
+        if not isinstance(base, MetaModel):
+            raise ConfigError(f"MetaEmb: base must be a trained MetaModel, got {type(base).__name__}")
         widths = {each.name: each.dim for each in base.collection.features}
         self._check(widths, feature, attributes, cold_weight)
+        if any(each.name == feature and each.pooling is not None for each in base.collection.features):
+            raise ConfigError(
+                f"MetaEmb: {feature!r} has several ids a sample, and a task is the samples of one id: name "
+                "the feature that tells tasks"
+            )
         named = inputs_by_name(_given(base.network), base.collection)
         if set(named or widths) != set(widths):
             raise ConfigError(
@@ -129,6 +137,7 @@ class MetaEmb(MetaModel):
             raise ConfigError(f"MetaEmb: cold_weight must be from 0 to 1, got {cold_weight}")
 
     def _set_inner(self, inner: meta.InnerLoop) -> None:
+        check_inner(inner)
         if inner.algorithm not in ("maml", "fomaml", "meta-sgd") or inner.adapt:
             raise ConfigError(
                 "MetaEmb: a task adapts its generated row alone, by maml, fomaml or meta-sgd: leave adapt "

@@ -31,6 +31,7 @@ from gmeta.models.meta_checks import (
     check_compiled,
     check_inner,
     check_something_adapts,
+    columns_beside,
     task_batch,
 )
 from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
@@ -168,7 +169,9 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
-        return without_single_output(self._query_outputs(task_batch(batch), insert=bool(training))[1])
+        return without_single_output(
+            self._query_outputs(task_batch(batch, columns_beside(self)), insert=bool(training))[1]
+        )
 
     def _query_outputs(self, batch: TaskBatch, insert: bool) -> tuple[TaskView, tf.Tensor]:
         check_compiled(self)
@@ -191,7 +194,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
-        with rank_step(self, task_batch(batch)["label"]) as step, shapes_on_host():
+        with rank_step(self, task_batch(batch, columns_beside(self))["label"]) as step, shapes_on_host():
             outer, lookup = self.gradients(batch)
             counted = self._counted(batch, self._learnt_from)
             logs = self._report(outer.loss, self._counted(batch, self.outer_part))
@@ -213,7 +216,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
-        with rank_step(self, task_batch(batch)["label"]) as step, shapes_on_host():
+        with rank_step(self, task_batch(batch, columns_beside(self))["label"]) as step, shapes_on_host():
             view, outputs = self._query_outputs(batch, insert=False)
             loss = self.measured_loss(view, "query", outputs)
             return step.end_forward(self._report(loss, self._counted(batch, "query")))
@@ -221,7 +224,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, batch: TaskBatch) -> tf.Tensor:
         """Query predictions, as `call`."""
-        with rank_step(self, task_batch(batch)["label"]) as step, shapes_on_host():
+        with rank_step(self, task_batch(batch, columns_beside(self))["label"]) as step, shapes_on_host():
             return step.end_forward(self(batch, training=False))
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.layers import EmbeddingCollection
 from gmeta.models import MetaModel
 from gmeta.ops import HashTable, portable_ops
@@ -74,6 +74,7 @@ def export_model(
       unknown: What an id reads that was never trained; see `gmeta.training.unknown_ids.Unknown`.
 
     Raises:
+      NotFiniteError: Weights hold NaN or infinity.
       ConfigError: ``folder`` exists; inputs can't be told or sent; a signature inserts rows, or still has an
         op of gmeta in its graph.
       GmetaError: The folder can't be written.
@@ -89,6 +90,7 @@ def export_model(
     parts = [model, *tf.train.TrackableView(model).descendants()]
     collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
     chosen = signatures or _own_signatures(model, collections)
+    _check_finite(model)
     with portable_ops(unknown_rows(unknown, collections)) as tables:
         traced = {name: _trace(name, signature) for name, signature in chosen.items()}
         module = tf.Module()
@@ -112,6 +114,20 @@ def export_model(
         {name: _described(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
     )
+
+
+def _check_finite(model: tf.keras.Model) -> None:
+    """A model that has diverged would answer NaN to everybody."""
+    bad = [
+        weight.name
+        for weight in model.weights
+        if weight.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(weight)))
+    ]
+    if bad:
+        raise NotFiniteError(
+            f"{model.name}: {', '.join(bad)} hold NaN or infinity: training has diverged. Train with a lower "
+            "rate, or export an earlier checkpoint"
+        )
 
 
 def _own_signatures(

@@ -124,7 +124,9 @@ def test_a_model_without_inner_steps_is_refused():
         ({"steps": ()}, "steps must be different numbers"),
         ({"steps": (0, -1)}, "from 0 on, got"),
         ({"steps": (1, 1)}, "steps must be different numbers"),
-        ({"every": 0}, "every must be at least 1"),
+        ({"every": 0}, "every must be a whole number from 1 on, got 0"),
+        ({"steps": 5}, "steps must be different numbers from 0 on, got 5"),
+        ({"steps": (0, 1.5)}, "each of steps must be a whole number from 0 on, got 1.5"),
         ({"data": [1, 2]}, "must be a tf.data.Dataset of task batches, got list"),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_manifest_of_another_number_of_groups(copy):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tasks_per_batch": 0}, "tasks_per_batch=0"),
+        ({"tasks_per_batch": 0}, "tasks_per_batch must be a whole number from 1 on, got 0"),
         ({"query": 0}, "query=0 must be"),
         ({"first_epoch": -1}, "first_epoch=-1"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
@@ -229,11 +229,16 @@ def test_a_manifest_of_another_number_of_groups(copy):
         ({"features": ["item", "colour"]}, "no column 'colour'"),
         ({"features": ["batch_id"]}, "'batch_id' numbers the batches"),
         ({"on_bad": "ignore"}, "on_bad"),
-        ({"support": 0}, "support=0"),
+        ({"support": 0}, "support must be a whole number from 1 on, got 0"),
         ({"rows": "first"}, "rows must be one of latest, random, got 'first'"),
         ({"rows": "latest", "resample": True}, "leave out rows='latest'"),
         ({"query": True}, "query=True must be"),
         ({"query": 1.0}, "query=1.0 must be"),
+        ({"tasks_per_batch": 2.5}, "tasks_per_batch must be a whole number from 1 on, got 2.5"),
+        (
+            {"query": After("timestamp", "2001-01-01")},
+            "the time must be a finite number, got '2001-01-01'",
+        ),
         ({"query": After("genre", 3)}, "a column of one value a record"),
         ({"query": After("timestamp", float("nan"))}, "finite"),
         ({"query": Flag("rating")}, "an int64 column of one value a record"),

@@ -79,6 +79,7 @@ def test_features_that_name_one_table_share_its_keys():
     ("features", "message"),
     [
         ([], "at least one feature"),
+        (["item"], r"must be gmeta\.layers\.FeatureConfig\(name, dim\), got 'item'"),
         ([FeatureConfig("a", 8), FeatureConfig("a", 8)], "named twice: a"),
         ([FeatureConfig("a", 8), FeatureConfig("b", 4, table="a")], "'b' shares table 'a'"),
         (

@@ -157,7 +157,7 @@ def test_outputs_side_by_side_are_refused_with_their_shape():
 
 
 def test_k_below_one_is_refused():
-    with pytest.raises(ConfigError, match="k must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="k must be a whole number from 1 on, got 0"):
         NDCG(0)
 
 

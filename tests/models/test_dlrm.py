@@ -139,6 +139,7 @@ def test_embedding_rows_adapt_too():
         ({"features": [FeatureConfig("user", 4), FeatureConfig("item", 8)]}, r"one width, got .* \[4, 8\]"),
         ({"features": [FeatureConfig("user", 4)]}, "no pair of vectors"),
         ({"features": FEATURES, "head": "clicks"}, "head must be 'ctr' or 'rating', got 'clicks'"),
+        ({"features": FEATURES, "floats": ["item"]}, "item can't be a feature and a float column"),
     ],
 )
 def test_what_makes_no_dlrm_is_refused(settings, message):

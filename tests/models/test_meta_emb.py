@@ -169,11 +169,23 @@ def test_a_base_of_named_inputs_gets_generated_rows_by_name():
         ({"feature": "ad", "cold_weight": 1.5}, "cold_weight must be from 0 to 1, got 1.5"),
         ({"feature": "ad", "inner": InnerLoop(adapt=["out"])}, "adapts its generated row alone"),
         ({"feature": "ad", "inner": InnerLoop("reptile")}, "by maml, fomaml or meta-sgd"),
+        ({"feature": "ad", "inner": "maml"}, "inner must be a gmeta.meta.InnerLoop"),
+        (
+            {"feature": "ad", "base": tf.keras.Sequential()},
+            "base must be a trained MetaModel, got Sequential",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        MetaEmb(make_base(), **settings)
+        MetaEmb(**{"base": make_base(), **settings})
+
+
+def test_a_feature_of_several_ids_tells_no_task():
+    features = [FeatureConfig("ad", 4), FeatureConfig("tags", 4, pooling="mean")]
+    base = MetaModel(EmbeddingCollection(features), DenseStack({"out": 1}))
+    with pytest.raises(ConfigError, match="'tags' has several ids a sample"):
+        MetaEmb(base, "tags")
 
 
 def test_a_base_that_reads_more_than_vectors_is_refused():

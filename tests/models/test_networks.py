@@ -175,6 +175,9 @@ def test_networks_that_tasks_cant_share_are_refused():
     inputs = [K.Input([4], name="a"), K.Input([4], name="b")]
     with pytest.raises(ConfigError, match="inputs in a list"):
         MetaModel(collection(), K.Model(inputs, K.layers.Dot(1)(inputs)))
+    wide = {"user": K.Input([9], name="user"), "item": K.Input([4], name="item")}
+    with pytest.raises(ConfigError, match="takes user 9 wide, of which the collection makes 4"):
+        MetaModel(collection(), K.Model(wide, K.layers.Dense(1)(K.layers.Concatenate()(list(wide.values())))))
     with pytest.raises(
         ConfigError, match="names fc9, but the network's layers with weights are fc, norm, out"
     ):
@@ -187,3 +190,9 @@ def test_a_tasks_result_does_not_depend_on_its_neighbours(name):
     together = model(batch)
     for task in range(3):
         np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
+
+
+def test_a_column_that_the_batch_lacks_is_named():
+    model = compiled(functional())
+    with pytest.raises(ConfigError, match=r"the network takes price by name, .*; it has user, item"):
+        model.train_step(make_batch([2]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml, dlrm
@@ -246,6 +246,14 @@ def test_samples_that_do_not_go_together_are_refused_by_the_server(served, chang
     given = {**samples(6, 1), "label": np.ones(6, np.float32), **changed}
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         here(served[0] / "maml", "adapt", given)
+
+
+def test_a_model_that_has_diverged_is_not_exported(tmp_path):
+    model = made("maml")
+    model.network.task_weights()["fc/bias"].assign(np.full(6, np.nan))
+    with pytest.raises(NotFiniteError, match=r"fc/bias.* hold NaN or infinity: training has diverged"):
+        export_model(model, tmp_path / "1")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_served_says_why():
