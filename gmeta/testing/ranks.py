@@ -15,6 +15,7 @@ import cloudpickle
 import gmeta
 from gmeta.core.collectives.launch import launch
 from gmeta.core.errors import RanksError
+from gmeta.testing import warm
 
 _SOURCE = Path(gmeta.__file__).resolve().parents[1]
 
@@ -25,11 +26,12 @@ def run_ranks(
     *args: Any,
     timeout: float = 120.0,
     environment: Mapping[str, str] | None = None,
+    forked: bool = True,
 ) -> list[Any]:
     """Run a function, or a Python script, on `np` ranks, and return what each returned.
 
-    Each rank is a new process: importing TensorFlow takes it 4 s, so put many checks into one function. The
-    function runs after ``gmeta.init()``; a script calls that itself. With ``np=1`` the world is one rank.
+    Each rank is a new process, which has TensorFlow loaded (`gmeta.testing.warm`). The function runs after
+    ``gmeta.init()``; a script calls that itself. With ``np=1`` the world is one rank.
 
     Args:
       function_or_script: A function, sent by value with what it uses of its module, so that a test may pass
@@ -38,6 +40,7 @@ def run_ranks(
       *args: Pickled for the function; a script gets them as text.
       timeout: Seconds after which all ranks are killed.
       environment: What is set besides this process's environment.
+      forked: False starts a new interpreter for each rank.
 
     Returns:
       By rank, what the function returned; of a script, the text that it wrote to stdout.
@@ -49,6 +52,25 @@ def run_ranks(
       >>> run_ranks(lambda: gmeta.core.collectives.world().rank, 2)  # doctest: +SKIP
       [0, 1]
     """
+    with tempfile.TemporaryDirectory() as folder:
+        if callable(function_or_script):
+            _send(function_or_script, args, Path(folder))
+            command = [sys.executable, "-m", __name__, folder]
+        else:
+            command = [sys.executable, str(function_or_script), *map(str, args)]
+        job = command, np, timeout, dict(environment or {})
+        said, error, ends = warm.call(_launched, *job, timeout=timeout + 60) if forked else _launched(*job)
+        if error:
+            raise RanksError(error, ends=ends)
+        if not callable(function_or_script):
+            return ["\n".join(lines) for lines in said]
+        return [pickle.loads((Path(folder) / f"result.{rank}").read_bytes()) for rank in range(np)]
+
+
+def _launched(
+    command: list[str], np: int, timeout: float, environment: dict[str, str]
+) -> tuple[list[list[str]], str, tuple[Any, ...]]:
+    """By rank the lines of stdout; what failed and how the ranks ended."""
     output: list[list[str]] = [[] for _ in range(np)]
     said: list[list[str]] = [[] for _ in range(np)]
 
@@ -60,21 +82,13 @@ def run_ranks(
     paths = os.pathsep.join([str(_SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1"}
-    ranks_environment = {"PYTHONPATH": paths, **defaults, **(environment or {})}
-    with tempfile.TemporaryDirectory() as folder:
-        if callable(function_or_script):
-            _send(function_or_script, args, Path(folder))
-            command = [sys.executable, "-m", __name__, folder]
-        else:
-            command = [sys.executable, str(function_or_script), *map(str, args)]
-        try:
-            launch(command, np, environment=ranks_environment, write=write, timeout=timeout)
-        except RanksError as error:
-            whole = "".join(f"\n--- output of rank {r} ---\n" + "\n".join(o) for r, o in enumerate(output))
-            raise RanksError(f"{error}{whole}", ends=error.ends) from None
-        if not callable(function_or_script):
-            return ["\n".join(lines) for lines in said]
-        return [pickle.loads((Path(folder) / f"result.{rank}").read_bytes()) for rank in range(np)]
+    ranks_environment = {"PYTHONPATH": paths, **defaults, **environment}
+    try:
+        launch(command, np, environment=ranks_environment, write=write, timeout=timeout)
+    except RanksError as error:
+        whole = "".join(f"\n--- output of rank {r} ---\n" + "\n".join(o) for r, o in enumerate(output))
+        return said, f"{error}{whole}", error.ends
+    return said, "", ()
 
 
 def _send(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> None:

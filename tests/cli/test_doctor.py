@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gmeta.cli import main
 from gmeta.core import collectives, doctor, native
 from gmeta.core.doctor import Finding, Status
 from gmeta.core.errors import ConfigError
+from gmeta.testing import warm
 
 
 def find(subject: str) -> Finding:
@@ -96,7 +96,7 @@ def test_an_unmet_requirement_is_broken(
 @pytest.mark.ranks
 def test_ranks_prove_their_collectives() -> None:
     command = [sys.executable, "-m", "gmeta", "doctor", "--np", "2"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    said = warm.run(command)
     assert said.returncode == 0, said.stderr
     assert "Collectives on 2 ranks" in said.stdout
     for name in ("barrier", "alltoall", "allreduce_sum", "broadcast_variables", "allgather_objects"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.testing import warm
 from gmeta.testing.movielens_files import small_100k
 from gmeta.testing.serving import ask
 from gmeta.testing.small_experiment import small_toml
@@ -17,14 +18,8 @@ from gmeta.training.run_folder import RunFolder
 from gmeta.training.trainer import restore
 
 
-def gmeta(*words, folder, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "gmeta", *map(str, words)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        **options,
-    )
+def gmeta(*words, folder):
+    return warm.run([sys.executable, "-m", "gmeta", *words], cwd=folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 """The soak runs, kills, and ends equal; and it sees a difference."""
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from gmeta.testing import warm
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools" / "dev"
 
@@ -21,7 +22,7 @@ def soak(monkeypatch):
 
 def test_a_short_soak_passes(tmp_path):
     words = [sys.executable, TOOLS / "soak.py", "--minutes", "0.05", "--seed", "1", "--folder", tmp_path]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    run = warm.run(words)
     assert run.returncode == 0, run.stdout + run.stderr
     *_, summary = run.stdout.splitlines()
     assert summary.startswith("soak: passed: ")

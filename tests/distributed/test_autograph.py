@@ -51,7 +51,7 @@ def main() -> None:
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
     """In processes of their own, where nothing has been traced yet, and of a file, which AutoGraph reads."""
-    for said in run_ranks(Path(__file__), size, timeout=300):
+    for said in run_ranks(Path(__file__), size, timeout=300, forked=False):
         found = json.loads(said.splitlines()[-1])
         assert found["many"] == 2 * 3  # of global batches of 6, 6 and 4
         assert found["loss"][2] < found["loss"][0]

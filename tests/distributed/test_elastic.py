@@ -19,18 +19,13 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError
 from gmeta.models import Model
+from gmeta.testing import warm
 
 pytestmark = pytest.mark.ranks
 
 
 def gmeta_command(*args: str | Path | int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gmeta", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=300,  # of a machine that others share
-        check=False,
-    )
+    return warm.run([sys.executable, "-m", "gmeta", *args])
 
 
 # A user's script, which is the same on any number of ranks, and a callback that plays fate. An epoch has 23

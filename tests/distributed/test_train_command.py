@@ -15,6 +15,7 @@ import pytest
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.config import load_toml
 from gmeta.models import MetaModel
+from gmeta.testing import warm
 from gmeta.testing.small_experiment import small_data, small_toml
 from gmeta.testing.tables import sorted_records
 from gmeta.training.experiment_config import ExperimentConfig
@@ -30,15 +31,7 @@ def train(*args: str | Path, **environment: str) -> subprocess.CompletedProcess[
 def gmeta_command(
     *args: str | Path | int, folder: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gmeta", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=folder,
-        env={**os.environ, **environment},
-    )
+    return warm.run([sys.executable, "-m", "gmeta", *args], cwd=folder, env={**os.environ, **environment})
 
 
 def test_what_ranks_refuse_alike_is_said_once_with_the_reason(tmp_path: Path) -> None:
@@ -62,9 +55,7 @@ def test_ranks_with_other_settings_are_named(tmp_path: Path) -> None:
         "from gmeta.core.collectives.launch import launch; import sys; "
         f"launch([sys.executable, {str(start)!r}], 2)"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    said = warm.run([sys.executable, "-c", code], cwd=tmp_path)
     assert "ranks disagree on embedding_dim: 9 on rank 1, 8 on rank 0" in said.stderr
 
 

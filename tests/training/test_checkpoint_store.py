@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from gmeta import ops
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.testing import warm
 from gmeta.testing.tables import assert_same_tables
 from gmeta.training.checkpoint.manifest import Manifest
 from gmeta.training.checkpoint_store import CheckpointStore
@@ -164,14 +164,7 @@ print(kill, partial, last)
 
 
 def run(code: str, *arguments: object) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = warm.run([sys.executable, "-c", code, *arguments], timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.split()
 
