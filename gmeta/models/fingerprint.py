@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from gmeta.models.task_deltas import fingerprint as dense_fingerprint
 from gmeta.models.task_view import row_names
 
 if TYPE_CHECKING:
@@ -33,8 +32,15 @@ def fingerprint(model: MetaModel) -> tf.Tensor:
         for name, merged in zip(row_names(collection), collection.merged, strict=True)
     ]
     with tf.device("CPU:0"):
-        whole = tf.strings.join([dense_fingerprint(model), *tables], separator="\n")
-        return tf.strings.reduce_join(tf.gather(_HEX, tf.cast(tf.fingerprint([whole])[0], tf.int32)))
+        dense = [
+            tf.fingerprint(tf.reshape(variable, [1, -1]))  # FarmHash64 of the weight's bytes
+            for layer in model.layers
+            for variable in layer.weights
+        ]
+        of_dense = _hexadecimal(tf.fingerprint(tf.reshape(tf.concat(dense, axis=0), [1, -1]))[0])
+        return _hexadecimal(tf.fingerprint([tf.strings.join([of_dense, *tables], separator="\n")])[0])
 
 
-_HEX = [f"{byte:02x}" for byte in range(256)]
+def _hexadecimal(digest: tf.Tensor) -> tf.Tensor:
+    digits = tf.constant([f"{byte:02x}" for byte in range(256)])
+    return tf.strings.reduce_join(tf.gather(digits, tf.cast(digest, tf.int32)))

@@ -141,22 +141,3 @@ def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
 def _one_task(features: Mapping[str, Any], labels: tf.Tensor, **parts: tf.Tensor) -> dict[str, Any]:
     sides = {part: {"index": index, "mask": tf.ones_like(index, tf.float32)} for part, index in parts.items()}
     return {"features": dict(features), "label": labels, "task": tf.zeros([1], tf.int64), **sides}
-
-
-def fingerprint(model: MetaModel) -> tf.Tensor:
-    """Of all of a model's shared weights, 16 hexadecimal digits, () string.
-
-    FarmHash64 of each weight's bytes, and of these. It takes no count of the tables' rows, of which there
-    may be billions: training moves them together with the weights.
-    """
-    with tf.device("CPU:0"):
-        parts = [
-            tf.fingerprint(tf.reshape(variable, [1, -1]))
-            for layer in model.layers
-            for variable in layer.weights
-        ]
-        digest = tf.fingerprint(tf.reshape(tf.concat(parts, axis=0), [1, -1]))[0]
-        return tf.strings.reduce_join(tf.gather(_HEX, tf.cast(digest, tf.int32)))
-
-
-_HEX = [f"{byte:02x}" for byte in range(256)]

@@ -11,6 +11,7 @@ from gmeta import meta
 from gmeta.layers import CollectionLookup, EmbeddingCollection
 from gmeta.meta.reduction import Reduction
 from gmeta.models.inner_rates import InnerRates
+from gmeta.models.meta_checks import columns_beside, task_batch
 from gmeta.models.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
 from gmeta.models.task_view import Part, TaskBatch, TaskView
 
@@ -147,7 +148,11 @@ class TaskLoops:
 
         Returns:
           Steps -> (tasks, query samples), or (tasks, query samples, outputs) if there are several.
+
+        Raises:
+          ConfigError: The batch is none of tasks, or lacks a column that the network takes.
         """
+        batch = task_batch(batch, columns_beside(self))
         view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
         adapted, found = self._start(view), {}
         for goal in sorted(set(steps)):

@@ -193,6 +193,7 @@ def test_a_tasks_result_does_not_depend_on_its_neighbours(name):
 
 
 def test_a_column_that_the_batch_lacks_is_named():
-    model = compiled(functional())
-    with pytest.raises(ConfigError, match=r"the network takes price by name, .*; it has user, item"):
-        model.train_step(make_batch([2]))
+    model, batch = compiled(functional()), make_batch([2])
+    for use in (model.train_step, lambda batch: model.predict_after(batch, [0, 1])):
+        with pytest.raises(ConfigError, match=r"the network takes price by name, .*; it has user, item"):
+            use(batch)
