@@ -41,7 +41,7 @@ def one_sided(group, query):
     return len({v >= query.time if isinstance(query, After) else v != 0 for v in values}) == 1
 
 
-@settings(max_examples=40)  # each one traces a few functions
+@settings(max_examples=25)  # each one traces a few functions
 @given(
     sizes=st.lists(st.integers(3, 8), min_size=1, max_size=7),
     per_batch=st.integers(1, 4),
@@ -75,12 +75,20 @@ def test_batches_are_the_reference_s(
         assert plain(batch) == expected
 
 
-@settings(max_examples=15)
-@given(query=RULES, resample=st.booleans(), seed=st.integers(0, 2**40))
-def test_a_task_s_rows_dont_depend_on_its_neighbours(prepared, query, resample, seed):
-    options = {"query": query, "features": ["timestamp"], "seed": seed, "on_bad": "skip"}
-    if not isinstance(query, After | Flag):
-        options["resample"] = resample
+# Each traces four readers: a count and a share, drawn and not, and both of the others.
+@pytest.mark.parametrize(
+    ("query", "drawn"),
+    [
+        (2, {}),
+        (1, {"resample": True}),
+        (0.3, {"rows": "random"}),
+        (0.7, {"resample": True}),
+        (After("rating", 2.5), {}),
+        (Flag("timestamp"), {}),
+    ],
+)
+def test_a_task_s_rows_dont_depend_on_its_neighbours(prepared, query, drawn):
+    options = {"query": query, "features": ["timestamp"], "seed": 2**33 + 7, "on_bad": "skip", **drawn}
     alone = sides_by_task(tasks(prepared, tasks_per_batch=1, **options))
     assert alone == sides_by_task(tasks(prepared, tasks_per_batch=32, **options))
     ranks = [sides_by_task(tasks(prepared, tasks_per_batch=3, shard=(r, 2), **options)) for r in range(2)]
