@@ -3,6 +3,7 @@
 The dynamic embedding table is `HashTable`; `reference` holds the same ops in NumPy.
 """
 
+from gmeta.ops.attention_mask import AttentionMask as AttentionMask
 from gmeta.ops.dedup_alltoall import OwnedKeys as OwnedKeys
 from gmeta.ops.dedup_alltoall import PackedRows as PackedRows
 from gmeta.ops.dedup_alltoall import RoutedKeys as RoutedKeys
@@ -14,6 +15,8 @@ from gmeta.ops.frozen_table import FrozenTable as FrozenTable
 from gmeta.ops.frozen_table import UnknownRows as UnknownRows
 from gmeta.ops.hash_table import HashTable as HashTable
 from gmeta.ops.hash_table import Lookup as Lookup
+from gmeta.ops.hstu_attention import bias_attention as bias_attention
+from gmeta.ops.hstu_attention import hstu_attention as hstu_attention
 from gmeta.ops.initializers import Constant as Constant
 from gmeta.ops.initializers import Initializer as Initializer
 from gmeta.ops.initializers import Normal as Normal
@@ -46,6 +49,8 @@ from gmeta.ops.records import AdmissionState as AdmissionState
 from gmeta.ops.records import FilterShards as FilterShards
 from gmeta.ops.records import Records as Records
 from gmeta.ops.records import ShardRecords as ShardRecords
+from gmeta.ops.relative_bias import RelativeBias as RelativeBias
+from gmeta.ops.relative_bias import time_bucket as time_bucket
 from gmeta.ops.statistics import Statistics as Statistics
 from gmeta.ops.table_saving import tables_saved_elsewhere as tables_saved_elsewhere
 from gmeta.ops.unique import Unique as Unique

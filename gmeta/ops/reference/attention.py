@@ -1,0 +1,219 @@
+"""`gmeta.ops.hstu_attention` and the masks of `gmeta.ops.AttentionMask`, in NumPy and in plain TensorFlow.
+
+The NumPy forms go by the rules and equations, token by token, in float64. The TensorFlow form pads sequences
+and builds every (length, length) matrix: what attention looks like without an op of its own, and what is used
+where the op isn't: in exported graphs, in float64, on devices without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.ops.attention_mask import AttentionMask
+from gmeta.ops.relative_bias import BUCKETS, WIDTH, RelativeBias, time_bucket
+
+Array = npt.NDArray[Any]
+
+
+def sees(
+    mask: AttentionMask, length: int, contexts: int, targets: int, times: Sequence[int] | None = None
+) -> Array:
+    """(length, length) bool: whether token i sees token j, by the rules of the mask one by one."""
+    end = length - targets
+    matrix = np.zeros((length, length), bool)
+    for i in range(length):
+        for j in range(length):
+            if i == j or j < contexts:
+                matrix[i, j] = True
+            elif j >= end:
+                continue  # a target, which nobody else sees
+            elif i < contexts:
+                matrix[i, j] = mask.contexts_see == "history"
+            elif not mask.causal:
+                place = min(i, end)
+                near = mask.window is None or abs(place - j) <= mask.window
+                matrix[i, j] = near or (mask.full_tail > 0 and i >= end - mask.full_tail)
+            else:
+                if mask.by_time:
+                    assert times is not None
+                    before = [k for k in range(contexts, end) if times[k] < times[i]]
+                else:
+                    before = list(range(contexts, min(i, end)))
+                if mask.window is not None and not (mask.full_tail and i >= end - mask.full_tail):
+                    before = before[-mask.window :]
+                matrix[i, j] = j in before
+    return matrix
+
+
+def rab(bias: RelativeBias, begin: int, end: int) -> Array:
+    """(length, length) the relative bias of the tokens [begin, end), by its formula."""
+    length = end - begin
+    found = np.zeros((length, length))
+    for i in range(length):
+        for j in range(length):
+            if bias.positions is not None:
+                table = np.asarray(bias.positions, np.float64)
+                n = (len(table) + 1) // 2
+                found[i, j] += table[np.clip(j - i + n - 1, 0, 2 * n - 2)]
+            if bias.time_buckets is not None:
+                apart = _apart(bias, begin + i, begin + j)
+                found[i, j] += np.asarray(bias.time_buckets, np.float64)[_bucket(apart)]
+    return found
+
+
+def hstu_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    offsets: Array,
+    masks: Sequence[Array],
+    scale: float,
+    alpha: float = 1.0,
+    bias: RelativeBias | None = None,
+) -> Array:
+    """(total, heads, dv) in float64; ``masks`` are of `sees`, one a sequence."""
+    q, k, v = (np.asarray(each, np.float64) for each in (q, k, v))
+    out = np.zeros(v.shape)
+    for sequence, (begin, end) in enumerate(pairwise(offsets)):
+        added = 0.0 if bias is None else rab(bias, begin, end)
+        for head in range(q.shape[1]):
+            scores = alpha * q[begin:end, head] @ k[begin:end, head].T + added
+            weights = scores / (1 + np.exp(-scores)) * masks[sequence] * scale
+            out[begin:end, head] = weights @ v[begin:end, head]
+    return out
+
+
+def hstu_gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    offsets: Array,
+    masks: Sequence[Array],
+    upstream: Array,
+    scale: float,
+    alpha: float = 1.0,
+    bias: RelativeBias | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Gradients of q, k, v, and of the bias' tables, in float64; of absent tables, they are of one number."""
+    q, k, v, upstream = (np.asarray(each, np.float64) for each in (q, k, v, upstream))
+    of_q, of_k, of_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    of_scores = []
+    for sequence, (begin, end) in enumerate(pairwise(offsets)):
+        rows, added = slice(begin, end), 0.0 if bias is None else rab(bias, begin, end)
+        of_scores.append(np.zeros((end - begin, end - begin)))
+        for head in range(q.shape[1]):
+            scores = alpha * q[rows, head] @ k[rows, head].T + added
+            sigmoid = 1 / (1 + np.exp(-scores))
+            seen = masks[sequence] * scale
+            of_weights = upstream[rows, head] @ v[rows, head].T * seen
+            of_score = of_weights * sigmoid * (1 + scores * (1 - sigmoid))
+            of_v[rows, head] = (scores * sigmoid * seen).T @ upstream[rows, head]
+            of_q[rows, head] = alpha * of_score @ k[rows, head]
+            of_k[rows, head] = alpha * of_score.T @ q[rows, head]
+            of_scores[-1] += of_score
+    return of_q, of_k, of_v, *_table_gradients(of_scores, offsets, bias)
+
+
+def _table_gradients(
+    of_scores: Sequence[Array], offsets: Array, bias: RelativeBias | None
+) -> tuple[Array, Array]:
+    positions = np.zeros(1 if bias is None or bias.positions is None else len(bias.positions))
+    buckets = np.zeros(1 if bias is None or bias.time_buckets is None else BUCKETS)
+    for begin, of_score in zip(offsets[:-1], of_scores, strict=True):
+        for (i, j), gradient in np.ndenumerate(of_score):
+            n = (len(positions) + 1) // 2
+            positions[np.clip(j - i + n - 1, 0, 2 * n - 2)] += gradient
+            if len(buckets) > 1:
+                assert bias is not None
+                buckets[_bucket(_apart(bias, begin + i, begin + j))] += gradient
+    return positions, buckets
+
+
+def _apart(bias: RelativeBias, i: int, j: int) -> int:
+    assert bias.row_times is not None
+    assert bias.column_times is not None
+    return int(bias.row_times[i]) - int(bias.column_times[j])
+
+
+def _bucket(apart: int) -> int:
+    return min(int(np.log(max(abs(apart), 1)) / WIDTH), BUCKETS - 1)
+
+
+def bias_attention(
+    v: Array, offsets: Array, masks: Sequence[Array], scale: float, bias: RelativeBias
+) -> Array:
+    """(total, heads, dv) in float64."""
+    out = np.zeros(np.shape(v))
+    for sequence, (begin, end) in enumerate(pairwise(offsets)):
+        weights = rab(bias, begin, end) * masks[sequence] * scale
+        out[begin:end] = np.einsum("ij,jhd->ihd", weights, np.asarray(v, np.float64)[begin:end])
+    return out
+
+
+def padded_attention(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    *,
+    scale: float,
+    alpha: float = 1.0,
+    bias: RelativeBias | None = None,
+) -> tf.Tensor:
+    """`gmeta.ops.hstu_attention`, or without q and k `bias_attention`, in plain TensorFlow.
+
+    Memory is batch x heads x longest² numbers, several times over.
+    """
+    sequences = tf.RaggedTensor.from_row_splits
+    padded = {name: sequences(x, offsets).to_tensor() for name, x in (("v", v), ("visible", visible))}
+    length = tf.shape(padded["v"])[1]
+    places = tf.range(length)
+    first, begin, end = (padded["visible"][:, :, part, tf.newaxis] for part in range(3))
+    seen = (places < first) | ((places >= begin) & (places < end)) | (places[:, tf.newaxis] == places)
+    added = _rab(bias, offsets, length, v.dtype)[:, tf.newaxis]
+    if q is None or k is None:
+        weights = added
+    else:
+        scores = (
+            alpha
+            * tf.einsum(
+                "bihd,bjhd->bhij", sequences(q, offsets).to_tensor(), sequences(k, offsets).to_tensor()
+            )
+            + added
+        )
+        weights = tf.nn.silu(scores)
+    weights = tf.where(seen[:, tf.newaxis], weights, 0) * tf.constant(scale, v.dtype)
+    outputs = tf.einsum(
+        "bhij,bjhd->bihd",
+        tf.broadcast_to(
+            weights, tf.concat([tf.shape(weights)[:1], [tf.shape(v)[1]], tf.shape(weights)[2:]], 0)
+        ),
+        padded["v"],
+    )
+    lengths = offsets[1:] - offsets[:-1]
+    return tf.ensure_shape(tf.RaggedTensor.from_tensor(outputs, lengths).values, [None, *v.shape[1:]])
+
+
+def _rab(bias: RelativeBias | None, offsets: tf.Tensor, length: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """(batch or 1, length, length)."""
+    added = tf.zeros([1, 1, 1], dtype)
+    if bias is None:
+        return added
+    if bias.positions is not None:
+        n = (tf.size(bias.positions) + 1) // 2
+        apart = tf.range(length) - tf.range(length)[:, tf.newaxis]
+        added += tf.gather(bias.positions, tf.clip_by_value(apart + n - 1, 0, 2 * n - 2))
+    if bias.time_buckets is not None:
+        rows, columns = (
+            tf.RaggedTensor.from_row_splits(times, offsets).to_tensor()
+            for times in (bias.row_times, bias.column_times)
+        )
+        added += tf.gather(bias.time_buckets, time_bucket(rows[:, :, tf.newaxis] - columns[:, tf.newaxis]))
+    return added
