@@ -10,10 +10,16 @@ allowed, never of the longest in a batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from gmeta.core.native import load_op_library
+from gmeta.ops.portable import is_portable
 from gmeta.ops.reference.attention import padded_attention
-from gmeta.ops.relative_bias import RelativeBias
+from gmeta.ops.relative_bias import RelativeBias, bucket_starts
+
+_native = load_op_library("ops")
 
 
 def hstu_attention(
@@ -48,7 +54,7 @@ def hstu_attention(
       >>> hstu_attention(q, q, q, tf.constant([0, 1, 3], tf.int64), visible, scale=0.5).numpy()[:, 0, 0]
       array([1.9640275, 1.9640275, 3.928055 ], dtype=float32)
     """
-    return padded_attention(q, k, v, offsets, visible, scale=scale, alpha=alpha, bias=bias)
+    return _attention(q, k, v, offsets, visible, scale, alpha, bias)
 
 
 def bias_attention(
@@ -68,4 +74,78 @@ def bias_attention(
     Returns:
       (total, heads, dv).
     """
-    return padded_attention(None, None, v, offsets, visible, scale=scale, bias=bias)
+    return _attention(None, None, v, offsets, visible, scale, 1.0, bias)
+
+
+def _attention(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    if is_portable() or v.dtype == tf.float64:
+        return padded_attention(q, k, v, offsets, visible, scale=scale, alpha=alpha, bias=bias)
+    bias = bias or RelativeBias()
+    floats = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in (q, k, v, *bias[:2])]
+    times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]
+    out = _native.gmeta_hstu_attention(
+        q=floats[0],
+        k=floats[1],
+        v=floats[2],
+        offsets=offsets,
+        visible=visible,
+        positions=floats[3],
+        time_buckets=floats[4],
+        bucket_starts=bucket_starts(),
+        row_times=times[0],
+        column_times=times[1],
+        scale=scale,
+        alpha=alpha,
+    )
+    return tf.cast(out, v.dtype)
+
+
+@tf.RegisterGradient("GmetaHstuAttention")
+def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
+    settings = {name: op.get_attr(name) for name in ("scale", "alpha")}
+    found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
+    return [*found[:3], None, None, *found[3:], None, None, None]
+
+
+@tf.RegisterGradient("GmetaHstuAttentionGradient")
+def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    """By the plain form: an inner loop that adapts what is below attention needs it, and few have one."""
+    of_out = op.inputs[10]
+    floats = [op.inputs[i] for i in (0, 1, 2, 5, 6)]
+    with tf.GradientTape() as outer:
+        outer.watch([*floats, of_out])
+        with tf.GradientTape() as inner:
+            inner.watch(floats)
+            out = _plain(op, floats)
+        first = inner.gradient(out, floats, of_out, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        first = [tf.convert_to_tensor(each) for each in first]
+    found = outer.gradient(
+        first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, of_floats[5]]
+
+
+def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
+    q, k, v, *tables = floats
+    positions, buckets = (None if table.shape == [0] else table for table in tables)
+    scored = q.shape.rank == 3
+    return padded_attention(
+        q if scored else None,
+        k if scored else None,
+        v,
+        op.inputs[3],
+        op.inputs[4],
+        scale=op.get_attr("scale"),
+        alpha=op.get_attr("alpha"),
+        bias=RelativeBias(positions, buckets, op.inputs[8], op.inputs[9]),
+    )

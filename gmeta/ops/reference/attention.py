@@ -53,18 +53,25 @@ def sees(
 
 def rab(bias: RelativeBias, begin: int, end: int) -> Array:
     """(length, length) the relative bias of the tokens [begin, end), by its formula."""
-    length = end - begin
-    found = np.zeros((length, length))
-    for i in range(length):
-        for j in range(length):
-            if bias.positions is not None:
-                table = np.asarray(bias.positions, np.float64)
-                n = (len(table) + 1) // 2
-                found[i, j] += table[np.clip(j - i + n - 1, 0, 2 * n - 2)]
-            if bias.time_buckets is not None:
-                apart = _apart(bias, begin + i, begin + j)
-                found[i, j] += np.asarray(bias.time_buckets, np.float64)[_bucket(apart)]
+    found = np.zeros((end - begin, end - begin))
+    if bias.positions is not None:
+        found += np.asarray(bias.positions, np.float64)[_places(len(bias.positions), end - begin)]
+    if bias.time_buckets is not None:
+        found += np.asarray(bias.time_buckets, np.float64)[_buckets(bias, begin, end)]
     return found
+
+
+def _places(size: int, length: int) -> Array:
+    """(length, length): which of a table's numbers a distance takes."""
+    n = (size + 1) // 2
+    return np.clip(np.arange(length) - np.arange(length)[:, None] + n - 1, 0, 2 * n - 2)
+
+
+def _buckets(bias: RelativeBias, begin: int, end: int) -> Array:
+    """(length, length): which of the buckets."""
+    rows, columns = (np.asarray(each)[begin:end] for each in (bias.row_times, bias.column_times))
+    apart = np.abs(rows[:, None] - columns)
+    return np.minimum(np.floor(np.log(np.maximum(apart, 1)) / WIDTH), BUCKETS - 1).astype(int)
 
 
 def hstu_attention(
@@ -125,24 +132,11 @@ def _table_gradients(
 ) -> tuple[Array, Array]:
     positions = np.zeros(1 if bias is None or bias.positions is None else len(bias.positions))
     buckets = np.zeros(1 if bias is None or bias.time_buckets is None else BUCKETS)
-    for begin, of_score in zip(offsets[:-1], of_scores, strict=True):
-        for (i, j), gradient in np.ndenumerate(of_score):
-            n = (len(positions) + 1) // 2
-            positions[np.clip(j - i + n - 1, 0, 2 * n - 2)] += gradient
-            if len(buckets) > 1:
-                assert bias is not None
-                buckets[_bucket(_apart(bias, begin + i, begin + j))] += gradient
+    for (begin, end), of_score in zip(pairwise(offsets), of_scores, strict=True):
+        np.add.at(positions, _places(len(positions), end - begin), of_score)
+        if bias is not None and bias.time_buckets is not None:
+            np.add.at(buckets, _buckets(bias, begin, end), of_score)
     return positions, buckets
-
-
-def _apart(bias: RelativeBias, i: int, j: int) -> int:
-    assert bias.row_times is not None
-    assert bias.column_times is not None
-    return int(bias.row_times[i]) - int(bias.column_times[j])
-
-
-def _bucket(apart: int) -> int:
-    return min(int(np.log(max(abs(apart), 1)) / WIDTH), BUCKETS - 1)
 
 
 def bias_attention(

@@ -1,0 +1,68 @@
+// Products of small matrices that lie in the cache: C += A B.
+//
+// Of C, a tile of kRows rows and kVectors vectors stays in registers while the sum runs over k:
+// each step loads kVectors vectors of B and broadcasts kRows numbers of A for kRows * kVectors
+// fused multiplications, so the multipliers and not the loads set the pace. A is read through two
+// strides, so a transposed A costs nothing. B's and C's rows are as wide as a whole number of
+// vectors; C's rows are a whole number of tiles. Callers pad for that, with zeros.
+
+#ifndef GMETA_OPS_HSTU_ATTENTION_MULTIPLY_H_
+#define GMETA_OPS_HSTU_ATTENTION_MULTIPLY_H_
+
+#include <cstddef>
+
+#include "ops/hstu_attention/vector.h"
+
+namespace gmeta::hstu {
+
+// A tile's rows; 32 registers hold twice as many as 16.
+template <int W>
+inline constexpr int kTileRows = W == 16 ? 8 : 4;
+// What rows are padded to, alike for all widths.
+inline constexpr int kRowsAtOnce = 8;
+
+struct Strided {
+  const float* data;
+  size_t row;
+  size_t column;
+};
+
+template <int W, int kVectors>
+GMETA_ALWAYS_INLINE void MultiplyTile(Strided a, const float* b, size_t b_row, float* c,
+                                      size_t c_row, int begin, int end) {
+  constexpr int kRows = kTileRows<W>;
+  Floats<W> sum[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = Load<W>(c + r * c_row + v * W);
+  }
+  for (int k = begin; k < end; ++k) {
+    Floats<W> of_b[kVectors];
+    for (int v = 0; v < kVectors; ++v) of_b[v] = Load<W>(b + k * b_row + v * W);
+    for (int r = 0; r < kRows; ++r) {
+      const float of_a = a.data[r * a.row + k * a.column];
+      for (int v = 0; v < kVectors; ++v) sum[r][v] += of_a * of_b[v];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) Store<W>(c + r * c_row + v * W, sum[r][v]);
+  }
+}
+
+// C (rows, columns) += A (rows, [begin, end)) B ([begin, end), columns).
+template <int W>
+GMETA_ALWAYS_INLINE void Multiply(Strided a, const float* b, size_t b_row, float* c, size_t c_row,
+                                  int rows, int columns, int begin, int end) {
+  for (int r = 0; r < rows; r += kTileRows<W>) {
+    const Strided of_rows{a.data + r * a.row, a.row, a.column};
+    float* to = c + r * c_row;
+    int n = 0;
+    for (; n + 2 * W <= columns; n += 2 * W) {
+      MultiplyTile<W, 2>(of_rows, b + n, b_row, to + n, c_row, begin, end);
+    }
+    if (n < columns) MultiplyTile<W, 1>(of_rows, b + n, b_row, to + n, c_row, begin, end);
+  }
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_HSTU_ATTENTION_MULTIPLY_H_
