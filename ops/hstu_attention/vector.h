@@ -13,6 +13,9 @@
 
 #include "ops/common/vector_target.h"
 
+// All functions of vectors here are inlined, so how they'd be passed on doesn't matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 namespace gmeta::hstu {
 
 template <int W>
