@@ -23,6 +23,7 @@ from gmeta.ops.initializers import Normal as Normal
 from gmeta.ops.initializers import TruncatedNormal as TruncatedNormal
 from gmeta.ops.initializers import Uniform as Uniform
 from gmeta.ops.initializers import Zeros as Zeros
+from gmeta.ops.jagged import Jagged as Jagged
 from gmeta.ops.merge_keys import merge_keys as merge_keys
 from gmeta.ops.optimizers import SGD as SGD
 from gmeta.ops.optimizers import Adagrad as Adagrad

@@ -1,0 +1,286 @@
+"""Sequences of different lengths, one after another, without padding.
+
+A batch of sequences is ``values`` of all tokens and ``offsets`` of where each sequence begins, as in a
+`tf.RaggedTensor` of one ragged dimension; but the values are a plain tensor, which dense layers take as they
+stand. What is done to sequences is then one gather: `_stretches` says which tokens, `_take` takes them, and
+its gradient puts them back. Nothing here is ever as large as (batch, longest), but for `to_padded`.
+
+Functions have short names: use them as ``jagged.concat``, by ``from gmeta.ops import jagged``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+
+
+class Jagged(NamedTuple):
+    """Sequences of different lengths, one after another.
+
+    Attributes:
+      values: (total, ...) of any dtype, the tokens of all sequences.
+      offsets: (batch + 1,) int64: sequence i is ``values[offsets[i]:offsets[i + 1]]``. The first is 0, the
+        last is total, and they don't decrease.
+
+    Example:
+      >>> histories = Jagged(tf.constant([5, 6, 7]), tf.constant([0, 2, 2, 3], tf.int64))
+      >>> jagged.to_ragged(histories).to_list()
+      [[5, 6], [], [7]]
+    """
+
+    values: tf.Tensor
+    offsets: tf.Tensor
+
+
+def lengths(sequences: Jagged) -> tf.Tensor:
+    """(batch,) int64: how many tokens each sequence has."""
+    return sequences.offsets[1:] - sequences.offsets[:-1]
+
+
+def row_ids(sequences: Jagged) -> tf.Tensor:
+    """(total,) int64: the number of each token's sequence, from 0.
+
+    Example:
+      >>> jagged.row_ids(Jagged(tf.zeros([3]), tf.constant([0, 2, 2, 3], tf.int64))).numpy().tolist()
+      [0, 0, 2]
+    """
+    places = tf.range(_total(sequences), dtype=tf.int64)
+    return tf.searchsorted(sequences.offsets, places, side="right", out_type=tf.int64) - 1
+
+
+def positions(sequences: Jagged) -> tf.Tensor:
+    """(total,) int64: each token's place in its own sequence, from 0."""
+    return tf.range(_total(sequences), dtype=tf.int64) - tf.gather(sequences.offsets, row_ids(sequences))
+
+
+def from_ragged(ragged: tf.RaggedTensor) -> Jagged:
+    """The sequences of a ragged tensor; nothing is copied.
+
+    Args:
+      ragged: (batch, None, ...), its second dimension the only ragged one.
+
+    Raises:
+      ConfigError: Further ragged dimensions.
+    """
+    if ragged.ragged_rank != 1:
+        raise ConfigError(
+            f"jagged.from_ragged: one ragged dimension expected, got {ragged.ragged_rank} "
+            f"(shape {ragged.shape}): merge the inner ones by merge_dims, or pad them"
+        )
+    return Jagged(ragged.values, tf.cast(ragged.row_splits, tf.int64))
+
+
+def to_ragged(sequences: Jagged) -> tf.RaggedTensor:
+    """(batch, None, ...); nothing is copied."""
+    return tf.RaggedTensor.from_row_splits(sequences.values, sequences.offsets, validate=False)
+
+
+def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
+    """The sequences that stand at the beginning of padded rows.
+
+    Args:
+      padded: (batch, longest, ...).
+      lengths: (batch,) integers, how much of each row is no padding.
+
+    Raises:
+      ConfigError: ``padded`` has fewer than 2 dimensions.
+      InvalidArgumentError: A length that is negative or beyond the row's.
+
+    Example:
+      >>> jagged.from_padded(tf.constant([[5, 6, 0], [7, 0, 0]]), [2, 1]).values.numpy().tolist()
+      [5, 6, 7]
+    """
+    padded = tf.convert_to_tensor(padded)
+    if padded.shape.rank is not None and padded.shape.rank < 2:
+        raise ConfigError(f"jagged.from_padded: expected (batch, longest, ...), got shape {padded.shape}")
+    batch, longest = tf.unstack(tf.shape(padded, tf.int64)[:2])
+    lengths = _per_sequence(lengths, batch)
+    good = (lengths >= 0) & (lengths <= longest)
+    lengths = _checked(lengths, good, "from_padded: a length of", lengths, "in a row of", longest)
+    tokens, offsets = _stretches(longest * tf.range(batch), lengths)
+    flat = tf.reshape(padded, tf.concat([[batch * longest], tf.shape(padded, tf.int64)[2:]], 0))
+    return Jagged(_take(tf.ensure_shape(flat, [None, *_inner(padded, 2)]), tokens), offsets)
+
+
+def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: Any = 0) -> tf.Tensor:
+    """Rows of one length.
+
+    Args:
+      sequences: Jagged.
+      length: Of the rows; None: of the longest sequence.
+      fill: What follows a sequence.
+
+    Returns:
+      (batch, length, ...).
+
+    Raises:
+      InvalidArgumentError: A sequence is longer than ``length``: nothing is cut off unless `slice_` is told.
+    """
+    values, own = sequences.values, lengths(sequences)
+    longest = tf.reduce_max(tf.concat([own, [0]], 0)) if length is None else tf.cast(length, tf.int64)
+    own = _checked(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
+    places = tf.range(longest)
+    # One token more, which padding points at.
+    tokens = tf.where(
+        places < own[:, tf.newaxis], sequences.offsets[:-1, tf.newaxis] + places, _total(sequences)
+    )
+    return _take(_and_one_more(values, fill), tokens)
+
+
+def concat(first: Jagged, second: Jagged) -> Jagged:
+    """Each sequence of ``first`` with that of ``second`` behind it.
+
+    Args:
+      first: (total1, ...), batch sequences.
+      second: (total2, ...) of the same dtype and inner shape, as many sequences.
+
+    Returns:
+      (total1 + total2, ...), batch sequences.
+
+    Raises:
+      InvalidArgumentError: Batches of different sizes.
+
+    Example:
+      >>> history = jagged.from_ragged(tf.ragged.constant([[1, 2], [3]]))
+      >>> target = jagged.from_ragged(tf.ragged.constant([[8], [9]]))
+      >>> jagged.to_ragged(jagged.concat(history, target)).to_list()
+      [[1, 2, 8], [3, 9]]
+    """
+    sizes = [tf.size(each.offsets) - 1 for each in (first, second)]
+    with tf.control_dependencies(_run(sizes[0] == sizes[1], "concat: batches of", *sizes, "sequences")):
+        begins = tf.identity(first.offsets[:-1])
+    starts = tf.stack([begins, _total(first) + second.offsets[:-1]], axis=1)
+    tokens, _ = _stretches(
+        tf.reshape(starts, [-1]), tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1])
+    )
+    values = _take(tf.concat([first.values, second.values], axis=0), tokens)
+    return Jagged(values, first.offsets + second.offsets)
+
+
+def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
+    """Each sequence cut in two, the reverse of `concat`.
+
+    Args:
+      sequences: Jagged.
+      lengths: (batch,) integers, or one for all: how many tokens the head has.
+
+    Returns:
+      (heads, tails).
+
+    Raises:
+      InvalidArgumentError: A length that is negative or exceeds its sequence.
+    """
+    own = sequences.offsets[1:] - sequences.offsets[:-1]
+    heads = _per_sequence(lengths, tf.size(own, tf.int64))
+    good = (heads >= 0) & (heads <= own)
+    heads = _checked(heads, good, "split: a head of", heads, "tokens of a sequence of", own)
+    return _part(sequences, 0, heads), _part(sequences, heads, own - heads)
+
+
+def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | None = None) -> Jagged:
+    """A stretch of each sequence, as `tf.slice` has it.
+
+    Args:
+      sequences: Jagged.
+      begin: (batch,) integers, or one for all: the first place that is taken.
+      size: (batch,) integers, or one for all: how many tokens; None: up to the sequence's end.
+
+    Raises:
+      InvalidArgumentError: A stretch that isn't within its sequence.
+
+    Example:
+      >>> history = jagged.from_ragged(tf.ragged.constant([[1, 2, 3], [4]]))
+      >>> of_last_two = tf.maximum(jagged.lengths(history) - 2, 0)
+      >>> jagged.to_ragged(jagged.slice_(history, of_last_two)).to_list()
+      [[2, 3], [4]]
+    """
+    own = lengths(sequences)
+    starts = _per_sequence(begin, tf.size(own, tf.int64))
+    sizes = own - starts if size is None else _per_sequence(size, tf.size(own, tf.int64))
+    good = (starts >= 0) & (sizes >= 0) & (starts + sizes <= own)
+    sizes = _checked(sizes, good, "slice_: begin", starts, "and size", sizes, "of a sequence of", own)
+    return _part(sequences, starts, sizes)
+
+
+def reverse(sequences: Jagged) -> Jagged:
+    """Each sequence from its end to its beginning."""
+    rows = row_ids(sequences)
+    ends = tf.gather(sequences.offsets[:-1] + sequences.offsets[1:], rows) - 1
+    return Jagged(_take(sequences.values, ends - tf.range(_total(sequences))), sequences.offsets)
+
+
+def last(sequences: Jagged) -> tf.Tensor:
+    """(batch, ...): the last token of each sequence; zeros for an empty one."""
+    tokens = tf.where(lengths(sequences) > 0, sequences.offsets[1:] - 1, _total(sequences))
+    return _take(_and_one_more(sequences.values, 0), tokens)
+
+
+def _total(sequences: Jagged) -> tf.Tensor:
+    return tf.shape(sequences.values, tf.int64)[0]
+
+
+def _inner(values: tf.Tensor, outer: int = 1) -> list[int | None]:
+    """The static shape of a token."""
+    return list(values.shape[outer:])
+
+
+def _per_sequence(numbers: Any, batch: tf.Tensor) -> tf.Tensor:
+    """(batch,) int64, of as many or of one."""
+    return tf.broadcast_to(tf.cast(numbers, tf.int64), tf.reshape(tf.cast(batch, tf.int64), [1]))
+
+
+def _part(sequences: Jagged, begin: int | tf.Tensor, sizes: tf.Tensor) -> Jagged:
+    tokens, offsets = _stretches(sequences.offsets[:-1] + begin, sizes)
+    return Jagged(_take(sequences.values, tokens), offsets)
+
+
+def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which tokens make up ``sizes[i]`` ones from ``starts[i]`` on, one stretch after another.
+
+    Returns:
+      Their indices, and the offsets of the stretches.
+    """
+    offsets = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
+    places = tf.range(offsets[-1])
+    stretch = tf.searchsorted(offsets, places, side="right", out_type=tf.int64) - 1
+    return places + tf.gather(starts - offsets[:-1], stretch), offsets
+
+
+def _take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
+    """Gather; its gradient is dense, where that of `tf.gather` is slices that TensorFlow warns about."""
+    if not (values.dtype.is_floating or values.dtype.is_complex):
+        return tf.gather(values, tokens)
+
+    @tf.custom_gradient
+    def take(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(upstream, tokens, tf.shape(values)[0])
+
+        return tf.gather(values, tokens), gradient
+
+    return take(values)
+
+
+def _and_one_more(values: tf.Tensor, fill: Any) -> tf.Tensor:
+    """The tokens, and one behind them that is full of ``fill``."""
+    shape = tf.concat([[1], tf.shape(values)[1:]], axis=0)
+    return tf.concat([values, tf.fill(shape, tf.cast(fill, values.dtype))], axis=0)
+
+
+def _checked(numbers: tf.Tensor, good: tf.Tensor, *told: Any) -> tf.Tensor:
+    """``numbers``, once they are found good; or an error that tells of the first sequence that isn't."""
+    bad = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # beyond the last one: none
+    shown = [
+        tf.gather(tf.concat([each, [0]], 0), bad) if tf.is_tensor(each) and each.shape.rank == 1 else each
+        for each in told
+    ]
+    with tf.control_dependencies(_run(bad == tf.size(good, tf.int64), "sequence", bad, *shown)):
+        return tf.identity(numbers)
+
+
+def _run(good: tf.Tensor, *told: Any) -> list[tf.Operation]:
+    made = tf.debugging.Assert(good, ["jagged", *told])
+    return [] if made is None else [made]
