@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io.balancing import karmarkar_karp, prefix_batches
-from gmeta.io.sequence_cost import SequenceCost
 
 # Whole numbers, so that sums are exact and ties are ties.
 COSTS = st.lists(st.integers(1, 40), max_size=40)
@@ -61,13 +59,6 @@ def test_differencing_is_better_than_dealing_by_size():
     assert sorted(sums) == [14, 16]
 
 
-def test_the_cost_of_a_sequence():
-    np.testing.assert_array_equal(SequenceCost().of([3, 7]), [3.0, 7.0])
-    np.testing.assert_array_equal(SequenceCost(2.0, 0.5).of([4, 10]), [16.0, 70.0])
-    one = SequenceCost.of_hstu(dim=8)
-    assert one.of(3) == 10 * 64 * 3 + 4 * 8 * (3 * 3) / 2
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -75,8 +66,6 @@ def test_the_cost_of_a_sequence():
         (lambda: list(prefix_batches([], target=1, max_tokens=0)), "max_tokens=0 at least 1"),
         (lambda: karmarkar_karp([1.0], 0), "at least one rank is needed, got 0"),
         (lambda: karmarkar_karp([1.0, -2.0], 2), r"the least is -2\.0"),
-        (lambda: SequenceCost(-1.0), r"linear=-1\.0"),
-        (lambda: SequenceCost(0.0, 0.0), "one of them above"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, said):
