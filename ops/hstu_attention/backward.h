@@ -25,14 +25,17 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
   const RelativeBias bias = in.bias.From(unit.begin);
   const size_t padded = RoundUp(in.width, kLanes), width = RoundUp(in.values, kLanes);
   const size_t tokens = RoundUp(unit.length, kColumns);
-  const float *q = nullptr, *k = nullptr, *keys = nullptr;
+  const float *rows_of_q = nullptr, *q = nullptr, *k = nullptr, *keys = nullptr;
   if (kScored) {
+    rows_of_q = PackBlocks<kRowsAtOnce>(in.q, unit, in.heads, in.width, in.alpha, &work->rows);
     q = Pack(in.q, unit, in.heads, in.width, in.alpha, &work->q);
     k = Pack(in.k, unit, in.heads, in.width, 1.0f, &work->k);
-    keys = PackTransposed(in.k, unit, in.heads, in.width, &work->keys);
+    keys = PackBlocks<kColumns>(in.k, unit, in.heads, in.width, 1.0f, &work->keys);
     work->of_k.assign(tokens * padded, 0.0f);
   }
-  const float* values = PackTransposed(in.v, unit, in.heads, in.values, &work->values);
+  const float* values = PackBlocks<kColumns>(in.v, unit, in.heads, in.values, 1.0f, &work->values);
+  const float* of_tiles =
+      PackBlocks<kRowsAtOnce>(of_out, unit, in.heads, in.values, in.scale, &work->of_rows);
   const float* of_rows = Pack(of_out, unit, in.heads, in.values, in.scale, &work->of_out);
   work->of_v.assign(tokens * width, 0.0f);
   work->scores.resize(kRows * kColumns);
@@ -54,8 +57,8 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
         float* scores = work->scores.data() + at;
         float* of_scores = work->of_scores.data() + at;
         uint8_t* buckets = work->buckets.data() + at;
-        Scores<W, kScored>(in, bias, unit, q, keys, row, block, columns, scores, buckets);
-        Multiply<W>({of_rows + row * width, width, 1},
+        Scores<W, kScored>(in, bias, unit, rows_of_q, keys, row, block, columns, scores, buckets);
+        Multiply<W>(PackedTile{of_tiles + static_cast<size_t>(row) * in.values},
                     values + static_cast<size_t>(block) * in.values + begin, kColumns,
                     of_scores + begin, kColumns, kRowsAtOnce, end - begin, 0, in.values);
         for (int i = 0; i < std::min(kRowsAtOnce, unit.length - row); ++i) {
@@ -73,18 +76,18 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
           }
         }
         if (kScored) {
-          Multiply<W>({of_scores, kColumns, 1}, k + block * padded, padded,
+          Multiply<W>(ScoreRows{of_scores}, k + block * padded, padded,
                       work->of_q.data() + (row - first) * padded, padded, kRowsAtOnce, padded,
                       begin, end);
         }
       }
       if (seen.empty()) continue;
       const int begin = seen.begin - block, rows = std::min(kRows, unit.length - first);
-      Multiply<W>({work->scores.data() + begin, 1, kColumns}, of_rows + first * width, width,
+      Multiply<W>(ScoreColumns{work->scores.data() + begin}, of_rows + first * width, width,
                   work->of_v.data() + seen.begin * width, width, seen.end - seen.begin, width, 0,
                   rows);
       if (kScored) {
-        Multiply<W>({work->of_scores.data() + begin, 1, kColumns}, q + first * padded, padded,
+        Multiply<W>(ScoreColumns{work->of_scores.data() + begin}, q + first * padded, padded,
                     work->of_k.data() + seen.begin * padded, padded, seen.end - seen.begin, padded,
                     0, rows);
       }

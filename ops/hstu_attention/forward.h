@@ -14,8 +14,8 @@ GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* 
   const RelativeBias bias = in.bias.From(unit.begin);
   const float *q = nullptr, *keys = nullptr;
   if (kScored) {
-    q = Pack(in.q, unit, in.heads, in.width, in.alpha, &work->q);
-    keys = PackTransposed(in.k, unit, in.heads, in.width, &work->keys);
+    q = PackBlocks<kRowsAtOnce>(in.q, unit, in.heads, in.width, in.alpha, &work->rows);
+    keys = PackBlocks<kColumns>(in.k, unit, in.heads, in.width, 1.0f, &work->keys);
   }
   const float* v = Pack(in.v, unit, in.heads, in.values, 1.0f, &work->v);
   const size_t width = RoundUp(in.values, kLanes);
@@ -39,7 +39,7 @@ GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* 
             Mask<W>(of_row, end - begin, visible[row + i], row + i, columns.begin);
           }
         }
-        Multiply<W>({scores, kColumns, 1}, v + block * width, width,
+        Multiply<W>(ScoreRows{scores}, v + block * width, width,
                     work->out.data() + (row - first) * width, width, kRowsAtOnce, width, begin,
                     end);
       }

@@ -14,10 +14,9 @@
 
 namespace gmeta::hstu {
 
-// Rows and columns of a block of scores. 8 kB of them, with as much of k and of v, fit in the first
+// Rows of a block of scores. 8 kB of them, with as much of k and of v, fit in the first
 // cache.
 inline constexpr int kRows = 32;
-inline constexpr int kColumns = 64;
 // Widths are padded to this, whatever the machine's vectors.
 inline constexpr int kLanes = 16;
 
@@ -46,7 +45,8 @@ struct Unit {
 
 // Buffers that units use one after another.
 struct Workspace {
-  std::vector<float> q, k, keys, v, values, of_out, of_q, of_k, of_v, out, scores, of_scores;
+  std::vector<float> rows, q, k, keys, v, values, of_rows, of_out, of_q, of_k, of_v, out, scores,
+      of_scores;
   std::vector<uint8_t> buckets;
 };
 
@@ -63,15 +63,21 @@ inline const float* Pack(const float* from, const Unit& unit, int heads, int wid
   return to->data();
 }
 
-// The same in blocks of kColumns tokens, each (width, kColumns).
-inline const float* PackTransposed(const float* from, const Unit& unit, int heads, int width,
-                                   std::vector<float>* to) {
+// The same in blocks of kBlock tokens, each (width, kBlock): of kColumns, the tokens that are
+// columns of scores; of kRowsAtOnce, those that are rows.
+template <int kBlock>
+const float* PackBlocks(const float* from, const Unit& unit, int heads, int width, float factor,
+                        std::vector<float>* to) {
   const size_t stride = static_cast<size_t>(heads) * width;
   from += unit.begin * stride + static_cast<size_t>(unit.head) * width;
   to->assign(static_cast<size_t>(RoundUp(unit.length, kColumns)) * width, 0.0f);
-  for (int r = 0; r < unit.length; ++r) {
-    float* block = to->data() + static_cast<size_t>(r / kColumns) * kColumns * width + r % kColumns;
-    for (int c = 0; c < width; ++c) block[static_cast<size_t>(c) * kColumns] = from[r * stride + c];
+  for (int first = 0; first < unit.length; first += kBlock) {
+    float* block = to->data() + static_cast<size_t>(first) * width;
+    const float* rows = from + first * stride;
+    const int length = std::min(kBlock, unit.length - first);
+    for (int c = 0; c < width; ++c) {
+      for (int r = 0; r < length; ++r) block[c * kBlock + r] = rows[r * stride + c] * factor;
+    }
   }
   return to->data();
 }
@@ -115,9 +121,9 @@ GMETA_ALWAYS_INLINE void Scores(const Inputs& in, const RelativeBias& bias, cons
     }
   }
   if (kScored) {
-    const size_t padded = RoundUp(in.width, kLanes);
-    Multiply<W>({q + row * padded, padded, 1}, keys + static_cast<size_t>(block) * in.width + begin,
-                kColumns, scores + begin, kColumns, kRowsAtOnce, end - begin, 0, in.width);
+    Multiply<W>(PackedTile{q + static_cast<size_t>(row) * in.width},
+                keys + static_cast<size_t>(block) * in.width + begin, kColumns, scores + begin,
+                kColumns, kRowsAtOnce, end - begin, 0, in.width);
   }
 }
 

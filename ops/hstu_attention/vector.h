@@ -13,9 +13,6 @@
 
 #include "ops/common/vector_target.h"
 
-// All functions of vectors here are inlined, so how they'd be passed on doesn't matter.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace gmeta::hstu {
 
 template <int W>
@@ -57,7 +54,7 @@ GMETA_ALWAYS_INLINE Floats<W> Broadcast(float x) {
 // The integers from `first` on.
 template <int W>
 GMETA_ALWAYS_INLINE Integers<W> Count(int32_t first) {
-  Integers<W> x;
+  Integers<W> x{};
   for (int lane = 0; lane < W; ++lane) x[lane] = first + lane;
   return x;
 }
