@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gmeta import core as core
     from gmeta import io as io
     from gmeta import layers as layers
+    from gmeta import losses as losses
     from gmeta import meta as meta
     from gmeta import metrics as metrics
     from gmeta import models as models
@@ -34,6 +35,7 @@ __all__ = [
     "init",
     "io",
     "layers",
+    "losses",
     "meta",
     "metrics",
     "models",

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.losses import mean_loss
 from gmeta.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -61,6 +62,11 @@ def collect() -> dict[str, Any]:
     halves = [tf.fill([3], tf.cast(1.5, t)) for t in (tf.bfloat16, tf.float16)]
     seen["halves"] = [(t.dtype.name, t.numpy().tolist()) for t in collectives.allreduce_sum(halves, name="h")]
 
+    rows = tf.Variable(np.arange(3 * here.rank, dtype=np.float32))  # of rank 0 none
+    with tf.GradientTape() as tape:
+        share = mean_loss(rows, tf.cast(rows != 0, tf.float32), over_ranks=True)
+    seen["mean_loss"] = float(share), tape.gradient(share, rows).numpy()
+
     variables = [tf.Variable(tf.fill([2], here.rank + 7)), tf.Variable(here.rank == 1), tf.Variable([])]
     variables.append(tf.Variable(tf.cast([here.rank], tf.bfloat16)))
     collectives.broadcast_variables(variables, root=1)
@@ -109,6 +115,10 @@ def test_collectives_do_what_they_say(size: int) -> None:
         assert seen["counts"].calls == {"allreduce": 9}
         assert seen["counts"].bytes == {"allreduce": 3 * (16 + 4 + 8 + 4)}
         assert seen["halves"] == [("bfloat16", [1.5 * size] * 3), ("float16", [1.5 * size] * 3)]
+        samples = sum(3 * r - 1 for r in ranks if r)  # one has no weight
+        mean, gradient = seen["mean_loss"]
+        assert mean == pytest.approx(sum(range(3 * rank)) / samples)
+        np.testing.assert_allclose(gradient, [0.0, *[1 / samples] * (3 * rank - 1)][: 3 * rank])
         assert seen["variables"] == [[8, 8], 1, [], [1]]
         assert seen["allgather_objects"] == [{"rank": r, "long": "x" * r} for r in ranks]
         assert seen["broadcast_object"] == [size - 1] * 5

@@ -1,0 +1,156 @@
+"""The next item among the positive one and sampled others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.arguments import finite_number
+from gmeta.core.errors import ConfigError
+
+_SHORTEST = 1e-6  # of a vector that is divided by its length, as in HSTU's code
+
+
+@dataclass(frozen=True)
+class SampledSoftmax:
+    r"""Cross-entropy of the positive item among sampled negatives, for each sample.
+
+    .. math::
+       l_i = -\log \frac{e^{s_{ii}}}{e^{s_{ii}} + \sum_{j \in N_i} e^{s_{ij}}}, \quad
+       s_{ij} = \frac{\langle q_i, x_j \rangle}{\tau} - \log Q_j
+
+    :math:`q_i` is a query vector, such as a sequence model's output at a position, :math:`x_i` the vector of
+    the item that came next, and :math:`\tau` the temperature. Vectors are divided by their lengths first, so
+    that the product is a cosine. The negatives :math:`N_i` are the other samples' positives (``in_batch``),
+    or items drawn from the catalogue (`uniform_negatives`), or both.
+
+    An item that happens to be sample i's positive is no negative of it: one of the same id counts nothing,
+    wherever it comes from. Neither does a padded sample's.
+
+    :math:`\log Q_j` is the logarithm of how often item j is to be expected among the candidates. In-batch
+    negatives come as often as they are popular; without the correction popular items are pushed down for it.
+    As in Yi et al., it is taken from the positive's score too. A constant cancels out: uniform negatives
+    alone need none, and of in-batch ones the share of the training samples whose positive is j will do. With
+    both kinds, :math:`Q_j = (n - 1) \, p_j + m / V`, for the positives as for the drawn.
+
+    Over several ranks the in-batch negatives are the rank's own, so N ranks don't compute what one would on
+    all samples; with drawn ones alone they do.
+
+    Attributes:
+      temperature: :math:`\tau`, above 0; 0.05 as HSTU's.
+      normalize: Whether vectors are divided by their lengths, or by 1e-6 if they are shorter.
+      in_batch: Whether the other samples' positives are negatives.
+
+    Raises:
+      ConfigError: The temperature isn't a number above 0.
+
+    Example:
+      >>> queries, items = tf.constant([[1.0, 0.0], [0.0, 2.0]]), tf.constant([[3.0, 0.0], [0.0, 1.0]])
+      >>> SampledSoftmax(temperature=1.0)(queries, items, [7, 8]).numpy().round(4)  # log(1 + e^-1)
+      array([0.3133, 0.3133], dtype=float32)
+
+    References:
+      Zhai et al., "Actions Speak Louder than Words" (ICML 2024), section 4.1.1 and its code. Yi et al.,
+      "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+    """
+
+    temperature: float = 0.05
+    normalize: bool = True
+    in_batch: bool = True
+
+    def __post_init__(self) -> None:
+        if finite_number("SampledSoftmax: temperature", self.temperature) <= 0:
+            raise ConfigError(f"SampledSoftmax: temperature must be above 0, got {self.temperature}")
+
+    def __call__(
+        self,
+        queries: tf.Tensor,
+        positives: tf.Tensor,
+        positive_ids: Any,
+        *,
+        negatives: tf.Tensor | None = None,
+        negative_ids: Any = None,
+        weights: Any = None,
+        log_q: Any = None,
+        negative_log_q: Any = None,
+    ) -> tf.Tensor:
+        """The samples' losses, unweighted; `mean_loss` takes their mean.
+
+        Time and memory are of n (n + m) scores. What is narrower than float32 is computed in float32.
+
+        Args:
+          queries: (n, d) floats.
+          positives: (n, d), the vectors of the items that are to be found.
+          positive_ids: (n,) integers, those items' ids.
+          negatives: (m, d) drawn items for all samples, or (n, m, d) for each its own.
+          negative_ids: (m,), or (n, m), their ids.
+          weights: (n,): 0 marks padding, which has no loss and is nobody's negative, whatever stands in it.
+          log_q: (n,), log Q of the positives.
+          negative_log_q: The same for the negatives, of the shape of their ids.
+
+        Returns:
+          (n,) losses, at least 0, float32 or float64.
+
+        Raises:
+          ConfigError: There are no negatives at all; or of ids and log Q, one kind is given without the
+            other.
+        """
+        self._check(negatives, negative_ids, log_q, negative_log_q)
+        ids = tf.convert_to_tensor(positive_ids)
+        real = tf.ones_like(ids, tf.bool) if weights is None else tf.convert_to_tensor(weights) > 0
+        query, positive = (self._vectors(x, real) for x in (queries, positives))
+        corrections = _corrections(log_q, real, query.dtype)
+        # Scores above the positive's own: a softmax of them has the positive at 0.
+        own = tf.reduce_sum(query * positive, axis=1) / self.temperature - corrections
+        above = [tf.zeros_like(own)[:, tf.newaxis]]
+        if self.in_batch:
+            scores = tf.matmul(query, positive, transpose_b=True) / self.temperature - corrections
+            absent = (ids[:, tf.newaxis] == ids) | ~real
+            above.append(_without(scores - own[:, tf.newaxis], absent))
+        if negatives is not None:
+            drawn_ids, drawn = tf.cast(negative_ids, ids.dtype), self._vectors(negatives)
+            shared = drawn.shape.rank == 2
+            scores = tf.matmul(query, drawn, transpose_b=True) if shared else tf.linalg.matvec(drawn, query)
+            scores = scores / self.temperature - _corrections(negative_log_q, None, query.dtype)
+            above.append(_without(scores - own[:, tf.newaxis], ids[:, tf.newaxis] == drawn_ids))
+        losses = tf.reduce_logsumexp(tf.concat(above, axis=1), axis=1)
+        return tf.where(real, losses, 0)
+
+    def _vectors(self, vectors: Any, real: tf.Tensor | None = None) -> tf.Tensor:
+        wide = tf.convert_to_tensor(vectors)
+        wide = wide if wide.dtype == tf.float64 else tf.cast(wide, tf.float32)
+        if real is not None:
+            wide = tf.where(real[:, tf.newaxis], wide, 0)
+        return tf.math.l2_normalize(wide, axis=-1, epsilon=_SHORTEST**2) if self.normalize else wide
+
+    def _check(self, negatives: Any, negative_ids: Any, log_q: Any, negative_log_q: Any) -> None:
+        if negatives is None and not self.in_batch:
+            raise ConfigError(
+                "SampledSoftmax: there is nothing to tell the positive from: give negatives, as of "
+                "uniform_negatives, or set in_batch=True"
+            )
+        if (negatives is None) != (negative_ids is None):
+            raise ConfigError(
+                "SampledSoftmax: negatives and negative_ids belong together: by its id a negative is seen to "
+                "be a sample's positive"
+            )
+        if negatives is not None and (log_q is None) != (negative_log_q is None):
+            raise ConfigError(
+                "SampledSoftmax: log_q is that of the positives and negative_log_q that of the negatives; a "
+                "correction of one kind alone would favour the other: give both or none"
+            )
+        if negatives is None and negative_log_q is not None:
+            raise ConfigError("SampledSoftmax: negative_log_q is given, and no negatives")
+
+
+def _corrections(log_q: Any, real: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    if log_q is None:
+        return tf.zeros([], dtype)
+    values = tf.cast(log_q, dtype)
+    return values if real is None else tf.where(real, values, 0)
+
+
+def _without(scores: tf.Tensor, absent: tf.Tensor) -> tf.Tensor:
+    return tf.where(absent, tf.constant(float("-inf"), scores.dtype), scores)
