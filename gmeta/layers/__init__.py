@@ -1,9 +1,16 @@
-"""Keras layers: the embedding collection and dense layers that can run with a task's own weights."""
+"""Keras layers: embeddings, dense layers that can run with a task's own weights, blocks over sequences."""
 
 from gmeta.layers.dense_stack import DenseStack as DenseStack
 from gmeta.layers.embedding_collection import CollectionLookup as CollectionLookup
 from gmeta.layers.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from gmeta.layers.feature_config import FeatureConfig as FeatureConfig
+from gmeta.layers.hstu import HSTU as HSTU
+from gmeta.layers.hstu import HSTUBlock as HSTUBlock
+from gmeta.layers.normalisation import layer_norm as layer_norm
+from gmeta.layers.normalisation import rms_norm as rms_norm
 from gmeta.layers.recorded_lookups import RecordedLookups as RecordedLookups
 from gmeta.layers.recorded_lookups import TableGradient as TableGradient
 from gmeta.layers.recorded_lookups import record_lookups as record_lookups
+from gmeta.layers.relative_bias import RelativeBiasTables as RelativeBiasTables
+from gmeta.layers.sequence_view import SequenceView as SequenceView
+from gmeta.layers.sequence_view import sequence_view as sequence_view

@@ -2,7 +2,7 @@
 
 A batch of sequences is ``values`` of all tokens and ``offsets`` of where each sequence begins, as in a
 `tf.RaggedTensor` of one ragged dimension; but the values are a plain tensor, which dense layers take as they
-stand. What is done to sequences is then one gather: `_stretches` says which tokens, `_take` takes them, and
+stand. What is done to sequences is then one gather: `_stretches` says which tokens, `take` takes them, and
 its gradient puts them back. Nothing here is ever as large as (batch, longest), but for `to_padded`.
 
 Functions have short names: use them as ``jagged.concat``, by ``from gmeta.ops import jagged``.
@@ -102,7 +102,7 @@ def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
     lengths = _checked(lengths, good, "from_padded: a length of", lengths, "in a row of", longest)
     tokens, offsets = _stretches(longest * tf.range(batch), lengths)
     flat = tf.reshape(padded, tf.concat([[batch * longest], tf.shape(padded, tf.int64)[2:]], 0))
-    return Jagged(_take(tf.ensure_shape(flat, [None, *_inner(padded, 2)]), tokens), offsets)
+    return Jagged(take(tf.ensure_shape(flat, [None, *_inner(padded, 2)]), tokens), offsets)
 
 
 def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: Any = 0) -> tf.Tensor:
@@ -127,7 +127,7 @@ def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: An
     tokens = tf.where(
         places < own[:, tf.newaxis], sequences.offsets[:-1, tf.newaxis] + places, _total(sequences)
     )
-    return _take(_and_one_more(values, fill), tokens)
+    return take(_and_one_more(values, fill), tokens)
 
 
 def concat(first: Jagged, second: Jagged) -> Jagged:
@@ -156,7 +156,7 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
     tokens, _ = _stretches(
         tf.reshape(starts, [-1]), tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1])
     )
-    values = _take(tf.concat([first.values, second.values], axis=0), tokens)
+    values = take(tf.concat([first.values, second.values], axis=0), tokens)
     return Jagged(values, first.offsets + second.offsets)
 
 
@@ -209,13 +209,36 @@ def reverse(sequences: Jagged) -> Jagged:
     """Each sequence from its end to its beginning."""
     rows = row_ids(sequences)
     ends = tf.gather(sequences.offsets[:-1] + sequences.offsets[1:], rows) - 1
-    return Jagged(_take(sequences.values, ends - tf.range(_total(sequences))), sequences.offsets)
+    return Jagged(take(sequences.values, ends - tf.range(_total(sequences))), sequences.offsets)
 
 
 def last(sequences: Jagged) -> tf.Tensor:
     """(batch, ...): the last token of each sequence; zeros for an empty one."""
     tokens = tf.where(lengths(sequences) > 0, sequences.offsets[1:] - 1, _total(sequences))
-    return _take(_and_one_more(sequences.values, 0), tokens)
+    return take(_and_one_more(sequences.values, 0), tokens)
+
+
+def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
+    """Gather rows; the gradient is dense, where that of `tf.gather` is slices that TensorFlow warns about.
+
+    Args:
+      values: (rows, ...).
+      tokens: Integers of any shape, which rows.
+
+    Returns:
+      The shape of ``tokens``, then that of a row.
+    """
+    if not (values.dtype.is_floating or values.dtype.is_complex):
+        return tf.gather(values, tokens)
+
+    @tf.custom_gradient
+    def gather(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(upstream, tokens, tf.shape(values)[0])
+
+        return tf.gather(values, tokens), gradient
+
+    return gather(values)
 
 
 def _total(sequences: Jagged) -> tf.Tensor:
@@ -234,7 +257,7 @@ def _per_sequence(numbers: Any, batch: tf.Tensor) -> tf.Tensor:
 
 def _part(sequences: Jagged, begin: int | tf.Tensor, sizes: tf.Tensor) -> Jagged:
     tokens, offsets = _stretches(sequences.offsets[:-1] + begin, sizes)
-    return Jagged(_take(sequences.values, tokens), offsets)
+    return Jagged(take(sequences.values, tokens), offsets)
 
 
 def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -247,21 +270,6 @@ def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     places = tf.range(offsets[-1])
     stretch = tf.searchsorted(offsets, places, side="right", out_type=tf.int64) - 1
     return places + tf.gather(starts - offsets[:-1], stretch), offsets
-
-
-def _take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
-    """Gather; its gradient is dense, where that of `tf.gather` is slices that TensorFlow warns about."""
-    if not (values.dtype.is_floating or values.dtype.is_complex):
-        return tf.gather(values, tokens)
-
-    @tf.custom_gradient
-    def take(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return tf.math.unsorted_segment_sum(upstream, tokens, tf.shape(values)[0])
-
-        return tf.gather(values, tokens), gradient
-
-    return take(values)
 
 
 def _and_one_more(values: tf.Tensor, fill: Any) -> tf.Tensor:

@@ -14,6 +14,6 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(layers.__path__,
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    names = {**vars(ops), **vars(layers), "tf": tf}
+    names = {**vars(ops), **vars(layers), "jagged": ops.jagged, "tf": tf}
     result = doctest.testmod(importlib.import_module(name), extraglobs=names)
     assert result.failed == 0
