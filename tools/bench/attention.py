@@ -73,10 +73,10 @@ class Attention:
 
 
 def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    """Both forms to rounding, relative to the largest number."""
+    """Both forms to the rounding of long sums in float32, relative to the largest number."""
     for one, other in zip(ours, theirs, strict=True):
         away = np.abs(one - other).max() / np.abs(other).max()
-        assert away < 1e-5, f"the forms differ by {away:.2g}"
+        assert away < 1e-4, f"the forms differ by {away:.2g}"
 
 
 def timed(name: str, of: Lengths, rab: bool, rounds: int) -> list[Result]:
