@@ -1,10 +1,18 @@
-"""Keras metrics that see whole tasks: how well a model ranks each task's own samples.
+"""Keras metrics: how well a model ranks each task's own samples, all samples, or the whole catalogue.
 
 A mean absolute error can be taken over samples of all tasks together, and Keras' own metrics do. The order in
 which a user is shown items is right or wrong within that user: such a metric must know which samples belong
-together. `gmeta.models.MetaModel` hands those of this room whole tasks.
+together. `gmeta.models.MetaModel` hands `GAUC`, `NDCG` and other kinds of `TaskMetric` whole tasks.
+
+`AUC` and `UserGAUC` take samples as they come and are exact over batches and ranks. `NextItem` is of sequence
+models: at which rank the item that came next is among all items (`catalogue_ranks`).
 """
 
+from gmeta.metrics.auc import AUC as AUC
+from gmeta.metrics.auc import UserGAUC as UserGAUC
+from gmeta.metrics.catalogue import catalogue_ranks as catalogue_ranks
 from gmeta.metrics.gauc import GAUC as GAUC
 from gmeta.metrics.ndcg import NDCG as NDCG
+from gmeta.metrics.next_item import NextItem as NextItem
+from gmeta.metrics.sample_metric import SampleMetric as SampleMetric
 from gmeta.metrics.task_metric import TaskMetric as TaskMetric

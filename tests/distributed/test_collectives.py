@@ -11,6 +11,8 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.losses import mean_loss
+from gmeta.metrics import AUC, NextItem, UserGAUC
+from gmeta.models.ranks.metrics import merge_over_ranks
 from gmeta.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -67,6 +69,10 @@ def collect() -> dict[str, Any]:
         share = mean_loss(rows, tf.cast(rows != 0, tf.float32), over_ranks=True)
     seen["mean_loss"] = float(share), tape.gradient(share, rows).numpy()
 
+    measured = metrics_of(*samples(here.rank))
+    merge_over_ranks([measured[0], *measured])
+    seen["metrics"] = results(measured)
+
     variables = [tf.Variable(tf.fill([2], here.rank + 7)), tf.Variable(here.rank == 1), tf.Variable([])]
     variables.append(tf.Variable(tf.cast([here.rank], tf.bfloat16)))
     collectives.broadcast_variables(variables, root=1)
@@ -82,6 +88,25 @@ def collect() -> dict[str, Any]:
         collectives.barrier()
     seen["barrier"] = counts.calls
     return seen
+
+
+def samples(rank: int) -> list[np.ndarray]:
+    """Users, labels, scores and ranks of items: of rank 0 none, and of users some on several ranks."""
+    rng, size = np.random.default_rng(rank), 5 * rank
+    return [rng.integers(0, 3, size), np.arange(size) % 2, rng.normal(size=size), rng.integers(1, 9, size)]
+
+
+def metrics_of(users: Any, labels: Any, scores: Any, places: Any) -> tuple[tf.keras.metrics.Metric, ...]:
+    auc, gauc, next_item = AUC(), UserGAUC(), NextItem([3])
+    auc.update_state(labels, scores)
+    gauc.update_state(labels, scores, users)
+    next_item.update_state(places)
+    return auc, gauc, next_item
+
+
+def results(measured: Any) -> list[float]:
+    auc, gauc, next_item = (metric.result() for metric in measured)
+    return [float(auc), float(gauc), *map(float, next_item.values())]
 
 
 def refusal(function: Any, *args: Any) -> str:
@@ -115,10 +140,13 @@ def test_collectives_do_what_they_say(size: int) -> None:
         assert seen["counts"].calls == {"allreduce": 9}
         assert seen["counts"].bytes == {"allreduce": 3 * (16 + 4 + 8 + 4)}
         assert seen["halves"] == [("bfloat16", [1.5 * size] * 3), ("float16", [1.5 * size] * 3)]
-        samples = sum(3 * r - 1 for r in ranks if r)  # one has no weight
+        weight = sum(3 * r - 1 for r in ranks if r)  # one has none
         mean, gradient = seen["mean_loss"]
-        assert mean == pytest.approx(sum(range(3 * rank)) / samples)
-        np.testing.assert_allclose(gradient, [0.0, *[1 / samples] * (3 * rank - 1)][: 3 * rank])
+        assert mean == pytest.approx(sum(range(3 * rank)) / weight)
+        np.testing.assert_allclose(gradient, [0.0, *[1 / weight] * (3 * rank - 1)][: 3 * rank])
+        together = [np.concatenate(x) for x in zip(*map(samples, ranks), strict=True)]
+        assert seen["metrics"] == pytest.approx(results(metrics_of(*together)), rel=1e-12)
+        assert not any(map(np.isnan, seen["metrics"]))
         assert seen["variables"] == [[8, 8], 1, [], [1]]
         assert seen["allgather_objects"] == [{"rank": r, "long": "x" * r} for r in ranks]
         assert seen["broadcast_object"] == [size - 1] * 5

@@ -2,7 +2,7 @@
 
 A Keras metric keeps sums (of values and weights, of a histogram's counts), and its variables say how ranks'
 values go together: SUM. So the sums are added up and the result is computed from them: an AUC of all samples,
-not a mean of AUCs.
+not a mean of AUCs. One that keeps samples (`gmeta.metrics.SampleMetric`) gathers those of all ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.metrics import SampleMetric
 
 
 def merge_over_ranks(metrics: Iterable[tf.keras.metrics.Metric]) -> None:
@@ -26,6 +27,10 @@ def merge_over_ranks(metrics: Iterable[tf.keras.metrics.Metric]) -> None:
     size = collectives.world().size
     if size == 1:
         return
+    metrics = list({id(metric): metric for metric in metrics}.values())
+    for metric in metrics:
+        if isinstance(metric, SampleMetric):
+            metric.gather_over_ranks()
     variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
     summed = [v for v in variables if v.aggregation in _SHARE]
     if not summed:
