@@ -69,6 +69,10 @@ struct RelativeBias {
     if (time_buckets != nullptr) other.row_times += token, other.column_times += token;
     return other;
   }
+  // Whether the table has a number of its own for all distances from a row to columns.
+  bool Within(int64_t row, int64_t begin, int64_t end) const {
+    return begin - row > -n && end - row <= n;
+  }
   size_t Place(int64_t row, int64_t column) const {
     return static_cast<size_t>(std::clamp(column - row + n - 1, int64_t{0}, 2 * n - 2));
   }
@@ -89,7 +93,12 @@ struct BiasGradient {
 inline void AddBias(const RelativeBias& bias, int64_t row, int64_t begin, int64_t end, float* to,
                     uint8_t* buckets) {
   if (bias.positions != nullptr) {
-    for (int64_t j = begin; j < end; ++j) to[j - begin] += bias.positions[bias.Place(row, j)];
+    if (bias.Within(row, begin, end)) {
+      const float* from = bias.positions + (begin - row + bias.n - 1);
+      for (int64_t j = 0; j < end - begin; ++j) to[j] += from[j];
+    } else {
+      for (int64_t j = begin; j < end; ++j) to[j - begin] += bias.positions[bias.Place(row, j)];
+    }
   }
   if (bias.time_buckets != nullptr) {
     const int64_t time = bias.row_times[row];
@@ -105,7 +114,12 @@ inline void AddBias(const RelativeBias& bias, int64_t row, int64_t begin, int64_
 inline void AddBiasGradient(const RelativeBias& bias, int64_t row, int64_t begin, int64_t end,
                             const float* from, const uint8_t* buckets, BiasGradient* to) {
   if (bias.positions != nullptr) {
-    for (int64_t j = begin; j < end; ++j) to->positions[bias.Place(row, j)] += from[j - begin];
+    if (bias.Within(row, begin, end)) {
+      double* sums = to->positions.data() + (begin - row + bias.n - 1);
+      for (int64_t j = 0; j < end - begin; ++j) sums[j] += from[j];
+    } else {
+      for (int64_t j = begin; j < end; ++j) to->positions[bias.Place(row, j)] += from[j - begin];
+    }
   }
   if (bias.time_buckets != nullptr) {
     for (int64_t j = begin; j < end; ++j) to->time_buckets[buckets[j - begin]] += from[j - begin];
