@@ -24,9 +24,9 @@ def catalogue_ranks(
 
     .. math:: r_i = 1 + |\{j \neq p_i : \langle q_i, x_j \rangle \geq \langle q_i, x_{p_i} \rangle\}|
 
-    Ties are counted against the model: an item of the same score stands before the positive one. So a model
-    that scores all items alike has the last rank, and a sampled catalogue can't flatter it. Scores are summed
-    in float64 and rounded to float32, by which equal items have equal scores whatever the order of summing.
+    Ties are counted against the model: an item of the same score stands before the positive one, and a model
+    that scores all items alike has the last rank. Scores are summed in float64 and rounded to float32, by
+    which equal items have equal scores whatever the order of summing.
 
     The catalogue is scored block by block: of the n V scores, n times `block` are there at once, at 13 bytes
     each (17 with ``seen``).

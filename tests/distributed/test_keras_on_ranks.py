@@ -16,6 +16,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, exchange
+from gmeta.metrics import AUC
 from gmeta.models import Model
 from gmeta.ops import Adam, Normal
 from gmeta.testing.ranks import run_ranks
@@ -102,7 +103,7 @@ def arrays() -> dict[str, Any]:
 def dataset() -> dict[str, Any]:
     """A data set that all ranks are given alike, several steps an execution, and a share for validation."""
     x, y, _ = samples(64)
-    model = make(steps_per_execution=2)
+    model = make(steps_per_execution=2, metrics=[AUC()])
     parts = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=3).batch(rate_of(8))
     history = model.fit(parts, epochs=2, verbose=0, validation_data=parts).history
     predicted = model.predict(x, verbose=0)
