@@ -7,6 +7,8 @@ from gmeta.layers.expert_balance import ExpertBalance as ExpertBalance
 from gmeta.layers.expert_balance import expert_balance as expert_balance
 from gmeta.layers.expert_balance import squared_variation as squared_variation
 from gmeta.layers.feature_config import FeatureConfig as FeatureConfig
+from gmeta.layers.fuxi import FuXi as FuXi
+from gmeta.layers.fuxi import FuXiBlock as FuXiBlock
 from gmeta.layers.group_layer_norm import GroupLayerNorm as GroupLayerNorm
 from gmeta.layers.hstu import HSTU as HSTU
 from gmeta.layers.hstu import HSTUBlock as HSTUBlock

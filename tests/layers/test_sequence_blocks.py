@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.layers import HSTU, HSTUBlock
+from gmeta.layers import HSTU, FuXi, FuXiBlock, HSTUBlock
 from gmeta.ops import AttentionMask, Jagged
 from gmeta.testing.sequences import draw_sequences
 
@@ -15,6 +15,8 @@ BLOCKS = {
     "research": functools.partial(HSTUBlock, **SIZES),
     "production": functools.partial(HSTUBlock, form="production", **SIZES),
     "stack": functools.partial(HSTU, blocks=2, **SIZES),
+    "fuxi": functools.partial(FuXiBlock, **SIZES),
+    "fuxi stack": functools.partial(FuXi, blocks=2, ffn_multiply=2, **SIZES),
 }
 DIM = 8
 every_block = pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS)

@@ -1,0 +1,56 @@
+"""`gmeta.layers.FuXiBlock` in NumPy, a sequence and a head at a time, in the precision of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.ops.reference.attention import rab
+from gmeta.ops.reference.hstu import silu
+from gmeta.ops.relative_bias import RelativeBias
+
+Array = npt.NDArray[Any]
+
+
+def rms_norm(x: Array) -> Array:
+    """Unit mean square, a token at a time."""
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + x.dtype.type(1e-6))
+
+
+def fuxi_block(
+    x: Array,
+    weights: Mapping[str, Array],
+    offsets: Array,
+    masks: Sequence[Array],
+    times: tuple[Array, Array],
+    heads: int,
+    attention_dim: int,
+    value_dim: int,
+    n: int,
+) -> Array:
+    """(total, dim) without dropout; arguments as of `gmeta.ops.reference.hstu.hstu_block`."""
+    value, query = heads * value_dim, heads * attention_dim
+    tables = [weights.get(f"relative_bias/{name}") for name in ("positions", "time_buckets")]
+    biases = [RelativeBias(tables[0]), RelativeBias(None, tables[1], *times)]
+    biases = [bias for bias, table in zip(biases, tables, strict=True) if table is not None]
+    gate = value * (1 + len(biases))
+    mixed = silu(rms_norm(x) @ weights["uvqk/kernel"])
+    u, v, q, k = np.split(mixed, np.cumsum([gate, value, query]), axis=1)
+    attended = np.zeros((len(x), heads, 1 + len(biases), value_dim), x.dtype)
+    for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
+        for head in range(heads):
+            of_query = slice(head * attention_dim, (head + 1) * attention_dim)
+            own = v[begin:end, head * value_dim : (head + 1) * value_dim]
+            for channel, bias in enumerate(biases):
+                by_bias = rab(bias, begin, end).astype(x.dtype) * seen
+                attended[begin:end, head, channel] = by_bias @ own
+            scores = silu(q[begin:end, of_query] @ k[begin:end, of_query].T)
+            attended[begin:end, head, -1] = (scores * seen / x.dtype.type(n)) @ own
+    gated = u * rms_norm(attended.reshape(len(x), gate))
+    joined = gated @ weights["joined/kernel"] + weights["joined/bias"] + x
+    z = rms_norm(joined)
+    return (silu(z @ weights["ffn/gate"]) * (z @ weights["ffn/up"])) @ weights["ffn/down"] + joined
