@@ -43,6 +43,8 @@ def sequence_view(
 
     Raises:
       ConfigError: ``times`` isn't a vector.
+      InvalidArgumentError: More or fewer times than tokens, or a sequence with fewer tokens than its
+        contextual tokens and targets.
 
     Example:
       >>> offsets = tf.constant([0, 4], tf.int64)
@@ -50,11 +52,18 @@ def sequence_view(
       >>> view.row_times.numpy().tolist()
       [7, 8, 8, 9]
     """
+    offsets = _with_parts(offsets, contexts, targets)
     if times is None:
         return SequenceView(mask.visible(offsets, contexts, targets))
     times = tf.cast(times, tf.int64)
     if times.shape.rank not in (None, 1):
         raise ConfigError(f"times must be a vector with a number for each token, got shape {times.shape}")
+    told = tf.debugging.Assert(
+        tf.size(times, tf.int64) == offsets[-1],
+        ["times: a number for each token expected; tokens", offsets[-1], "times", tf.size(times)],
+    )
+    with tf.control_dependencies([] if told is None else [told]):
+        times = tf.identity(times)
     visible = mask.visible(offsets, contexts, targets, times)
     tokens = Jagged(times, offsets)
     rows, places, lengths = jagged.row_ids(tokens), jagged.positions(tokens), jagged.lengths(tokens)
@@ -62,3 +71,21 @@ def sequence_view(
     end = tf.gather(lengths if targets is None else lengths - tf.cast(targets, tf.int64), rows)
     following = tf.concat([times[1:], times[-1:]], axis=0)
     return SequenceView(visible, tf.where((places >= first) & (places + 1 < end), following, times), times)
+
+
+def _with_parts(offsets: tf.Tensor, contexts: Any, targets: Any) -> tf.Tensor:
+    """The offsets, once each sequence is found to be as long as its parts."""
+    offsets = tf.cast(offsets, tf.int64)
+    if contexts is None and targets is None:
+        return offsets
+    lengths = offsets[1:] - offsets[:-1]
+    counts = [tf.zeros_like(lengths) if c is None else tf.cast(c, tf.int64) for c in (contexts, targets)]
+    fits = (counts[0] >= 0) & (counts[1] >= 0) & (counts[0] + counts[1] <= lengths)
+    form = "a sequence is [contexts | history | targets]; contexts"
+    told = tf.debugging.Assert(
+        tf.reduce_all(fits),
+        [form, counts[0], "and targets", counts[1], "don't fit into lengths", lengths],
+        summarize=20,
+    )
+    with tf.control_dependencies([] if told is None else [told]):
+        return tf.identity(offsets)
