@@ -9,3 +9,4 @@ from gmeta.models.melu import melu_features as melu_features
 from gmeta.models.meta_emb import MetaEmb as MetaEmb
 from gmeta.models.meta_model import MetaModel as MetaModel
 from gmeta.models.model import Model as Model
+from gmeta.models.next_item import NextItemModel as NextItemModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -109,21 +110,34 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One batch: forward, backward, and a step of dense weights and tables."""
-        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
         joint = self._joint_optimizer
         with rank_step(self, data) as step:
             with tf.GradientTape() as tape, record_lookups(tape) as lookups:
-                y_pred = self(x, training=True)
-                loss = self.compute_loss(x, y, y_pred, sample_weight)
+                loss, samples, measure = self.learn(data)
                 scaled = joint.scaled(loss)
-            self._validate_target_and_loss(y, loss)
             variables = self.trainable_variables
             gradients = joint.unscaled(tape.gradient(scaled, [*variables, *lookups.rows]))
-            logs = self.compute_metrics(x, y, y_pred, sample_weight)
+            logs = measure()
             gradients = step.end_forward(gradients)
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
-        joint.apply_gradients(dense, variables, lookups, rows, _samples(y_pred))
+        joint.apply_gradients(dense, variables, lookups, rows, samples)
         return logs
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """The forward pass of a train step; a model with a loss of its own overrides it.
+
+        Args:
+          data: A batch, as Keras gives it to ``train_step``.
+
+        Returns:
+          The loss, a scalar, and a mean over the batch's samples; how many samples those are, (); and a
+          function that updates metrics and gives their results, which is called outside of the tape.
+        """
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=True)
+        loss = self.compute_loss(x, y, y_pred, sample_weight)
+        self._validate_target_and_loss(y, loss)
+        return loss, _samples(y_pred), lambda: self.compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was called with."""

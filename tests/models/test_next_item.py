@@ -1,0 +1,129 @@
+"""A model of the next item: what it learns, by how many lookups, and that users stand alone."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
+from gmeta.losses import SampledSoftmax
+from gmeta.models import NextItemModel
+from gmeta.ops import Adam, Normal
+
+ITEMS = 12
+
+
+def make_model(time="time", **settings):
+    collection = EmbeddingCollection(
+        [FeatureConfig("item", 8, initializer=Normal(0.0, 0.3))], optimizer=Adam(0.01)
+    )
+    backbone = HSTU(
+        blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=time is not None
+    )
+    settings = {"items": ITEMS, "max_length": 6, "negatives": 8, "ks": (1, 5)} | settings
+    model = NextItemModel(collection, backbone, time=time, **settings)
+    model.compile(tf.keras.optimizers.Adam(0.01))
+    return model
+
+
+def histories(users, seed=0):
+    """Each item is followed by the same one, always."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(users):
+        items = [int(random.integers(ITEMS))]
+        for _ in range(random.integers(1, 6)):
+            items.append((5 * items[-1] + 1) % ITEMS)
+        found.append(items)
+    times = [list(np.cumsum(random.integers(1, 999, len(items)))) for items in found]
+    return {name: tf.ragged.constant(rows, tf.int64) for name, rows in (("item", found), ("time", times))}
+
+
+def user(batch, number):
+    return {name: column[number : number + 1] for name, column in batch.items()}
+
+
+def test_it_learns_what_follows_what():
+    model, batch = make_model(), histories(64)
+    data = tf.data.Dataset.from_tensor_slices(batch).batch(16)
+    before = model.evaluate(data, verbose=0, return_dict=True)
+    losses = model.fit(data, epochs=25, verbose=0).history["loss"]
+    after = model.evaluate(data, verbose=0, return_dict=True)
+    assert losses[-1] < losses[0] / 2
+    assert after["ndcg@5"] > 0.9 > before["ndcg@5"]
+    # What is nearest to the query of a history is what follows its last item.
+    nearest = (model.predict(data, verbose=0) @ model.item_vectors().numpy().T).argmax(axis=1)
+    assert np.mean(nearest == (5 * batch["item"][:, -1:].values.numpy() + 1) % ITEMS) > 0.9
+
+
+def test_a_step_makes_one_lookup(monkeypatch):
+    model, calls = make_model(), []
+    lookup = model.collection.lookup
+    monkeypatch.setattr(
+        model.collection, "lookup", lambda *args, **kwargs: calls.append(args) or lookup(*args, **kwargs)
+    )
+    model.train_step(histories(5))
+    assert len(calls) == 1
+
+
+def test_the_loss_is_the_mean_over_tokens_of_each_user_alone(monkeypatch):
+    model, batch = make_model(), histories(4)
+    found = []
+
+    def watched(self, queries, positives, ids, **kwargs):
+        found.append((queries.numpy(), ids.numpy()))
+        return tf.reduce_sum(queries * positives, axis=1)
+
+    monkeypatch.setattr(SampledSoftmax, "__call__", watched)
+    loss, samples, _ = learnt(model, batch)
+    alone = [learnt(model, user(batch, number)) for number in range(4)]
+    lengths = batch["item"].row_lengths().numpy() - 1
+    assert samples == lengths.sum()
+    np.testing.assert_allclose(loss, np.average([each[0] for each in alone], weights=lengths), rtol=1e-5)
+    np.testing.assert_allclose(
+        found[0][0], np.concatenate([each[0] for each in found[1:]]), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_array_equal(found[0][1], batch["item"][:, 1:].values)
+
+
+def learnt(model, batch):
+    from gmeta.layers import record_lookups
+
+    with tf.GradientTape() as tape, record_lookups(tape):
+        return model.learn(batch)
+
+
+def test_a_users_rank_does_not_depend_on_others():
+    model, batch = make_model(), histories(3)
+    together = model.test_step(batch)["mrr"]
+    alone = []
+    for number in range(3):
+        model.reset_metrics()
+        alone.append(model.test_step(user(batch, number))["mrr"])
+    np.testing.assert_allclose(together, np.mean(alone), rtol=1e-6)
+
+
+def test_of_a_long_history_the_last_items_are_read():
+    model = make_model()
+    long = {"item": tf.ragged.constant([[*range(9)]], tf.int64), "time": tf.ragged.constant([[*range(9)]])}
+    short = {name: column[:, -6:] for name, column in long.items()}
+    np.testing.assert_allclose(model(long), model(short), rtol=1e-6)
+
+
+def test_histories_of_one_item_and_none():
+    model = make_model(time=None)
+    batch = {"item": tf.ragged.constant([[3], [], [1, 6]], tf.int64, ragged_rank=1)}
+    assert model(batch).shape == (3, 8)
+    assert int(learnt(model, batch)[1]) == 1
+    model.test_step(batch)
+    assert float(model.ranking.weight) == 1
+
+
+def test_what_it_cannot_read_is_named():
+    model, batch = make_model(), histories(2)
+    with pytest.raises(ConfigError, match=r"lacks time; it has item"):
+        model({"item": batch["item"]})
+    with pytest.raises(ConfigError, match="item must be ragged"):
+        model({**batch, "item": batch["item"].to_tensor()})
+    with pytest.raises(ConfigError, match="item='film' is no feature"):
+        make_model(item="film")
