@@ -3,8 +3,10 @@ Hypothesis is given time.
 """
 
 import sys
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
 
 import gmeta  # noqa: F401
 
@@ -20,3 +22,11 @@ def pytest_collection_finish() -> None:
         from gmeta.testing.tracing import leave_keras_as_it_is
 
         leave_keras_as_it_is()
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_is_left() -> Iterator[None]:
+    """A seed that a test sets for the process would shuffle the data of those that come after it."""
+    yield
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(None)
