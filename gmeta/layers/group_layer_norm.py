@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 from gmeta.layers.normalisation import layer_norm
 from gmeta.ops import jagged
@@ -19,7 +20,7 @@ class GroupLayerNorm(tf.keras.layers.Layer):
        y_i = \gamma_{g(i)} \odot \frac{x_i - \bar{x_i}}{\sqrt{\mathrm{var}(x_i) + \epsilon}} + \beta_{g(i)}
 
     Tokens of unlike domains are unlike in scale; with weights of their own they are made alike, and attention
-    can compare them (Meituan's MTGR, 2025, section 3.3, and MTGenRec, section 2). Statistics are of a
+    can compare them (MTGR, Han et al., arXiv 2505.18654, 2025; MTGenRec, section 2). Statistics are of a
     token's own numbers: no token depends on which others are there.
 
     Args:
@@ -62,12 +63,11 @@ class GroupLayerNorm(tf.keras.layers.Layer):
         """
         domains = tf.convert_to_tensor(domains)
         # A GPU's gather makes zeros of what is out of range.
-        known = tf.debugging.Assert(
-            tf.reduce_all((domains >= 0) & (domains < self.domains)),
+        domains = asserted(
+            domains,
+            (domains >= 0) & (domains < self.domains),
             [f"{self.name}: domains must be in [0, {self.domains}), got", domains],
         )
-        with tf.control_dependencies([] if known is None else [known]):
-            domains = tf.identity(domains)
         scale, offset = (
             jagged.take(tf.convert_to_tensor(weight), domains) for weight in (self.gamma, self.beta)
         )

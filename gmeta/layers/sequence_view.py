@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 from gmeta.ops import AttentionMask, Jagged, jagged
 
@@ -58,12 +59,11 @@ def sequence_view(
     times = tf.cast(times, tf.int64)
     if times.shape.rank not in (None, 1):
         raise ConfigError(f"times must be a vector with a number for each token, got shape {times.shape}")
-    told = tf.debugging.Assert(
+    times = asserted(
+        times,
         tf.size(times, tf.int64) == offsets[-1],
         ["times: a number for each token expected; tokens", offsets[-1], "times", tf.size(times)],
     )
-    with tf.control_dependencies([] if told is None else [told]):
-        times = tf.identity(times)
     visible = mask.visible(offsets, contexts, targets, times)
     tokens = Jagged(times, offsets)
     rows, places, lengths = jagged.row_ids(tokens), jagged.positions(tokens), jagged.lengths(tokens)
@@ -82,10 +82,5 @@ def _with_parts(offsets: tf.Tensor, contexts: Any, targets: Any) -> tf.Tensor:
     counts = [tf.zeros_like(lengths) if c is None else tf.cast(c, tf.int64) for c in (contexts, targets)]
     fits = (counts[0] >= 0) & (counts[1] >= 0) & (counts[0] + counts[1] <= lengths)
     form = "a sequence is [contexts | history | targets]; contexts"
-    told = tf.debugging.Assert(
-        tf.reduce_all(fits),
-        [form, counts[0], "and targets", counts[1], "don't fit into lengths", lengths],
-        summarize=20,
-    )
-    with tf.control_dependencies([] if told is None else [told]):
-        return tf.identity(offsets)
+    told = [form, counts[0], "and targets", counts[1], "don't fit into lengths", lengths]
+    return asserted(offsets, fits, told, summarize=20)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 
 
@@ -61,12 +62,11 @@ def catalogue_ranks(
     positive = tf.cast(positives, tf.int64)
     _check_shapes(query, table, positive)
     count, size = tf.shape(query, tf.int64)[0], tf.shape(table, tf.int64)[0]
-    known = tf.debugging.Assert(
-        tf.reduce_all((positive >= 0) & (positive < size)),
+    positive = asserted(
+        positive,
+        (positive >= 0) & (positive < size),
         ["catalogue_ranks: positives must be rows of the items, of which there are", size, "got", positive],
     )
-    with tf.control_dependencies([] if known is None else [known]):
-        positive = tf.identity(positive)
     query = _vectors(query, normalize)
     own = tf.cast(tf.reduce_sum(query * _vectors(tf.gather(table, positive), normalize), axis=1), tf.float32)
     hidden = None if seen is None else _pairs(seen)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.asserted import asserted
 from gmeta.metrics.order import below
 from gmeta.metrics.task_metric import TaskMetric
 
@@ -55,12 +56,12 @@ class NDCG(TaskMetric):
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The tasks' nDCG, and 1 for those that have an order."""
-        fits = tf.debugging.Assert(
-            tf.reduce_all((labels >= 0) & (labels < 1000)),
+        labels = asserted(
+            labels,
+            (labels >= 0) & (labels < 1000),
             [f"{self.name}: ratings must be numbers from 0 to 1000, got", labels],
         )
-        with tf.control_dependencies([] if fits is None else [fits]):
-            gains = tf.pow(tf.constant(2.0, labels.dtype), labels) - 1
+        gains = tf.pow(tf.constant(2.0, labels.dtype), labels) - 1
         sizes = tf.reduce_sum(tf.cast(real, tf.int32), axis=1, keepdims=True)
         lower, not_higher = below(predictions, real)
         # Tied samples stand together at the ranks from `first` up to `last`: each has the mean of their

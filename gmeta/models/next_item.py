@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.layers.sequence_view import sequence_view
@@ -18,6 +19,7 @@ from gmeta.models.ranks.step import rank_step
 from gmeta.ops import Jagged, jagged
 
 
+@tf.keras.saving.register_keras_serializable("gmeta")
 class NextItemModel(Model):
     r"""Learns to tell, at every token of a history, the item that comes next.
 
@@ -71,7 +73,7 @@ class NextItemModel(Model):
         loss: SampledSoftmax | None = None,
         dropout: float = 0.0,
         seed: int = 0,
-        ks: tuple[int, ...] = (10, 50),
+        ks: Sequence[int] = (10, 50),
         name: str = "next_item",
     ) -> None:
         super().__init__(name=name)
@@ -92,6 +94,10 @@ class NextItemModel(Model):
         self.steps = self.add_weight(name="steps", shape=(), dtype=tf.int64, trainable=False)
         self.ranking = NextItem(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
+        # All weights from the start: a model that is loaded has to have them.
+        nothing = Jagged(tf.zeros([0, self.dim]), tf.zeros([2], tf.int64))
+        self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
+        self.built = True
 
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """(users, d): what comes after each history, to be compared with the items' vectors.
@@ -154,6 +160,28 @@ class NextItemModel(Model):
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The loss of training and the ranks of evaluation; reset at each epoch."""
         return [self.mean, self.ranking]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON can hold them."""
+        serialize = tf.keras.saving.serialize_keras_object
+        names = ("items", "max_length", "item", "time", "negatives", "seed", "name")
+        return {
+            "collection": serialize(self.collection),
+            "backbone": serialize(self.backbone),
+            "loss": to_mapping(self.loss_of),
+            "dropout": self.drop.rate,
+            "ks": self.ranking.ks,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> NextItemModel:
+        """The model that `get_config` described."""
+        made = {
+            part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
+            for part in ("collection", "backbone")
+        }
+        return cls(**{**config, **made, "loss": from_mapping(SampledSoftmax, config["loss"], "loss")})
 
     def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
         """Ids and times, of each user the last ``longest``."""

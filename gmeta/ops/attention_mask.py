@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
+from gmeta.ops import jagged
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class AttentionMask:
       contexts_see: ``"contexts"``: contextual tokens see each other. ``"history"``: the whole history too, as
         in Meta's production form; not for training on the next item, which they would tell.
       by_time: What is before a token are the tokens of the history with an earlier time, in place of an
-        earlier position: the dynamic mask of Meituan's MTGR (2025), section 3.4. Targets that were shown
-        before the history ended then don't see what came after them.
+        earlier position: the dynamic mask of MTGR (Han et al., arXiv 2505.18654, 2025). Targets that were
+        shown before the history ended then don't see what came after them.
 
     Example:
       >>> mask = AttentionMask()
@@ -88,9 +90,9 @@ class AttentionMask:
         none = tf.zeros_like(lengths)
         contexts = none if contexts is None else tf.cast(contexts, tf.int64)
         ends = lengths - (none if targets is None else tf.cast(targets, tf.int64))
-        sequence = tf.repeat(tf.range(tf.size(lengths)), lengths)
+        tokens = jagged.Jagged(tf.range(offsets[-1]), offsets)
+        sequence, place = jagged.row_ids(tokens), jagged.positions(tokens)
         first, end = tf.gather(contexts, sequence), tf.gather(ends, sequence)
-        place = tf.range(tf.size(sequence, tf.int64)) - tf.gather(offsets, sequence)
         if self.by_time:
             if times is None:
                 raise ConfigError("attention mask: by_time needs the times of the tokens")
@@ -117,13 +119,19 @@ def _earlier(times: tf.Tensor, sequence: tf.Tensor, of_history: tf.Tensor) -> tf
     # One sorted list for all sequences: a sequence's number, then the time.
     times -= tf.reduce_min(tf.concat([times, [tf.int64.max]], axis=0))
     stride = 1 + tf.reduce_max(tf.concat([times, [0]], axis=0))
-    keys = tf.cast(sequence, tf.int64) * stride + times
+    most = tf.reduce_max(tf.concat([sequence, [0]], axis=0)) + 1
+    stride = asserted(
+        stride,
+        (stride > 0) & (most <= tf.int64.max // tf.maximum(stride, 1)),
+        ["attention mask: times of sequences", most, "are too far apart for int64; give them in seconds"],
+    )
+    keys = sequence * stride + times
     history = tf.boolean_mask(keys, of_history)
-    sorted_ = tf.debugging.Assert(
-        tf.reduce_all(history[1:] >= history[:-1]),
+    history = asserted(
+        history,
+        history[1:] >= history[:-1],
         ["attention mask: the times of a sequence's history must not decrease, got", history],
     )
-    starts = tf.cast(sequence, tf.int64) * stride
-    with tf.control_dependencies([sorted_] if sorted_ is not None else []):
-        found = tf.searchsorted(history, keys, out_type=tf.int64)
-    return found - tf.searchsorted(history, starts, out_type=tf.int64)
+    return tf.searchsorted(history, keys, out_type=tf.int64) - tf.searchsorted(
+        history, sequence * stride, out_type=tf.int64
+    )

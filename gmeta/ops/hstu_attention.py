@@ -46,7 +46,10 @@ def hstu_attention(
       bias: What is added to the scores; None: nothing.
 
     Returns:
-      (total, heads, dv).
+      (total, heads, dv) of v's dtype; computed in float32, and float64 by the plain form.
+
+    Raises:
+      InvalidArgumentError: Shapes that don't fit together, or offsets that don't rise from 0 to total.
 
     Example:
       >>> q = tf.ones([3, 1, 4])
@@ -100,26 +103,26 @@ def _attention(
         visible=visible,
         positions=floats[3],
         time_buckets=floats[4],
-        bucket_starts=bucket_starts(),
         row_times=times[0],
         column_times=times[1],
         scale=scale,
         alpha=alpha,
+        bucket_starts=bucket_starts().tolist(),
     )
     return tf.cast(out, v.dtype)
 
 
 @tf.RegisterGradient("GmetaHstuAttention")
 def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
-    settings = {name: op.get_attr(name) for name in ("scale", "alpha")}
+    settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
     found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
-    return [*found[:3], None, None, *found[3:], None, None, None]
+    return [*found[:3], None, None, *found[3:], None, None]
 
 
 @tf.RegisterGradient("GmetaHstuAttentionGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
     """By the plain form: an inner loop that adapts what is below attention needs it, and few have one."""
-    of_out = op.inputs[10]
+    of_out = op.inputs[9]
     floats = [op.inputs[i] for i in (0, 1, 2, 5, 6)]
     with tf.GradientTape() as outer:
         outer.watch([*floats, of_out])
@@ -132,7 +135,7 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
-    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, of_floats[5]]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, of_floats[5]]
 
 
 def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -147,5 +150,5 @@ def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
         op.inputs[4],
         scale=op.get_attr("scale"),
         alpha=op.get_attr("alpha"),
-        bias=RelativeBias(positions, buckets, op.inputs[8], op.inputs[9]),
+        bias=RelativeBias(positions, buckets, op.inputs[7], op.inputs[8]),
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 
 
@@ -150,8 +151,9 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
       [[1, 2, 8], [3, 9]]
     """
     sizes = [tf.size(each.offsets) - 1 for each in (first, second)]
-    with tf.control_dependencies(_run(sizes[0] == sizes[1], "concat: batches of", *sizes, "sequences")):
-        begins = tf.identity(first.offsets[:-1])
+    begins = asserted(
+        first.offsets[:-1], sizes[0] == sizes[1], ["jagged", "concat: batches of", *sizes, "sequences"]
+    )
     starts = tf.stack([begins, _total(first) + second.offsets[:-1]], axis=1)
     tokens, _ = _stretches(
         tf.reshape(starts, [-1]), tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1])
@@ -285,10 +287,4 @@ def _checked(numbers: tf.Tensor, good: tf.Tensor, *told: Any) -> tf.Tensor:
         tf.gather(tf.concat([each, [0]], 0), bad) if tf.is_tensor(each) and each.shape.rank == 1 else each
         for each in told
     ]
-    with tf.control_dependencies(_run(bad == tf.size(good, tf.int64), "sequence", bad, *shown)):
-        return tf.identity(numbers)
-
-
-def _run(good: tf.Tensor, *told: Any) -> list[tf.Operation]:
-    made = tf.debugging.Assert(good, ["jagged", *told])
-    return [] if made is None else [made]
+    return asserted(numbers, bad == tf.size(good, tf.int64), ["jagged", "sequence", bad, *shown])

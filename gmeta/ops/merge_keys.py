@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import ids_tensor
@@ -70,7 +71,6 @@ def _portable(
         excess = tf.bitwise.right_shift(wide, tf.constant(id_bits, tf.int64))
         limits = [tf.reduce_min(wide), "to", tf.reduce_max(wide)]
         message = f"feature {feature}: ids must be in [0, {1 << id_bits}); got some in the range of"
-        check = tf.debugging.Assert(tf.reduce_all(tf.equal(excess, 0)), [message, *limits])
-        with tf.control_dependencies([check] if check is not None else []):
-            keys.append(tf.bitwise.bitwise_or(wide, tf.constant(prefix, tf.int64)))
+        wide = asserted(wide, tf.equal(excess, 0), [message, *limits])
+        keys.append(tf.bitwise.bitwise_or(wide, tf.constant(prefix, tf.int64)))
     return tf.concat(keys, axis=0)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 from gmeta.models import MetaModel
 from gmeta.models.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
@@ -128,13 +129,12 @@ def _checked(columns: dict[str, Any]) -> dict[str, Any]:
     first = next(iter(counts.values()))
     found = [part for count in counts.items() for part in count]
     same = tf.reduce_all(tf.equal(tf.stack(list(counts.values())), first))
-    checks = [(same, ["inputs must be of as many samples each, but are of", *found])]
-    if LABEL in columns:
-        finite = tf.reduce_all(tf.math.is_finite(columns[LABEL]))
-        checks.append((finite, [f"{LABEL} holds NaN or infinity: leave such samples out"]))
-    asserts = [tf.debugging.Assert(holds, said, summarize=2) for holds, said in checks]
-    with tf.control_dependencies([check for check in asserts if check is not None]):
-        return tf.nest.map_structure(tf.identity, columns, expand_composites=True)
+    said = ["inputs must be of as many samples each, but are of", *found]
+    columns = asserted(columns, same, said, summarize=2)
+    if LABEL not in columns:
+        return columns
+    finite = tf.math.is_finite(columns[LABEL])
+    return asserted(columns, finite, [f"{LABEL} holds NaN or infinity: leave such samples out"])
 
 
 def _decoded(

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
+
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
 
@@ -118,9 +120,7 @@ class Decoder:
         return tf.reshape(values, [-1 if dim is None else dim for dim in shape.as_list()])
 
     def _checked(self, value: tf.Tensor, holds: tf.Tensor, otherwise: str) -> tf.Tensor:
-        check = tf.debugging.Assert(tf.reduce_all(holds), [f"{self._what} {otherwise}: {self._advice}"])
-        with tf.control_dependencies([check] if check is not None else []):
-            return tf.identity(value)
+        return asserted(value, holds, [f"{self._what} {otherwise}: {self._advice}"])
 
 
 def _slice(data: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:

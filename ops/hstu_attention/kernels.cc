@@ -3,7 +3,8 @@
 #include "ops/common/kernels.h"
 
 #include <limits>
-#include <optional>
+#include <memory>
+#include <vector>
 
 #include "ops/hstu_attention/attention.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -22,14 +23,17 @@ class AttentionOp : public OpKernel {
   explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+    std::vector<int64_t> starts;
+    OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts));
+    buckets_ = std::make_unique<hstu::TimeBuckets>(starts.data(), starts.size());
+    time_buckets_ = static_cast<int64_t>(starts.size()) + 1;
   }
 
  protected:
-  absl::Status Read(OpKernelContext* context, hstu::Inputs* in,
-                    std::optional<hstu::TimeBuckets>* buckets) {
+  absl::Status Read(OpKernelContext* context, hstu::Inputs* in) {
     const Tensor &q = context->input(0), &k = context->input(1), &v = context->input(2);
     const Tensor &visible = context->input(4), &positions = context->input(5);
-    const Tensor &time_buckets = context->input(6), &starts = context->input(7);
+    const Tensor& time_buckets = context->input(6);
     if (v.dims() != 3)
       return Invalid("attention: v must be (tokens, heads, width), got ", v.shape().DebugString());
     const int64_t tokens = v.dim_size(0);
@@ -64,21 +68,20 @@ class AttentionOp : public OpKernel {
       in->bias.n = (positions.NumElements() + 1) / 2;
     }
     if (time_buckets.NumElements() > 0) {
-      for (int input : {8, 9}) {
+      for (int input : {7, 8}) {
         if (context->input(input).NumElements() != tokens) {
           return Invalid("attention: a bias of times needs a time of each of the ", tokens,
                          " tokens, got ", context->input(input).NumElements());
         }
       }
-      if (time_buckets.NumElements() != starts.NumElements() + 1) {
-        return Invalid("attention: a bias of times has ", starts.NumElements() + 1,
-                       " buckets, got ", time_buckets.NumElements());
+      if (time_buckets.NumElements() != time_buckets_) {
+        return Invalid("attention: a bias of times has ", time_buckets_, " buckets, got ",
+                       time_buckets.NumElements());
       }
-      buckets->emplace(starts.flat<int64_t>().data(), starts.NumElements());
       in->bias.time_buckets = time_buckets.flat<float>().data();
-      in->bias.buckets = &**buckets;
-      in->bias.row_times = context->input(8).flat<int64_t>().data();
-      in->bias.column_times = context->input(9).flat<int64_t>().data();
+      in->bias.buckets = buckets_.get();
+      in->bias.row_times = context->input(7).flat<int64_t>().data();
+      in->bias.column_times = context->input(8).flat<int64_t>().data();
     }
     return absl::OkStatus();
   }
@@ -102,6 +105,8 @@ class AttentionOp : public OpKernel {
 
   float scale_;
   float alpha_;
+  int64_t time_buckets_;
+  std::unique_ptr<hstu::TimeBuckets> buckets_;
 };
 
 class HstuAttentionOp : public AttentionOp {
@@ -110,8 +115,7 @@ class HstuAttentionOp : public AttentionOp {
 
   void Compute(OpKernelContext* context) override {
     hstu::Inputs in;
-    std::optional<hstu::TimeBuckets> buckets;
-    OP_REQUIRES_OK(context, Read(context, &in, &buckets));
+    OP_REQUIRES_OK(context, Read(context, &in));
     Tensor* out;
     OP_REQUIRES_OK(context, context->allocate_output(0, context->input(2).shape(), &out));
     const Tensor& offsets = context->input(3);
@@ -126,9 +130,8 @@ class HstuAttentionGradientOp : public AttentionOp {
 
   void Compute(OpKernelContext* context) override {
     hstu::Inputs in;
-    std::optional<hstu::TimeBuckets> buckets;
-    OP_REQUIRES_OK(context, Read(context, &in, &buckets));
-    const Tensor& of_out = context->input(10);
+    OP_REQUIRES_OK(context, Read(context, &in));
+    const Tensor& of_out = context->input(9);
     OP_REQUIRES(
         context, of_out.shape() == context->input(2).shape(),
         Invalid("attention: gradients must be of v's shape, got ", of_out.shape().DebugString()));

@@ -127,3 +127,16 @@ def test_what_it_cannot_read_is_named():
         model({**batch, "item": batch["item"].to_tensor()})
     with pytest.raises(ConfigError, match="item='film' is no feature"):
         make_model(item="film")
+
+
+def test_it_is_saved_whole(tmp_path):
+    model, batch = make_model(negatives=4, loss=SampledSoftmax(temperature=0.1, in_batch=False)), histories(9)
+    model.fit(tf.data.Dataset.from_tensors(batch), epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras")
+    for name, value in model.get_config().items():
+        assert name in ("collection", "backbone") or other.get_config()[name] == value
+    np.testing.assert_array_equal(other(batch), model(batch))
+    # It goes on where the other one stands, negatives included.
+    found = [float(each.train_step(batch)["loss"]) for each in (other, model) if not each.reset_metrics()]
+    assert found[0] == found[1]

@@ -75,6 +75,12 @@ def test_a_history_that_runs_backwards_is_refused():
     mask.visible([0, 2, 4], times=tf.constant([5, 6, 1, 2], tf.int64))
 
 
+def test_times_that_an_integer_cannot_hold_for_all_sequences_are_refused():
+    """They would wrap around, and tokens see others than they may."""
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too far apart"):
+        AttentionMask(by_time=True).visible([0, 1, 2, 3], times=tf.constant([0, 2**62, 2**62], tf.int64))
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

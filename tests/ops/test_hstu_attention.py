@@ -118,6 +118,30 @@ def test_attention_by_the_bias_alone(positions):
     np.testing.assert_allclose(np.sum(found * step), np.sum((moved - want) * upstream), rtol=1e-9)
 
 
+@pytest.mark.parametrize("positions", [None, 6])
+def test_second_gradients_are_those_of_the_plain_form(positions):
+    arrays, upstream, offsets, visible, _, bias = drawn(
+        2, [(1, 5, 1), (0, 3, 0)], 2, 4, 3, AttentionMask(), positions, with_times=positions is not None
+    )
+
+    def curvature(attention):
+        q, k, v, of_out = (tf.constant(each, tf.float32) for each in (*arrays, upstream))
+        tables = [] if bias is None else [tf.constant(table, tf.float32) for table in bias[:2]]
+        given_ = RelativeBias(*tables, *bias[2:]) if bias else None
+        watched = [q, k, v, of_out, *tables]
+        with tf.GradientTape() as outer:
+            outer.watch(watched)
+            with tf.GradientTape() as inner:
+                inner.watch(watched)
+                out = attention(q, k, v, tf.constant(offsets), visible, scale=SCALE, bias=given_)
+            first = inner.gradient(out, [q, k, v, *tables], of_out)
+            total = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(each) ** 2) for each in first])
+        return [tf.convert_to_tensor(each) for each in outer.gradient(total, watched)]
+
+    for ours, plain in zip(curvature(hstu_attention), curvature(reference.padded_attention), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5 * np.abs(plain).max())
+
+
 def test_a_sequence_does_not_depend_on_its_neighbours():
     arrays, upstream, offsets, visible, _, bias = drawn(
         1, [(1, 6, 2), (0, 20, 0)], 2, 8, 8, AttentionMask(), 30, with_times=True

@@ -17,6 +17,8 @@ torch.func       `vmap` over padded tasks: see parts/meta_vmap.py; eager or by `
 learn2learn      a clone for each task: see parts/meta_learn2learn.py
 
 second_over_first  time of a second-order step over that of a first-order one
+padding            of the support rows that are computed, those that pad tasks to the longest beside them: in
+                   one group, and in the two that several steps are taken in
 memory             peak resident memory of a step of 32 tasks of 512 support samples, in a process of its own
 
 Neither PyTorch nor learn2learn is a dependency. To see them, in an environment of their own beside gmeta's:
@@ -34,6 +36,7 @@ from typing import Any
 # On shared cores, threads of OpenMP that spin for each other take from everybody, PyTorch most of all.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import numpy as np
 from harness import Result, parser, report
 from parts import meta_sets
 from parts.meta_case import Case
@@ -79,6 +82,21 @@ def results_of(case: Case, seconds: dict[str, float]) -> list[Result]:
     return [*results, Result(f"meta/{where.format('samples')}", samples / seconds["gmeta"], "samples/s")]
 
 
+def padding(data: dict[str, Any]) -> list[Result]:
+    """The shares of a set's batches."""
+    rows: dict[int, list[int]] = {1: [], 2: []}
+    real = 0
+    for batch in data["batches"]:
+        sizes = np.sort(batch.support.mask.astype(bool).sum(axis=1))
+        real += int(sizes.sum())
+        for groups, padded in rows.items():
+            padded += [len(part) * int(part[-1]) for part in np.array_split(sizes, groups)]
+    return [
+        Result(f"meta/{data['name']}/padding/groups{groups}", 100 * (1 - real / sum(padded)), "%")
+        for groups, padded in rows.items()
+    ]
+
+
 def memory(threads: int, smoke: bool) -> list[Result]:
     """Peaks with and without recomputing."""
     results = []
@@ -104,6 +122,7 @@ def main() -> None:
     for data in data_sets(given):
         if data["name"] not in given.sets:
             continue
+        results += padding(data)
         for steps in [1] if given.smoke else given.steps:
             ours = {}
             for order in (2,) if given.smoke else (1, 2):

@@ -1,6 +1,6 @@
 """`gmeta.ops.hstu_attention` and the masks of `gmeta.ops.AttentionMask`, in NumPy and in plain TensorFlow.
 
-The NumPy forms go by the rules and equations, token by token, in float64. The TensorFlow form pads sequences
+The NumPy forms go by the rules and equations, token by token. The TensorFlow form pads sequences
 and builds every (length, length) matrix: what attention looks like without an op of its own, and what is used
 where the op isn't: in exported graphs, in float64, on devices without it.
 """
@@ -51,6 +51,11 @@ def sees(
     return matrix
 
 
+def silu(x: Array) -> Array:
+    """X times its sigmoid."""
+    return x / (1 + np.exp(-x))
+
+
 def rab(bias: RelativeBias, begin: int, end: int) -> Array:
     """(length, length) the relative bias of the tokens [begin, end), by its formula."""
     found = np.zeros((end - begin, end - begin))
@@ -84,15 +89,13 @@ def hstu_attention(
     alpha: float = 1.0,
     bias: RelativeBias | None = None,
 ) -> Array:
-    """(total, heads, dv) in float64; ``masks`` are of `sees`, one a sequence."""
-    q, k, v = (np.asarray(each, np.float64) for each in (q, k, v))
-    out = np.zeros(v.shape)
-    for sequence, (begin, end) in enumerate(pairwise(offsets)):
-        added = 0.0 if bias is None else rab(bias, begin, end)
+    """(total, heads, dv), in the precision of the inputs; ``masks`` are of `sees`, one a sequence."""
+    out = np.zeros_like(v)
+    for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
+        added = 0 if bias is None else rab(bias, begin, end).astype(v.dtype)
         for head in range(q.shape[1]):
-            scores = alpha * q[begin:end, head] @ k[begin:end, head].T + added
-            weights = scores / (1 + np.exp(-scores)) * masks[sequence] * scale
-            out[begin:end, head] = weights @ v[begin:end, head]
+            scores = alpha * (q[begin:end, head] @ k[begin:end, head].T) + added
+            out[begin:end, head] = (silu(scores) * seen * v.dtype.type(scale)) @ v[begin:end, head]
     return out
 
 
@@ -142,11 +145,12 @@ def _table_gradients(
 def bias_attention(
     v: Array, offsets: Array, masks: Sequence[Array], scale: float, bias: RelativeBias
 ) -> Array:
-    """(total, heads, dv) in float64."""
-    out = np.zeros(np.shape(v))
-    for sequence, (begin, end) in enumerate(pairwise(offsets)):
-        weights = rab(bias, begin, end) * masks[sequence] * scale
-        out[begin:end] = np.einsum("ij,jhd->ihd", weights, np.asarray(v, np.float64)[begin:end])
+    """(total, heads, dv), in the precision of v."""
+    out = np.zeros_like(v)
+    for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
+        weights = rab(bias, begin, end).astype(v.dtype) * seen * v.dtype.type(scale)
+        for head in range(v.shape[1]):
+            out[begin:end, head] = weights @ v[begin:end, head]
     return out
 
 
@@ -171,26 +175,15 @@ def padded_attention(
     places = tf.range(length)
     first, begin, end = (padded["visible"][:, :, part, tf.newaxis] for part in range(3))
     seen = (places < first) | ((places >= begin) & (places < end)) | (places[:, tf.newaxis] == places)
-    added = _rab(bias, offsets, length, v.dtype)[:, tf.newaxis]
+    added = _rab(bias, offsets, length, v.dtype)
     if q is None or k is None:
-        weights = added
+        weights = tf.where(seen, added, 0) * tf.constant(scale, v.dtype)
+        outputs = tf.einsum("bij,bjhd->bihd", weights, padded["v"])
     else:
-        scores = (
-            alpha
-            * tf.einsum(
-                "bihd,bjhd->bhij", sequences(q, offsets).to_tensor(), sequences(k, offsets).to_tensor()
-            )
-            + added
-        )
-        weights = tf.nn.silu(scores)
-    weights = tf.where(seen[:, tf.newaxis], weights, 0) * tf.constant(scale, v.dtype)
-    outputs = tf.einsum(
-        "bhij,bjhd->bihd",
-        tf.broadcast_to(
-            weights, tf.concat([tf.shape(weights)[:1], [tf.shape(v)[1]], tf.shape(weights)[2:]], 0)
-        ),
-        padded["v"],
-    )
+        rows, columns = (sequences(x, offsets).to_tensor() for x in (q, k))
+        scores = alpha * tf.einsum("bihd,bjhd->bhij", rows, columns) + added[:, tf.newaxis]
+        weights = tf.where(seen[:, tf.newaxis], tf.nn.silu(scores), 0) * tf.constant(scale, v.dtype)
+        outputs = tf.einsum("bhij,bjhd->bihd", weights, padded["v"])
     lengths = offsets[1:] - offsets[:-1]
     return tf.ensure_shape(tf.RaggedTensor.from_tensor(outputs, lengths).values, [None, *v.shape[1:]])
 

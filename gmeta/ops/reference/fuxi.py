@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.ops.reference.attention import rab
-from gmeta.ops.reference.hstu import silu
+from gmeta.ops.reference.attention import bias_attention, hstu_attention, silu
 from gmeta.ops.relative_bias import RelativeBias
 
 Array = npt.NDArray[Any]
@@ -40,16 +38,11 @@ def fuxi_block(
     gate = value * (1 + len(biases))
     mixed = silu(rms_norm(x) @ weights["uvqk/kernel"])
     u, v, q, k = np.split(mixed, np.cumsum([gate, value, query]), axis=1)
-    attended = np.zeros((len(x), heads, 1 + len(biases), value_dim), x.dtype)
-    for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
-        for head in range(heads):
-            of_query = slice(head * attention_dim, (head + 1) * attention_dim)
-            own = v[begin:end, head * value_dim : (head + 1) * value_dim]
-            for channel, bias in enumerate(biases):
-                by_bias = rab(bias, begin, end).astype(x.dtype) * seen
-                attended[begin:end, head, channel] = by_bias @ own
-            scores = silu(q[begin:end, of_query] @ k[begin:end, of_query].T)
-            attended[begin:end, head, -1] = (scores * seen / x.dtype.type(n)) @ own
+    v = v.reshape(len(x), heads, value_dim)
+    q, k = (each.reshape(len(x), heads, attention_dim) for each in (q, k))
+    channels = [bias_attention(v, offsets, masks, 1, bias) for bias in biases]
+    channels.append(hstu_attention(q, k, v, offsets, masks, 1 / n))
+    attended = np.stack(channels, axis=2)
     gated = u * rms_norm(attended.reshape(len(x), gate))
     joined = gated @ weights["joined/kernel"] + weights["joined/bias"] + x
     z = rms_norm(joined)

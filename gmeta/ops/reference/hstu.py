@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.ops.reference.attention import rab
+from gmeta.ops.reference.attention import hstu_attention, silu
 from gmeta.ops.relative_bias import RelativeBias
 
 Array = npt.NDArray[Any]
-
-
-def silu(x: Array) -> Array:
-    """X times its sigmoid."""
-    return x / (1 + np.exp(-x))
 
 
 def layer_norm(x: Array, scale: Any = 1, offset: Any = 0) -> Array:
@@ -30,19 +24,6 @@ def row_times(times: Sequence[int], contexts: int, targets: int) -> list[int]:
     """For the tokens of one sequence, the time that each looks from."""
     end = len(times) - targets
     return [times[i + 1] if contexts <= i < end - 1 else times[i] for i in range(len(times))]
-
-
-def attention(
-    q: Array, k: Array, v: Array, offsets: Array, masks: Sequence[Array], scale: float, bias: RelativeBias
-) -> Array:
-    """SiLU attention of (total, heads, d), in the precision of its inputs; α is in q."""
-    out = np.zeros_like(v)
-    for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
-        added = rab(bias, begin, end).astype(v.dtype)
-        for head in range(q.shape[1]):
-            scores = q[begin:end, head] @ k[begin:end, head].T + added
-            out[begin:end, head] = (silu(scores) * seen * v.dtype.type(scale)) @ v[begin:end, head]
-    return out
 
 
 def hstu_block(
@@ -80,14 +61,14 @@ def hstu_block(
     else:
         u, q = silu(u), q / x.dtype.type(np.sqrt(attention_dim))
     tables = (weights.get("relative_bias/positions"), weights.get("relative_bias/time_buckets"))
-    attended = attention(
+    attended = hstu_attention(
         q.reshape(-1, heads, attention_dim),
         k.reshape(-1, heads, attention_dim),
         v.reshape(-1, heads, value_dim),
         offsets,
         masks,
         1 / n,
-        RelativeBias(*tables, *times),
+        bias=RelativeBias(*tables, *times),
     ).reshape(-1, gate)
     gated = u * layer_norm(
         attended, weights.get("attended_norm/scale", 1), weights.get("attended_norm/offset", 0)
