@@ -141,9 +141,7 @@ class HstuAttentionGradientOp : public AttentionOp {
       OP_REQUIRES_OK(context,
                      context->allocate_output(i, context->input(of[i]).shape(), &outputs[i]));
     }
-    hstu::BiasGradient of_bias;
-    of_bias.positions.resize(outputs[3]->NumElements());
-    of_bias.time_buckets.resize(outputs[4]->NumElements());
+    hstu::BiasGradient of_bias(outputs[3]->NumElements(), outputs[4]->NumElements());
     const Tensor& offsets = context->input(3);
     hstu::Backward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1,
                    of_out.flat<float>().data(),
@@ -151,8 +149,8 @@ class HstuAttentionGradientOp : public AttentionOp {
                     outputs[2]->flat<float>().data()},
                    &of_bias, PoolParallelFor(context));
     std::copy(of_bias.positions.begin(), of_bias.positions.end(), outputs[3]->flat<float>().data());
-    std::copy(of_bias.time_buckets.begin(), of_bias.time_buckets.end(),
-              outputs[4]->flat<float>().data());
+    auto of_buckets = outputs[4]->flat<float>();
+    for (int64_t i = 0; i < of_buckets.size(); ++i) of_buckets(i) = of_bias.OfBucket(i);
   }
 };
 

@@ -78,14 +78,24 @@ struct RelativeBias {
   }
 };
 
-// Gradients of the tables.
+// Gradients of the tables. A bucket has several sums, which columns take in turn: neighbours are
+// mostly of one bucket, and adding to a number has to wait until what was added before is there.
 struct BiasGradient {
+  static constexpr int kSums = 4;
+
+  BiasGradient(size_t places, size_t buckets) : positions(places), sums(buckets * kSums) {}
+
   std::vector<double> positions;
-  std::vector<double> time_buckets;
+  std::vector<double> sums;
+
+  double OfBucket(size_t bucket) const {
+    const double* of = sums.data() + bucket * kSums;
+    return (of[0] + of[1]) + (of[2] + of[3]);
+  }
 
   void Add(const BiasGradient& other) {
     for (size_t i = 0; i < positions.size(); ++i) positions[i] += other.positions[i];
-    for (size_t i = 0; i < time_buckets.size(); ++i) time_buckets[i] += other.time_buckets[i];
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += other.sums[i];
   }
 };
 
@@ -122,7 +132,8 @@ inline void AddBiasGradient(const RelativeBias& bias, int64_t row, int64_t begin
     }
   }
   if (bias.time_buckets != nullptr) {
-    for (int64_t j = begin; j < end; ++j) to->time_buckets[buckets[j - begin]] += from[j - begin];
+    constexpr int kSums = BiasGradient::kSums;
+    for (int64_t j = 0; j < end - begin; ++j) to->sums[buckets[j] * kSums + j % kSums] += from[j];
   }
 }
 

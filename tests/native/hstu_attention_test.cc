@@ -85,9 +85,7 @@ Found Run(const Case& c, const Inputs& in, const ParallelFor& parallel_for) {
               std::vector<float>(c.q.size()),
               std::vector<float>(c.k.size()),
               std::vector<float>(c.v.size()),
-              {}};
-  found.of_bias.positions.resize(c.positions.size());
-  found.of_bias.time_buckets.resize(c.buckets.size());
+              {c.positions.size(), c.buckets.size()}};
   const size_t sequences = c.offsets.size() - 1;
   gmeta::hstu::Forward(in, c.offsets.data(), sequences, found.out.data(), parallel_for);
   gmeta::hstu::Backward(in, c.offsets.data(), sequences, c.of_out.data(),
@@ -147,7 +145,9 @@ void Compare(const Case& c, const Inputs& in, const Found& found) {
   if (in.q != nullptr) Near(found.of_q, of_q), Near(found.of_k, of_k);
   if (!in.bias.any()) return;
   Near({found.of_bias.positions.begin(), found.of_bias.positions.end()}, of_positions);
-  Near({found.of_bias.time_buckets.begin(), found.of_bias.time_buckets.end()}, of_buckets);
+  std::vector<float> found_of_buckets(129);
+  for (size_t b = 0; b < 129; ++b) found_of_buckets[b] = found.of_bias.OfBucket(b);
+  Near(found_of_buckets, of_buckets);
 }
 
 // A unit by vectors of a width, beside those that the machine prefers.
