@@ -4,6 +4,8 @@ from gmeta.models.cbml import CBML as CBML
 from gmeta.models.cbml import cbml as cbml
 from gmeta.models.dlrm import dlrm as dlrm
 from gmeta.models.fast_weights import FastWeights as FastWeights
+from gmeta.models.grm import GRM as GRM
+from gmeta.models.grm import grm as grm
 from gmeta.models.melu import melu as melu
 from gmeta.models.melu import melu_features as melu_features
 from gmeta.models.meta_emb import MetaEmb as MetaEmb

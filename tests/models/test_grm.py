@@ -1,0 +1,185 @@
+"""A model of exposures: each is scored by its own user's past alone, all are trained alike, by one lookup."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.metrics import roc_auc_score
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import HSTU, FeatureConfig, record_lookups
+from gmeta.losses import product_cross_entropy
+from gmeta.models import grm
+from gmeta.ops import Adam, Normal
+from gmeta.testing.exposures import draw_exposures, of_user, with_targets
+
+START = Normal(0.0, 0.3)
+
+
+def make_model(tags=False, **settings):
+    features = [FeatureConfig(name, 8, initializer=START) for name in ("item", "category", "city", "age")]
+    features.append(FeatureConfig("action", 4, initializer=START))
+    contexts = ["city", "age"]
+    if tags:
+        features.append(FeatureConfig("tags", 8, pooling="mean", initializer=START))
+        contexts.append("tags")
+    settings = {
+        "contexts": contexts,
+        "history": ["item", "category", "action"],
+        "targets": ["item", "category"],
+        "time": "time",
+        "dim": 8,
+        "blocks": 1,
+        "max_length": 10,
+        "expert_units": [8],
+        "tower_units": [8],
+        "optimizer": Adam(0.01),
+    } | settings
+    model = grm(features, **settings)
+    model.compile(tf.keras.optimizers.Adam(0.01))
+    return model
+
+
+def learnt(model, batch):
+    with tf.GradientTape() as tape, record_lookups(tape):
+        loss, samples, measure = model.learn(batch)
+        measure()
+        return float(loss), int(samples)
+
+
+def flat(logits, task="ctcvr"):
+    return logits[task].values.numpy()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"by_time": True, "blocks": 2},
+        {"backbone": "fuxi"},
+        {"time": None, "tags": True},
+        {"scenario": "scene", "scenarios": 2},
+    ],
+    ids=["by_time", "fuxi", "without_times", "scenarios"],
+)
+def test_an_exposure_depends_on_its_own_user_and_on_no_other_exposure(settings):
+    model = make_model(**settings)
+    batch = draw_exposures(3, [4, 0, 6], [3, 2, 4], tags=True)
+    together = model(batch)
+    alone = [model(of_user(batch, user)) for user in range(3)]
+    for task in ("ctr", "cvr", "ctcvr"):
+        expected = np.concatenate([flat(each, task) for each in alone])
+        np.testing.assert_allclose(flat(together, task), expected, rtol=2e-5, atol=1e-6)
+    # Without the others of its user too, wherever it stands among them.
+    last = model(with_targets(batch, lambda column: column[:, -1:]))
+    np.testing.assert_allclose(flat(last), together["ctcvr"][:, -1:].values, rtol=2e-5, atol=1e-6)
+
+
+def test_with_a_mask_by_time_an_exposure_sees_what_came_before_it():
+    model = make_model(by_time=True)
+    batch = draw_exposures(5, [6], [4])
+    times = batch["history"]["time"]
+    batch["targets"]["time"] = tf.RaggedTensor.from_row_lengths(times.values[1:5], [4])
+    before = flat(model(batch))
+    batch["history"]["item"] = tf.RaggedTensor.from_row_lengths(
+        tf.concat([batch["history"]["item"].values[:3], [1, 2, 3]], axis=0), [6]
+    )
+    after = flat(model(batch))
+    np.testing.assert_array_equal(after[:3], before[:3])
+    assert after[3] != before[3]
+
+
+def test_contexts_history_and_the_exposure_itself_make_the_score():
+    model = make_model()
+    batch = draw_exposures(7, [5], [2])
+    score = flat(model(batch))
+    for part, name in [
+        ("contexts", "city"),
+        ("history", "action"),
+        ("targets", "category"),
+        ("targets", "time"),
+    ]:
+        changed = {**batch, part: {**batch[part], name: batch[part][name] + 10**7}}
+        assert np.all(flat(model(changed)) != score), (part, name)
+
+
+def test_the_loss_is_the_mean_over_exposures_of_click_and_of_click_and_purchase():
+    model = make_model(weights={"ctcvr": 2.0})
+    batch = draw_exposures(11, [4, 3, 0, 2], [3, 7, 1, 0])
+    loss, samples = learnt(model, batch)
+    logits, labels = model(batch), batch["labels"]
+    ctr = product_cross_entropy(labels["click"].values, [flat(logits, "ctr")])
+    both = product_cross_entropy(labels["buy"].values, [flat(logits, "ctr"), flat(logits, "cvr")])
+    assert samples == 11
+    np.testing.assert_allclose(loss, np.mean(ctr) + 2 * np.mean(both), rtol=1e-5)
+    assert learnt(model, draw_exposures(1, [3, 2], [0, 0])) == (0.0, 0)
+    assert learnt(model, draw_exposures(1, [], [])) == (0.0, 0)
+
+
+def test_a_step_makes_one_lookup_and_moves_the_rows_of_all_parts(monkeypatch):
+    model, batch, calls = make_model(tags=True), draw_exposures(2, [3, 2], [2, 2], tags=True), []
+    before = flat(model(batch))
+    lookup = model.collection.lookup
+    monkeypatch.setattr(
+        model.collection, "lookup", lambda *args, **kwargs: calls.append(args) or lookup(*args, **kwargs)
+    )
+    logs = model.train_step(batch)
+    assert len(calls) == 1
+    assert not np.allclose(flat(model(batch)), before)
+    assert {"loss", "ctr_loss", "ctcvr_loss", "mixture/ctr/load_cv2"} <= set(logs)
+    rows = model.collection.lookup(model.columns.ids(batch), insert=False)
+    found = sum(int(tf.size(keys)) for keys in rows.keys)
+    assert found == sum(table.size() for table in model.collection.tables)
+
+
+def test_it_learns_and_measures_by_user(tmp_path):
+    model = make_model(top_k=2)
+    data = tf.data.Dataset.from_tensors(draw_exposures(13, [5] * 12, [6] * 12)).repeat(2)
+    before = model.evaluate(data, verbose=0, return_dict=True)
+    model.fit(data, epochs=12, verbose=0)
+    after = model.evaluate(data, verbose=0, return_dict=True)
+    assert before["gauc_ctr"] < 0.7 < 0.95 < after["gauc_ctr"]
+    # By other means: each user's own AUC, weighted by exposures, of those who clicked and didn't.
+    (batch,) = data.take(1)
+    predicted = model.predict(data.take(1), verbose=0)
+    labels = batch["labels"]["buy"]
+    own = [(y, p) for y, p in zip(labels, predicted["ctcvr"], strict=True) if 0 < np.mean(y) < 1]
+    np.testing.assert_allclose(
+        after["gauc_ctcvr"],
+        np.average([roc_auc_score(y, p) for y, p in own], weights=[len(y) for y, _ in own]),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        after["auc_ctcvr"], roc_auc_score(labels.values, predicted["ctcvr"].values), rtol=1e-6
+    )
+    model.save(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(flat(other(batch)), flat(model(batch)))
+    assert float(other.train_step(batch)["loss"]) == pytest.approx(learnt(model, batch)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"backbone": HSTU(blocks=1, heads=1, attention_dim=4, value_dim=4, max_length=5)}, "bias of places"),
+        ({"time": None, "by_time": True}, "needs times"),
+        ({"combine": "sum"}, "action"),
+        ({"targets": ["film"]}, "'film'"),
+        ({"targets": ["item"], "history": ["item", "action"]}, "category are in no part"),
+        ({"labels": {"ctr": "click"}}, "no label trains cvr"),
+        ({"labels": {"cart": "cart"}}, "got cart"),
+    ],
+)
+def test_what_does_not_go_together_is_told(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        make_model(**settings)
+
+
+def test_batches_that_cannot_be_read_are_told():
+    model, batch = make_model(), draw_exposures(1, [2, 1], [1, 1])
+    with pytest.raises(ConfigError, match="lacks 'age' among its contexts; it has contexts city"):
+        model({**batch, "contexts": {"city": batch["contexts"]["city"]}})
+    with pytest.raises(ConfigError, match="history 'item' must be ragged"):
+        model({**batch, "history": {**batch["history"], "item": batch["history"]["item"].to_tensor()}})
+    with pytest.raises(ConfigError, match="lacks 'task'"):
+        model.test_step({part: columns for part, columns in batch.items() if part != "task"})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'action' have other lengths"):
+        model({**batch, "history": {**batch["history"], "action": batch["targets"]["category"]}})
