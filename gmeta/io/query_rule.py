@@ -57,11 +57,16 @@ class Flag:
 
 
 Query: TypeAlias = int | float | After | Flag
-"""What `gmeta.io.tasks` takes for ``query``."""
+"""What `gmeta.io.tasks` takes for ``query``, and `gmeta.io.sequences` for ``exposed``."""
 
 
-def checked(query: Query, schema: Schema) -> Query:
+def checked(query: Query, schema: Schema, what: str = "tasks: query") -> Query:
     """The rule as it is, if it is one and fits the columns.
+
+    Args:
+      query: The rule.
+      schema: The columns that it may ask.
+      what: What to call it in an error.
 
     Raises:
       ConfigError: It is no rule, a number out of range, or names a column that can't be asked.
@@ -71,16 +76,16 @@ def checked(query: Query, schema: Schema) -> Query:
         wrong = column.is_list or column.name in (schema.task, schema.batch)
         if wrong or (isinstance(query, Flag) and column.dtype != "int64"):
             kind = "an int64 column" if isinstance(query, Flag) else "a column"
-            raise ConfigError(f"tasks: query={query} must name {kind} of one value a record that is no key")
+            raise ConfigError(f"{what}={query} must name {kind} of one value a record that is no key")
         if isinstance(query, After):
-            finite_number(f"tasks: query={query}: the time", query.time)
+            finite_number(f"{what}={query}: the time", query.time)
         return query
     if isinstance(query, int | np.integer) and not isinstance(query, bool) and query >= 1:
         return int(query)
     if isinstance(query, float) and 0 < query < 1:
         return query
     raise ConfigError(
-        f"tasks: query={query!r} must be at least 1 row, a share of a task's rows above 0 and below 1, "
+        f"{what}={query!r} must be at least 1 row, a share of a task's rows above 0 and below 1, "
         "an After or a Flag"
     )
 

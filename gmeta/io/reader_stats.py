@@ -13,7 +13,6 @@ import numpy as np
 
 from gmeta.core.native import library_path, load_op_library
 
-_UNSPLIT = "one_sided"
 _MESSAGES = 100  # that are kept, as in the native counters
 
 
@@ -57,7 +56,8 @@ class ReaderCounts:
         ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
         ``not_columnar``, ``newer_layout``, ``wrong_key``. Of files: ``empty_file``, ``open``, ``read``.
         Of groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, which has support
-        rows or query rows alone (`gmeta.io.tasks`); of a shard's index: ``bad_index``.
+        rows or query rows alone (`gmeta.io.tasks`); of a shard's index: ``bad_index``. And ``unexposed``,
+        which is no fault: a user who was shown nothing (`gmeta.io.sequences`).
       messages: The first hundred of them, each "FILE at byte OFFSET: what; what to do".
     """
 
@@ -117,10 +117,11 @@ class ReaderStats:
             (*messages, *later.messages)[:_MESSAGES],
         )
 
-    def leave_out(self, records: Iterable[int], messages: Iterable[bytes]) -> np.int64:
-        """Count groups as bad that were handed out as sound, and turned out to have no support or query rows.
+    def leave_out(self, reason: str, records: Iterable[int], messages: Iterable[bytes]) -> np.int64:
+        """Count groups that were handed out as sound, and turned out to lack the rows that are asked of them.
 
         Args:
+          reason: The key in ``bad``.
           records: How many records each of them has.
           messages: A line about each, in UTF-8.
 
@@ -136,7 +137,7 @@ class ReaderStats:
             self._unsplit = ReaderCounts(
                 was.records + sum(sizes),
                 was.groups + len(sizes),
-                bad={_UNSPLIT: was.bad.get(_UNSPLIT, 0) + len(sizes)},
+                bad={**was.bad, reason: was.bad.get(reason, 0) + len(sizes)},
                 messages=(*was.messages, *lines)[:_MESSAGES],
             )
         return np.int64(len(sizes))

@@ -13,7 +13,7 @@ from gmeta.core.schema import Schema
 from gmeta.io.query_rule import After, Flag, Query, query_rows
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.row_order import drawn, marked_last
-from gmeta.io.unsplit_tasks import left_out, refused
+from gmeta.io.unsplit_tasks import About, left_out, refused
 
 Rows = Literal["latest", "random"]
 
@@ -91,9 +91,9 @@ class TaskSplit:
         }
 
     @property
-    def _about(self) -> tuple[str, str]:
+    def _about(self) -> About:
         """Where a task that can't be split is, and by what."""
-        return self.path, str(self.query)
+        return About(self.path, str(self.query))
 
     def _order(self, element: dict[str, Any], lengths: tf.Tensor, chosen: Any) -> Any:
         """The rows, support before query in each task; None: as they stand."""

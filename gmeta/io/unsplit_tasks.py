@@ -1,4 +1,4 @@
-"""Tasks whose rows are all support or all query: refused, or left out and counted.
+"""Tasks whose rows are all of one kind where a rule is to tell two: refused, or left out and counted.
 
 How many rows a task has is known to the native reader, which treats small ones; which of them a column makes
 query rows is known here alone.
@@ -6,14 +6,22 @@ query rows is known here alone.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from gmeta.io.reader_stats import ReaderStats
 
-About = tuple[str, str]
-"""The split's path, and the rule that makes rows query rows."""
+
+class About(NamedTuple):
+    """What is said of such a task: the split's path, the rule, what it makes of rows, what to do, and why."""
+
+    path: str
+    rule: str
+    kind: str = "query"
+    advice: str = "; give it a row of either kind, or leave such tasks out with on_bad='skip'"
+    reason: str = "one_sided"
 
 
 def refused(element: dict[str, Any], sound: tf.Tensor, queries: tf.Tensor, about: About) -> dict[str, Any]:
@@ -40,23 +48,36 @@ def left_out(
     """The element and ``chosen`` (rows,) without the tasks, and their rows, that aren't ``sound`` (T,)."""
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
     rows = tf.repeat(sound, lengths)
-    task = element["task"]
-    if stats is not None:
-        bad = tf.cast(tf.where(~sound)[:, 0], tf.int32)
-        messages = tf.map_fn(
-            lambda place: _message(element, queries, about, place), bad, fn_output_signature=tf.string
-        )
-        counted = tf.numpy_function(stats.leave_out, [tf.gather(lengths, bad), messages], tf.int64)
-        with tf.control_dependencies([counted]):
-            task = tf.identity(task)
+    element = counted(element, sound, queries, stats, about)
     kept = {
         **element,
         "columns": {name: _masked(values, rows) for name, values in element["columns"].items()},
-        "task": tf.boolean_mask(task, sound),
+        "task": tf.boolean_mask(element["task"], sound),
         "batch_id": tf.boolean_mask(element["batch_id"], sound),
         "row_splits": tf.concat([[0], tf.cumsum(tf.boolean_mask(lengths, sound))], axis=0),
     }
     return kept, tf.boolean_mask(chosen, rows)
+
+
+def counted(
+    element: dict[str, Any],
+    sound: tf.Tensor,
+    queries: tf.Tensor,
+    stats: ReaderStats | None,
+    about: About,
+) -> dict[str, Any]:
+    """The element as it is; whoever takes its ``"task"`` has tasks counted that aren't ``sound`` (T,)."""
+    if stats is None:
+        return element
+    lengths = element["row_splits"][1:] - element["row_splits"][:-1]
+    bad = tf.cast(tf.where(~sound)[:, 0], tf.int32)
+    messages = tf.map_fn(
+        lambda place: _message(element, queries, about, place), bad, fn_output_signature=tf.string
+    )
+    count = functools.partial(stats.leave_out, about.reason)
+    done = tf.numpy_function(count, [tf.gather(lengths, bad), messages], tf.int64)
+    with tf.control_dependencies([done]):
+        return {**element, "task": tf.identity(element["task"])}
 
 
 def _masked(values: Any, rows: tf.Tensor) -> Any:
@@ -65,7 +86,6 @@ def _masked(values: Any, rows: tf.Tensor) -> Any:
 
 def _message(element: dict[str, Any], queries: tf.Tensor, about: About, place: Any) -> tf.Tensor:
     """One line about the task at a place of the element; an empty one where there is no such place."""
-    path, rule = about
 
     def number(values: tf.Tensor) -> tf.Tensor:
         return tf.strings.as_string(tf.gather(tf.concat([values, [0]], axis=0), place))
@@ -73,8 +93,13 @@ def _message(element: dict[str, Any], queries: tf.Tensor, about: About, place: A
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
     return tf.strings.join(
         [
-            *(f"gmeta: {path}: task ", number(element["task"]), ", batch ", number(element["batch_id"])),
-            *(" has ", number(queries), " query rows of ", number(lengths), f" by {rule}"),
-            "; give it a row of either kind, or leave such tasks out with on_bad='skip'",
+            *(
+                f"gmeta: {about.path}: task ",
+                number(element["task"]),
+                ", batch ",
+                number(element["batch_id"]),
+            ),
+            *(" has ", number(queries), f" {about.kind} rows of ", number(lengths), f" by {about.rule}"),
+            about.advice,
         ]
     )

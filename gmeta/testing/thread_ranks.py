@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 
 def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
     """Call ``work(rank, gather)`` for each rank in a thread of its own.
@@ -40,3 +43,24 @@ def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]]
     if any(thread.is_alive() for thread in threads):
         raise TimeoutError("a rank waits for one that doesn't come")
     return results
+
+
+def thread_alltoall(
+    rank: int, gather: Callable[[Any], list[Any]]
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    """`gmeta.core.collectives.alltoall` of ranks that are threads, called eagerly.
+
+    Args:
+      rank: Who calls it.
+      gather: As `run_thread_ranks` gives it.
+    """
+
+    def alltoall(tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        if sum(splits.numpy()) != len(tensor):
+            raise ValueError(f"{name}: {len(tensor)} rows don't split into {splits.numpy()}")
+        everyone = gather((tensor, splits.numpy()))
+        ends = [(rows, np.cumsum([0, *sizes])) for rows, sizes in everyone]
+        received = [rows[end[rank] : end[rank + 1]] for rows, end in ends]
+        return tf.concat(received, axis=0), tf.constant([len(rows) for rows in received])
+
+    return alltoall

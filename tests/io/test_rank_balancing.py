@@ -15,7 +15,7 @@ from gmeta.io.group_packing import GroupPacking
 from gmeta.io.rank_balancing import _dealt, balance_over_ranks, balanced_elements, rank_of_each
 from gmeta.io.sequence_cost import SequenceCost
 from gmeta.testing.ranks import run_ranks
-from gmeta.testing.thread_ranks import run_thread_ranks
+from gmeta.testing.thread_ranks import run_thread_ranks, thread_alltoall
 
 COST = SequenceCost(2.0, 1.0)
 
@@ -101,16 +101,10 @@ def dealt_by_threads(of_ranks, length):
     """What ranks that are threads get."""
 
     def work(rank, gather):
-        def alltoall(tensor, splits, name):
-            assert sum(splits.numpy()) == len(tensor)
-            everyone = gather((tensor, splits.numpy()))
-            ends = [(rows, np.cumsum([0, *sizes])) for rows, sizes in everyone]
-            received = [rows[end[rank] : end[rank + 1]] for rows, end in ends]
-            return tf.concat(received, axis=0), tf.constant([len(rows) for rows in received])
-
         element = element_of(of_ranks[rank])
         packing = GroupPacking(element["columns"])
-        found, groups = _dealt(element, COST, length, packing, rank, len(of_ranks), alltoall, "test")
+        exchange = thread_alltoall(rank, gather)
+        found, groups = _dealt(element, COST, length, packing, rank, len(of_ranks), exchange, "test")
         assert groups == sum(map(len, of_ranks))
         return found
 
