@@ -37,20 +37,25 @@ class Balance:
       cost: The cost of a sequence; its number of tokens, if nothing is said.
       max_tokens: The most tokens of an element, for memory's sake; one group alone may have more.
       tokens: The list column whose values are counted; None: rows.
+      longest: The most tokens of a sequence that count, where a model sees no more of it; None: all.
 
     Raises:
-      ConfigError: ``target`` isn't above 0, or ``max_tokens`` below 1.
+      ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` below 1.
     """
 
     target: float
     cost: SequenceCost = field(default_factory=SequenceCost)
     max_tokens: int | None = None
     tokens: str | None = None
+    longest: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.target > 0 or (self.max_tokens is not None and self.max_tokens < 1):
+        if not self.target > 0 or any(
+            most is not None and most < 1 for most in (self.max_tokens, self.longest)
+        ):
             raise ConfigError(
-                f"Balance: target={self.target} must be above 0, and max_tokens={self.max_tokens} at least 1"
+                f"Balance: target={self.target} must be above 0, max_tokens={self.max_tokens} and "
+                f"longest={self.longest} at least 1"
             )
 
 
@@ -268,7 +273,8 @@ def _balance(balance: Balance | None) -> list[float]:
     if balance is None:
         return []
     cost = balance.cost
-    return [float(balance.target), cost.linear, cost.quadratic, float(balance.max_tokens or 0)]
+    most = [float(balance.max_tokens or 0), float(balance.longest or 0)]
+    return [float(balance.target), cost.linear, cost.quadratic, *most]
 
 
 def _group_ranges(split: PreparedSplit, shares: Shares, epoch: tf.Tensor, **inputs: Any) -> tf.data.Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -79,8 +80,8 @@ def sequences(
         from and would cost as much as others: ``"leave_out"`` makes the batch smaller, and counts it in
         ``stats`` as ``"unexposed"``; ``"keep"``: no targets. A user without events is kept, with no history.
       sequences_per_batch: Sequences ``B`` of a batch; the last one of a range may hold fewer.
-      balance: Batches of about equal cost instead. A sequence's tokens are the rows of its group as they are
-        stored, before ``longest`` and ``unexposed``.
+      balance: Batches of about equal cost instead. A sequence's tokens are its user's rows, at most
+        ``longest`` unless ``balance`` says itself how many count. Users who are left out count as well.
       shuffle: Whether the order changes with the epoch.
       shuffle_buffer: Sequences that are permuted among each other.
       seed: Gives the orders.
@@ -138,6 +139,8 @@ def sequences(
         path=os.fspath(path),
         stats=stats,
     ).fitted(open_split(path, on_bad).schema)
+    if balance is not None and balance.longest is None and balance.tokens is None:
+        balance = replace(balance, longest=longest)
     elements = groups(
         path,
         groups_per_element=whole_number("sequences: sequences_per_batch", sequences_per_batch, least=1),

@@ -14,7 +14,7 @@
 //
 // Costs are F(L) = linear * L + quadratic * L^2 of a sequence's L tokens; (1, 0) balances tokens,
 // the FLOPs of a layer's two parts balance time. A cap on tokens bounds a batch's memory: one
-// sequence alone may pass it.
+// sequence alone may pass it. A cap on what counts of a sequence is for who computes no more of it.
 //
 // The cut is a function of the stream from the cursor on. Prefixes beyond the first that reaches
 // the target only lie further from it, so what else waits in the queue has no part in it, and where
@@ -24,6 +24,7 @@
 #ifndef GMETA_IO_BALANCE_PREFIX_BATCHER_H_
 #define GMETA_IO_BALANCE_PREFIX_BATCHER_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,7 @@ struct BatchCost {
   double quadratic = 0;
   double target = 0;
   int64_t max_tokens = 0;  // of a batch; 0: any number
+  int64_t longest = 0;     // of a sequence, so many tokens count; 0: all
 
   double Of(int64_t tokens) const {
     const auto length = static_cast<double>(tokens);
@@ -53,6 +55,7 @@ class PrefixBatcher {
   bool empty() const { return queue_.empty(); }
 
   void Push(int64_t tokens) {
+    if (cost_.longest > 0) tokens = std::min(tokens, cost_.longest);
     queue_.push_back(tokens);
     waiting_ += cost_.Of(tokens);
   }

@@ -125,7 +125,8 @@ class Dataset : public SourceDataset {
     std::vector<double> balance;
     if (config_.element.balance.has_value()) {
       const balance::BatchCost& cost = *config_.element.balance;
-      balance = {cost.target, cost.linear, cost.quadratic, static_cast<double>(cost.max_tokens)};
+      balance = {cost.target, cost.linear, cost.quadratic, static_cast<double>(cost.max_tokens),
+                 static_cast<double>(cost.longest)};
     }
     std::vector<tf::Node*> inputs(15);
     TF_RETURN_IF_ERROR(b->AddVector(files, &inputs[0]));
@@ -373,8 +374,8 @@ class GroupRangesDatasetOp : public tf::data::DatasetOpKernel {
                                            config.first_step <= config.steps),
                 tf::errors::InvalidArgument("first_step ", config.first_step, " isn't one of ",
                                             config.steps, " planned steps"));
-    OP_REQUIRES(ctx, balance.empty() || (balance.size() == 4 && balance[0] > 0),
-                tf::errors::InvalidArgument("balance must be empty, or four numbers, of which the "
+    OP_REQUIRES(ctx, balance.empty() || (balance.size() == 5 && balance[0] > 0),
+                tf::errors::InvalidArgument("balance must be empty, or five numbers, of which the "
                                             "first, the target, is above 0"));
     for (size_t i = 0; i < files.size(); ++i) {
       OP_REQUIRES(ctx, groups[i] >= 0,
@@ -398,7 +399,8 @@ class GroupRangesDatasetOp : public tf::data::DatasetOpKernel {
     }
     if (!balance.empty()) {
       config.element.balance =
-          balance::BatchCost{balance[1], balance[2], balance[0], static_cast<int64_t>(balance[3])};
+          balance::BatchCost{balance[1], balance[2], balance[0], static_cast<int64_t>(balance[3]),
+                             static_cast<int64_t>(balance[4])};
     }
     config.seed = {seed[0], seed[1]};
     *output = new Dataset(ctx, std::move(config));

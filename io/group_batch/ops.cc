@@ -110,8 +110,8 @@ lanes: Of each span the lane that it belongs to, from 0 on, rising.
 begins: Of each span the first position in the epoch's order.
 ends: Of each span the position behind its last one.
 groups_per_element: Groups that an element takes from each lane.
-balance: Empty, or target, linear and quadratic cost and most tokens of a batch, in place of a number
-  of groups.
+balance: Empty, or in place of a number of groups: target, linear and quadratic cost, most tokens of
+  a batch, and of a sequence as far as it counts; 0 for any number of these two.
 steps: How many elements there are, those without groups at the end among them; -1: until all lanes
   are read.
 first_step: How many of them aren't made, nor read.

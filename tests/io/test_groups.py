@@ -224,15 +224,17 @@ def test_plans_give_every_position_once(groups_in_all, stages):
     target=st.floats(1, 200),
     quadratic=st.sampled_from([0.0, 0.1]),
     max_tokens=st.none() | st.integers(1, 60),
+    longest=st.none() | st.integers(1, 40),
     layout=st.sampled_from(LAYOUTS),
 )
-def test_balanced_elements_are_those_of_algorithm_1(sizes, target, quadratic, max_tokens, layout):
+def test_balanced_elements_are_those_of_algorithm_1(sizes, target, quadratic, max_tokens, longest, layout):
     cost = SequenceCost(1.0, quadratic)
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(Path(folder), sizes, layout=layout)
-        balance = Balance(target, cost, max_tokens)
+        balance = Balance(target, cost, max_tokens, longest=longest)
         elements = tasks_of(groups(path, balance=balance, shuffle=False))
-        stream = [(float(cost.of([size])[0]), size) for size in sizes]
+        counted = [min(size, longest or size) for size in sizes]
+        stream = [(float(cost.of([size])[0]), size) for size in counted]
         counts = list(prefix_batches(stream, target=target, max_tokens=max_tokens))
         assert [len(element) for element in elements] == counts
         assert [task for element in elements for task in element] == list(range(len(sizes)))
@@ -357,10 +359,13 @@ def test_arguments_that_make_no_sense(prepared, options, says):
         groups(prepared, **options)
 
 
-@pytest.mark.parametrize(("target", "most"), [(0, None), (-1, None), (float("nan"), None), (5, 0)])
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [(0, {}), (-1, {}), (float("nan"), {}), (5, {"max_tokens": 0}), (5, {"longest": 0})],
+)
 def test_balances_that_make_no_sense(target, most):
     with pytest.raises(ConfigError, match="Balance: target="):
-        Balance(target, max_tokens=most)
+        Balance(target, **most)
 
 
 def test_a_rank_of_several_ranges_joins_their_steps(prepared, layout, monkeypatch):

@@ -51,7 +51,7 @@ def order(dataset):
     [
         {"seed": 5, "first_epoch": 3, "shuffle_buffer": 7, "passed": [(2, 1)], "shard": (0, 2)},
         {"shuffle": False, "count_epochs": False, "pieces": 3, "min_rows": 3, "on_bad": "skip"},
-        {"balance": Balance(17.0, SequenceCost(1.0, 0.1), max_tokens=20)},
+        {"balance": Balance(17.0, SequenceCost(1.0, 0.1), max_tokens=20, longest=9)},
     ],
 )
 def test_batches_are_the_elements_of_groups_cut(prepared, options):
@@ -86,6 +86,16 @@ def test_a_saved_iterator_goes_on_behind_a_prefetch(prepared, tmp_path):
     fresh = make()
     tf.train.Checkpoint(iterator=fresh).read(path)
     assert [plain(batch) for batch in fresh] == whole[2:]
+
+
+def test_batches_of_equal_cost_count_no_more_of_a_history_than_is_kept(prepared):
+    def cut(balance, longest):
+        dataset = sequences(prepared, history=["item"], longest=longest, balance=balance, shuffle=False)
+        return [len(batch["task"]) for batch in dataset]
+
+    stated = [len(e["task"]) for e in groups(prepared, balance=Balance(6, longest=2), shuffle=False)]
+    assert cut(Balance(6), 2) == cut(Balance(6, longest=2), 4) == stated
+    assert cut(Balance(6), None) != stated
 
 
 class Clicks(tf.keras.Model):
