@@ -1,4 +1,4 @@
-"""How evenly batches of sequences are shared out to ranks, and what that makes of a step.
+"""How fast a GRM trains, how even its batches are over ranks, and what that makes of steps.
 
     gmeta bench grm --json FILE
 
@@ -19,13 +19,20 @@ step            median milliseconds of a step of real ranks, processes on this m
                 are real. A token has two int64 columns and a float32 one
 kk_exchange     the part of kk's step in which it deals out and sends
 karmarkar_karp  milliseconds in which the method deals out one global batch
+train           tokens a second of training `gmeta.models.GRM` (2 blocks of HSTU in its production form,
+                experts, two towers, tables), 8 users a step with lengths as above, in one process. Its peer
+                is the same model with its blocks over padded sequences, as stock Keras has them: a dense
+                mask, SiLU of the scores of all pairs. Both start from the same weights
+loss            of both after the timed steps, to show that they are the same model
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +40,8 @@ from gmeta.io.balancing import karmarkar_karp
 from gmeta.io.rank_balancing import rank_of_each
 from gmeta.io.sequence_cost import Costs, SequenceCost
 from harness import Result, interleave, parser, report
-from parts.balance_lengths import Lengths, balanced, lengths
+from parts.balance_lengths import LONGEST, Lengths, balanced, lengths
+from parts.grm_throughput import BACKBONES, batches, model
 from parts.jobs import run_job
 
 CASES = [  # width, sequences in a rank's batch, ranks
@@ -119,11 +127,32 @@ def dealt(smoke: bool, rounds: int) -> list[Result]:
     return results
 
 
+def trained(smoke: bool, rounds: int) -> list[Result]:
+    """How fast a model trains."""
+    results = []
+    for dim in (8,) if smoke else (64, 128):
+        dataset, tokens = batches(1 if smoke else 4, 40 if smoke else LONGEST)
+        models = {form: model(form, dim) for form in BACKBONES}
+        losses = dict.fromkeys(models, 0.0)
+
+        def epoch(_: int, form: str, models: Any = models, losses: Any = losses, data: Any = dataset) -> None:
+            losses[form] = models[form].fit(data, verbose=0).history["loss"][-1]
+
+        seconds = interleave({form: partial(epoch, form=form) for form in models}, rounds=rounds)
+        away = abs(losses["jagged"] / losses["padded"] - 1)
+        assert away < 1e-3, f"the losses differ by {away:.2g} of their size: {losses}"
+        rates = [tokens / seconds[form] for form in models]
+        peer = "padded Keras"
+        results.append(Result(f"grm/train/d{dim}", rates[0], "tokens/s", peer, rates[1]))
+        results.append(Result(f"grm/loss/d{dim}", losses["jagged"], "loss", peer, losses["padded"]))
+    return results
+
+
 def main() -> None:
-    """All three."""
+    """All four."""
     given = parser(__doc__).parse_args()
-    results = [*simulated(given.smoke), *stepped(given.smoke), *dealt(given.smoke, given.rounds)]
-    report("Balance of batches over ranks", results, given.json)
+    results = [*trained(given.smoke, given.rounds), *simulated(given.smoke), *stepped(given.smoke)]
+    report("Generative ranking", [*results, *dealt(given.smoke, given.rounds)], given.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Training steps of a GRM, and of the same model over padded sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gmeta.layers import HSTU, FeatureConfig
+from gmeta.models import GRM, grm
+from parts.balance_lengths import LONGEST, Lengths, lengths
+from parts.padded_hstu import PaddedHSTU
+
+BACKBONES = {"jagged": HSTU, "padded": PaddedHSTU}
+ITEMS, EXPOSURES, SEQUENCES, BLOCKS, HEADS = 20_000, 16, 8, 2, 2
+
+
+def model(form: str, dim: int) -> GRM:
+    """Of equal weights, whatever the form."""
+    backbone = BACKBONES[form](
+        blocks=BLOCKS,
+        heads=HEADS,
+        attention_dim=dim // HEADS,
+        value_dim=dim // HEADS,
+        max_length=LONGEST,
+        form="production",
+        bias_by_place=False,
+        bias_by_time=False,
+    )
+    made = grm(
+        [FeatureConfig("city", 8), FeatureConfig("item", dim), FeatureConfig("action", 8)],
+        contexts=["city"],
+        history=["item", "action"],
+        targets=["item"],
+        dim=dim,
+        backbone=backbone,
+        report=None,
+    )
+    made.compile(tf.keras.optimizers.Adam(1e-3))
+    return made
+
+
+def batches(count: int, longest: int = LONGEST) -> tuple[tf.data.Dataset, int]:
+    """Of `SEQUENCES` users each, with lengths of a long tail; and how many tokens they have together."""
+    rng = np.random.default_rng(0)
+    drawn = lengths(rng, count * SEQUENCES).clip(EXPOSURES + 2, longest).reshape(count, SEQUENCES)
+    made = [_batch(rng, of - EXPOSURES - 1) for of in drawn]
+    spec = tf.nest.map_structure(
+        lambda x: (
+            tf.type_spec_from_value(x)
+            if not isinstance(x, tf.RaggedTensor)
+            else tf.RaggedTensorSpec([None, None], x.dtype)
+        ),
+        made[0],
+    )
+    dataset = tf.data.Dataset.from_generator(lambda: iter(made), output_signature=spec)
+    return dataset.cache(), int(drawn.sum())
+
+
+def _batch(rng: np.random.Generator, history: Lengths) -> dict[str, Any]:
+    def events(high: int, of: Lengths, dtype: Any = np.int64) -> tf.RaggedTensor:
+        return tf.RaggedTensor.from_row_lengths(rng.integers(0, high, of.sum()).astype(dtype), of)
+
+    shown = np.full(len(history), EXPOSURES)
+    return {
+        "task": tf.constant(rng.integers(0, 10**9, len(history))),
+        "contexts": {"city": tf.constant(rng.integers(0, 100, len(history)))},
+        "history": {"item": events(ITEMS, history), "action": events(4, history)},
+        "targets": {"item": events(ITEMS, shown)},
+        "labels": {name: events(2, shown, np.float32) for name in ("click", "buy")},
+    }
