@@ -44,7 +44,7 @@ class NextItemModel(Model):
       max_length: The longest history that is read, as the backbone's.
       item: The column of items, and their feature.
       time: The column of times; None: the backbone gets none.
-      negatives: How many are drawn a step.
+      negatives: How many are drawn for a step of the optimizer, the same on all ranks.
       loss: Of samples.
       dropout: The share of the numbers of embedded tokens that are dropped in training.
       seed: Of places, dropout and negatives.
@@ -91,7 +91,6 @@ class NextItemModel(Model):
         self.places = self.add_weight(
             name="places", shape=(self.max_length, self.dim), initializer=initializer
         )
-        self.steps = self.add_weight(name="steps", shape=(), dtype=tf.int64, trainable=False)
         self.ranking = NextItem(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         # All weights from the start: a model that is loaded has to have them.
@@ -99,6 +98,7 @@ class NextItemModel(Model):
         self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
         self.built = True
 
+    @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """(users, d): what comes after each history, to be compared with the items' vectors.
 
@@ -109,16 +109,25 @@ class NextItemModel(Model):
         vectors = self.collection({self.item: ids.values}, training=training)[self.item]
         return self._normed(jagged.last(self._queries(Jagged(vectors, ids.offsets), times, None, training)))
 
+    @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """(V, d): the vectors of the catalogue; items that were never trained have their initial ones."""
         ids = tf.range(self.items, dtype=tf.int64)
         return self._normed(self.collection({self.item: ids}, training=False)[self.item])
 
+    # AutoGraph would rewrite 200 functions, most of them Keras' own, for the first step: 8 s for nothing.
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One batch: forward, backward, and a step of dense weights and rows."""
+        return super().train_step(data)
+
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Every token's loss at telling the next."""
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
         ids, times = self._sequences(x, self.max_length + 1)
-        drawn = uniform_negatives(self.negatives, self.items, seed=self.seed, step=self.steps.assign_add(1))
+        # The optimizer's steps are those of all ranks, of one that has no users in a step too.
+        step = self.optimizer.iterations
+        drawn = uniform_negatives(self.negatives, self.items, seed=self.seed, step=step)
         found = {self.item: tf.concat([ids.values, drawn], axis=0)}
         vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
         queries, positives = self._asked(Jagged(vectors[:total], ids.offsets), times, training=True)
@@ -137,6 +146,7 @@ class NextItemModel(Model):
 
         return loss, samples, measure
 
+    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Each history's last item, at its rank among all; a history of one item counts nothing."""
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
