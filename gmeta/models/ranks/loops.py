@@ -203,13 +203,13 @@ class RunsOnRanks:
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
         """Keras asks this for the results of an epoch, or of an evaluation, when it is over."""
         merge_over_ranks(self.metrics)  # type: ignore[attr-defined]
-        if collectives.world().size > 1 and isinstance(logs, dict):
-            # Keras takes what the metrics say only if the last step's logs have all of them. A model may have
-            # some for training and others for evaluation, and the logs are of this rank alone.
-            results = self.get_metrics_result()  # type: ignore[attr-defined]
-            merged = {name: value for name, value in results.items() if name in logs}
-            logs = {**logs, **tf_utils.sync_to_numpy_or_python_type(merged)}
-        return super()._validate_and_get_metrics_result(logs)  # type: ignore[misc]
+        if collectives.world().size == 1 or not isinstance(logs, dict):
+            return super()._validate_and_get_metrics_result(logs)  # type: ignore[misc]
+        # The last step's logs are of this rank alone, and Keras would replace all of them or, of a model with
+        # some metrics for training and others for evaluation, none.
+        results = self.get_metrics_result()  # type: ignore[attr-defined]
+        merged = {name: value for name, value in results.items() if name in logs}
+        return {**logs, **tf_utils.sync_to_numpy_or_python_type(merged)}
 
 
 class _Complete(tf.keras.callbacks.Callback):
