@@ -34,12 +34,12 @@ KS = (10, 50)
 
 @dataclass(frozen=True)
 class Settings:
-    """Of all models alike: but for the batch, what HSTU and SASRec were published with on MovieLens-1M."""
+    """Of all models alike: what HSTU and SASRec were published with on MovieLens-1M, but for two numbers."""
 
     dim: int = 50
     max_length: int = 200
     batch: int = 32  # 128 there: 48 steps an epoch; of MovieLens-100K's users, 32 make 30
-    negatives: int = 128
+    negatives: int = 512  # for all tokens of a step; there 128 for each token
     temperature: float = 0.05
     dropout: float = 0.2
     learning_rate: float = 1e-3
