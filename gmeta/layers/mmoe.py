@@ -133,7 +133,9 @@ class MMoE(tf.keras.layers.Layer):
         hidden = tf.einsum("nd,edh->enh", flat, self.kernels[0])
         for layer in range(len(self.units)):
             if layer:
-                hidden = tf.matmul(hidden, self.kernels[layer])
+                # Not tf.matmul: mapped over tasks it would broadcast, which oneDNN does into memory not its
+                # own where there is one expert.
+                hidden = tf.einsum("enh,ehk->enk", hidden, self.kernels[layer])
             hidden = tf.nn.relu(hidden + tf.expand_dims(self.biases[layer], 1))
         mixed = tf.einsum("nte,enh->tnh", gates, hidden)
         shape = tf.concat([tf.shape(x)[:-1], [self.units[-1]]], axis=0)

@@ -68,6 +68,31 @@ def test_balance_counts_what_gates_choose(seed, top_k):
     )
 
 
+def test_one_expert_of_several_layers_can_be_mapped_over_tasks_in_a_graph():
+    network = tf.keras.Sequential([OneTask(MMoE(["a"], experts=1, units=[16, 8], report=None))])
+    x = tf.random.stateless_normal([6, 4, 12], [1, 2])
+    expected = network(tf.reshape(x, [-1, 12]))
+    tasks = TaskNetwork(network)
+    # What adapts makes tasks run side by side: the last weight, of each task its own.
+    name, weight = list(tasks.task_weights().items())[-1]
+    mapped = tf.function(lambda x: tasks(x, {name: tf.stack([weight] * 6)}), input_signature=[SHAPE])
+    np.testing.assert_allclose(mapped(x), tf.reshape(expected, [6, 4, 1]), rtol=1e-5, atol=1e-6)
+
+
+SHAPE = tf.TensorSpec([None, None, 12])
+
+
+class OneTask(tf.keras.layers.Layer):
+    """The only task of a mixture, through a layer of its own."""
+
+    def __init__(self, mixture):
+        super().__init__()
+        self.mixture, self.out = mixture, tf.keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.mixture(x)["a"])
+
+
 def test_balance_is_reported_and_can_be_trained():
     mixture = MMoE(["a"], experts=3, units=[2], top_k=1, balance_loss=0.1, report="experts", name="mix")
     x = tf.random.stateless_normal([64, 5], [3, 4])
