@@ -1,0 +1,275 @@
+r"""A synthetic log of what users did and what they were shown, whose clicks depend on the order of the past.
+
+A user's events have the lengths of MTGenRec's sequences: log-normal of σ 0.9, with a mean of 600 and at most
+3,000. They come in sessions. Behind them is a category that the user is interested in now, which changes: at
+the start of a session often, within one rarely, to the one that follows (who looked for phones goes on to
+cases) or to one of the user's lasting taste. Most events are of the current interest, those that aren't are
+seldom more than views. Requests come in the later half of the history, each for a page of items::
+
+    logit P(click) = b + now·[c = s] + next·[c = f(s)] + taste·τ_u[c] + q_i + home_u[c] + own·w_u[style_i]
+    logit P(buy | click) = b' + now·[c = s] / 2 + q'_i
+
+=======  ============================================================================================
+c, s     category of the item i that is shown, and the user's interest at that moment
+f        which category follows which, the same for all users
+τ_u      lasting taste over categories; how often the user's history has each
+q, q'    quality of the item, for clicks and for purchases
+home_u   taste of the user's city
+w_u      the user's own liking of each style, standard normal. No event tells of it: only what the user
+         clicked among exposures does, which is what adaptation can learn from
+=======  ============================================================================================
+
+s isn't written down: the last events tell it, by their order and their actions. The mean of a history tells
+τ_u, and of s little. As the probabilities are known (``p_click``, ``p_buy`` of click and purchase both), so
+is how well the best possible ranking does.
+
+A row is an event (``exposed`` 0) or an exposure (1), of ``user`` at ``timestamp`` in seconds. The data are a
+function of the seed and of NumPy's generator; another version of NumPy may draw others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from gmeta.core.errors import ConfigError
+from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SHOWN, VIEW, CART, BUY = 0, 1, 2, 3
+"""Actions; that of an exposure is `SHOWN`."""
+
+EXPOSURE_SPEC = TableSpec(
+    task="user",
+    time="timestamp",
+    columns={
+        **{name: ColumnSpec() for name in ("item", "category", "style", "action", "exposed", "city", "age")},
+        **{name: ColumnSpec(dtype="float32") for name in ("click", "buy", "p_click", "p_buy")},
+    },
+)
+"""How `gmeta prepare` is to read the log."""
+
+_SIGMA, _FEWEST = 0.9, 10
+_START, _SPAN = 1_700_000_000, 30 * 86_400
+_SESSION = 0.05  # how likely an event begins a session
+_FRESH, _DRIFT = 0.5, 0.01  # how likely the interest changes at the start of a session, and within one
+_FOLLOWS = 0.4  # how likely it then goes on to what follows
+_FOCUS = 0.75  # the share of events that are of the current interest
+_ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])  # of events off the interest, and on it
+_SHOWN_OF = (0.3, 0.25, 0.25, 0.2)  # interest, what follows, lasting taste, anything
+_AGES, _CITIES = 7, 12
+
+
+@dataclass(frozen=True)
+class ExposureConfig:
+    """Size of the log and strength of what is planted in it.
+
+    Attributes:
+      seed: Seeds all draws.
+      users: Number of users, numbered from 1.
+      items: Number of items.
+      categories: Number of categories.
+      styles: Number of styles.
+      mean_events: Mean number of a user's events.
+      most_events: The largest number of them.
+      exposures: What each user is shown, in requests of ``page``.
+      page: Items of a request.
+      click: b, and so on as above.
+      now: Logit of the current interest.
+      next: Logit of what follows it.
+      taste: Logit of a category that is all of the user's taste.
+      quality: Standard deviation of the items' quality.
+      home: Standard deviation of a city's taste.
+      own: How strong the user's own liking of styles is.
+
+    Raises:
+      ConfigError: Sizes that can't be.
+    """
+
+    seed: int = 0
+    users: int = 2000
+    items: int = 2000
+    categories: int = 20
+    styles: int = 8
+    mean_events: float = 600
+    most_events: int = 3000
+    exposures: int = 20
+    page: int = 5
+    click: float = -3.0
+    now: float = 2.5
+    next: float = 2.0
+    taste: float = 2.0
+    quality: float = 0.5
+    home: float = 0.3
+    own: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.users, self.styles) < 1 or self.categories < 2 or self.items < self.categories:
+            raise ConfigError(
+                f"at least a user, a style, 2 categories and an item of each are needed, got {self.users}, "
+                f"{self.styles}, {self.categories} and {self.items}"
+            )
+        if not _FEWEST <= self.mean_events < self.most_events:
+            raise ConfigError(
+                f"users have {_FEWEST} events or more, on the mean fewer than at most: got mean_events="
+                f"{self.mean_events}, most_events={self.most_events}"
+            )
+        if self.page < 1 or self.exposures < self.page or self.exposures % self.page:
+            raise ConfigError(f"exposures={self.exposures} must be a multiple of page={self.page}")
+
+
+def write_exposures(path: Path, config: ExposureConfig | None = None) -> Path:
+    """Write the log as a Parquet file, a table that `EXPOSURE_SPEC` describes; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pa.parquet.write_table(pa.table(exposure_log(config)), path)
+    return path
+
+
+def exposure_log(config: ExposureConfig | None = None) -> dict[str, NDArray[np.generic]]:
+    """The columns of the log, by user and by time: ints, and labels and probabilities as float32."""
+    config = config or ExposureConfig()
+    rng = np.random.default_rng(config.seed)
+    world = _World(rng, config)
+    events = event_counts(rng, config)
+    parts = [_User(rng, config, world, user + 1).rows(int(events[user])) for user in range(config.users)]
+    floats = ("click", "buy", "p_click", "p_buy")
+    return {
+        name: np.concatenate([part[name] for part in parts]).astype(
+            np.float32 if name in floats else np.int64
+        )
+        for name in parts[0]
+    }
+
+
+def event_counts(rng: np.random.Generator, config: ExposureConfig) -> Ints:
+    """(users,): how many events each has; stratified, so that the total hardly varies."""
+    normal = NormalDist()
+    scores = np.array([normal.inv_cdf((rank + 0.5) / config.users) for rank in range(config.users)])
+    low, high = 0.0, math.log(config.most_events)
+    for _ in range(50):  # of the mean after the cut
+        middle = (low + high) / 2
+        mean = np.exp(middle + _SIGMA * scores).clip(_FEWEST, config.most_events).mean()
+        low, high = (middle, high) if mean < config.mean_events else (low, middle)
+    return rng.permutation(np.exp(low + _SIGMA * scores).clip(_FEWEST, config.most_events).astype(np.int64))
+
+
+class _World:
+    """What is the same for all users."""
+
+    def __init__(self, rng: np.random.Generator, config: ExposureConfig) -> None:
+        items, categories = config.items, config.categories
+        self.category = np.concatenate(
+            [np.arange(categories), rng.integers(categories, size=items - categories)]
+        )
+        self.style = rng.integers(config.styles, size=items)
+        self.quality = config.quality * rng.standard_normal((2, items))
+        ring = rng.permutation(categories)
+        self.follows = np.empty(categories, np.int64)
+        self.follows[ring] = np.roll(ring, -1)  # one ring of all: none follows itself
+        self.home = config.home * rng.standard_normal((_CITIES, categories))
+        # Items by category, each category's popularity summed up to 1: an item is drawn by one search.
+        self.order = np.argsort(self.category, kind="stable")
+        popularity = 1 / (rng.permutation(items) + 10.0)
+        total = np.bincount(self.category, popularity)
+        share = np.cumsum((popularity / total[self.category])[self.order])
+        self.shares = np.minimum(share, self.category[self.order] + 1.0)
+
+    def items(self, rng: np.random.Generator, categories: Ints) -> Ints:
+        """An item of each of the categories."""
+        found = np.searchsorted(self.shares, categories + rng.random(len(categories)), side="right")
+        return self.order[np.minimum(found, len(self.order) - 1)]
+
+
+class _User:
+    """A user's past and what it was shown."""
+
+    def __init__(self, rng: np.random.Generator, config: ExposureConfig, world: _World, number: int) -> None:
+        self.rng, self.config, self.world, self.number = rng, config, world, number
+        self.city, self.age = int(rng.integers(_CITIES)), int(rng.integers(_AGES))
+        self.taste: Floats = rng.dirichlet(np.full(config.categories, 0.3))
+        self.styles: Floats = config.own * rng.standard_normal(config.styles)
+
+    def rows(self, events: int) -> dict[str, NDArray[np.generic]]:
+        """The columns of its events and exposures, by time."""
+        starts = self.rng.random(events) < _SESSION
+        gaps = np.where(starts, self.rng.exponential(8 * 3600, events), self.rng.exponential(30, events))
+        times = _START + int(self.rng.integers(_SPAN)) + np.cumsum(1 + gaps).astype(np.int64)
+        interest = self._interests(starts)
+        history, exposures = self._history(times, interest), self._exposures(times, interest)
+        both = {name: np.concatenate([history[name], exposures[name]]) for name in history}
+        order = np.argsort(both["timestamp"], kind="stable")
+        fixed = {"user": self.number, "city": self.city, "age": self.age}
+        return {
+            **{name: values[order] for name, values in both.items()},
+            **{name: np.full(len(order), value) for name, value in fixed.items()},
+        }
+
+    def _drawn(self, count: int) -> Ints:
+        """Categories of the lasting taste."""
+        return self.rng.choice(self.config.categories, size=count, p=self.taste)
+
+    def _interests(self, starts: NDArray[np.bool_]) -> Ints:
+        """(events,): what the user is interested in."""
+        changes = self.rng.random(len(starts)) < np.where(starts, _FRESH, _DRIFT)
+        changes[0] = True
+        stays = np.cumsum(changes) - 1
+        fresh, goes_on = self._drawn(stays[-1] + 1), self.rng.random(stays[-1] + 1) < _FOLLOWS
+        for stay in range(1, len(fresh)):
+            if goes_on[stay]:
+                fresh[stay] = self.world.follows[fresh[stay - 1]]
+        return fresh[stays]
+
+    def _history(self, times: Ints, interest: Ints) -> dict[str, NDArray[np.generic]]:
+        count = len(times)
+        focus = self.rng.random(count) < _FOCUS
+        category = np.where(focus, interest, self._drawn(count))
+        on = (category == interest).astype(np.int64)
+        actions = VIEW + (self.rng.random(count)[:, None] > _ACTIONS[on].cumsum(axis=1)[:, :2]).sum(axis=1)
+        nothing = np.zeros(count)
+        labels = dict.fromkeys(("click", "buy", "p_click", "p_buy"), nothing)
+        return self._columns(times, self.world.items(self.rng, category), actions, 0) | labels
+
+    def _exposures(self, times: Ints, interest: Ints) -> dict[str, NDArray[np.generic]]:
+        config, rng, world = self.config, self.rng, self.world
+        moments = rng.integers(len(times) // 2, len(times), size=config.exposures // config.page)
+        moments = np.repeat(np.sort(moments), config.page)
+        now = interest[moments]
+        kinds = rng.choice(len(_SHOWN_OF), size=len(now), p=_SHOWN_OF)
+        anything = rng.integers(config.categories, size=len(now))
+        shown = np.choose(kinds, [now, world.follows[now], self._drawn(len(now)), anything])
+        items = world.items(rng, shown)
+        logit = config.click + config.now * (shown == now) + config.next * (shown == world.follows[now])
+        logit += config.taste * self.taste[shown] + world.home[self.city, shown]
+        logit += world.quality[0, items] + self.styles[world.style[items]]
+        p_click = 1 / (1 + np.exp(-logit))
+        p_buy = p_click / (1 + np.exp(1.0 - config.now / 2 * (shown == now) - world.quality[1, items]))
+        # One draw for both: who buys has clicked.
+        draw = rng.random(len(now))
+        labels = {
+            "click": (draw < p_click).astype(np.float64),
+            "buy": (draw < p_buy).astype(np.float64),
+            "p_click": p_click,
+            "p_buy": p_buy,
+        }
+        return self._columns(times[moments] + 1, items, np.full(len(now), SHOWN), 1) | labels
+
+    def _columns(
+        self, times: Ints, items: Ints, actions: Ints, exposed: int
+    ) -> dict[str, NDArray[np.generic]]:
+        return {
+            "timestamp": times,
+            "item": items,
+            "category": self.world.category[items],
+            "style": self.world.style[items],
+            "action": actions,
+            "exposed": np.full(len(times), exposed),
+        }
