@@ -40,7 +40,7 @@ def through_the_steps(model: MetaModel, batch: TaskBatch, lookup: CollectionLook
     variables = model.trainable_variables
     with tf.GradientTape() as tape:
         tape.watch(lookup.rows)
-        view = model.view(batch, lookup)
+        view = model.view(batch, lookup, training=True)
         loss = _outer_loss(model, view)
         scaled = model.scaled(loss)
     gradients = model.unscaled(tape.gradient(scaled, [*variables, *lookup.rows]))
@@ -81,7 +81,7 @@ def reptile(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> Out
     θ' is where the inner steps on all samples of a task led, support and query alike. With one step it is the
     gradient of joint training (Nichol et al., 2018, section 5).
     """
-    view = model.view(batch, lookup)
+    view = model.view(batch, lookup, training=True)
     adapted = model.adapted(view, steps=model.inner.steps, part="all", training=True).parameters
     model.mark("inner", *adapted.values())
     loss = model.outer_loss(view, adapted)

@@ -31,8 +31,6 @@ from gmeta.models.meta_checks import (
     check_compiled,
     check_inner,
     check_something_adapts,
-    columns_beside,
-    task_batch,
 )
 from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
 from gmeta.models.ranks.loops import RunsOnRanks
@@ -109,13 +107,18 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         check_collection(collection)
         self.collection = collection
         self.network = adaptive(network)
-        self._named_inputs = inputs_by_name(network, collection)
+        self._named_inputs = self._built_for(network)
         self.outer_samples = outer_samples
         self.reduction: Reduction = reduction
-        build(self.network, collection, self._named_inputs)
         self.built = True
         self.step_clock: Any = None
         self._set_inner(meta.InnerLoop() if inner is None else inner)
+
+    def _built_for(self, network: Any) -> list[str] | None:
+        """Give the network its weights; the names that it takes inputs by, None if it takes them as one."""
+        names = inputs_by_name(network, self.collection)
+        build(self.network, self.collection, names)
+        return names
 
     def _set_inner(self, inner: meta.InnerLoop) -> None:
         check_inner(inner)
@@ -169,9 +172,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
-        return without_single_output(
-            self._query_outputs(task_batch(batch, columns_beside(self)), insert=bool(training))[1]
-        )
+        return without_single_output(self._query_outputs(self.tasks_of(batch), insert=bool(training))[1])
 
     def _query_outputs(self, batch: TaskBatch, insert: bool) -> tuple[TaskView, tf.Tensor]:
         check_compiled(self)
@@ -194,7 +195,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """One outer step on one batch of tasks."""
-        with rank_step(self, task_batch(batch, columns_beside(self))["label"]) as step, shapes_on_host():
+        batch = self.tasks_of(batch)
+        with rank_step(self, batch["label"]) as step, shapes_on_host():
             outer, lookup = self.gradients(batch)
             counted = self._counted(batch, self._learnt_from)
             logs = self._report(outer.loss, self._counted(batch, self.outer_part))
@@ -216,7 +218,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
-        with rank_step(self, task_batch(batch, columns_beside(self))["label"]) as step, shapes_on_host():
+        batch = self.tasks_of(batch)
+        with rank_step(self, batch["label"]) as step, shapes_on_host():
             view, outputs = self._query_outputs(batch, insert=False)
             loss = self.measured_loss(view, "query", outputs)
             return step.end_forward(self._report(loss, self._counted(batch, "query")))
@@ -224,7 +227,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, batch: TaskBatch) -> tf.Tensor:
         """Query predictions, as `call`."""
-        with rank_step(self, task_batch(batch, columns_beside(self))["label"]) as step, shapes_on_host():
+        batch = self.tasks_of(batch)
+        with rank_step(self, batch["label"]) as step, shapes_on_host():
             return step.end_forward(self(batch, training=False))
 
     @property

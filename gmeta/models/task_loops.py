@@ -40,8 +40,23 @@ class TaskLoops:
         chosen = self.inner.adapted_layers(_layers(found), _layers(self.network.fast_weights()))
         return {name: variable for name, variable in found.items() if name.rpartition("/")[0] in chosen}
 
-    def view(self, batch: TaskBatch, lookup: CollectionLookup) -> TaskView:
-        """A batch, as the loops see it."""
+    def tasks_of(self, batch: Any) -> TaskBatch:
+        """The tasks of what the model is given to learn from; a model of other batches makes them here.
+
+        Raises:
+          ConfigError: It is no batch of tasks, or lacks a column that the network takes.
+        """
+        return task_batch(batch, columns_beside(self))
+
+    def view(self, batch: TaskBatch, lookup: CollectionLookup, training: bool = False) -> TaskView:
+        """A batch, as the loops see it.
+
+        Args:
+          batch: The batch.
+          lookup: The rows of its samples.
+          training: For a model that computes the network's inputs by layers of its own: whether these act as
+            in training.
+        """
         return TaskView(
             batch,
             self.collection,
@@ -152,7 +167,7 @@ class TaskLoops:
         Raises:
           ConfigError: The batch is none of tasks, or lacks a column that the network takes.
         """
-        batch = task_batch(batch, columns_beside(self))
+        batch = self.tasks_of(batch)
         view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
         adapted, found = self._start(view), {}
         for goal in sorted(set(steps)):
