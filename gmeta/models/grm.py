@@ -159,6 +159,7 @@ class GRM(Model):
         if idle:
             raise ConfigError(f"{self.name}: no label trains {', '.join(idle)}, alone or in a product")
 
+    @tf.autograph.experimental.do_not_convert
     def call(self, x: Batch, training: bool | None = None) -> dict[str, tf.RaggedTensor]:
         """Task or product -> ragged (users, None): the logits of the exposures."""
         logits, layout = self.logits(x, training)
@@ -174,6 +175,12 @@ class GRM(Model):
         hidden = self.trunk(vectors, layout, training=training)
         return self.heads(self.mixture(hidden)), layout
 
+    # AutoGraph would rewrite hundreds of functions, most of them Keras' own, for the first step: for nothing.
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One batch: forward, backward, and a step of dense weights and rows."""
+        return super().train_step(data)
+
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """The mean loss over exposures, and how many those are."""
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
@@ -188,6 +195,7 @@ class GRM(Model):
 
         return loss, layout.exposures, measure
 
+    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Losses; exposures are kept for the order that they are in when all have been seen."""
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
