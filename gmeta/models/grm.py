@@ -272,6 +272,7 @@ def grm(
     heads: int = 2,
     max_length: int = 1000,
     by_time: bool = False,
+    window: int | None = None,
     experts: int = 4,
     expert_units: Sequence[int] = (64,),
     top_k: int | None = None,
@@ -298,6 +299,8 @@ def grm(
       max_length: Of the backbone: about as long as sequences are.
       by_time: Whether what a token sees are events with an earlier time, for exposures that were shown while
         the history went on.
+      window: How many events back a token sees in each block; None: all. Recent ones are quicker to learn
+        from, and to attend to.
       experts: How many.
       expert_units: Units of their layers.
       top_k: How many experts an exposure has; None: all.
@@ -320,7 +323,7 @@ def grm(
             max_length=max_length,
             bias_by_place=False,
             bias_by_time=time is not None,
-            mask=AttentionMask(by_time=by_time),
+            mask=AttentionMask(by_time=by_time, window=window),
             dropout=dropout,
             seed=seed,
         )

@@ -52,7 +52,15 @@ def _mean(sums: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
 
 
 def ranker(
-    kind: Kind, log: ExposureConfig, *, dim: int, blocks: int, rate: float, seed: int, **options: Any
+    kind: Kind,
+    log: ExposureConfig,
+    *,
+    dim: int,
+    blocks: int,
+    rate: float,
+    seed: int,
+    window: int = 0,
+    **options: Any,
 ) -> GRM:
     """A compiled model of the log.
 
@@ -64,6 +72,7 @@ def ranker(
       blocks: Of the backbone.
       rate: Of Adam, for tables and weights.
       seed: Of the initial weights.
+      window: Events back that a token sees in each block of HSTU or FuXi; 0: all.
       **options: As for `gmeta.models.grm`.
     """
     start = Normal(0.0, 0.1)
@@ -77,7 +86,13 @@ def ranker(
             **options,
         }
     else:
-        options = {"backbone": kind, "experts": 4, "expert_units": [2 * dim], **options}
+        options = {
+            "backbone": kind,
+            "window": window or None,
+            "experts": 4,
+            "expert_units": [2 * dim],
+            **options,
+        }
     model = grm(
         [FeatureConfig(name, width, initializer=start) for name, width in widths.items()],
         contexts=CONTEXTS,
