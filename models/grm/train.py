@@ -123,7 +123,7 @@ def report(rows: list[Row]) -> str:
 @click.option("--meta", is_flag=True, help="Adapt the heads to users who have a taste of their own.")
 @click.option("--own", default=1.5, show_default=True, help="With --meta: how strong that taste is.")
 @click.option("--steps", default=3, show_default=True, help="With --meta: inner steps.")
-@click.option("--inner-rate", default=0.1, show_default=True, help="With --meta: of an inner step.")
+@click.option("--inner-rate", default=0.3, show_default=True, help="With --meta: of an inner step.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write all rows.")
 def main(
     out: Path,
