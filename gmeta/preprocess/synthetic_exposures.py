@@ -60,8 +60,8 @@ EXPOSURE_SPEC = TableSpec(
 
 _SIGMA, _FEWEST = 0.9, 10
 _START, _SPAN = 1_700_000_000, 30 * 86_400
-_SESSION = 0.02  # how likely an event begins a session
-_FRESH, _DRIFT = 0.5, 0.002  # how likely the interest changes at the start of a session, and within one
+_SESSION = 0.05  # how likely an event begins a session
+_FRESH, _DRIFT = 0.5, 0.01  # how likely the interest changes at the start of a session, and within one
 _FOLLOWS = 0.4  # how likely it then goes on to what follows
 _FOCUS = 0.75  # the share of events that are of the current interest
 _ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])  # of events off the interest, and on it

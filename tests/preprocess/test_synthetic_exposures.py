@@ -15,7 +15,7 @@ from gmeta.preprocess.synthetic_exposures import (
     write_exposures,
 )
 
-CONFIG = ExposureConfig(users=200, mean_events=300, exposures=20)
+CONFIG = ExposureConfig(users=300, mean_events=120, exposures=20)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_histories_are_as_long_as_published():
 
 def test_its_rows(log):
     shown = log["exposed"] == 1
-    assert np.bincount(log["user"][shown])[1:].tolist() == [20] * CONFIG.users
-    assert abs((~shown).sum() / CONFIG.users - 300) < 1
+    assert np.bincount(log["user"][shown])[1:].tolist() == [20] * 300
+    assert abs((~shown).sum() / 300 - 120) < 1
     assert np.all(np.diff(log["timestamp"])[np.diff(log["user"]) == 0] >= 0)
     assert not log["click"][~shown].any()
     assert np.all(log["buy"] <= log["click"])
@@ -70,7 +70,7 @@ def test_labels_are_drawn_with_the_stated_probabilities(log):
 
 def test_the_latest_events_tell_of_clicks_what_all_of_them_do_not(log):
     shown = np.flatnonzero(log["exposed"] == 1)
-    shares = {5: [], 10**6: []}
+    shares = {3: [], 10**6: []}
     for row in shown:
         first = np.searchsorted(log["user"], log["user"][row])
         events = first + np.flatnonzero(log["exposed"][first:row] == 0)

@@ -20,7 +20,7 @@ step            median milliseconds of a step of real ranks, processes on this m
 kk_exchange     the part of kk's step in which it deals out and sends
 karmarkar_karp  milliseconds in which the method deals out one global batch
 train           tokens a second of training `gmeta.models.GRM` (2 blocks of HSTU in its production form,
-                experts, two towers, tables), 8 users a step with lengths as above, in one process. Its peer
+                experts, two towers, tables), 16 users a step with lengths as above, in one process. Its peer
                 is the same model with its blocks over padded sequences, as stock Keras has them: a dense
                 mask, SiLU of the scores of all pairs. Both start from the same weights
 loss            of both after the timed steps, to show that they are the same model
@@ -131,7 +131,7 @@ def trained(smoke: bool, rounds: int) -> list[Result]:
     """How fast a model trains."""
     results = []
     for dim in (8,) if smoke else (64, 128):
-        dataset, tokens = batches(1 if smoke else 4, 40 if smoke else LONGEST)
+        dataset, tokens = batches(1 if smoke else 3, 40 if smoke else LONGEST)
         models = {form: model(form, dim) for form in BACKBONES}
         losses = dict.fromkeys(models, 0.0)
 

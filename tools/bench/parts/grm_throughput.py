@@ -12,7 +12,7 @@ from parts.balance_lengths import LONGEST, Lengths, lengths
 from parts.padded_hstu import PaddedHSTU
 
 BACKBONES = {"jagged": HSTU, "padded": PaddedHSTU}
-ITEMS, EXPOSURES, SEQUENCES, BLOCKS, HEADS = 20_000, 16, 8, 2, 2
+ITEMS, EXPOSURES, SEQUENCES, BLOCKS, HEADS = 20_000, 16, 16, 2, 2
 
 
 def model(form: str, dim: int) -> GRM:
