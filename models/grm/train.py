@@ -21,6 +21,7 @@ from meta_ranking import compare
 from rankers import CONTEXTS, HISTORY, KINDS, TARGETS, TIME, Kind, ranker
 
 from gmeta import io
+from gmeta.core.errors import GmetaError
 from gmeta.metrics import UserGAUC
 from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.synthetic_exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
@@ -31,12 +32,18 @@ COLD = 5  # every fifth user is new to the model, and measured
 
 
 def prepared(out: Path, log: ExposureConfig) -> Path:
-    """The log, generated and prepared; a folder that is there already is used as it is."""
+    """The log, generated and prepared anew.
+
+    Raises:
+      click.ClickException: The folder can't be written to, or the log can't be made.
+    """
     table, folder = out / f"log-{log.seed}.parquet", out / f"data-{log.seed}"
-    write_exposures(table, log)
-    prepare(
-        [table], folder, PrepareConfig(cold_modulus=COLD, seed=log.seed), spec=EXPOSURE_SPEC, overwrite=True
-    )
+    config = PrepareConfig(cold_modulus=COLD, seed=log.seed)
+    try:
+        write_exposures(table, log)
+        prepare([table], folder, config, spec=EXPOSURE_SPEC, overwrite=True)
+    except (GmetaError, OSError) as error:
+        raise click.ClickException(f"{out}: {error}") from error
     return folder
 
 
@@ -106,6 +113,14 @@ def report(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def whole_numbers(seeds: str) -> list[int]:
+    """Of a text such as 0,1,2."""
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{seeds!r} isn't numbers such as 0,1,2", param_hint="--seeds") from None
+
+
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for logs and data.")
 @click.option("--kinds", default="hstu,dnn", show_default=True, help=f"Of {', '.join(KINDS)}.")
@@ -160,7 +175,7 @@ def main(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(rows, indent=1) + "\n")
 
-    for seed in map(int, seeds.split(",")):
+    for seed in whole_numbers(seeds):
         log = ExposureConfig(
             seed=seed, users=count, mean_events=events, exposures=exposures, own=own if meta else 0.0
         )

@@ -51,6 +51,21 @@ def test_the_baseline_is_the_mean_of_what_a_token_sees(recipe):
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--out=/proc/none"], "Error: /proc/none: "),
+        (["--out=x", "--seeds=0,one"], "'0,one' isn't numbers such as 0,1,2"),
+        (["--out=x", "--kinds=hstu,bert"], "bert: choose among hstu, fuxi, dnn"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(recipe, words, told):
+    result = CliRunner().invoke(recipe["train"].main, words)
+    assert result.exit_code in (1, 2)
+    assert told in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
 def test_the_recipe_runs_and_tells_the_best_epochs(recipe, tmp_path):
     sizes = {"users": 40, "events": 20, "exposures": 10, "epochs": 1, "dim": 4, "tokens": 600}
     words = [f"--{name}={size}" for name, size in sizes.items()]
