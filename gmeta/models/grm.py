@@ -185,8 +185,7 @@ class GRM(Model):
         """The mean loss over exposures, and how many those are."""
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
         logits, layout = self.logits(x, training=True)
-        means = self.loss_of.task_means(logits, self.columns.labels(x, self.labels))
-        loss = tf.add_n([self.loss_of.weights[task] * mean for task, mean in means.items()])
+        loss, means = self._loss(logits, self.columns.labels(x, self.labels))
         loss = tf.add_n([loss, *self.losses])
 
         def measure() -> dict[str, tf.Tensor]:
@@ -202,14 +201,20 @@ class GRM(Model):
         with rank_step(self, data) as step:
             logits, layout = self.logits(x, training=False)
             labels = self.columns.labels(x, self.labels)
-            means = self.loss_of.task_means(logits, labels)
-            loss = tf.add_n([self.loss_of.weights[task] * mean for task, mean in means.items()])
+            loss, means = self._loss(logits, labels)
             self._count(loss, means, layout.exposures)
             users = self.columns.users(x, layout)
             for task, (auc, gauc) in self.aucs.items():
                 auc.update_state(labels[task], logits[task])
                 gauc.update_state(labels[task], logits[task], users)
             return step.end_forward(self.get_metrics_result())
+
+    def _loss(
+        self, logits: Mapping[str, tf.Tensor], labels: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The weighted sum of the labels' means, and these."""
+        means = self.loss_of.task_means(logits, labels)
+        return tf.add_n([self.loss_of.weights[task] * mean for task, mean in means.items()]), means
 
     def _count(self, loss: tf.Tensor, means: Mapping[str, tf.Tensor], exposures: tf.Tensor) -> None:
         self.mean.update_state(loss, sample_weight=exposures)

@@ -12,6 +12,7 @@ from gmeta.layers.sequence_block import SequenceBlock
 from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import Jagged, jagged
+from gmeta.ops.reference.attention import dense_mask
 
 
 class SASRecBlock(SequenceBlock):
@@ -61,7 +62,7 @@ class SASRecBlock(SequenceBlock):
             for name, x in (("query", asking), ("key", values), ("value", values))
         )
         scores = tf.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.attention_dim)
-        seen = self._seen(jagged.to_padded(Jagged(view.visible, offsets)))[:, tf.newaxis]
+        seen = dense_mask(view.visible, offsets)[:, tf.newaxis]
         weights = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min))
         found = tf.einsum("bhqk,bkhd->bqhd", self.drop(weights, training=training), v)
         found = jagged.from_padded(found, offsets[1:] - offsets[:-1]).values
@@ -76,14 +77,6 @@ class SASRecBlock(SequenceBlock):
     def _by_sequence(self, tokens: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """(batch, longest, heads, d)."""
         return jagged.to_padded(Jagged(self.by_head(tokens), offsets))
-
-    @staticmethod
-    def _seen(visible: tf.Tensor) -> tf.Tensor:
-        """(batch, longest, longest) bool: `gmeta.ops.AttentionMask.visible`, spelled out."""
-        places = tf.range(tf.shape(visible)[1])
-        context, begin, end = (visible[:, :, n, tf.newaxis] for n in range(3))
-        within = (places < context) | ((places >= begin) & (places < end))
-        return within | (places[:, tf.newaxis] == places)
 
 
 class SASRec(SequenceStack):

@@ -154,6 +154,22 @@ def bias_attention(
     return out
 
 
+def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+    """Who sees whom, pair by pair: what attention over padded sequences is masked by.
+
+    Args:
+      visible: (total, 3) int32, of `AttentionMask.visible`.
+      offsets: (batch + 1,) int64.
+
+    Returns:
+      (batch, longest, longest) bool. Padding sees itself.
+    """
+    padded = tf.RaggedTensor.from_row_splits(visible, offsets).to_tensor()
+    places = tf.range(tf.shape(padded)[1])
+    first, begin, end = (padded[:, :, part, tf.newaxis] for part in range(3))
+    return (places < first) | ((places >= begin) & (places < end)) | (places[:, tf.newaxis] == places)
+
+
 def padded_attention(
     q: tf.Tensor | None,
     k: tf.Tensor | None,
@@ -170,20 +186,16 @@ def padded_attention(
     Memory is batch x heads x longest² numbers, several times over.
     """
     sequences = tf.RaggedTensor.from_row_splits
-    padded = {name: sequences(x, offsets).to_tensor() for name, x in (("v", v), ("visible", visible))}
-    length = tf.shape(padded["v"])[1]
-    places = tf.range(length)
-    first, begin, end = (padded["visible"][:, :, part, tf.newaxis] for part in range(3))
-    seen = (places < first) | ((places >= begin) & (places < end)) | (places[:, tf.newaxis] == places)
-    added = _rab(bias, offsets, length, v.dtype)
+    values, seen = sequences(v, offsets).to_tensor(), dense_mask(visible, offsets)
+    added = _rab(bias, offsets, tf.shape(values)[1], v.dtype)
     if q is None or k is None:
         weights = tf.where(seen, added, 0) * tf.constant(scale, v.dtype)
-        outputs = tf.einsum("bij,bjhd->bihd", weights, padded["v"])
+        outputs = tf.einsum("bij,bjhd->bihd", weights, values)
     else:
         rows, columns = (sequences(x, offsets).to_tensor() for x in (q, k))
         scores = alpha * tf.einsum("bihd,bjhd->bhij", rows, columns) + added[:, tf.newaxis]
         weights = tf.where(seen[:, tf.newaxis], tf.nn.silu(scores), 0) * tf.constant(scale, v.dtype)
-        outputs = tf.einsum("bhij,bjhd->bihd", weights, padded["v"])
+        outputs = tf.einsum("bhij,bjhd->bihd", weights, values)
     lengths = offsets[1:] - offsets[:-1]
     return tf.ensure_shape(tf.RaggedTensor.from_tensor(outputs, lengths).values, [None, *v.shape[1:]])
 

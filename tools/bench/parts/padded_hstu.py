@@ -11,6 +11,7 @@ from gmeta.layers.hstu import HSTUBlock
 from gmeta.layers.normalisation import layer_norm
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import Jagged, jagged
+from gmeta.ops.reference.attention import dense_mask
 
 
 class PaddedHSTU(HSTU):
@@ -25,20 +26,12 @@ class PaddedHSTU(HSTU):
     ) -> tf.Tensor:
         """(total, dim) -> (total, dim)."""
         tokens = jagged.to_padded(Jagged(values, offsets))
-        seen = dense_mask(jagged.to_padded(Jagged(view.visible, offsets)))
+        seen = tf.cast(dense_mask(view.visible, offsets), tokens.dtype)[:, tf.newaxis]
         for block in self.blocks:
             if not block.built:
                 block.build([tokens.shape])
             tokens = _block(block, tokens, seen, training)
         return jagged.from_padded(tokens, offsets[1:] - offsets[:-1]).values
-
-
-def dense_mask(visible: tf.Tensor) -> tf.Tensor:
-    """(batch, 1, L, L) float32: 1 for pairs that see, by padded ``AttentionMask.visible`` (batch, L, 3)."""
-    places = tf.range(tf.shape(visible)[1])
-    contexts, begin, end = (bound[..., tf.newaxis] for bound in tf.unstack(visible, axis=2))
-    seen = (places < contexts) | ((places >= begin) & (places < end)) | (places == places[:, tf.newaxis])
-    return tf.cast(seen, tf.float32)[:, tf.newaxis]
 
 
 def _block(block: HSTUBlock, tokens: tf.Tensor, seen: tf.Tensor, training: bool | None) -> tf.Tensor:
