@@ -11,6 +11,8 @@ SEED ?= 0
 JOBS = $(shell nproc)
 # Each worker of pytest holds a TensorFlow of its own: one a core, at most 4. PYTEST_ARGS="-n 0" runs without.
 TEST_WORKERS = $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) }')
+# A file's tests share what they train, so a worker takes whole files; tests/conftest.py says in which order.
+IN_PARALLEL = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
@@ -34,10 +36,10 @@ demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
 
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
-	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile -m 'slow or ranks' tests/distributed
+	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

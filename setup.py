@@ -22,6 +22,8 @@ LIBRARIES = {
     "gmeta_io": "gmeta/io",
     "gmeta_records": "gmeta/preprocess",
 }
+# Built only where CMake finds a CUDA compiler.
+CUDA_LIBRARY = {"gmeta_cuda": "gmeta/ops"}
 
 
 class CMakeBuild(build_ext):
@@ -50,18 +52,24 @@ class CMakeBuild(build_ext):
             check=True,
         )
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
-        targets = [word for name in LIBRARIES for word in ("--target", name)]
+        libraries = LIBRARIES | (CUDA_LIBRARY if has_cuda(build) else {})
+        targets = [word for name in libraries for word in ("--target", name)]
         subprocess.run([cmake, "--build", str(build), "--parallel", jobs, *targets], check=True)
         destination = ROOT if self.editable_mode or self.inplace else Path(self.build_lib)
-        for name, folder in LIBRARIES.items():
-            target = destination / folder / f"_{name}.so"
+        self.built = [destination / folder / f"_{name}.so" for name, folder in libraries.items()]
+        for name, target in zip(libraries, self.built, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             # A new inode: a process that has the old library mapped keeps its old one.
             target.unlink(missing_ok=True)
             shutil.copy2(build / f"_{name}.so", target)
 
     def get_outputs(self) -> list[str]:
-        return [str(Path(self.build_lib) / folder / f"_{name}.so") for name, folder in LIBRARIES.items()]
+        return [str(path) for path in self.built]
+
+
+def has_cuda(build: Path) -> bool:
+    """Whether CMake has decided to build with CUDA."""
+    return "GMETA_HAVE_CUDA:INTERNAL=ON" in (build / "CMakeCache.txt").read_text()
 
 
 setup(

@@ -1,16 +1,44 @@
-# Decides GMETA_HAVE_CUDA. AUTO takes CUDA where a compiler is found; ON insists; OFF never looks.
-set(GMETA_HAVE_CUDA OFF)
-file(GLOB_RECURSE GMETA_CUDA_SOURCES CONFIGURE_DEPENDS ops/*.cu io/*.cu)
-if(GMETA_CUDA STREQUAL "OFF" OR (GMETA_CUDA STREQUAL "AUTO" AND NOT GMETA_CUDA_SOURCES))
+# Decides GMETA_HAVE_CUDA, and defines what is built with it: _gmeta_cuda.so, which holds all CUDA code behind a
+# C ABI and knows no TensorFlow. AUTO takes CUDA where a compiler is found; ON insists; OFF never looks.
+set(GMETA_HAVE_CUDA OFF CACHE INTERNAL "")
+file(GLOB GMETA_CUDA_SOURCES CONFIGURE_DEPENDS ops/*/*.cu io/*/*.cu)
+if(GMETA_CUDA STREQUAL "OFF")
   return()
 endif()
 include(CheckLanguage)
 check_language(CUDA)
-if(CMAKE_CUDA_COMPILER)
-  set(CMAKE_CUDA_ARCHITECTURES ${GMETA_CUDA_ARCHITECTURES})
-  enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 17)
-  set(GMETA_HAVE_CUDA ON)
-elseif(GMETA_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "GMETA_CUDA=ON, but no CUDA compiler was found: put nvcc on PATH or set CUDACXX")
+if(NOT CMAKE_CUDA_COMPILER)
+  if(GMETA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "GMETA_CUDA=ON, but no CUDA compiler was found: put nvcc on PATH or set CUDACXX")
+  endif()
+  return()
 endif()
+# Kernels choose the compute capability themselves; this only lets CMake's test of the compiler pass.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80)
+endif()
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.3)
+  message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} is too old for gmeta's kernels (12.3): built without")
+  return()
+endif()
+set(GMETA_HAVE_CUDA ON CACHE INTERNAL "")
+set(architectures ${GMETA_CUDA_ARCHITECTURES})
+if(NOT architectures)
+  # PTX of 80 alone: newer GPUs than those named compile it when a kernel is first used.
+  set(architectures 80 89-real 90a-real)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+    list(APPEND architectures 100-real)
+  endif()
+endif()
+message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${architectures}")
+
+add_library(gmeta_cuda SHARED ${GMETA_CUDA_SOURCES})
+# The runtime is linked in, so that the library loads where there is neither a GPU nor a driver.
+set_target_properties(gmeta_cuda PROPERTIES
+  PREFIX "_" CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden CUDA_STANDARD 17
+  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${architectures}")
+target_compile_options(gmeta_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+# New rows and optimizers' steps are the CPU's to the last bit: no fused multiply-add.
+file(GLOB exact CONFIGURE_DEPENDS ops/gpu_table/*.cu)
+set_source_files_properties(${exact} PROPERTIES COMPILE_OPTIONS -fmad=false)

@@ -23,12 +23,13 @@ if(NOT GMETA_TF_VERSION OR NOT GMETA_TF_ASKED STREQUAL "${GMETA_TF_INSTALLED}")
 endif()
 message(STATUS "TensorFlow ${GMETA_TF_VERSION}, C++11 ABI ${GMETA_TF_ABI}")
 
-# One shared library out of every kernels*.cc and ops.cc (and, with CUDA, *.cu) below a room.
+# One shared library out of every kernels*.cc and ops.cc below a room; kernels_gpu*.cc, which hand tensors to
+# _gmeta_cuda.so, are left out where that isn't built.
 function(gmeta_op_library name room)
   file(GLOB sources CONFIGURE_DEPENDS ${room}/*/kernels*.cc ${room}/*/ops.cc)
-  if(GMETA_HAVE_CUDA)
-    file(GLOB cuda_sources CONFIGURE_DEPENDS ${room}/*/*.cu)
-    list(APPEND sources ${cuda_sources})
+  file(GLOB gpu_sources CONFIGURE_DEPENDS ${room}/*/kernels_gpu*.cc)
+  if(NOT GMETA_HAVE_CUDA)
+    list(REMOVE_ITEM sources ${gpu_sources})
   endif()
   add_library(${name} SHARED ${sources} ops/common/build_info.cc)
   set_target_properties(${name} PROPERTIES PREFIX "_" CXX_VISIBILITY_PRESET hidden)
@@ -38,4 +39,12 @@ function(gmeta_op_library name room)
     GMETA_HAVE_CUDA=$<BOOL:${GMETA_HAVE_CUDA}>)
   target_link_directories(${name} PRIVATE ${GMETA_TF_LIBRARY})
   target_link_libraries(${name} PRIVATE -l:libtensorflow_framework.so.2 Threads::Threads)
+  if(GMETA_HAVE_CUDA AND gpu_sources)
+    set_source_files_properties(${gpu_sources} PROPERTIES COMPILE_DEFINITIONS GOOGLE_CUDA=1)
+    target_include_directories(${name} SYSTEM PRIVATE
+      ${GMETA_TF_INCLUDE}/third_party/gpus/cuda/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    target_link_libraries(${name} PRIVATE gmeta_cuda)
+    # The two lie side by side.
+    set_target_properties(${name} PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN")
+  endif()
 endfunction()

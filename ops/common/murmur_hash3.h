@@ -7,9 +7,11 @@
 
 #include <cstdint>
 
+#include "ops/common/host_device.h"
+
 namespace gmeta {
 
-inline uint64_t MurmurHash3(int64_t key) {
+GMETA_HOST_DEVICE inline uint64_t MurmurHash3(int64_t key) {
   uint64_t h = static_cast<uint64_t>(key);
   h = (h ^ (h >> 33)) * 0xff51afd7ed558ccdULL;
   h = (h ^ (h >> 33)) * 0xc4ceb9fe1a85ec53ULL;

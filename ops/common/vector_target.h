@@ -12,7 +12,9 @@
 #ifndef GMETA_OPS_COMMON_VECTOR_TARGET_H_
 #define GMETA_OPS_COMMON_VECTOR_TARGET_H_
 
-#define GMETA_ALWAYS_INLINE __attribute__((always_inline)) inline
+#include "ops/common/host_device.h"
+
+#define GMETA_ALWAYS_INLINE GMETA_HOST_DEVICE __attribute__((always_inline)) inline
 
 #if defined(__x86_64__)
 #define GMETA_VECTOR_VERSIONS(name, code, parameters, arguments)                         \
