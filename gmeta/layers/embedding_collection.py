@@ -30,6 +30,7 @@ from gmeta.ops.hash_table import HashTable
 from gmeta.ops.merge_keys import merge_keys
 from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.ops.portable import is_portable
+from gmeta.ops.table_device import DEVICE_NAMES, Device
 
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -92,6 +93,9 @@ class EmbeddingCollection(tf.keras.layers.Layer):
       seed: Initial rows are a pure function of (seed, key).
       wire_dtype: What rows and gradients travel as between ranks. ``"float16"`` and ``"bfloat16"`` halve the
         bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says by how much.
+      device: Where the tables are, as `gmeta.ops.HashTable` takes it. On ``"gpu"``, what a lookup gives stays
+        there: rows, positions, and the gradients that come back.
+      device_rows: How many rows of each table a GPU's memory is to hold, likewise.
 
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
     owns, and a lookup fetches the others': the ids of all tables in one exchange, their rows in another (see
@@ -118,6 +122,8 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         optimizer: SparseOptimizer | None = None,
         seed: int = 0,
         wire_dtype: str = "float32",
+        device: Device = "auto",
+        device_rows: int | None = None,
         name: str = "embeddings",
         **kwargs: Any,
     ) -> None:
@@ -127,6 +133,8 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         self.features = tuple(features)
         self.seed = seed
         self.wire_dtype = wire_dtype
+        self.device = device
+        self.device_rows = device_rows
         self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
         self.tables = [
             HashTable(
@@ -138,6 +146,8 @@ class EmbeddingCollection(tf.keras.layers.Layer):
                 precision=merged.policy.precision,
                 seed=seed,
                 name=f"{name}/{'+'.join(merged.tables)}",
+                device=device,
+                device_rows=device_rows,
             )
             for merged in self.merged
         ]
@@ -168,7 +178,9 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         keys = [self._keys(merged, ids) for merged in self.merged]
         found = self._lookup_here(keys, insert) if self._has_all_rows() else self._exchange(keys, insert)
         positions: dict[str, Ids] = {}
-        for merged, inverse in zip(self.merged, found.inverse, strict=True):
+        for merged, table, inverse in zip(self.merged, self.tables, found.inverse, strict=True):
+            if table.device == "gpu":  # TensorFlow cuts int32 in host memory
+                inverse = tf.cast(inverse, tf.int64)
             sizes = [tf.shape(flat_ids(ids[feature.name]))[0] for feature in merged.features]
             for feature, part in zip(merged.features, tf.split(inverse, sizes, num=len(sizes)), strict=True):
                 positions[feature.name] = like_ids(ids[feature.name], part)
@@ -235,14 +247,14 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         """
         single = [f.name for f in self.features if _is_single(f, lookup.positions[f.name])]
         if len(self.merged) == 1 and len(single) == len(self.features):
-            side_by_side = tf.gather(lookup.rows[0], _stacked(lookup, single, axis=1))
+            side_by_side = tf.gather(lookup.rows[0], self._stacked(lookup, single, axis=1))
             return tf.reshape(side_by_side, [-1, len(single) * self.features[0].dim])
         vectors: dict[str, Any] = {}
         for rows, merged in zip(lookup.rows, self.merged, strict=True):
             # One gather of those with one id a sample: of several, all gradients would have to be added up.
             together = [feature.name for feature in merged.features if feature.name in single]
             if together:
-                of_each = tf.unstack(tf.gather(rows, _stacked(lookup, together, axis=0)))
+                of_each = tf.unstack(tf.gather(rows, self._stacked(lookup, together, axis=0)))
                 vectors |= zip(together, of_each, strict=True)
             for feature in merged.features:
                 if feature.name not in single:
@@ -254,6 +266,12 @@ class EmbeddingCollection(tf.keras.layers.Layer):
                     "others: give it a pooling"
                 )
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
+
+    def _stacked(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
+        # Where the positions are; from host memory one copy to a GPU rather than one a feature.
+        places = {table.device for table in self.tables}
+        with tf.device(DEVICE_NAMES["gpu" if places == {"gpu"} else "cpu"]):
+            return tf.stack([lookup.positions[name] for name in names], axis=axis)
 
     def apply_gradients(
         self,
@@ -305,6 +323,8 @@ class EmbeddingCollection(tf.keras.layers.Layer):
             "optimizer": settings.to_config(self.optimizer),
             "seed": self.seed,
             "wire_dtype": self.wire_dtype,
+            "device": self.device,
+            "device_rows": self.device_rows,
         }
 
     @classmethod
@@ -334,8 +354,3 @@ class EmbeddingCollection(tf.keras.layers.Layer):
 def _is_single(feature: FeatureConfig, positions: Ids) -> bool:
     """Whether samples have one id each."""
     return feature.pooling is None and isinstance(positions, tf.Tensor) and positions.shape.rank == 1
-
-
-def _stacked(lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
-    with tf.device("CPU:0"):  # one copy to a GPU rather than one a feature
-        return tf.stack([lookup.positions[name] for name in names], axis=axis)

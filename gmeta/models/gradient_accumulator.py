@@ -133,7 +133,8 @@ class GradientAccumulator:
 
     def _sums_of(self, table: HashTable) -> HashTable:
         if id(table) not in self._tables:
-            sums = HashTable(table.dim, SGD(None), Zeros(), name=f"{table.name}/accumulated_gradient")
+            name = f"{table.name}/accumulated_gradient"
+            sums = HashTable(table.dim, SGD(None), Zeros(), name=name, device=table.device)
             self._tables[id(table)] = (table, sums)
         return self._tables[id(table)][1]
 

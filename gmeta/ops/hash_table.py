@@ -6,7 +6,7 @@ The engine is native: ``ops/hash_table/table.h`` describes how it works and why 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,11 +14,13 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.initializers import Initializer, Normal
+from gmeta.ops.lookup import Lookup
 from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.ops.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
 from gmeta.ops.portable import frozen
 from gmeta.ops.records import AdmissionState, FilterShards, Records, ShardRecords
 from gmeta.ops.statistics import Statistics
+from gmeta.ops.table_device import DEVICE_NAMES, Device, Place, place_of, warn_once
 from gmeta.ops.table_saving import are_saved_elsewhere
 from gmeta.ops.unique import unique
 
@@ -29,21 +31,6 @@ for _name in (
     *("ExportFilter", "ExportShards", "StartJournal", "JournalSaved", "JournalWhole"),
 ):
     tf.no_gradient(f"GmetaHashTable{_name}")
-
-
-class Lookup(NamedTuple):
-    """What one lookup found. It belongs to the call: hold as many at a time as you like.
-
-    Attributes:
-      rows: (u, dim) float32, the row of each key. A plain tensor: gather from it, watch it in a tape, and
-        give its gradient to `HashTable.apply_gradients` together with ``keys``.
-      keys: (u,) int64, the distinct ids, in the order of their first appearance.
-      inverse: int32, of the shape of the ids: id number i has row ``rows[inverse[i]]``.
-    """
-
-    rows: tf.Tensor
-    keys: tf.Tensor
-    inverse: tf.Tensor
 
 
 class HashTable(tf.saved_model.experimental.TrackableResource):
@@ -68,11 +55,21 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       eviction: Which rows go, and the bound: `gmeta.ops.LRU`, `gmeta.ops.LFU`, `gmeta.ops.TTL`,
         `gmeta.ops.MinNorm`. None: rows stay until they are removed.
       precision: `gmeta.ops.TwoPrecisions` keeps rarely used rows in half precision. None: all in float32.
+      device: ``"cpu"`` keeps the table in host memory, ``"gpu"`` in that of the first GPU that the process
+        sees, where rows are looked up and updated without crossing the bus. It is the same table: rows,
+        records and checkpoints mean the same on either, and go from one to the other. Without a GPU, in a
+        build without CUDA, or where a GPU can't do what is asked (``precision``), a table is kept in host
+        memory, with one warning. ``"auto"``: what the environment variable ``GMETA_TABLE_DEVICE`` says, else
+        ``"cpu"``.
+      device_rows: Of a table on a GPU: about how many rows its memory is to hold, those that come first. The
+        others are in pinned host memory, where kernels read and write them over the bus: slower, and as
+        many as the host has room for. None: all are on the GPU. A table in host memory doesn't mind.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: Names the table in messages and, unless it is an attribute of something, nowhere else.
 
     Raises:
-      ConfigError: ``dim`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes holds no row.
+      ConfigError: ``dim`` or ``device_rows`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes
+        holds no row.
 
     Example:
       >>> table = HashTable(4, optimizer=SGD(0.5), initializer=Zeros(), name="item")
@@ -99,12 +96,18 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         precision: TwoPrecisions | None = None,
+        device: Device = "auto",
+        device_rows: int | None = None,
     ) -> None:
         if dim < 1:
             raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
         if not -(2**63) <= seed < 2**63:
             raise ConfigError(f"table {name!r}: seed must fit int64, got {seed}")
-        super().__init__(device="CPU")
+        if device_rows is not None and device_rows < 1:
+            raise ConfigError(f"table {name!r}: device_rows must be at least 1, or None, got {device_rows}")
+        self._device_rows = device_rows
+        self._place: Place = place_of(device, f"table {name!r}")
+        super().__init__(device=DEVICE_NAMES[self._place])
         self._dim = int(dim)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._initializer = initializer if initializer is not None else Normal()
@@ -125,12 +128,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     precision = property(lambda self: self._precision, doc="The `TwoPrecisions` of rows, or None: float32.")
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
+    device = property(lambda self: self._place, doc="Where it is: ``'cpu'`` or ``'gpu'``.")
 
     def __repr__(self) -> str:
         return (
             f"HashTable({self._dim}, optimizer={self._optimizer}, initializer={self._initializer}, "
             f"seed={self._seed}, name={self._name!r}, admission={self._admission}, "
-            f"eviction={self._eviction}, precision={self._precision})"
+            f"eviction={self._eviction}, precision={self._precision}, device={self._place!r})"
         )
 
     def _check_bound(self) -> None:
@@ -144,6 +148,17 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return f"table {self._name!r}"
 
     def _create_resource(self) -> tf.Tensor:
+        if self._place == "cpu":
+            return self._make()
+        try:
+            return self._make()
+        except tf.errors.UnimplementedError as error:
+            warn_once(error.message)
+        self._place, self._resource_device = "cpu", DEVICE_NAMES["cpu"]
+        with tf.device(self._resource_device):
+            return self._make()
+
+    def _make(self) -> tf.Tensor:
         return _native.gmeta_hash_table(
             optimizer_parameters=tf.constant(self._optimizer.hyperparameters, tf.float64),
             initializer_parameters=tf.constant(self._initializer.parameters, tf.float64),
@@ -158,6 +173,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             admission=self._admission.kind,
             eviction=self._eviction.kind if self._eviction is not None else "none",
             half_below=self._precision.threshold if self._precision is not None else 0,
+            device_rows=self._device_rows or 0,
             seed=self._seed,
         )
 
@@ -177,8 +193,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         Raises:
           ConfigError: ``ids`` are not integers.
         """
-        keys, inverse = unique(ids_tensor(ids, self._owner))
-        return Lookup(self.lookup_keys(keys, insert), keys, inverse)
+        keys, inverse = unique(ids_tensor(ids, self._owner), device=self._place)
+        return Lookup(self._rows_of(keys, insert, distinct=True), keys, inverse)
 
     def lookup_keys(self, keys: Any, insert: bool | tf.Tensor = True) -> tf.Tensor:
         """The row of each key: the second half of `lookup`, for callers that have made the keys distinct.
@@ -193,7 +209,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         Raises:
           ConfigError: ``keys`` is not a vector of integers.
         """
-        keys = keys_vector(keys, self._owner)
+        return self._rows_of(keys_vector(keys, self._owner), insert, distinct=False)
+
+    def _rows_of(self, keys: tf.Tensor, insert: bool | tf.Tensor, *, distinct: bool) -> tf.Tensor:
         copy = frozen(self, insert)
         if copy is not None:
             return copy.lookup_keys(keys)
@@ -202,6 +220,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             keys=keys,
             insert=tf.convert_to_tensor(insert, tf.bool),
             dim=self._dim,
+            distinct=distinct,
         )
 
     def apply_gradients(

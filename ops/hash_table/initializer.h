@@ -11,7 +11,7 @@
 //   truncated normal   mean + stddev * sqrt(2) * erfinv(erf(sqrt(2)) * x)        |z| < 2
 //
 // Only +, -, *, sqrt and integer operations of IEEE float32 are used, in a fixed order and without
-// fused multiply-add: the same bits come out on every machine, and in NumPy
+// fused multiply-add: the same bits come out on every machine, on the GPU, and in NumPy
 // (gmeta/ops/reference/initializers.py). The loops have no branch, so they vectorize; that of the
 // normal distributions is compiled for wide vectors too.
 //
@@ -84,14 +84,21 @@ GMETA_ALWAYS_INLINE float InverseErf(float x) {
   return (w < 5.0f ? center : tail) * x;
 }
 
+GMETA_ALWAYS_INLINE float UniformOf(uint32_t word, float low, float range) {
+  constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
+  return low + range * (static_cast<float>(static_cast<int32_t>(word >> 8)) * kUnit);
+}
+
+GMETA_ALWAYS_INLINE float NormalOf(uint32_t word, float mean, float sigma, float scale) {
+  constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
+  const int32_t odd = 2 * static_cast<int32_t>(word >> 8) + 1 - (1 << 24);
+  return mean + sigma * InverseErf(scale * (static_cast<float>(odd) * kUnit));
+}
+
 // out[i] = mean + sigma * erfinv(scale * x) of n words.
 GMETA_ALWAYS_INLINE void NormalLoop(const uint32_t* words, size_t n, float mean, float sigma,
                                     float scale, float* out) {
-  constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
-  for (size_t i = 0; i < n; ++i) {
-    const int32_t odd = 2 * static_cast<int32_t>(words[i] >> 8) + 1 - (1 << 24);
-    out[i] = mean + sigma * InverseErf(scale * (static_cast<float>(odd) * kUnit));
-  }
+  for (size_t i = 0; i < n; ++i) out[i] = NormalOf(words[i], mean, sigma, scale);
 }
 
 GMETA_VECTOR_VERSIONS(NormalFromWords, NormalLoop,
@@ -121,8 +128,26 @@ struct Initializer {
     }
   }
 
+  // Elements 4 * block ... 4 * block + 3 of the row of `key`, for the GPU, where a thread makes
+  // four.
+  GMETA_HOST_DEVICE void Block(int64_t key, uint32_t block, float out[4]) const {
+    if (kind == Kind::kConstant) {
+      for (int i = 0; i < 4; ++i) out[i] = a;
+      return;
+    }
+    const uint64_t bits = static_cast<uint64_t>(key);
+    uint32_t words[4];
+    Philox4x32<1>(
+        seed, {{block, 0, static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32)}}, words);
+    for (int i = 0; i < 4; ++i) {
+      out[i] = kind == Kind::kUniform ? UniformOf(words[i], a, b - a)
+                                      : NormalOf(words[i], a, b * kSqrt2, scale());
+    }
+  }
+
  private:
   static constexpr size_t kPiece = 128;
+  static constexpr float kSqrt2 = 1.41421356237309504880f;
   static_assert(kPiece % kPhiloxWords == 0);
 
   // Words `start` ... of a key's stream, n or a few more.
@@ -136,18 +161,17 @@ struct Initializer {
   }
 
   void Transform(const uint32_t* words, size_t n, float* out) const {
-    constexpr float kUnit = 1.0f / 16777216.0f;  // 2^-24
-    constexpr float kSqrt2 = 1.41421356237309504880f;
-    constexpr float kTruncation = 0.95449973610364158f;  // erf(sqrt(2)): two standard deviations
     if (kind == Kind::kUniform) {
       const float range = b - a;
-      for (size_t i = 0; i < n; ++i) {
-        out[i] = a + range * (static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * kUnit);
-      }
+      for (size_t i = 0; i < n; ++i) out[i] = UniformOf(words[i], a, range);
     } else {
-      const float scale = kind == Kind::kTruncatedNormal ? kTruncation : 1.0f;
-      NormalFromWords(words, n, a, b * kSqrt2, scale, out);
+      NormalFromWords(words, n, a, b * kSqrt2, scale(), out);
     }
+  }
+
+  GMETA_HOST_DEVICE float scale() const {
+    constexpr float kTruncation = 0.95449973610364158f;  // erf(sqrt(2)): two standard deviations
+    return kind == Kind::kTruncatedNormal ? kTruncation : 1.0f;
   }
 };
 

@@ -1,22 +1,26 @@
 // What the kernels of the dynamic hash table share: the resource, and what every op on a table
-// checks first.
+// checks first. The ops are templates on an engine, which is a table on some device, so that they
+// check and say the same everywhere (kernels_batch.h, kernels_records.h).
+//
+// An engine has what HostEngine (kernels_host.h) has: it is made from TableSettings, and its
+// functions take the op's context, for the threads or the stream to work on, and return a Status.
 
 #ifndef GMETA_OPS_HASH_TABLE_KERNELS_H_
 #define GMETA_OPS_HASH_TABLE_KERNELS_H_
 
-#include <limits>
+#include <array>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/common/kernels.h"
-#include "ops/hash_table/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace gmeta {
 
-using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -24,32 +28,56 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::TensorShapeUtils;
 
+// A table as GmetaHashTable's attributes and inputs describe it.
+struct TableSettings {
+  struct Part {
+    std::string kind;
+    std::vector<double> parameters;
+  };
+  std::string name;
+  int64_t dim = 1;
+  int64_t seed = 0;
+  int64_t half_below = 0;
+  int64_t device_rows = 0;  // those beyond are in host memory; 0: all are where the table is
+  Part optimizer, initializer, admission, eviction;
+};
+
+// The order of GmetaHashTableStatistics.
+using StatisticsArray = std::array<int64_t, 12>;
+
+template <class Engine>
 class HashTableResource : public tensorflow::ResourceBase {
  public:
-  HashTableResource(std::string name, const TableOptions& options)
-      : name_(std::move(name)), table_(options) {}
+  HashTableResource(std::string name, std::unique_ptr<Engine> table)
+      : name_(std::move(name)), table_(std::move(table)) {}
 
   const std::string& name() const { return name_; }
-  Table& table() { return table_; }
+  Engine& table() { return *table_; }
 
   std::string DebugString() const override {
-    return absl::StrCat("gmeta hash table '", name_, "': dim ", table_.dim(), ", ", table_.size(),
-                        " rows");
+    return absl::StrCat("gmeta hash table '", name_, "' on the ", Engine::kDevice, ": dim ",
+                        table_->dim(), ", ", Counts()[0], " rows");
   }
-  int64_t MemoryUsed() const override { return static_cast<int64_t>(table_.Statistics().bytes); }
+  int64_t MemoryUsed() const override { return Counts()[2]; }
 
  private:
+  StatisticsArray Counts() const {
+    StatisticsArray counts{};
+    return table_->Statistics(&counts).ok() ? counts : StatisticsArray{};
+  }
+
   const std::string name_;
-  Table table_;
+  const std::unique_ptr<Engine> table_;
 };
 
 // An op on a table: finds it and, if the op has keys, checks them.
+template <class Engine>
 class TableOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) final {
-    tensorflow::core::RefCountPtr<HashTableResource> resource;
+    tensorflow::core::RefCountPtr<HashTableResource<Engine>> resource;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &resource));
     if (takes_keys() && context->num_inputs() > 1) {
@@ -57,15 +85,15 @@ class TableOp : public OpKernel {
       OP_REQUIRES(context, TensorShapeUtils::IsVector(keys.shape()),
                   Invalid("table '", resource->name(), "': keys must be a vector, got shape ",
                           keys.shape().DebugString()));
-      OP_REQUIRES(context, keys.NumElements() <= std::numeric_limits<int32_t>::max(),
-                  Invalid("table '", resource->name(), "': at most 2^31 - 1 keys in a call, got ",
-                          keys.NumElements(), ": split the batch"));
+      OP_REQUIRES(context, keys.NumElements() <= Engine::kMaxKeys,
+                  Invalid("table '", resource->name(), "': at most ", Engine::kMaxKeys,
+                          " keys in a call, got ", keys.NumElements(), ": split the batch"));
     }
     Run(context, resource->name(), resource->table());
   }
 
  protected:
-  virtual void Run(OpKernelContext* context, const std::string& name, Table& table) = 0;
+  virtual void Run(OpKernelContext* context, const std::string& name, Engine& table) = 0;
 
   // Whether the input after the table, if there is one, is a vector of keys.
   virtual bool takes_keys() const { return true; }
@@ -91,15 +119,17 @@ class TableOp : public OpKernel {
   }
 };
 
-// One number that the table knows.
-template <auto kValue>
-class ScalarOp : public TableOp {
+// One number that the table knows: (table.*kValue)(context, &value).
+template <class Engine, auto kValue>
+class ScalarOp : public TableOp<Engine> {
  public:
-  using TableOp::TableOp;
+  using TableOp<Engine>::TableOp;
 
  protected:
-  void Run(OpKernelContext* context, const std::string&, Table& table) override {
-    SetScalar(context, 0, static_cast<int64_t>((table.*kValue)()));
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    int64_t value = 0;
+    OP_REQUIRES_OK(context, (table.*kValue)(context, &value));
+    this->SetScalar(context, 0, value);
   }
 };
 

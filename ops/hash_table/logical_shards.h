@@ -12,12 +12,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/common/host_device.h"
+
 namespace gmeta {
 
 inline constexpr int kLog2LogicalShards = 10;
 inline constexpr uint32_t kLogicalShards = uint32_t{1} << kLog2LogicalShards;
 
-inline uint32_t LogicalShard(uint64_t hash) {
+GMETA_HOST_DEVICE inline uint32_t LogicalShard(uint64_t hash) {
   return static_cast<uint32_t>(hash >> (64 - kLog2LogicalShards));
 }
 
@@ -26,8 +28,8 @@ struct LogicalRange {
   uint32_t first;
   uint32_t last;
 
-  uint32_t size() const { return last - first; }
-  bool contains(uint32_t shard) const { return first <= shard && shard < last; }
+  GMETA_HOST_DEVICE uint32_t size() const { return last - first; }
+  GMETA_HOST_DEVICE bool contains(uint32_t shard) const { return first <= shard && shard < last; }
 };
 
 // What to save of a range: where the rows stand, what was removed, and which keys wait for

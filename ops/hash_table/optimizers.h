@@ -10,7 +10,8 @@
 //                                                              counts from 1
 //   Step::operator()(size_t dim, const float* g, float* w, float* slots) const
 // and a place in SparseOptimizer and in MakeOptimizer. The formulas are tf_keras's; tests hold them
-// equal.
+// equal. Steps also run on the GPU (ops/gpu_table/update.cuh), where all but RowWiseAdagrad's are
+// run as on rows of one weight, because they are elementwise.
 //
 // All are lazy: a row without a gradient in a call is left alone, its momenta don't decay. Where
 // every row has a gradient in every call, this is the dense optimizer. Adam's bias correction uses
@@ -19,7 +20,6 @@
 #ifndef GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_
 #define GMETA_OPS_HASH_TABLE_OPTIMIZERS_H_
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +27,8 @@
 #include <string>
 #include <variant>
 #include <vector>
+
+#include "ops/common/host_device.h"
 
 namespace gmeta {
 
@@ -37,7 +39,8 @@ struct Sgd {
 
   struct Step {
     float learning_rate;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w, float*) const {
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float*) const {
       for (size_t i = 0; i < dim; ++i) w[i] -= learning_rate * g[i];
     }
   };
@@ -54,8 +57,8 @@ struct Adagrad {
 
   struct Step {
     float learning_rate, epsilon;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
-                    float* __restrict a) const {
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float* __restrict a) const {
       for (size_t i = 0; i < dim; ++i) {
         a[i] += g[i] * g[i];
         w[i] -= learning_rate * g[i] / std::sqrt(a[i] + epsilon);
@@ -79,8 +82,8 @@ struct Adam {
 
   struct Step {
     float alpha, one_minus_beta1, one_minus_beta2, epsilon;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
-                    float* __restrict slots) const {
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float* __restrict slots) const {
       float* __restrict m = slots;
       float* __restrict v = slots + dim;
       for (size_t i = 0; i < dim; ++i) {
@@ -109,8 +112,8 @@ struct Momentum {
   struct Step {
     float learning_rate, momentum;
     bool nesterov;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
-                    float* __restrict m) const {
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float* __restrict m) const {
       for (size_t i = 0; i < dim; ++i) {
         const float step = learning_rate * g[i];
         m[i] = momentum * m[i] - step;
@@ -133,11 +136,17 @@ struct RowWiseAdagrad {
 
   struct Step {
     float learning_rate, epsilon;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w, float* a) const {
+
+    // The row's share of the step: takes its gradient into its state, and returns the factor.
+    GMETA_HOST_DEVICE float Scale(size_t dim, const float* __restrict g, float* a) const {
       float squares = 0.0f;
       for (size_t i = 0; i < dim; ++i) squares += g[i] * g[i];
       *a += squares / static_cast<float>(dim);
-      const float scale = learning_rate / std::sqrt(*a + epsilon);
+      return learning_rate / std::sqrt(*a + epsilon);
+    }
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float* a) const {
+      const float scale = Scale(dim, g, a);
       for (size_t i = 0; i < dim; ++i) w[i] -= scale * g[i];
     }
   };
@@ -157,8 +166,8 @@ struct AdamW {
   struct Step {
     Adam::Step adam;
     float decay;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
-                    float* __restrict slots) const {
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float* __restrict slots) const {
       for (size_t i = 0; i < dim; ++i) w[i] -= decay * w[i];
       adam(dim, g, w, slots);
     }
@@ -184,19 +193,30 @@ struct Ftrl {
 
   struct Step {
     float learning_rate, power, l1, twice_l2, twice_shrinkage;
-    void operator()(size_t dim, const float* __restrict g, float* __restrict w,
-                    float* __restrict slots) const {
+    GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
+                                      float* __restrict slots) const {
       if (power == 0.5f) {  // the usual one, and far cheaper than std::pow
-        Run(dim, g, w, slots, [](float a) { return std::sqrt(a); });
+        Run(dim, g, w, slots, Root{});
       } else {
-        Run(dim, g, w, slots, [p = power](float a) { return std::pow(a, p); });
+        Run(dim, g, w, slots, Raise{power});
       }
     }
 
    private:
+    struct Root {
+      GMETA_HOST_DEVICE float operator()(float a) const { return std::sqrt(a); }
+    };
+    struct Raise {
+      float power;
+      GMETA_HOST_DEVICE float operator()(float a) const { return std::pow(a, power); }
+    };
+    GMETA_HOST_DEVICE static float Clip(float x, float bound) {
+      return x < -bound ? -bound : bound < x ? bound : x;
+    }
+
     template <class Power>
-    void Run(size_t dim, const float* __restrict g, float* __restrict w, float* __restrict slots,
-             const Power& raised) const {
+    GMETA_HOST_DEVICE void Run(size_t dim, const float* __restrict g, float* __restrict w,
+                               float* __restrict slots, const Power& raised) const {
       float* __restrict a = slots;
       float* __restrict z = slots + dim;
       for (size_t i = 0; i < dim; ++i) {
@@ -204,7 +224,7 @@ struct Ftrl {
         a[i] += g[i] * g[i];
         const float after = raised(a[i]);
         z[i] += g[i] + twice_shrinkage * w[i] - (after - before) / learning_rate * w[i];
-        w[i] = (std::clamp(z[i], -l1, l1) - z[i]) / (after / learning_rate + twice_l2);
+        w[i] = (Clip(z[i], l1) - z[i]) / (after / learning_rate + twice_l2);
       }
     }
   };

@@ -127,6 +127,22 @@ void TestSeedsAndKeysMakeDifferentRows() {
   CHECK(a[0] != b[0] && a[0] != c[0] && a[0] != d[0] && c[0] != d[0]);
 }
 
+// What a thread of a GPU makes of a row is what Fill makes.
+void TestBlocksMakeARow() {
+  constexpr size_t kDim = 300;
+  for (const Kind kind : {Kind::kConstant, Kind::kUniform, Kind::kNormal, Kind::kTruncatedNormal}) {
+    const Initializer initializer{kind, -0.5f, 2.0f, uint64_t{1} << 63 | 5};
+    for (const int64_t key : {INT64_MIN, int64_t{-1}, int64_t{0}, INT64_MAX}) {
+      float row[kDim], block[4];
+      initializer.Fill(key, kDim, row);
+      for (uint32_t i = 0; i < kDim / 4; ++i) {
+        initializer.Block(key, i, block);
+        CHECK(std::equal(block, block + 4, row + 4 * i));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -134,6 +150,7 @@ int main() {
   TestLanesAreConsecutiveCounters();
   TestLogAndInverseErfAgainstDouble();
   TestARowIsAPrefixOfAWiderOne();
+  TestBlocksMakeARow();
   TestDistributions();
   TestSeedsAndKeysMakeDifferentRows();
 }

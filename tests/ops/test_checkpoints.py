@@ -10,6 +10,8 @@ from gmeta import ops
 from gmeta.core.errors import ConfigError
 from gmeta.testing.tables import assert_same_tables
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 KEYS = [-(2**63), -1, 0, 1, 2**63 - 1]
 OPTIMIZERS = [ops.SGD(0.1), ops.Adagrad(0.1), ops.Adam(0.01)]
 

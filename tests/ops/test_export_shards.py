@@ -12,6 +12,8 @@ from gmeta import ops
 from gmeta.ops.reference import logical_shards
 from gmeta.testing.tables import sorted_records
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 
 def small_table(keys: int = 3000) -> ops.HashTable:
     table = ops.HashTable(3, ops.Adam(0.1), ops.Normal(), seed=4)

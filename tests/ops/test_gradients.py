@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from gmeta import ops
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 
 def test_doubles_in_one_update_are_summed_first():
     table = ops.HashTable(2, ops.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0), ops.Zeros())

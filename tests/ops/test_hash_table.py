@@ -16,6 +16,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.ops.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables, sorted_records
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
 OPTIMIZERS = [

@@ -5,6 +5,8 @@ import pytest
 
 from gmeta import ops
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
 

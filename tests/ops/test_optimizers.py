@@ -7,6 +7,8 @@ import tensorflow as tf
 from gmeta import ops
 from gmeta.core.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 keras = tf.keras.optimizers
 FTRL = {"l2_shrinkage": 0.03, "beta": 0.1}
 PAIRS = {
@@ -39,6 +41,7 @@ LAZY_IN_KERAS = (
 )
 def test_optimizers_equal_keras_over_200_steps(name, every_row):
     sparse, optimizer = PAIRS[name][0], PAIRS[name][1].from_config(PAIRS[name][1].get_config())
+    optimizer.jit_compile = False  # what Keras compiles on a GPU takes no IndexedSlices
     random = np.random.default_rng(0)
     rows, dim = 20, 7
     table = ops.HashTable(dim, sparse, ops.Normal(0, 1), seed=1)

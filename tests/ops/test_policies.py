@@ -13,6 +13,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.ops.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 ROW = 8 + 4 * 3 + 48  # a row of 3 weights under SGD, as a bound in bytes charges it
 
 ADMISSIONS = [
