@@ -9,6 +9,7 @@ import tensorflow as tf
 from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import ids_tensor
 from gmeta.ops.portable import is_portable
+from gmeta.ops.table_device import DEVICE_NAMES, Place
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaUnique")
@@ -26,11 +27,13 @@ class Unique(NamedTuple):
     inverse: tf.Tensor
 
 
-def unique(ids: Any) -> Unique:
+def unique(ids: Any, *, device: Place = "cpu") -> Unique:
     """The distinct ids of a tensor of any shape, and the way back.
 
     Args:
       ids: Integers of any shape; any int64 is a valid id.
+      device: Where it is computed, and where the result is: ``"cpu"``, where ids mostly are, or ``"gpu"``,
+        the first that this process sees.
 
     Returns:
       A `Unique`.
@@ -50,4 +53,5 @@ def unique(ids: Any) -> Unique:
     if is_portable():
         keys, inverse = tf.unique(tf.reshape(ids, [-1]))
         return Unique(keys, tf.reshape(inverse, tf.shape(ids)))
-    return Unique(*_native.gmeta_unique(ids=ids))
+    with tf.device(DEVICE_NAMES[device]):
+        return Unique(*_native.gmeta_unique(ids=ids))

@@ -1,51 +1,42 @@
 // The CPU kernel of GmetaUnique: on one thread, or on many where the batch is worth it.
 
-#include "ops/common/kernels.h"
+#include "ops/unique/kernels.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "ops/unique/parallel_unique.h"
 #include "ops/unique/unique.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace gmeta {
 namespace {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
-class UniqueOp : public OpKernel {
+class HostFinder {
  public:
-  explicit UniqueOp(OpKernelConstruction* context) : OpKernel(context) {}
+  static constexpr int64_t kMaxIds = std::numeric_limits<int32_t>::max();
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& ids = context->input(0);
-    const int64_t n = ids.NumElements();
-    OP_REQUIRES(context, n <= std::numeric_limits<int32_t>::max(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "GmetaUnique: at most 2^31 - 1 ids in a call, got ", n, ": split the batch")));
-    Tensor* inverse;
-    OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &inverse, NearGpu()));
-    Tensor room;
-    OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &room));
-    const int64_t* data = ids.flat<int64_t>().data();
-    int64_t* distinct = room.flat<int64_t>().data();
-    int32_t* places = inverse->flat<int32_t>().data();
+  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int64_t* keys,
+                           int32_t* inverse, int64_t* found) {
     const PoolParallelFor parallel_for(context);
-    size_t found;
     if (n >= kManyIds && parallel_for.threads() >= kManyThreads) {
-      found = ParallelUnique(data, n, distinct, places, parallel_for);
+      *found = static_cast<int64_t>(ParallelUnique(ids, n, keys, inverse, parallel_for));
     } else {
       UniqueFinder finder;
-      found = finder.Find(n, [data](size_t i) { return data[i]; }, distinct, places);
+      *found =
+          static_cast<int64_t>(finder.Find(n, [ids](size_t i) { return ids[i]; }, keys, inverse));
     }
+    return absl::OkStatus();
+  }
+
+  // A copy of just the keys: the room of a batch of few keys is mostly empty.
+  static absl::Status Emit(OpKernelContext* context, const Tensor& room, int64_t found) {
     Tensor* keys;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, TensorShape({static_cast<int64_t>(found)}), &keys));
-    std::copy_n(distinct, found, keys->flat<int64_t>().data());
+    TF_RETURN_IF_ERROR(context->allocate_output(0, tensorflow::TensorShape({found}), &keys));
+    std::copy_n(room.flat<int64_t>().data(), found, keys->flat<int64_t>().data());
+    return absl::OkStatus();
   }
 
  private:
@@ -54,7 +45,7 @@ class UniqueOp : public OpKernel {
   static constexpr int kManyThreads = 4;
 };
 
-REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_CPU), UniqueOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_CPU), UniqueOp<HostFinder>);
 
 }  // namespace
 }  // namespace gmeta

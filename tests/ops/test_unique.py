@@ -19,8 +19,8 @@ INT64 = np.iinfo(np.int64)
         elements=st.one_of(st.integers(-4, 4), st.sampled_from([INT64.min, INT64.max])),
     )
 )
-def test_keys_come_in_the_order_of_first_appearance_and_the_inverse_leads_back(ids):
-    keys, inverse = (tensor.numpy() for tensor in unique(ids))
+def test_keys_come_in_the_order_of_first_appearance_and_the_inverse_leads_back(table_device, ids):
+    keys, inverse = (tensor.numpy() for tensor in unique(ids, device=table_device))
     assert keys.tolist() == list(dict.fromkeys(ids.reshape(-1).tolist()))
     assert inverse.dtype == np.int32
     np.testing.assert_array_equal(keys[inverse], ids)
