@@ -11,15 +11,20 @@ allowed, never of the longest in a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.native import load_op_library
+from gmeta.ops.attention_device import is_native
 from gmeta.ops.portable import is_portable
 from gmeta.ops.reference.attention import padded_attention
-from gmeta.ops.relative_bias import RelativeBias, bucket_starts
+from gmeta.ops.relative_bias import RelativeBias, bucket_starts, is_biased
 
 _native = load_op_library("ops")
+tf.no_gradient("GmetaHstuPlan")
+_OF_OUT = 10  # which input of the gradient is that of the output
+_MOST_PAIRS = 2**28  # of padded scores, a gigabyte of them, of which the plain form keeps half a dozen
 
 
 def hstu_attention(
@@ -46,7 +51,9 @@ def hstu_attention(
       bias: What is added to the scores; None: nothing.
 
     Returns:
-      (total, heads, dv) of v's dtype; computed in float32, and float64 by the plain form.
+      (total, heads, dv) of v's dtype. On a CPU it is computed in float32; on a GPU of compute capability
+      9.0 in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256 without a bias;
+      otherwise by plain TensorFlow, as float64 is everywhere, or where its memory might not do, on the CPU.
 
     Raises:
       InvalidArgumentError: Shapes that don't fit together, or offsets that don't rise from 0 to total.
@@ -90,39 +97,85 @@ def _attention(
     alpha: float,
     bias: RelativeBias | None,
 ) -> tf.Tensor:
+    arguments = (q, k, v, offsets, visible, scale, alpha, bias)
     if is_portable() or v.dtype == tf.float64:
-        return padded_attention(q, k, v, offsets, visible, scale=scale, alpha=alpha, bias=bias)
+        return _padded(*arguments)
+    if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype, is_biased(bias)):
+        return _by_kernel(*arguments)
+    # On a GPU without a kernel for the case: there in plain TensorFlow, and on the CPU what would take more
+    # memory than a GPU may have.
+    lengths = offsets[1:] - offsets[:-1]
+    pairs = tf.size(lengths, tf.int64) * tf.reduce_max(tf.concat([lengths, [0]], 0)) ** 2
+    fits = pairs * tf.shape(v, tf.int64)[1] <= _MOST_PAIRS
+    return tf.cond(fits, lambda: _padded(*arguments), lambda: _on_cpu(*arguments))
+
+
+def _on_cpu(*arguments: Any) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return _by_kernel(*arguments)
+
+
+def _by_kernel(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
     bias = bias or RelativeBias()
-    floats = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in (q, k, v, *bias[:2])]
+    heads = [tf.zeros([0], v.dtype) if x is None else tf.cast(x, v.dtype) for x in (q, k)]
+    tables = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in bias[:2]]
     times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]
-    out = _native.gmeta_hstu_attention(
-        q=floats[0],
-        k=floats[1],
-        v=floats[2],
+    return _native.gmeta_hstu_attention(
+        q=heads[0],
+        k=heads[1],
+        v=v,
         offsets=offsets,
         visible=visible,
-        positions=floats[3],
-        time_buckets=floats[4],
+        positions=tables[0],
+        time_buckets=tables[1],
         row_times=times[0],
         column_times=times[1],
+        # All layers ask for the same plan; in a graph it is made once.
+        plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
         scale=scale,
         alpha=alpha,
         bucket_starts=bucket_starts().tolist(),
     )
+
+
+def _padded(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    """The plain form, in float32 at least."""
+    dtype = tf.float64 if v.dtype == tf.float64 else tf.float32
+    wide_q, wide_k, wide_v = (None if x is None else tf.cast(x, dtype) for x in (q, k, v))
+    out = padded_attention(wide_q, wide_k, wide_v, offsets, visible, scale=scale, alpha=alpha, bias=bias)
     return tf.cast(out, v.dtype)
 
 
 @tf.RegisterGradient("GmetaHstuAttention")
 def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
     settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
-    found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
-    return [*found[:3], None, None, *found[3:], None, None]
+    with tf.device(op.outputs[0].device):  # a GPU may not take what was computed on the CPU
+        found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
+    return [*found[:3], None, None, *found[3:], None, None, None]
 
 
 @tf.RegisterGradient("GmetaHstuAttentionGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
     """By the plain form: an inner loop that adapts what is below attention needs it, and few have one."""
-    of_out = op.inputs[9]
+    of_out = op.inputs[_OF_OUT]
     floats = [op.inputs[i] for i in (0, 1, 2, 5, 6)]
     with tf.GradientTape() as outer:
         outer.watch([*floats, of_out])
@@ -135,20 +188,20 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
-    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, of_floats[5]]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, of_floats[5]]
 
 
 def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
     q, k, v, *tables = floats
     positions, buckets = (None if table.shape == [0] else table for table in tables)
     scored = q.shape.rank == 3
-    return padded_attention(
+    return _padded(
         q if scored else None,
         k if scored else None,
         v,
         op.inputs[3],
         op.inputs[4],
-        scale=op.get_attr("scale"),
-        alpha=op.get_attr("alpha"),
-        bias=RelativeBias(positions, buckets, op.inputs[7], op.inputs[8]),
+        op.get_attr("scale"),
+        op.get_attr("alpha"),
+        RelativeBias(positions, buckets, op.inputs[7], op.inputs[8]),
     )

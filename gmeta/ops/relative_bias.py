@@ -65,3 +65,8 @@ def time_bucket(difference: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(tf.abs(difference), [-1])
     found = tf.searchsorted(tf.constant(bucket_starts()), flat, side="right")
     return tf.reshape(found, tf.shape(difference))
+
+
+def is_biased(bias: RelativeBias | None) -> bool:
+    """Whether a bias adds anything: it is there, and has a table."""
+    return bias is not None and any(table is not None for table in bias[:2])

@@ -1,9 +1,12 @@
-// The CPU kernels of GmetaHstuAttention and its gradient.
+// The CPU kernels of GmetaHstuAttention and its gradient. They compute in float32; other types are
+// converted on the way in and out.
 
-#include "ops/common/kernels.h"
+#include "ops/hstu_attention/kernels.h"
 
 #include <limits>
 #include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "ops/hstu_attention/attention.h"
@@ -31,34 +34,19 @@ class AttentionOp : public OpKernel {
 
  protected:
   absl::Status Read(OpKernelContext* context, hstu::Inputs* in) {
-    const Tensor &q = context->input(0), &k = context->input(1), &v = context->input(2);
-    const Tensor &visible = context->input(4), &positions = context->input(5);
-    const Tensor& time_buckets = context->input(6);
-    if (v.dims() != 3)
-      return Invalid("attention: v must be (tokens, heads, width), got ", v.shape().DebugString());
-    const int64_t tokens = v.dim_size(0);
-    const bool scored = q.dims() == 3;
-    if (q.shape() != k.shape() ||
-        (scored && (q.dim_size(0) != tokens || q.dim_size(1) != v.dim_size(1)))) {
-      return Invalid("attention: q and k must be of one shape, with v's tokens and heads, got ",
-                     q.shape().DebugString(), ", ", k.shape().DebugString(), " and ",
-                     v.shape().DebugString());
-    }
-    if (visible.dims() != 2 || visible.dim_size(0) != tokens || visible.dim_size(1) != 3) {
-      return Invalid("attention: visible must be (", tokens,
-                     ", 3), as AttentionMask.visible gives it, got ",
-                     visible.shape().DebugString());
-    }
-    TF_RETURN_IF_ERROR(CheckOffsets(context->input(3), tokens));
-    in->q = scored ? q.flat<float>().data() : nullptr;
-    in->k = scored ? k.flat<float>().data() : nullptr;
-    in->v = v.flat<float>().data();
-    in->heads = static_cast<int>(v.dim_size(1));
-    in->width = scored ? static_cast<int>(q.dim_size(2)) : 0;
-    in->values = static_cast<int>(v.dim_size(2));
+    hstu::AttentionShape shape;
+    TF_RETURN_IF_ERROR(hstu::ReadShape(context, &shape));
+    TF_RETURN_IF_ERROR(CheckOffsets(context->input(hstu::kOffsets), shape.tokens));
+    const int64_t tokens = shape.tokens;
+    const Tensor& positions = context->input(hstu::kPositions);
+    const Tensor& time_buckets = context->input(hstu::kTimeBuckets);
+    in->heads = static_cast<int>(shape.heads);
+    in->width = static_cast<int>(shape.width);
+    in->values = static_cast<int>(shape.values);
     in->scale = scale_;
     in->alpha = alpha_;
-    in->visible = reinterpret_cast<const hstu::Visible*>(visible.flat<int32_t>().data());
+    in->visible = reinterpret_cast<const hstu::Visible*>(
+        context->input(hstu::kVisible).flat<int32_t>().data());
     if (positions.NumElements() > 0) {
       if (positions.NumElements() % 2 == 0) {
         return Invalid("attention: a bias of positions has 2n - 1 numbers, got ",
@@ -68,7 +56,7 @@ class AttentionOp : public OpKernel {
       in->bias.n = (positions.NumElements() + 1) / 2;
     }
     if (time_buckets.NumElements() > 0) {
-      for (int input : {7, 8}) {
+      for (int input : {hstu::kRowTimes, hstu::kColumnTimes}) {
         if (context->input(input).NumElements() != tokens) {
           return Invalid("attention: a bias of times needs a time of each of the ", tokens,
                          " tokens, got ", context->input(input).NumElements());
@@ -80,18 +68,14 @@ class AttentionOp : public OpKernel {
       }
       in->bias.time_buckets = time_buckets.flat<float>().data();
       in->bias.buckets = buckets_.get();
-      in->bias.row_times = context->input(7).flat<int64_t>().data();
-      in->bias.column_times = context->input(8).flat<int64_t>().data();
+      in->bias.row_times = context->input(hstu::kRowTimes).flat<int64_t>().data();
+      in->bias.column_times = context->input(hstu::kColumnTimes).flat<int64_t>().data();
     }
     return absl::OkStatus();
   }
 
  private:
   static absl::Status CheckOffsets(const Tensor& offsets, int64_t tokens) {
-    if (offsets.dims() != 1 || offsets.NumElements() < 1) {
-      return Invalid("attention: offsets must be (batch + 1,), got ",
-                     offsets.shape().DebugString());
-    }
     const auto at = offsets.flat<int64_t>();
     bool rising = at(0) == 0 && at(at.size() - 1) == tokens;
     for (int64_t i = 1; i < at.size(); ++i) {
@@ -109,54 +93,143 @@ class AttentionOp : public OpKernel {
   std::unique_ptr<hstu::TimeBuckets> buckets_;
 };
 
+// The tensors of a kernel in float32, whatever T is.
+template <class T>
+class Floats {
+ public:
+  explicit Floats(OpKernelContext* context) : context_(context) {}
+
+  absl::Status Input(int input, const float** data) {
+    const Tensor& tensor = context_->input(input);
+    if constexpr (std::is_same_v<T, float>) {
+      *data = tensor.flat<float>().data();
+      return absl::OkStatus();
+    } else {
+      TF_RETURN_IF_ERROR(Room(tensor.shape()));
+      rooms_.back().flat<float>() = tensor.flat<T>().template cast<float>();
+      *data = rooms_.back().flat<float>().data();
+      return absl::OkStatus();
+    }
+  }
+
+  absl::Status Output(int output, const tensorflow::TensorShape& shape, float** data) {
+    Tensor* tensor;
+    TF_RETURN_IF_ERROR(context_->allocate_output(output, shape, &tensor));
+    if constexpr (std::is_same_v<T, float>) {
+      *data = tensor->flat<float>().data();
+    } else {
+      TF_RETURN_IF_ERROR(Room(shape));
+      *data = rooms_.back().flat<float>().data();
+      outputs_.push_back({tensor, rooms_.back()});
+    }
+    return absl::OkStatus();
+  }
+
+  // When the outputs are computed.
+  void Finish() {
+    for (auto& [tensor, floats] : outputs_) {
+      tensor->template flat<T>() = floats.template flat<float>().template cast<T>();
+    }
+  }
+
+ private:
+  absl::Status Room(const tensorflow::TensorShape& shape) {
+    rooms_.emplace_back();
+    return context_->allocate_temp(tensorflow::DT_FLOAT, shape, &rooms_.back());
+  }
+
+  OpKernelContext* const context_;
+  std::vector<Tensor> rooms_;
+  std::vector<std::pair<Tensor*, Tensor>> outputs_;
+};
+
+template <class T>
+absl::Status ReadHeads(OpKernelContext* context, Floats<T>* floats, hstu::Inputs* in) {
+  in->q = in->k = nullptr;
+  if (in->width > 0) {
+    TF_RETURN_IF_ERROR(floats->Input(hstu::kQ, &in->q));
+    TF_RETURN_IF_ERROR(floats->Input(hstu::kK, &in->k));
+  }
+  return floats->Input(hstu::kV, &in->v);
+}
+
+template <class T>
 class HstuAttentionOp : public AttentionOp {
  public:
   using AttentionOp::AttentionOp;
 
   void Compute(OpKernelContext* context) override {
     hstu::Inputs in;
+    Floats<T> floats(context);
+    float* out;
     OP_REQUIRES_OK(context, Read(context, &in));
-    Tensor* out;
-    OP_REQUIRES_OK(context, context->allocate_output(0, context->input(2).shape(), &out));
-    const Tensor& offsets = context->input(3);
-    hstu::Forward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1,
-                  out->flat<float>().data(), PoolParallelFor(context));
+    OP_REQUIRES_OK(context, ReadHeads(context, &floats, &in));
+    OP_REQUIRES_OK(context, floats.Output(0, context->input(hstu::kV).shape(), &out));
+    const Tensor& offsets = context->input(hstu::kOffsets);
+    hstu::Forward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1, out,
+                  PoolParallelFor(context));
+    floats.Finish();
   }
 };
 
+template <class T>
 class HstuAttentionGradientOp : public AttentionOp {
  public:
   using AttentionOp::AttentionOp;
 
   void Compute(OpKernelContext* context) override {
     hstu::Inputs in;
+    Floats<T> floats(context);
+    const float* of_out;
     OP_REQUIRES_OK(context, Read(context, &in));
-    const Tensor& of_out = context->input(9);
-    OP_REQUIRES(
-        context, of_out.shape() == context->input(2).shape(),
-        Invalid("attention: gradients must be of v's shape, got ", of_out.shape().DebugString()));
-    Tensor* outputs[5];
-    const int of[] = {0, 1, 2, 5, 6};
-    for (int i = 0; i < 5; ++i) {
-      OP_REQUIRES_OK(context,
-                     context->allocate_output(i, context->input(of[i]).shape(), &outputs[i]));
+    OP_REQUIRES_OK(context, hstu::CheckOfOut(context));
+    OP_REQUIRES_OK(context, ReadHeads(context, &floats, &in));
+    OP_REQUIRES_OK(context, floats.Input(hstu::kOfOut, &of_out));
+    float* of_heads[3];
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context, floats.Output(i, context->input(i).shape(), &of_heads[i]));
     }
-    hstu::BiasGradient of_bias(outputs[3]->NumElements(), outputs[4]->NumElements());
-    const Tensor& offsets = context->input(3);
-    hstu::Backward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1,
-                   of_out.flat<float>().data(),
-                   {outputs[0]->flat<float>().data(), outputs[1]->flat<float>().data(),
-                    outputs[2]->flat<float>().data()},
-                   &of_bias, PoolParallelFor(context));
-    std::copy(of_bias.positions.begin(), of_bias.positions.end(), outputs[3]->flat<float>().data());
-    auto of_buckets = outputs[4]->flat<float>();
+    Tensor* of_tables[2];
+    const int tables[] = {hstu::kPositions, hstu::kTimeBuckets};
+    for (int i = 0; i < 2; ++i) {
+      OP_REQUIRES_OK(context, context->allocate_output(3 + i, context->input(tables[i]).shape(),
+                                                       &of_tables[i]));
+    }
+    hstu::BiasGradient of_bias(of_tables[0]->NumElements(), of_tables[1]->NumElements());
+    const Tensor& offsets = context->input(hstu::kOffsets);
+    hstu::Backward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1, of_out,
+                   {of_heads[0], of_heads[1], of_heads[2]}, &of_bias, PoolParallelFor(context));
+    std::copy(of_bias.positions.begin(), of_bias.positions.end(),
+              of_tables[0]->flat<float>().data());
+    auto of_buckets = of_tables[1]->flat<float>();
     for (int64_t i = 0; i < of_buckets.size(); ++i) of_buckets(i) = of_bias.OfBucket(i);
+    floats.Finish();
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("GmetaHstuAttention").Device(tensorflow::DEVICE_CPU), HstuAttentionOp);
-REGISTER_KERNEL_BUILDER(Name("GmetaHstuAttentionGradient").Device(tensorflow::DEVICE_CPU),
-                        HstuAttentionGradientOp);
+class HstuPlanOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* plan;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({0}), &plan));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("GmetaHstuPlan").Device(tensorflow::DEVICE_CPU), HstuPlanOp);
+
+#define GMETA_REGISTER(T)                                                                       \
+  REGISTER_KERNEL_BUILDER(                                                                      \
+      Name("GmetaHstuAttention").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),         \
+      HstuAttentionOp<T>);                                                                      \
+  REGISTER_KERNEL_BUILDER(                                                                      \
+      Name("GmetaHstuAttentionGradient").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
+      HstuAttentionGradientOp<T>);
+GMETA_REGISTER(float)
+GMETA_REGISTER(tensorflow::bfloat16)
+GMETA_REGISTER(Eigen::half)
+#undef GMETA_REGISTER
 
 }  // namespace
 }  // namespace gmeta

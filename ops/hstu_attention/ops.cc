@@ -7,43 +7,58 @@ namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
 
+// What of a batch's scores is to be computed (strips.cuh): no bytes on a CPU, whose kernels don't
+// need it. It depends on offsets and mask alone, so that of all layers and gradients is one.
+REGISTER_OP("GmetaHstuPlan")
+    .Input("offsets: int64")
+    .Input("visible: int32")
+    .Output("plan: uint8")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
 // q and k have no elements for attention by the bias alone, a table none where it is absent.
 REGISTER_OP("GmetaHstuAttention")
-    .Input("q: float")
-    .Input("k: float")
-    .Input("v: float")
+    .Input("q: T")
+    .Input("k: T")
+    .Input("v: T")
     .Input("offsets: int64")
     .Input("visible: int32")
     .Input("positions: float")
     .Input("time_buckets: float")
     .Input("row_times: int64")
     .Input("column_times: int64")
+    .Input("plan: uint8")
+    .Attr("T: {float, bfloat16, half}")
     .Attr("scale: float")
     .Attr("alpha: float")
     .Attr("bucket_starts: list(int)")
-    .Output("out: float")
+    .Output("out: T")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(2));
       return absl::OkStatus();
     });
 
 REGISTER_OP("GmetaHstuAttentionGradient")
-    .Input("q: float")
-    .Input("k: float")
-    .Input("v: float")
+    .Input("q: T")
+    .Input("k: T")
+    .Input("v: T")
     .Input("offsets: int64")
     .Input("visible: int32")
     .Input("positions: float")
     .Input("time_buckets: float")
     .Input("row_times: int64")
     .Input("column_times: int64")
-    .Input("of_out: float")
+    .Input("plan: uint8")
+    .Input("of_out: T")
+    .Attr("T: {float, bfloat16, half}")
     .Attr("scale: float")
     .Attr("alpha: float")
     .Attr("bucket_starts: list(int)")
-    .Output("of_q: float")
-    .Output("of_k: float")
-    .Output("of_v: float")
+    .Output("of_q: T")
+    .Output("of_k: T")
+    .Output("of_v: T")
     .Output("of_positions: float")
     .Output("of_time_buckets: float")
     .SetShapeFn([](InferenceContext* c) {

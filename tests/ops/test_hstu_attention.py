@@ -1,15 +1,26 @@
 """HSTU's attention in each of its forms, against the equations in NumPy."""
 
+import importlib
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.ops import AttentionMask, RelativeBias, bias_attention, hstu_attention, time_bucket
+from gmeta.ops import (
+    AttentionMask,
+    RelativeBias,
+    attention_device,
+    bias_attention,
+    hstu_attention,
+    time_bucket,
+)
 from gmeta.ops.reference import attention as reference
 from gmeta.ops.relative_bias import bucket_starts
 
+module = importlib.import_module("gmeta.ops.hstu_attention")  # whose name is also the function's
 MASKS = [
     AttentionMask(),
     AttentionMask(causal=False),
@@ -170,3 +181,46 @@ def test_buckets_are_those_of_the_logarithm(away):
         time_bucket(tf.constant(-differences)), time_bucket(tf.constant(differences))
     )
     assert time_bucket(tf.constant([2**62])).numpy() == [128]
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16], ids=lambda dtype: dtype.name)
+def test_half_precision_is_float32_rounded(dtype):
+    offsets = tf.constant([0, 3, 3, 10], tf.int64)
+    visible = AttentionMask().visible(offsets)
+    with tf.device("CPU:0"):
+        q, k, v = (tf.cast(tf.random.stateless_normal([10, 2, 5], [seed, 0]), dtype) for seed in range(3))
+        exact = [tf.cast(x, tf.float32) for x in (q, k, v)]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([q, k, v, *exact])
+            found = hstu_attention(q, k, v, offsets, visible, scale=0.1)
+            expected = hstu_attention(*exact, offsets, visible, scale=0.1)
+        gradients = tape.gradient(found, [q, k, v]), tape.gradient(expected, exact)
+    for one, other in zip([found, *gradients[0]], [expected, *gradients[1]], strict=True):
+        np.testing.assert_array_equal(tf.cast(one, tf.float32), tf.cast(tf.cast(other, dtype), tf.float32))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("most", [0, 2**28], ids=["on the CPU", "in plain TensorFlow"])
+def test_without_a_kernel_of_the_gpu_it_is_computed_otherwise_with_one_warning(monkeypatch, most, compiled):
+    offsets = tf.constant([0, 3, 3, 10], tf.int64)
+    visible = AttentionMask().visible(offsets)
+    q, k, v = (tf.random.stateless_normal([10, 2, 5], [seed, 0]) for seed in range(3))
+
+    def attend(q, k, v):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k, v])
+            out = hstu_attention(q, k, v, offsets, visible, scale=0.1)
+        return [out, *(tf.convert_to_tensor(x) for x in tape.gradient(out, [q, k, v]))]
+
+    expected = attend(q, k, v)
+    attention_device._warn.cache_clear()
+    monkeypatch.setattr(attention_device, "on_gpu", lambda: True)
+    monkeypatch.setattr(module, "_MOST_PAIRS", most)
+    attend_here = tf.function(attend) if compiled else attend
+    with pytest.warns(UserWarning, match="they take bfloat16 and float16, not float32"):
+        found = attend_here(q, k, v)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attend(q, k, v)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,149 @@
+// Hopper's own instructions (sm_90a) that the attention kernels are made of, a function each:
+// shared memory barriers, the bulk copy engine (TMA), registers handed from warps to warps, named
+// barriers.
+//
+// The names are PTX's. What they do is in the PTX ISA, sections 9.7.9 (copies), 9.7.13 (barriers)
+// and 9.7.19 (setmaxnreg); here stands what callers have to know.
+
+#ifndef GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
+#define GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+// Whether this pass of the compiler may use them: kernels are empty in the others.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GMETA_SM90A 1
+#else
+#define GMETA_SM90A 0
+#endif
+
+namespace gmeta::hopper {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// A warp arrives at a barrier by one of its threads: __syncwarp before it orders what all have
+// done. compute-sanitizer's racecheck doesn't follow that, and takes the others' accesses for
+// races; in a build for it, with GMETA_EVERY_LANE_ARRIVES, all of them arrive.
+#if defined(GMETA_EVERY_LANE_ARRIVES)
+inline constexpr uint32_t kWarpArrivals = 32;
+#else
+inline constexpr uint32_t kWarpArrivals = 1;
+#endif
+
+// A barrier in shared memory. It has phases 0, 1, 0, ...: a phase ends when `arrivals` threads have
+// arrived and all bytes that were announced have come. Wait(p) returns when phase p has ended, so
+// the first wait of a consumer is for 0, and that of a producer, who finds all free, for 1.
+class Barrier {
+ public:
+  __device__ __forceinline__ void Init(uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals));
+  }
+
+  __device__ __forceinline__ void Arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+  }
+
+  // Arrives, and announces bytes that the copy engine will bring.
+  __device__ __forceinline__ void ArriveExpecting(uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
+                 "r"(bytes)
+                 : "memory");
+  }
+
+  // All threads of a warp: one arrives for them, or all (kWarpArrivals).
+  __device__ __forceinline__ void ArriveAsWarp() {
+    __syncwarp();
+    if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) Arrive();
+  }
+  __device__ __forceinline__ void ArriveAsWarpExpecting(uint32_t bytes) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ArriveExpecting(bytes);
+    } else if (kWarpArrivals > 1) {
+      Arrive();
+    }
+  }
+
+  __device__ __forceinline__ void Wait(uint32_t phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "AGAIN:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra DONE;\n"
+        "bra AGAIN;\n"
+        "DONE:\n"
+        "}\n" ::"r"(address()),
+        "r"(phase)
+        : "memory");
+  }
+
+  __device__ __forceinline__ uint32_t address() const { return SharedAddress(this); }
+
+ private:
+  uint64_t state_;
+};
+
+// After Init of all barriers, by the thread that did it, before a __syncthreads.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Ordinary writes to shared memory before it are seen by the copy engine and by wgmma after it: in
+// each writing thread, before the barrier that tells of the writes.
+__device__ __forceinline__ void FenceAsyncProxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A box of a tensor (d, heads, tokens) to shared memory, beginning at the coordinates. One thread.
+__device__ __forceinline__ void CopyBox(const CUtensorMap* map, void* to, Barrier* done, int d,
+                                        int head, int token) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(SharedAddress(to)),
+      "l"(map), "r"(done->address()), "r"(d), "r"(head), "r"(token)
+      : "memory");
+}
+
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// All warps of a warpgroup, as the one thing that its branch begins with.
+template <int kRegisters>
+__device__ __forceinline__ void GiveRegisters() {
+#if GMETA_SM90A
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void TakeRegisters() {
+#if GMETA_SM90A
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// One of the block's 16 barriers of threads (0 is __syncthreads'). Sync waits for `threads` threads
+// in all, those that only arrived among them.
+__device__ __forceinline__ void NamedSync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void NamedArrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// tanh to about 2^-11, by the special function unit.
+__device__ __forceinline__ float FastTanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace gmeta::hopper
+
+#endif  // GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_

@@ -1,0 +1,59 @@
+// The C ABI of HSTU's attention on the GPU, but for the gradients (gpu_backward.cu).
+
+#include "ops/hstu_attention/gpu_forward.cuh"
+#include "ops/hstu_attention/gpu_launch.cuh"
+#include "ops/hstu_attention/hstu_attention_abi.h"
+
+namespace gmeta::hstu {
+namespace {
+
+template <class T, int kWidth>
+void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t stream) {
+  using Memory = ForwardMemory<T, kWidth>;
+  ForwardArguments in;
+  Require(MapOf<T>(&in.q, a, a.q, kTileRows) && MapOf<T>(&in.k, a, a.k, Memory::kColumns) &&
+              MapOf<T>(&in.v, a, a.v, Memory::kColumns),
+          "hstu attention: q, k or v can't be described to the copy engine; they must be 16-byte "
+          "aligned, with strides of a multiple of 8 numbers");
+  in.plan = Plan::In(const_cast<void*>(a.plan), a.tokens, a.batch);
+  in.visible = a.visible;
+  in.out = out.data, in.out_stride = out.stride;
+  in.tokens = a.tokens, in.heads = a.heads;
+  in.alpha = a.alpha, in.scale = a.scale;
+  constexpr int kBytes = sizeof(Memory) + 1024;
+  LaunchPersistent(ForwardKernel<T, kWidth>, in, Plan::MaxTiles(a.tokens, a.batch) * a.heads,
+                   kForwardThreads, kBytes, stream, "hstu attention, forward");
+}
+
+}  // namespace
+}  // namespace gmeta::hstu
+
+using namespace gmeta::hstu;
+using gmeta::Guarded;
+
+int gmeta_hstu_supported(int32_t dtype, int32_t width) {
+  return Guarded([&] { CheckSupported(dtype, width); });
+}
+
+int64_t gmeta_hstu_plan_bytes(int64_t tokens, int32_t batch) {
+  return static_cast<int64_t>(Plan::Bytes(tokens, batch));
+}
+
+int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t tokens, int32_t batch,
+                    void* plan, void* stream) {
+  return Guarded([&] {
+    gmeta::Require(tokens < INT32_MAX, "hstu attention: at most 2^31 - 2 tokens in a batch");
+    gmeta::CheckCuda(MakePlan(offsets, visible, tokens, batch, Plan::In(plan, tokens, batch),
+                              static_cast<cudaStream_t>(stream)),
+                     "hstu attention, planning");
+  });
+}
+
+int gmeta_hstu_forward(const GmetaHstuAttention* attention, GmetaHeads out, void* stream) {
+  return Guarded([&] {
+    Dispatch(*attention, [&](auto type, auto width) {
+      Forward<decltype(type), decltype(width)::value>(*attention, out,
+                                                      static_cast<cudaStream_t>(stream));
+    });
+  });
+}

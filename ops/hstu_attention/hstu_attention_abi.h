@@ -1,0 +1,62 @@
+// HSTU's attention on the GPU, as C: what TensorFlow's kernels call, and tests with ctypes.
+//
+//   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j) v_j
+//
+// Functions return a status (cuda_abi.h). Pointers are to device memory, unless it says otherwise;
+// work is queued on `stream`, a cudaStream_t, and nothing waits for it.
+
+#ifndef GMETA_OPS_HSTU_ATTENTION_HSTU_ATTENTION_ABI_H_
+#define GMETA_OPS_HSTU_ATTENTION_HSTU_ATTENTION_ABI_H_
+
+#include <cstdint>
+
+#include "ops/common/cuda_abi.h"
+
+extern "C" {
+
+enum { GMETA_BFLOAT16 = 0, GMETA_FLOAT16 = 1 };
+
+// A (tokens, heads, width) tensor whose tokens are `stride` numbers apart and whose heads lie one
+// after another: a part of a wider projection needn't be copied. A multiple of 8 numbers, and
+// 16-byte aligned.
+struct GmetaHeads {
+  void* data;
+  int64_t stride;
+};
+
+struct GmetaHstuAttention {
+  int32_t dtype;   // of q, k, v and all that is shaped like them
+  int32_t batch;   // sequences
+  int64_t tokens;  // of all sequences, below 2^31
+  int32_t heads;
+  int32_t width;  // of a head, of q, k and v alike: 64, 128 or 256
+  float alpha;
+  float scale;             // s
+  const int32_t* visible;  // (tokens, 3): AttentionMask.visible
+  const void* plan;        // of gmeta_hstu_plan, for the same offsets and mask
+  GmetaHeads q, k, v;
+};
+
+// GMETA_CUDA_UNSUPPORTED where the current device has no kernels for a dtype and a width.
+GMETA_CUDA_API int gmeta_hstu_supported(int32_t dtype, int32_t width);
+
+// Bytes of a plan, which says what parts of the scores are to be computed. It is of offsets and
+// mask alone: one serves all layers and heads, and the gradients too.
+GMETA_CUDA_API int64_t gmeta_hstu_plan_bytes(int64_t tokens, int32_t batch);
+// `offsets` is (batch + 1) int64; `plan` 16-byte aligned.
+GMETA_CUDA_API int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t tokens,
+                                   int32_t batch, void* plan, void* stream);
+
+// Writes `out`, which is shaped as v.
+GMETA_CUDA_API int gmeta_hstu_forward(const GmetaHstuAttention* attention, GmetaHeads out,
+                                      void* stream);
+
+// Writes the gradients of q, k and v from that of out. Results are the same to the last bit in each
+// run.
+GMETA_CUDA_API int gmeta_hstu_backward(const GmetaHstuAttention* attention, GmetaHeads of_out,
+                                       GmetaHeads of_q, GmetaHeads of_k, GmetaHeads of_v,
+                                       void* stream);
+
+}  // extern "C"
+
+#endif  // GMETA_OPS_HSTU_ATTENTION_HSTU_ATTENTION_ABI_H_

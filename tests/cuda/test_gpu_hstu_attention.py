@@ -1,0 +1,102 @@
+"""HSTU's attention on the GPU, and its gradients, against float64."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from gmeta.testing.gpu_attention import GpuAttention, Mask
+
+torch: Any = pytest.importorskip("torch")
+if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9:
+    pytest.skip("the kernels are Hopper's", allow_module_level=True)
+
+LENGTHS = [5, 0, 1, 63, 64, 65, 129, 300, 1000, 2600, 128, 0]
+NAMES = ("q", "k", "v")
+
+
+def error(found: Any, expected: Any) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def every_second(case: GpuAttention) -> Any:
+    """(tokens,) bool: the tokens of every second sequence."""
+    chosen = torch.zeros(case.tokens, dtype=torch.bool, device="cuda")
+    for begin, end in zip(case.ends[:-1:2], case.ends[1::2], strict=True):
+        chosen[begin:end] = True
+    return chosen
+
+
+@pytest.mark.parametrize("mask", get_args(Mask))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_forward(width: int, dtype: str, mask: Mask) -> None:
+    case = GpuAttention(LENGTHS, 2, width, dtype, mask, seed=width + len(mask))
+    case.make_plan()
+    found = case.forward().clone()
+    exact, naive = case.expected("float64"), case.expected(dtype)
+    assert error(found, exact) <= 2 * error(naive, exact)
+
+    case.out.fill_(torch.nan)
+    assert torch.equal(found, case.forward()), "results differ from run to run"
+
+    poisoned = every_second(case)
+    case.inputs[poisoned] = torch.nan
+    after = case.forward()
+    assert torch.equal(found[~poisoned], after[~poisoned]), "numbers of other sequences get in"
+    assert torch.isnan(after[poisoned]).all(), "NaN is lost"
+
+
+@pytest.mark.parametrize("mask", get_args(Mask))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_gradients(width: int, dtype: str, mask: Mask) -> None:
+    case = GpuAttention(LENGTHS, 2, width, dtype, mask, seed=width + len(mask))
+    case.make_plan()
+    found = case.gradients().clone()
+    exact, naive = case.expected_gradients("float64"), case.expected_gradients(dtype)
+    for name, x, right, rough in zip(NAMES, found, exact, naive, strict=True):
+        assert error(x, right) <= 2 * error(rough, right), name
+
+    case.results.fill_(torch.nan)
+    assert torch.equal(found, case.gradients()), "results differ from run to run"
+
+    poisoned = every_second(case)
+    case.inputs[poisoned] = torch.nan
+    after = case.gradients()
+    assert torch.equal(found[:, ~poisoned], after[:, ~poisoned]), "numbers of other sequences get in"
+    assert torch.isnan(after[:, poisoned]).all(), "NaN is lost"
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_many_short_sequences(width: int) -> None:
+    lengths = np.random.default_rng(width).integers(1, 200, 1500).tolist()
+    case = GpuAttention(lengths, 4, width, "bfloat16", "targets")
+    case.make_plan()
+    assert error(case.forward(), case.expected("float64")) < 5e-3
+    found, exact = case.gradients(), case.expected_gradients("float64")
+    assert max(error(x, right) for x, right in zip(found, exact, strict=True)) < 5e-3
+
+
+def test_offsets_that_cant_be_give_nan() -> None:
+    case = GpuAttention([70, 30], 1, 128, "bfloat16", "causal")
+    case.offsets[1] = 120
+    case.make_plan()
+    case.results.fill_(1)
+    assert torch.isnan(case.gradients()).all()
+    case.out.fill_(1)
+    assert torch.isnan(case.forward()).all()
+
+
+def test_nothing() -> None:
+    case = GpuAttention([0, 0], 1, 64, "float16", "causal")
+    case.make_plan()
+    assert case.gradients().numel() == 0
+    assert case.forward().numel() == 0
+
+
+def test_pairs() -> None:
+    assert GpuAttention([4, 3], 1, 64, "float16", "causal").pairs == 10 + 6
+    assert GpuAttention(LENGTHS, 1, 64, "float16", "full").pairs == int(np.square(LENGTHS).sum())
