@@ -13,8 +13,6 @@ from gmeta.layers.group_layer_norm import GroupLayerNorm as GroupLayerNorm
 from gmeta.layers.hstu import HSTU as HSTU
 from gmeta.layers.hstu import HSTUBlock as HSTUBlock
 from gmeta.layers.mmoe import MMoE as MMoE
-from gmeta.layers.normalisation import layer_norm as layer_norm
-from gmeta.layers.normalisation import rms_norm as rms_norm
 from gmeta.layers.recorded_lookups import RecordedLookups as RecordedLookups
 from gmeta.layers.recorded_lookups import TableGradient as TableGradient
 from gmeta.layers.recorded_lookups import record_lookups as record_lookups
@@ -23,3 +21,5 @@ from gmeta.layers.sequence_view import SequenceView as SequenceView
 from gmeta.layers.sequence_view import sequence_view as sequence_view
 from gmeta.layers.task_heads import TaskHeads as TaskHeads
 from gmeta.layers.task_heads import product_logits as product_logits
+from gmeta.ops.normalisation import layer_norm as layer_norm
+from gmeta.ops.normalisation import rms_norm as rms_norm

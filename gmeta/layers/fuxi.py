@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.normalisation import rms_norm
 from gmeta.layers.sequence_block import SequenceBlock
 from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import RelativeBias, bias_attention, hstu_attention
+from gmeta.ops.normalisation import rms_norm
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

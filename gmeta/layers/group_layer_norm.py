@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
-from gmeta.layers.normalisation import layer_norm
 from gmeta.ops import jagged
+from gmeta.ops.normalisation import layer_norm
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.normalisation import layer_norm
 from gmeta.layers.sequence_block import SequenceBlock
 from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
-from gmeta.ops import hstu_attention
+from gmeta.ops import hstu_mix
+from gmeta.ops.normalisation import layer_norm
 
 _normal = functools.partial(tf.keras.initializers.RandomNormal, stddev=0.02)
 
@@ -112,27 +112,24 @@ class HSTUBlock(SequenceBlock):
     ) -> tf.Tensor:
         """(total, dim) -> (total, dim)."""
         research = self.form == "research"
-        mixed = tf.matmul(layer_norm(values, self.norm_scale, self.norm_offset), self.uvqk)
-        mixed = tf.nn.silu(mixed) if research else mixed + self.uvqk_bias
-        u, v, q, k = tf.split(mixed, self.sizes, axis=1)
-        attended = hstu_attention(
-            self.by_head(q),
-            self.by_head(k),
-            self.by_head(v),
+        projected = tf.matmul(layer_norm(values, self.norm_scale, self.norm_offset), self.uvqk)
+        mixed = hstu_mix(
+            projected if research else projected + self.uvqk_bias,
             offsets,
             view.visible,
+            heads=self.heads,
+            attention_dim=self.attention_dim,
+            value_dim=self.value_dim,
             scale=1 / self.max_length,
             alpha=1.0 if research else 1 / math.sqrt(self.attention_dim),
+            form=self.form,
+            norm_scale=self.attended_scale,
+            norm_offset=self.attended_offset,
             bias=self.bias_tables(view),
         )
-        attended = tf.reshape(attended, [-1, self.sizes[0]])
-        normed = layer_norm(attended, self.attended_scale, self.attended_offset)
+        out = tf.matmul(self.drop(mixed, training=training), self.output_kernel)
         if research:
-            out = tf.matmul(self.drop(u * normed, training=training), self.output_kernel) + self.output_bias
-        else:
-            u = tf.nn.silu(u)
-            gated = self.drop(tf.concat([u, attended, u * normed], axis=1), training=training)
-            out = tf.matmul(gated, self.output_kernel)
+            out += self.output_bias
         return values + out
 
 

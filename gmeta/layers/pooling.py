@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gmeta.layers.feature_config import Pooling
 from gmeta.layers.feature_ids import Ids
+from gmeta.ops.attention_device import on_gpu
 
 
 def pool(rows: tf.Tensor, positions: Ids, pooling: Pooling | None) -> Any:
@@ -39,6 +40,8 @@ def pool(rows: tf.Tensor, positions: Ids, pooling: Pooling | None) -> Any:
 def _pool_lists(rows: tf.Tensor, positions: tf.RaggedTensor, reduce: Any) -> tf.Tensor:
     """One pass over the rows; a gather before would write a vector for each id and read it again."""
     samples, ids = positions.nrows(), positions.flat_values
+    if on_gpu():  # whose kernels refuse to reduce none of no rows
+        rows = tf.cond(tf.shape(rows)[0] > 0, lambda: rows, lambda: tf.zeros([1, rows.shape[1]], rows.dtype))
     # Without any id, TensorFlow leaves the gradient's memory as it was. Row 0 in a sample more, cut off
     # again, has a gradient of 0.
     lonely = tf.cast((tf.size(ids) == 0) & (tf.shape(rows)[0] > 0), samples.dtype)

@@ -14,9 +14,9 @@ from gmeta.ops.dedup_alltoall import unpack_rows as unpack_rows
 from gmeta.ops.frozen_table import FrozenTable as FrozenTable
 from gmeta.ops.frozen_table import UnknownRows as UnknownRows
 from gmeta.ops.hash_table import HashTable as HashTable
-from gmeta.ops.hash_table import Lookup as Lookup
 from gmeta.ops.hstu_attention import bias_attention as bias_attention
 from gmeta.ops.hstu_attention import hstu_attention as hstu_attention
+from gmeta.ops.hstu_mix import hstu_mix as hstu_mix
 from gmeta.ops.initializers import Constant as Constant
 from gmeta.ops.initializers import Initializer as Initializer
 from gmeta.ops.initializers import Normal as Normal
@@ -24,6 +24,7 @@ from gmeta.ops.initializers import TruncatedNormal as TruncatedNormal
 from gmeta.ops.initializers import Uniform as Uniform
 from gmeta.ops.initializers import Zeros as Zeros
 from gmeta.ops.jagged import Jagged as Jagged
+from gmeta.ops.lookup import Lookup as Lookup
 from gmeta.ops.merge_keys import merge_keys as merge_keys
 from gmeta.ops.optimizers import SGD as SGD
 from gmeta.ops.optimizers import Adagrad as Adagrad

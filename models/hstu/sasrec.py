@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers.normalisation import layer_norm
 from gmeta.layers.sequence_block import SequenceBlock
 from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import Jagged, jagged
+from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.reference.attention import dense_mask
 
 

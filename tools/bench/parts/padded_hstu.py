@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 from gmeta.layers import HSTU
 from gmeta.layers.hstu import HSTUBlock
-from gmeta.layers.normalisation import layer_norm
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import Jagged, jagged
+from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.reference.attention import dense_mask
 
 

@@ -1,0 +1,63 @@
+// What a layer of HSTU computes beside products of matrices and attention, on the GPU, as C: norms,
+// gates and activations of rows, in one pass over memory each. row_norm.cuh has the formulas.
+//
+// Functions return a status (cuda_abi.h). Pointers are to device memory; work is queued on
+// `stream`.
+
+#ifndef GMETA_OPS_HSTU_LAYER_HSTU_LAYER_ABI_H_
+#define GMETA_OPS_HSTU_LAYER_HSTU_LAYER_ABI_H_
+
+#include <cstdint>
+
+#include "ops/common/cuda_abi.h"
+
+extern "C" {
+
+// A matrix of rows, 16-byte aligned and `stride` numbers apart, a multiple of 8: a part of wider
+// rows may be one. Null data: there is none.
+struct GmetaRows {
+  void* data;
+  int64_t stride;
+};
+
+// y = SiLU(x) of (rows, width), width a multiple of 8. dtype as in hstu_attention_abi.h.
+GMETA_CUDA_API int gmeta_silu(int32_t dtype, int64_t rows, int32_t width, GmetaRows x, GmetaRows y,
+                              void* stream);
+// of_y becomes the gradient of x.
+GMETA_CUDA_API int gmeta_silu_back(int32_t dtype, int64_t rows, int32_t width, GmetaRows x,
+                                   GmetaRows of_y, void* stream);
+
+// y = LN(x) [* scale + offset] [* SiLU(gate)].
+struct GmetaRowNorm {
+  int32_t dtype;
+  int32_t width;  // a multiple of 8, up to 4,096
+  int64_t rows;
+  float epsilon;
+  GmetaRows x;
+  GmetaRows gate;      // or none
+  const void* scale;   // (width,) of the dtype, or null
+  const void* offset;  // likewise; null where scale is
+};
+
+// `statistics` is (rows, 2) float32.
+GMETA_CUDA_API int gmeta_row_norm(const GmetaRowNorm* norm, GmetaRows y, float* statistics,
+                                  void* stream);
+
+struct GmetaRowNormGradients {
+  GmetaRows of_y;
+  GmetaRows x_added;     // a gradient that x has from elsewhere, added to its own; or none
+  GmetaRows gate_added;  // the same of SiLU(gate)
+  GmetaRows of_x;
+  GmetaRows of_gate;  // where there is a gate
+  void* of_scale;     // (width,) of the dtype, where there are weights
+  void* of_offset;
+  void* workspace;  // of gmeta_row_norm_workspace bytes, where there are weights
+};
+
+GMETA_CUDA_API int64_t gmeta_row_norm_workspace(int32_t width);
+GMETA_CUDA_API int gmeta_row_norm_back(const GmetaRowNorm* norm, const float* statistics,
+                                       const GmetaRowNormGradients* gradients, void* stream);
+
+}  // extern "C"
+
+#endif  // GMETA_OPS_HSTU_LAYER_HSTU_LAYER_ABI_H_

@@ -1,0 +1,327 @@
+// The GPU kernels of GmetaRowNorm, GmetaHstuMix and their gradients: sequences of calls of the CUDA
+// library (hstu_layer_abi.h, hstu_attention_abi.h).
+
+#include "ops/common/kernels_gpu.h"
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/common/kernels.h"
+#include "ops/hstu_attention/hstu_attention_abi.h"
+#include "ops/hstu_layer/hstu_layer_abi.h"
+
+namespace gmeta {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+template <class T>
+constexpr int32_t kType = std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16;
+
+template <class T>
+T* Data(const Tensor& tensor) {
+  return const_cast<T*>(tensor.flat<T>().data());
+}
+
+// Columns of a matrix from one on.
+template <class T>
+GmetaRows Columns(const Tensor& matrix, int64_t from = 0) {
+  return {Data<T>(matrix) + from, matrix.dim_size(1)};
+}
+
+// The norm's weights, inputs `scale` and the one after it, and its settings.
+template <class T>
+absl::Status ReadNorm(OpKernelContext* context, int scale, int64_t rows, int64_t width,
+                      float epsilon, GmetaRowNorm* norm) {
+  const Tensor &weights = context->input(scale), &offset = context->input(scale + 1);
+  const bool weighted = weights.NumElements() > 0;
+  for (const Tensor* each : {&weights, &offset}) {
+    if (each->NumElements() != (weighted ? width : 0)) {
+      return Invalid("norm: scale and offset must both have ", width, " numbers or none, got ",
+                     weights.shape().DebugString(), " and ", offset.shape().DebugString());
+    }
+  }
+  *norm = {kType<T>,
+           static_cast<int32_t>(width),
+           rows,
+           epsilon,
+           {},
+           {},
+           weighted ? Data<T>(weights) : nullptr,
+           weighted ? Data<T>(offset) : nullptr};
+  return absl::OkStatus();
+}
+
+// Makes room for what the norm's weights' gradients are summed in.
+absl::Status Workspace(OpKernelContext* context, const GmetaRowNorm& norm, Tensor* room) {
+  const int64_t bytes = norm.scale == nullptr ? 0 : gmeta_row_norm_workspace(norm.width);
+  return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), room);
+}
+
+class RowNormBase : public OpKernel {
+ public:
+  explicit RowNormBase(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon_));
+  }
+
+ protected:
+  template <class T>
+  absl::Status Read(OpKernelContext* context, GmetaRowNorm* norm) const {
+    const Tensor& x = context->input(0);
+    if (x.dims() != 2) return Invalid("norm: x must be a matrix, got ", x.shape().DebugString());
+    TF_RETURN_IF_ERROR(ReadNorm<T>(context, 1, x.dim_size(0), x.dim_size(1), epsilon_, norm));
+    norm->x = Columns<T>(x);
+    return absl::OkStatus();
+  }
+
+ private:
+  float epsilon_;
+};
+
+template <class T>
+class RowNormOp : public RowNormBase {
+ public:
+  using RowNormBase::RowNormBase;
+
+  void Compute(OpKernelContext* context) override {
+    GmetaRowNorm norm;
+    OP_REQUIRES_OK(context, Read<T>(context, &norm));
+    Tensor *y, *statistics;
+    OP_REQUIRES_OK(context, context->allocate_output(0, context->input(0).shape(), &y));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({norm.rows, 2}), &statistics));
+    OP_REQUIRES_OK(context,
+                   CudaStatus(gmeta_row_norm(&norm, Columns<T>(*y), Data<float>(*statistics),
+                                             CudaStream(context))));
+  }
+};
+
+template <class T>
+class RowNormGradientOp : public RowNormBase {
+ public:
+  using RowNormBase::RowNormBase;
+
+  void Compute(OpKernelContext* context) override {
+    GmetaRowNorm norm;
+    OP_REQUIRES_OK(context, Read<T>(context, &norm));
+    Tensor* outputs[3];
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context, context->allocate_output(i, context->input(i).shape(), &outputs[i]));
+    }
+    Tensor room;
+    OP_REQUIRES_OK(context, Workspace(context, norm, &room));
+    GmetaRowNormGradients to{};
+    to.of_y = Columns<T>(context->input(4));
+    to.of_x = Columns<T>(*outputs[0]);
+    to.of_scale = Data<T>(*outputs[1]), to.of_offset = Data<T>(*outputs[2]);
+    to.workspace = Data<uint8_t>(room);
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_row_norm_back(&norm, Data<float>(context->input(3)),
+                                                           &to, CudaStream(context))));
+  }
+};
+
+enum MixInput {
+  kProjected,
+  kOffsets,
+  kVisible,
+  kPlan,
+  kNormScale,
+  kNormOffset,
+  kMixed,
+  kAttended,
+  kStatistics,
+  kActivated,
+  kOfMixed
+};
+
+// What both ops of a mix are given. `projected` is [u, v, q, k], each `width` numbers of all heads.
+template <class T>
+class MixBase : public OpKernel {
+ public:
+  explicit MixBase(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("heads", &heads_));
+    OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES_OK(context, context->GetAttr("production", &production_));
+  }
+
+ protected:
+  struct Mix {
+    int64_t tokens, width;
+    GmetaHstuAttention attention;
+    GmetaRowNorm norm;
+  };
+
+  absl::Status Read(OpKernelContext* context, Mix* mix) const {
+    const Tensor &projected = context->input(kProjected), &visible = context->input(kVisible);
+    const Tensor &offsets = context->input(kOffsets), &plan = context->input(kPlan);
+    if (projected.dims() != 2 || projected.dim_size(1) % (4 * heads_) != 0) {
+      return Invalid("hstu mix: projected must be (tokens, 4 * ", heads_, " * width), got ",
+                     projected.shape().DebugString());
+    }
+    mix->tokens = projected.dim_size(0), mix->width = projected.dim_size(1) / 4;
+    if (visible.dims() != 2 || visible.dim_size(0) != mix->tokens || visible.dim_size(1) != 3 ||
+        offsets.dims() != 1 || offsets.NumElements() < 1) {
+      return Invalid("hstu mix: of ", mix->tokens, " tokens, visible must be (tokens, 3) and ",
+                     "offsets (batch + 1,), got ", visible.shape().DebugString(), " and ",
+                     offsets.shape().DebugString());
+    }
+    const int32_t batch = static_cast<int32_t>(offsets.NumElements() - 1);
+    if (plan.NumElements() != gmeta_hstu_plan_bytes(mix->tokens, batch)) {
+      return Invalid("hstu mix: the plan isn't one of GmetaHstuPlan on a GPU for ", mix->tokens,
+                     " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
+    }
+    GmetaHstuAttention& attention = mix->attention;
+    attention = {};
+    attention.dtype = kType<T>, attention.batch = batch, attention.tokens = mix->tokens;
+    attention.heads = static_cast<int32_t>(heads_);
+    attention.width = static_cast<int32_t>(mix->width / heads_);
+    attention.alpha = alpha_, attention.scale = scale_;
+    attention.visible = visible.flat<int32_t>().data();
+    attention.plan = plan.flat<uint8_t>().data();
+    TF_RETURN_IF_ERROR(
+        ReadNorm<T>(context, kNormScale, mix->tokens, mix->width, epsilon_, &mix->norm));
+    mix->norm.gate = Columns<T>(projected);
+    return absl::OkStatus();
+  }
+
+  // [v, q, k] as attention takes them: activated, or parts of what was projected.
+  void SetHeads(const Tensor& projected, const Tensor& activated, Mix* mix) const {
+    const Tensor& from = production_ ? projected : activated;
+    const int64_t v = production_ ? mix->width : 0;
+    mix->attention.v = Heads(from, v);
+    mix->attention.q = Heads(from, v + mix->width);
+    mix->attention.k = Heads(from, v + 2 * mix->width);
+  }
+
+  static GmetaHeads Heads(const Tensor& matrix, int64_t from) {
+    const GmetaRows rows = Columns<T>(matrix, from);
+    return {rows.data, rows.stride};
+  }
+  // Where attention's result stands: in the middle of `mixed`, or by itself.
+  int64_t attended_at(const Mix& mix) const { return production_ ? mix.width : 0; }
+
+  bool production_;
+
+ private:
+  int64_t heads_;
+  float scale_, alpha_, epsilon_;
+};
+
+template <class T>
+class MixOp : public MixBase<T> {
+ public:
+  using MixBase<T>::MixBase;
+
+  void Compute(OpKernelContext* context) override {
+    typename MixBase<T>::Mix mix;
+    OP_REQUIRES_OK(context, this->Read(context, &mix));
+    const bool production = this->production_;
+    const int64_t n = mix.tokens, width = mix.width;
+    const TensorShape shapes[] = {
+        TensorShape({n, production ? 3 * width : width}),
+        production ? TensorShape({0, 0}) : TensorShape({n, width}),
+        TensorShape({n, 2}),
+        production ? TensorShape({0, 0}) : TensorShape({n, 3 * width}),
+    };
+    Tensor* outputs[4];
+    for (int i = 0; i < 4; ++i) {
+      OP_REQUIRES_OK(context, context->allocate_output(i, shapes[i], &outputs[i]));
+    }
+    if (n == 0) return;
+    Tensor &mixed = *outputs[0], &attended = production ? mixed : *outputs[1];
+    Tensor& activated = *outputs[3];
+    const Tensor& projected = context->input(kProjected);
+    void* const stream = CudaStream(context);
+    const int32_t columns = static_cast<int32_t>(width);
+    if (production) {
+      OP_REQUIRES_OK(context, CudaStatus(gmeta_silu(kType<T>, n, columns, Columns<T>(projected),
+                                                    Columns<T>(mixed), stream)));
+    } else {
+      OP_REQUIRES_OK(context,
+                     CudaStatus(gmeta_silu(kType<T>, n, 3 * columns, Columns<T>(projected, width),
+                                           Columns<T>(activated), stream)));
+    }
+    this->SetHeads(projected, activated, &mix);
+    const int64_t at = this->attended_at(mix);
+    OP_REQUIRES_OK(
+        context, CudaStatus(gmeta_hstu_forward(&mix.attention, this->Heads(attended, at), stream)));
+    mix.norm.x = Columns<T>(attended, at);
+    OP_REQUIRES_OK(
+        context, CudaStatus(gmeta_row_norm(&mix.norm, Columns<T>(mixed, production ? 2 * width : 0),
+                                           Data<float>(*outputs[2]), stream)));
+  }
+};
+
+template <class T>
+class MixGradientOp : public MixBase<T> {
+ public:
+  using MixBase<T>::MixBase;
+
+  void Compute(OpKernelContext* context) override {
+    typename MixBase<T>::Mix mix;
+    OP_REQUIRES_OK(context, this->Read(context, &mix));
+    const bool production = this->production_;
+    const int64_t n = mix.tokens, width = mix.width;
+    const Tensor &projected = context->input(kProjected), &of_mixed = context->input(kOfMixed);
+    OP_REQUIRES(context, of_mixed.shape() == context->input(kMixed).shape(),
+                Invalid("hstu mix: gradients must be of the shape of what was mixed, ",
+                        context->input(kMixed).shape().DebugString(), ", got ",
+                        of_mixed.shape().DebugString()));
+    Tensor* outputs[3];
+    const int of[] = {kProjected, kNormScale, kNormOffset};
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context,
+                     context->allocate_output(i, context->input(of[i]).shape(), &outputs[i]));
+    }
+    Tensor room, of_attended;
+    OP_REQUIRES_OK(context, Workspace(context, mix.norm, &room));
+    OP_REQUIRES_OK(
+        context, context->allocate_temp(projected.dtype(), TensorShape({n, width}), &of_attended));
+    if (n == 0) return;
+    void* const stream = CudaStream(context);
+    const int64_t at = this->attended_at(mix);
+    mix.norm.x = Columns<T>(context->input(production ? kMixed : kAttended), at);
+    GmetaRowNormGradients to{};
+    to.of_y = Columns<T>(of_mixed, production ? 2 * width : 0);
+    if (production) to.gate_added = Columns<T>(of_mixed), to.x_added = Columns<T>(of_mixed, width);
+    to.of_x = Columns<T>(of_attended), to.of_gate = Columns<T>(*outputs[0]);
+    to.of_scale = Data<T>(*outputs[1]), to.of_offset = Data<T>(*outputs[2]);
+    to.workspace = Data<uint8_t>(room);
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_row_norm_back(
+                                &mix.norm, Data<float>(context->input(kStatistics)), &to, stream)));
+    this->SetHeads(projected, context->input(kActivated), &mix);
+    const Tensor& of_projected = *outputs[0];
+    OP_REQUIRES_OK(
+        context,
+        CudaStatus(gmeta_hstu_backward(
+            &mix.attention, this->Heads(of_attended, 0), this->Heads(of_projected, 2 * width),
+            this->Heads(of_projected, 3 * width), this->Heads(of_projected, width), stream)));
+    if (!production) {
+      OP_REQUIRES_OK(context,
+                     CudaStatus(gmeta_silu_back(kType<T>, n, 3 * static_cast<int32_t>(width),
+                                                Columns<T>(projected, width),
+                                                Columns<T>(of_projected, width), stream)));
+    }
+  }
+};
+
+#define GMETA_REGISTER_KERNEL(name, kernel, T)                                              \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"), \
+                          kernel<T>)
+#define GMETA_REGISTER(T)                                              \
+  GMETA_REGISTER_KERNEL("GmetaRowNorm", RowNormOp, T);                 \
+  GMETA_REGISTER_KERNEL("GmetaRowNormGradient", RowNormGradientOp, T); \
+  GMETA_REGISTER_KERNEL("GmetaHstuMix", MixOp, T);                     \
+  GMETA_REGISTER_KERNEL("GmetaHstuMixGradient", MixGradientOp, T);
+GMETA_REGISTER(tensorflow::bfloat16)
+GMETA_REGISTER(Eigen::half)
+#undef GMETA_REGISTER
+#undef GMETA_REGISTER_KERNEL
+
+}  // namespace
+}  // namespace gmeta

@@ -1,0 +1,101 @@
+// Registration of the ops that compute an HSTU layer on a GPU, beside products of matrices.
+
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gmeta {
+
+using tensorflow::shape_inference::InferenceContext;
+
+// Scale and offset have no elements where there are none.
+REGISTER_OP("GmetaRowNorm")
+    .Input("x: T")
+    .Input("scale: T")
+    .Input("offset: T")
+    .Attr("T: {bfloat16, half}")
+    .Attr("epsilon: float")
+    .Output("y: T")
+    .Output("statistics: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->Matrix(c->UnknownDim(), 2));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaRowNormGradient")
+    .Input("x: T")
+    .Input("scale: T")
+    .Input("offset: T")
+    .Input("statistics: float")
+    .Input("of_y: T")
+    .Attr("T: {bfloat16, half}")
+    .Attr("epsilon: float")
+    .Output("of_x: T")
+    .Output("of_scale: T")
+    .Output("of_offset: T")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int output = 0; output < 3; ++output) c->set_output(output, c->input(output));
+      return absl::OkStatus();
+    });
+
+// `projected` is [u, v, q, k] of all heads, before their activation. What comes out besides `mixed`
+// is what the gradient needs.
+REGISTER_OP("GmetaHstuMix")
+    .Input("projected: T")
+    .Input("offsets: int64")
+    .Input("visible: int32")
+    .Input("plan: uint8")
+    .Input("norm_scale: T")
+    .Input("norm_offset: T")
+    .Attr("T: {bfloat16, half}")
+    .Attr("heads: int >= 1")
+    .Attr("scale: float")
+    .Attr("alpha: float")
+    .Attr("epsilon: float")
+    .Attr("production: bool")
+    .Output("mixed: T")
+    .Output("attended: T")
+    .Output("statistics: float")
+    .Output("activated: T")
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle projected;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &projected));
+      bool production;
+      TF_RETURN_IF_ERROR(c->GetAttr("production", &production));
+      tensorflow::shape_inference::DimensionHandle width, mixed;
+      TF_RETURN_IF_ERROR(c->Divide(c->Dim(projected, 1), 4, true, &width));
+      TF_RETURN_IF_ERROR(c->Multiply(width, production ? 3 : 1, &mixed));
+      c->set_output(0, c->Matrix(c->Dim(projected, 0), mixed));
+      for (int output : {1, 2, 3}) c->set_output(output, c->UnknownShapeOfRank(2));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaHstuMixGradient")
+    .Input("projected: T")
+    .Input("offsets: int64")
+    .Input("visible: int32")
+    .Input("plan: uint8")
+    .Input("norm_scale: T")
+    .Input("norm_offset: T")
+    .Input("mixed: T")
+    .Input("attended: T")
+    .Input("statistics: float")
+    .Input("activated: T")
+    .Input("of_mixed: T")
+    .Attr("T: {bfloat16, half}")
+    .Attr("heads: int >= 1")
+    .Attr("scale: float")
+    .Attr("alpha: float")
+    .Attr("epsilon: float")
+    .Attr("production: bool")
+    .Output("of_projected: T")
+    .Output("of_norm_scale: T")
+    .Output("of_norm_offset: T")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->input(4));
+      c->set_output(2, c->input(5));
+      return absl::OkStatus();
+    });
+
+}  // namespace gmeta
