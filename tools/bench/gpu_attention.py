@@ -1,0 +1,272 @@
+"""HSTU's attention on the GPU beside its peers in one run, by the library's C interface, without TensorFlow.
+
+    gmeta bench gpu_attention --json FILE    or    python tools/bench/gpu_attention.py --json FILE
+
+    o_i = s sum_{j <= i} SiLU(alpha q_i k_j) v_j
+
+forward, backward  the outputs; the gradients of q, k and v
+Triton             a kernel of our own in Triton, jagged as ours
+torch.compile      the same over padded sequences: scores of all pairs and a mask. Padding isn't timed,
+                   and is to a multiple of 64
+FlexAttention      compiled, over the same jagged sequences with the same pairs. It computes softmax in place
+                   of SiLU, so its results aren't comparable, but its products are: it is rated by the same
+                   operations in the same time
+plan               what the native op prepares, in milliseconds: once for all layers, heads and both passes,
+                   and not in their times
+
+131,072 tokens, 4 heads, bfloat16, causal; sequences of one length each, or jagged: lognormal lengths with
+a mean of about 600, at most 3,000. Rates count operations of pairs that see one another: 4 * width * heads *
+pairs forward, 2.5 times that backward, whatever a peer computes on top. "share" is of the rate of a product
+of two 8192 x 8192 matrices of bfloat16 on the same GPU, before all others. Peers take turns, call by call;
+times are by CUDA events, medians of 50 calls after 10 (12 after 3 where a call takes over 25 ms); p10 is the
+rate of the fastest tenth. Inputs are random in each run and too large for the cache. Results of those that
+compute HSTU are compared before they are timed. PyTorch with Triton is needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
+import numpy as np  # noqa: E402
+from gmeta.testing.cuda_library import why_missing  # noqa: E402
+from gmeta.testing.gpu_attention import GpuAttention  # noqa: E402
+from harness import Result, machine, parser, report  # noqa: E402
+from parts.gpu_attention_cases import Array, jagged_lengths  # noqa: E402
+
+HEADS = 4
+MOST_APART = 1e-2
+"""Two results in bfloat16, each 2-5e-3 from the truth: ||a - b|| / ||b||."""
+SLOW = 25e-3
+PASSES = {"forward": 1.0, "backward": 2.5}
+PEERS = ("Triton", "torch.compile", "FlexAttention")
+
+
+@dataclass(frozen=True)
+class Rate(Result):
+    """A rate at the median time, and at that of the fastest tenth; ``absent`` says why there is no peer's."""
+
+    p10: float | None = None
+    peer_p10: float | None = None
+    absent: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """With more than other results have, where it is known."""
+        more = {name: getattr(self, name) for name in ("p10", "peer_p10", "absent")}
+        return super().to_json() | {name: value for name, value in more.items() if value is not None}
+
+
+def why_absent() -> str | None:
+    for name, package in (("torch", "PyTorch"), ("triton", "Triton")):
+        if importlib.util.find_spec(name) is None:
+            return f"{package} isn't installed"
+    return why_missing()
+
+
+def last_line(error: Exception) -> str:
+    """Of what happened, for a line of its own."""
+    words = [type(error).__name__, *str(error).strip().splitlines()[-1:]]
+    return ": ".join(words)[:200]
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, tuple[float, float]]:
+    """Name -> the tenth percentile and the median of seconds; calls take turns."""
+    import torch
+
+    plans: dict[str, tuple[int, int]] = {}
+    for name, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        slow = time.perf_counter() - start > SLOW
+        plans[name] = (3, 3 + min(runs, 12)) if slow else (10, 10 + runs)
+    found: dict[str, list[Any]] = {name: [] for name in calls}
+    for number in range(10 + runs):
+        for name, call in calls.items():
+            warm, end = plans[name]
+            if number >= end:
+                continue
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            call()
+            pair[1].record()
+            if number >= warm:
+                found[name].append(pair)
+    torch.cuda.synchronize()
+    times = {name: [a.elapsed_time(b) / 1e3 for a, b in pairs] for name, pairs in found.items()}
+    return {name: (statistics.quantiles(of, n=10)[0], statistics.median(of)) for name, of in times.items()}
+
+
+def apart(one: Any, other: Any) -> float:
+    """||one - other|| / ||other||."""
+    one, other = one.float(), other.float()
+    return float((one - other).norm() / other.norm())
+
+
+def check(peer: Any, name: str, ours: Any, theirs: Any) -> None:
+    """Raise unless a peer's results are ours."""
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        difference = apart(one, peer.jagged(other) if hasattr(peer, "jagged") else other)
+        if not difference < MOST_APART:
+            raise AssertionError(f"{name}: result {number} differs from ours by {difference:.3g}")
+
+
+class Bench:
+    """Collects results, and writes them after each case."""
+
+    def __init__(self, given: Any) -> None:
+        import torch
+        import triton
+
+        self.given, self.runs = given, 3 if given.smoke else 50
+        self.tokens = 8192 if given.smoke else 131_072
+        self.facts = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "settings": {"tokens": self.tokens, "heads": HEADS, "dtype": "bfloat16", "mask": "causal"},
+        }
+        self.results: list[Result] = []
+        self.matmul = self.matmul_rate("before")
+
+    def matmul_rate(self, when: str) -> float:
+        """TFLOP/s of a product of matrices."""
+        import torch
+        from parts.gpu_timing import timed
+
+        size = 1024 if self.given.smoke else 8192
+        a, b = (torch.randn((size, size), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        rate = 2 * size**3 / timed(lambda _: torch.matmul(a, b), self.runs).p50 / 1e12
+        self.results.append(Result(f"gpu_attention/matmul/{when}", rate, "TFLOP/s"))
+        self.tell(self.results[-1])
+        return rate
+
+    def tell(self, result: Result) -> None:
+        """A line at once: a run that is ended early has shown what it found."""
+        peer = f"{result.peer} {result.peer_value or 0:.0f} ({result.ratio or 0:.2f})" if result.peer else ""
+        print(result.name, f"{result.value:.4g} {result.unit}", peer, flush=True)
+
+    def write(self) -> None:
+        """What was found so far, as JSON."""
+        if self.given.json:
+            self.given.json.parent.mkdir(parents=True, exist_ok=True)
+            objects = [{**machine(), **self.facts}, *(result.to_json() for result in self.results)]
+            self.given.json.write_text(json.dumps(objects, indent=1) + "\n")
+
+    def peer(self, name: str, inputs: Any, ours: GpuAttention, lengths: Array) -> Any:
+        """A peer for these inputs."""
+        numbers = (ours.offsets, int(lengths.max()), ours.alpha, ours.scale)
+        if name == "Triton":
+            from parts.gpu_attention_triton import TritonAttention
+
+            attention = TritonAttention(*inputs, *numbers)
+            attention.compile(threads=12)
+            return attention
+        if name == "torch.compile":
+            from parts.gpu_attention_padded import PaddedAttention
+
+            return PaddedAttention(*inputs, *numbers)
+        from parts.gpu_attention_flex import FlexAttention
+
+        return FlexAttention(*inputs, lengths, ours.alpha)
+
+    def case(self, width: int, name: str, lengths: Array, peers: list[str]) -> None:
+        """Both passes of one width and set of sequences."""
+        import torch
+
+        seed = int(np.random.default_rng().integers(2**31))
+        ours = GpuAttention(lengths.tolist(), HEADS, width, "bfloat16", "causal", seed)
+        inputs = [x.contiguous() for x in (ours.q, ours.k, ours.v, ours.of_out)]
+        ours.q, ours.k, ours.v, ours.of_out = inputs
+        ours.make_plan()
+        own = {"forward": ours.forward, "backward": ours.gradients}
+        expected = {"forward": (ours.forward(),), "backward": ours.gradients()}
+        made: dict[str, Any] = {}
+        absent: dict[tuple[str, str], str] = {}
+        for which in PASSES:
+            calls: dict[str, Callable[[], object]] = {"ours": own[which]}
+            for peer in peers:
+                start = time.perf_counter()
+                try:
+                    if peer not in made:
+                        made[peer] = self.peer(peer, inputs, ours, lengths)
+                    found = getattr(made[peer], which)()
+                    if peer != "FlexAttention":
+                        results = found if isinstance(found, tuple) else (found,)
+                        check(made[peer], f"{peer} {which}", expected[which], results)
+                    torch.cuda.synchronize()
+                    calls[peer] = getattr(made[peer], which)
+                except Exception as error:
+                    absent[which, peer] = last_line(error)
+                    print(f"absent: {peer} {which} {name} dim{width}: {last_line(error)}", flush=True)
+                print(f"  {peer} {which} ready in {time.perf_counter() - start:.1f} s", flush=True)
+            teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
+            why = {peer: reason for (of, peer), reason in absent.items() if of == which}
+            self.rate(f"gpu_attention/{which}/dim{width}/{name}", teraflop, peers, calls, why)
+        plan = in_turn({"plan": ours.make_plan}, self.runs)["plan"][1]
+        self.results.append(Result(f"gpu_attention/plan/dim{width}/{name}", 1e3 * plan, "ms"))
+        self.write()
+
+    def rate(
+        self, name: str, teraflop: float, peers: list[str],
+        calls: Mapping[str, Callable[[], object]], why: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """Time one pass of ours and of the peers that there are."""
+        rates = {who: [teraflop / t for t in times] for who, times in in_turn(calls, self.runs).items()}
+        p10, p50 = rates["ours"]
+        added: list[Result] = [
+            Rate(name, p50, "TFLOP/s", peer, theirs[1], p10, theirs[0], why.get(peer))
+            for peer in peers
+            for theirs in [rates.get(peer, [None, None])]
+        ] or [Rate(name, p50, "TFLOP/s", p10=p10)]
+        added.append(Result(f"{name}/share", 100 * p50 / self.matmul, "% of matmul"))
+        for result in added:
+            self.tell(result)
+        self.results += added
+        self.write()
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--dims", default="128,256,64", help="widths of heads (default: %(default)s)")
+    options.add_argument(
+        "--lengths",
+        default="4096,2048,1024,512,jagged",
+        help="of sequences, in the order in which they are measured (default: %(default)s)",
+    )
+    given = options.parse_args()
+    absent = why_absent()
+    if absent is not None:
+        report(f"Not measured: {absent}", [Result("gpu_attention/gpus", 0, "GPUs")], given.json)
+        return
+    import torch
+
+    bench = Bench(given)
+    for width in map(int, given.dims.split(",")):
+        peers = [] if width == 64 else list(PEERS)  # 64 is for ours alone
+        for word in ["512", "jagged"] if given.smoke else given.lengths.split(","):
+            if word == "jagged":
+                lengths, name = jagged_lengths(np.random.default_rng(0), bench.tokens), word
+            else:
+                lengths, name = np.full(bench.tokens // int(word), int(word)), f"length{word}"
+            bench.case(width, name, lengths, peers)
+            gc.collect()
+            torch.cuda.empty_cache()
+    bench.matmul_rate("after")
+    report("HSTU attention on the GPU", bench.results, given.json, **bench.facts)
+
+
+if __name__ == "__main__":
+    main()
