@@ -1,9 +1,11 @@
-"""For all tests: Keras 2 is selected before any of them imports TensorFlow, Keras is traced as it is, and
-Hypothesis is given time.
+"""For all tests: Keras 2 is selected before any of them imports TensorFlow, Keras is traced as it is,
+Hypothesis is given time, and what takes longest comes first.
 """
 
+import gc
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,6 +17,34 @@ import gmeta  # noqa: F401
 hypothesis.settings.register_profile("gmeta", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("gmeta")
 
+# The files that take longest, longest first: a worker that began one of them last would let others wait.
+LONGEST = (
+    "distributed/test_same_as_one_rank.py",
+    "cli/test_main_job.py",
+    "tools/test_benchmarks.py",
+    "distributed/test_keras_on_ranks.py",
+    "distributed/test_elastic.py",
+    "training/test_export_meta.py",
+    "training/test_trainer.py",
+    "distributed/test_autograph.py",
+    "native/test_native_cores.py",
+    "test_readme.py",
+    "training/test_experiment_splits.py",
+    "training/test_export.py",
+    "io/test_groups.py",
+    "models/test_networks.py",
+    "io/test_task_split.py",
+    "models/test_fast_weights.py",
+    "dev/test_fuzz.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order of `LONGEST`, then as they were found."""
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 def pytest_collection_finish() -> None:
     """`tests/distributed/test_autograph.py` sees what users see."""
@@ -22,11 +52,17 @@ def pytest_collection_finish() -> None:
         from gmeta.testing.tracing import leave_keras_as_it_is
 
         leave_keras_as_it_is()
+    # A million objects of imported packages stay to the end. Looking through them for garbage, again and
+    # again while functions are traced, was a tenth of the time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _no_seed_is_left() -> Iterator[None]:
     """A seed that a test sets for the process would shuffle the data of those that come after it."""
     yield
-    if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].random.set_seed(None)
+    tf = sys.modules.get("tensorflow")
+    # Setting a seed, even none, drops all kernels, which eager code then makes again one by one.
+    if tf is not None and tf.compat.v1.random.get_seed(None) != (None, None):
+        tf.random.set_seed(None)

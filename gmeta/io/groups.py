@@ -187,6 +187,7 @@ def groups(
     first = ranges(whole)
     steps = int(every["steps"])
 
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
     def epoch_of(number: tf.Tensor, step: tf.Tensor, end: tf.Tensor | None = None) -> tf.data.Dataset:
         own = first if end is None else {**first, "steps": end}
         if resume is not None and count_epochs:
@@ -291,6 +292,7 @@ def _group_ranges(split: PreparedSplit, shares: Shares, epoch: tf.Tensor, **inpu
         output_shapes=[spec.shape for spec in flat],
     )
 
+    @tf.autograph.experimental.do_not_convert
     def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
         return {**columns_as_dict(schema, *rest), "cursor": cursor, "epoch": epoch}
 

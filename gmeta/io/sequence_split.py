@@ -110,6 +110,7 @@ class SequenceSplit:
             checked(self.history_of, schema, "sequences: history_of")
         return replace(self, task=schema.task, exposed=rule)
 
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
         """The batch of an element of groups, or of what `rows` made of one."""
         cut, columns = self._cut(element), element["columns"]

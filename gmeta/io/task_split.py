@@ -54,6 +54,7 @@ class TaskSplit:
     def _random(self) -> bool:
         return self.resample or self.rows == "random"
 
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
         """The task batch."""
         lengths = _lengths(element)

@@ -66,7 +66,7 @@ def prepared(tmp_path_factory, layout):
     return write_folder(tmp_path_factory.mktemp("data"), sizes[:7], [], sizes[7:], layout=layout)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 6), max_size=9), min_size=1, max_size=3).filter(any),
     layout=st.sampled_from(LAYOUTS),
@@ -218,7 +218,7 @@ def test_plans_give_every_position_once(groups_in_all, stages):
     assert sorted(read) == list(range(groups_in_all))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=25),
     target=st.floats(1, 200),

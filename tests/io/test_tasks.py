@@ -44,7 +44,7 @@ def shards(path):
     return [str(path.parent / shard.name) for shard in Manifest.load(path.parent).splits[path.name].shards]
 
 
-@settings(max_examples=15)  # each one traces a few functions
+@settings(max_examples=10)  # each one traces a few functions
 @given(
     sizes=st.lists(st.lists(st.integers(3, 8), min_size=1, max_size=5), min_size=1, max_size=3),
     per_batch=st.integers(1, 6),

@@ -143,7 +143,7 @@ def test_a_keras_network_with_inputs_by_name():
         assert np.allclose(predicted, model.predict(ragged)) == (not len(y))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4), steps=st.integers(0, 2))
 def test_many_are_as_one_by_one(model, sizes, steps):
     batch = make_batch(sizes)

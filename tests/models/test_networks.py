@@ -126,7 +126,14 @@ def test_a_network_runs_with_each_tasks_own_weights(name):
         np.testing.assert_allclose(np.ravel(outputs[task]), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# The others differ from these two in what the tests above compare.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("functional", "layer") else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
 def test_it_learns_under_fit(name):
     model, batch = (
         compiled(NETWORKS[name](), learn_learning_rate="layer"),

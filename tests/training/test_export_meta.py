@@ -37,7 +37,7 @@ INNER = {
     "dlrm": InnerLoop(),
     "joint": InnerLoop(steps=0),
 }
-QUICK = ("maml", "all", "keras", "dlrm")
+QUICK = ("maml", "all", "keras")
 
 
 def made(name):

@@ -158,7 +158,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=st.lists(operation, max_size=14), seed=st.integers(0, 99))
 def test_a_chain_of_increments_equals_a_full_save(tmp_path_factory, operations, seed):
     folder = tmp_path_factory.mktemp("chain")

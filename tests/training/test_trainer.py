@@ -1,5 +1,6 @@
 """Training runs: resumed ones equal uninterrupted ones, and broken ones say what is wrong."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,19 @@ class StopAfter(tf.keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The folder of an epoch of MAML with seed 0, and what came of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train(small_config(epochs=1), "maml", 0, data=data, folder=folder)
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """A copy of it, with its times."""
+    return shutil.copytree(trained[0], tmp_path / "copy")
+
+
 def state(model):
     """Everything that training changes, tables in the order of their keys."""
     records = model.collection.tables[0].export()
@@ -36,7 +50,7 @@ def state(model):
     return [*tables, records.step, *model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
 
 
-@pytest.mark.parametrize("method", ["maml", "joint"])
+@pytest.mark.parametrize("method", ["maml", pytest.param("joint", marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(data, tmp_path, method):
     config = small_config(epochs=4)
     whole = train(config, method, seed=1, data=data, folder=tmp_path / "whole")
@@ -51,41 +65,35 @@ def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(data, tm
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_that_is_done_is_left_alone(data, tmp_path):
-    config = small_config(epochs=1)
-    train(config, "maml", 0, data=data, folder=tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = train(config, "maml", 0, data=data, folder=tmp_path)
+def test_a_run_that_is_done_is_left_alone(data, folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = train(small_config(epochs=1), "maml", 0, data=data, folder=folder)
     assert again.epochs_before == 1
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_seeds_differ_and_repeat(data, tmp_path):
-    config = small_config(epochs=1)
-    losses = [
-        train(config, "maml", seed, data=data, folder=tmp_path / str(run)).run.curves["loss"][0]
-        for run, seed in enumerate([0, 0, 1])
+def test_seeds_differ_and_repeat(data, trained, tmp_path):
+    outcomes = [
+        train(small_config(epochs=1), "maml", seed, data=data, folder=tmp_path / str(seed)) for seed in (0, 1)
     ]
+    losses = [outcome.run.curves["loss"][0] for outcome in (trained[1], *outcomes)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert abs(losses[0] - losses[2]) > 1e-3
 
 
-def test_a_damaged_checkpoint_is_named(data, tmp_path):
-    config = small_config(epochs=1)
-    train(config, "maml", 0, data=data, folder=tmp_path)
-    (index,) = tmp_path.glob("step-*/dense/*.index")
+def test_a_damaged_checkpoint_is_named(data, folder):
+    (index,) = folder.glob("step-*/dense/*.index")
     index.write_bytes(index.read_bytes()[:20])
     with pytest.raises(DataError, match=r"step-0.*can't be restored.*dense\.index: damaged.*train anew"):
-        train(config, "maml", 0, data=data, folder=tmp_path)
+        train(small_config(epochs=1), "maml", 0, data=data, folder=folder)
 
 
-def test_a_checkpoint_of_another_model_is_refused(data, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(folder):
     config = small_config(epochs=1)
-    train(config, "maml", 0, data=data, folder=tmp_path)
     with pytest.raises(ConfigError, match=r"can't be restored: .*saved with dim 4"):
-        restore(replace(config, embedding_dim=6), "maml", 0, folder=tmp_path)
+        restore(replace(config, embedding_dim=6), "maml", 0, folder=folder)
     with pytest.raises(DataError, match=r"can't be restored: .*dense weights don't fit this model"):
-        restore(replace(config, hidden=(9,)), "maml", 0, folder=tmp_path)
+        restore(replace(config, hidden=(9,)), "maml", 0, folder=folder)
 
 
 def test_a_folder_of_another_format_is_not_trained_over(tmp_path):
