@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,14 +49,19 @@ def steps(fault: str) -> None:
         ("killed", "rank 1 of 2 was killed by SIGKILL", "rank 0 of 2 lost its peers during a step"),
         ("raises", "rank 1 of 2 ended with exit code 1", "ValueError: bad record in part-7"),
         ("hangs", "rank 1 of 2 hung", "rank 0 of 2 has waited"),
-        ("leaves", "rank 1 of 2 was done while the others", "the cause is in its output, not here"),
+        # Whether rank 0 misses its peer at once or after a while depends on what that had still to send.
+        (
+            "leaves",
+            "rank 1 of 2 was done while the others",
+            "the cause is in its output, not here|has waited",
+        ),
     ],
 )
 def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: str) -> None:
     with pytest.raises(RanksError) as caught:
         run_ranks(steps, 2, fault, timeout=60, environment={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"})
     assert str(caught.value).startswith(f"the job was ended: {said}")
-    assert why in str(caught.value)
+    assert re.search(why, str(caught.value))
 
 
 def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
