@@ -24,7 +24,7 @@ from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.cutting import Cutter
-from gmeta.preprocess.duckdb_text import errors_explained, named
+from gmeta.preprocess.duckdb_text import arrow_batches, errors_explained, named
 from gmeta.preprocess.engine import refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.group_sorter import GroupSorter
 from gmeta.preprocess.progress import Progress
@@ -142,7 +142,7 @@ def _sorted(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints |
         connection.register("kept", pa.table({"kept": tasks}))
         where = f"WHERE {_names((spec.task,))} IN (SELECT kept FROM kept)"
     query = f"SELECT * FROM rows {where} ORDER BY {_names(spec.presort)}"
-    for batch in connection.sql(query).to_arrow_reader(_ROWS):
+    for batch in arrow_batches(connection.sql(query), _ROWS):
         yield from_arrow(batch)
 
 

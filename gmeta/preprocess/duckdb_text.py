@@ -6,8 +6,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from gmeta.core.errors import DataError, GmetaError
+
+if TYPE_CHECKING:
+    import duckdb
 
 _NO_ROOM = r"No space left|disk is full|temp_directory|temporary (file|block)|File too large"
 
@@ -34,12 +40,10 @@ def errors_explained(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except duckdb.OutOfMemoryException as error:
-        raise GmetaError(
-            f"{path}: too little memory: {one_line(str(error))}; allow more with --memory-limit"
-        ) from error
     except duckdb.Error as error:
         text = one_line(str(error))
+        if str(error).startswith("Out of Memory"):
+            raise GmetaError(f"{path}: too little memory: {text}; allow more with --memory-limit") from error
         if re.search(_NO_ROOM, str(error)):
             raise GmetaError(f"can't write temporary files while reading {path}: {text}") from error
         line = re.search(r"\bin line (\d+)", text)
@@ -49,6 +53,24 @@ def errors_explained(path: Path) -> Iterator[None]:
             line=int(line[1]) if line else None,
             advice="mend it, fetch it again, or leave it out",
         ) from error
+
+
+def arrow_batches(result: duckdb.DuckDBPyRelation, rows: int) -> Iterator[pa.RecordBatch]:
+    """A result in batches of at most ``rows`` rows, none of them held after its turn.
+
+    Raises:
+      duckdb.Error: Whatever DuckDB meets. After the first rows it comes through Arrow, which knows its text
+        alone and raises an ``OSError``, as if a file couldn't be written.
+    """
+    import duckdb
+
+    reader = result.to_arrow_reader(rows)
+    try:
+        yield from reader
+    except OSError as error:
+        raise duckdb.Error(str(error)) from error
+    finally:
+        del reader  # a result that is open would keep the cursor
 
 
 def one_line(message: str) -> str:

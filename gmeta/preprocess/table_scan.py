@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from gmeta.preprocess.bad_records import Reason
-from gmeta.preprocess.duckdb_text import errors_explained, named, quoted
+from gmeta.preprocess.duckdb_text import arrow_batches, errors_explained, named, quoted
 from gmeta.preprocess.table_files import TableFile
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
 
@@ -100,11 +100,9 @@ class Scan:
         cursor = self._connection.cursor()
         try:
             with errors_explained(self.file.path):
-                reader = cursor.sql(query).to_arrow_reader(_ROWS)
                 try:
-                    yield from reader
+                    yield from arrow_batches(cursor.sql(query), _ROWS)
                 finally:
-                    del reader  # a result that is open would keep the cursor
                     self._after(cursor)
         finally:
             cursor.close()

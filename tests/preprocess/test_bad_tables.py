@@ -119,15 +119,16 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
     assert (summary.rows_read, summary.rows) == (4, 2)
 
 
-def test_a_line_that_is_not_json(tmp_path):
-    data = text_file(tmp_path / "t.jsonl", {}, 0)
-    lines = data.read_text().splitlines()
-    lines[6] = lines[6][:-9]
+@pytest.mark.parametrize("number", [7, 300_000], ids=["in the first batch", "in a later one"])
+def test_a_line_that_is_not_json(tmp_path, number):
+    data = tmp_path / "t.jsonl"
+    lines = [json.dumps(GOOD)] * (number + 5)
+    lines[number - 1] = lines[0][:-9]
     data.write_text("\n".join(lines))
-    with pytest.raises(DataError, match=r"t\.jsonl:7: malformed line: not JSON: "):
+    with pytest.raises(DataError, match=rf"t\.jsonl:{number}: malformed line: not JSON: "):
         prepare(data, tmp_path / "out", spec=SPEC)
     (example,) = assert_counted(data, tmp_path / "out", "malformed line")
-    assert example.startswith(f"{data}:7: ")
+    assert example.startswith(f"{data}:{number}: ")
 
 
 def test_many_bad_rows_are_counted_and_the_first_named(tmp_path):
