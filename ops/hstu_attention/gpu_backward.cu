@@ -10,7 +10,7 @@ namespace {
 template <class P>
 void Launch(const BackwardArguments& in, int64_t tiles, cudaStream_t stream) {
   constexpr int kBytes = sizeof(BackwardMemory<P>);
-  static_assert(kBytes <= kMaxSharedBytes, "fewer slots");
+  static_assert(kBytes <= hopper::kMaxSharedBytes, "fewer slots");
   LaunchPersistent(BackwardKernel<P>, in, tiles * in.heads, kBackwardThreads, kBytes, stream,
                    "hstu attention, gradients");
 }

@@ -292,8 +292,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       FillWithNan(static_cast<T*>(in.of_weights), in.of_weights_stride, in.tokens, width);
     return;
   }
-  extern __shared__ __align__(1024) char shared[];
-  BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(shared);
+  BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());
   if (threadIdx.x == 0) memory.Init();
   __syncthreads();
   if (threadIdx.x < 128) {

@@ -17,7 +17,6 @@ namespace gmeta::hstu {
 
 inline constexpr int kGroups = 2;  // warpgroups that compute, a strip of the tile each
 inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
-inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 // What a launch computes, for a tile of its own tokens against blocks of all that they meet:
 //   own tokens are columns: with the gradient of scores that of k, with the weights that of v;
@@ -52,7 +51,7 @@ struct BackwardPass {
   static constexpr int kToldTiles = 4;  // a multiple of twice the buffers, to count rounds by
 
   static constexpr int kOwnBytes = kOwnBuffers * kGroups * kOwnTensors * kTileBytes;
-  static constexpr int kRoom = (kMaxSharedBytes - 3072 - kOwnBytes) / kTileBytes;
+  static constexpr int kRoom = (hopper::kMaxSharedBytes - 3072 - kOwnBytes) / kTileBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
   static constexpr bool kEven = kSlots % 2 == 0;  // blocks then begin at even slots
   static_assert(kSlots >= 3, "a block's two tiles, and one to come");

@@ -25,11 +25,7 @@ __device__ __forceinline__ void LoadLeft(const char* tile, uint32_t (&left)[P::k
   for (int i = 0; i < P::kWidth / 16; ++i) {
     const int unit = 2 * (i % 4) + lane / 16;  // of 16 bytes, where the swizzle has put it
     const char* from = tile + i / 4 * P::kBoxBytes + row * 128 + ((unit ^ (row % 8)) * 16);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(left[4 * i]), "=r"(left[4 * i + 1]), "=r"(left[4 * i + 2]),
-                   "=r"(left[4 * i + 3])
-                 : "r"(hopper::SharedAddress(from))
-                 : "memory");
+    hopper::LoadMatrices(from, left + 4 * i);
   }
 }
 

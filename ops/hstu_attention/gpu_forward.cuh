@@ -425,10 +425,8 @@ __global__ void __launch_bounds__(kForwardThreads, 1)
   if (in.plan.header->invalid) {
     return FillWithNan(static_cast<T*>(in.out), in.out_stride, in.tokens, in.heads * kWidth);
   }
-  extern __shared__ char shared[];
   using Memory = ForwardMemory<T, kWidth>;
-  Memory& memory =
-      *reinterpret_cast<Memory*>((reinterpret_cast<uintptr_t>(shared) + 1023) / 1024 * 1024);
+  Memory& memory = *reinterpret_cast<Memory*>(hopper::SharedMemory());
   if (threadIdx.x == 0) {
     constexpr uint32_t kWarps = 4 * kConsumers * hopper::kWarpArrivals;
     for (int i = 0; i < Memory::kTiles; ++i) {

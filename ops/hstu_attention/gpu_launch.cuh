@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
 #include "ops/hstu_attention/hstu_attention_abi.h"
 #include "ops/hstu_attention/strips.cuh"
 #include "ops/hstu_attention/tensor_map.cuh"
@@ -44,11 +45,8 @@ inline void CheckSupported(int32_t dtype, int32_t width) {
 template <class Arguments>
 void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t works, int threads,
                       int shared_bytes, cudaStream_t stream, const char* what) {
-  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-            what);
   const int64_t blocks = std::min<int64_t>(works, Property(cudaDevAttrMultiProcessorCount));
-  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(in);
-  CheckLaunch(what);
+  gmeta::Launch(kernel, static_cast<unsigned>(blocks), threads, shared_bytes, stream, what, in);
 }
 
 // Calls launch(T, width) for the type and the width of an attention.

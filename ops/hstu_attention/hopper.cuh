@@ -26,6 +26,14 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+inline constexpr int kMaxSharedBytes = 227 * 1024;  // that a block may have
+
+// The launch's shared memory; at a multiple of 1,024 bytes, as swizzled boxes have to be.
+__device__ __forceinline__ char* SharedMemory() {
+  extern __shared__ __align__(1024) char shared[];
+  return shared;
+}
+
 // A warp arrives at a barrier by one of its threads: __syncwarp before it orders what all have
 // done. compute-sanitizer's racecheck doesn't follow that, and takes the others' accesses for
 // races; in a build for it, with GMETA_EVERY_LANE_ARRIVES, all of them arrive.
@@ -135,6 +143,15 @@ __device__ __forceinline__ void NamedSync(int barrier, int threads) {
 }
 __device__ __forceinline__ void NamedArrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Four matrices of 8 by 8 numbers of 16 bits, whose rows are what lanes 0 to 7, 8 to 15, ... point
+// to: of each a lane gets two neighbours, those that wgmma takes for a left operand. A warp.
+__device__ __forceinline__ void LoadMatrices(const void* row, uint32_t* words) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(SharedAddress(row))
+               : "memory");
 }
 
 // tanh to about 2^-11, by the special function unit.

@@ -20,9 +20,9 @@ void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t st
   in.out = out.data, in.out_stride = out.stride;
   in.tokens = a.tokens, in.heads = a.heads;
   in.alpha = a.alpha, in.scale = a.scale;
-  constexpr int kBytes = sizeof(Memory) + 1024;
+  static_assert(sizeof(Memory) <= hopper::kMaxSharedBytes, "smaller blocks");
   LaunchPersistent(ForwardKernel<T, kWidth>, in, Plan::MaxTiles(a.tokens, a.batch) * a.heads,
-                   kForwardThreads, kBytes, stream, "hstu attention, forward");
+                   kForwardThreads, sizeof(Memory), stream, "hstu attention, forward");
 }
 
 }  // namespace
@@ -43,9 +43,8 @@ int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t toke
                     void* plan, void* stream) {
   return Guarded([&] {
     gmeta::Require(tokens < INT32_MAX, "hstu attention: at most 2^31 - 2 tokens in a batch");
-    gmeta::CheckCuda(MakePlan(offsets, visible, tokens, batch, Plan::In(plan, tokens, batch),
-                              static_cast<cudaStream_t>(stream)),
-                     "hstu attention, planning");
+    MakePlan(offsets, visible, tokens, batch, Plan::In(plan, tokens, batch),
+             static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <climits>
 
+#include "ops/common/cuda_launch.cuh"
 #include "ops/hstu_attention/strips.cuh"
 
 namespace gmeta::hstu {
@@ -135,16 +136,17 @@ __global__ void FindStrips(const int64_t* offsets, const int32_t* visible, int b
 
 }  // namespace
 
-cudaError_t MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, int64_t batch,
-                     const Plan& plan, cudaStream_t stream) {
-  ListTiles<<<1, kThreads, 0, stream>>>(offsets, tokens, static_cast<int>(batch), plan);
+void MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, int64_t batch,
+              const Plan& plan, cudaStream_t stream) {
+  constexpr const char* kWhat = "hstu attention, planning";
+  const int sequences = static_cast<int>(batch);
+  gmeta::Launch(ListTiles, 1, kThreads, 0, stream, kWhat, offsets, tokens, sequences, plan);
   const int64_t strips = Plan::MaxStrips(tokens, batch);
   constexpr int kWarps = 8;
   if (strips > 0) {
-    FindStrips<<<static_cast<unsigned>((strips + kWarps - 1) / kWarps), 32 * kWarps, 0, stream>>>(
-        offsets, visible, static_cast<int>(batch), plan);
+    gmeta::Launch(FindStrips, static_cast<unsigned>((strips + kWarps - 1) / kWarps), 32 * kWarps, 0,
+                  stream, kWhat, offsets, visible, sequences, plan);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace gmeta::hstu

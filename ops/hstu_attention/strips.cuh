@@ -119,7 +119,6 @@ struct PlanHeader {
   WorkQueue forward, backward_columns, backward_rows;
 };
 
-#if defined(__CUDACC__)
 // The next work of a block that began with number blockIdx.x. One thread of the block.
 __device__ __forceinline__ int NextWork(WorkQueue* queue) {
   return static_cast<int>(gridDim.x) + atomicAdd(&queue->taken, 1);
@@ -137,7 +136,6 @@ __device__ void FillWithNan(T* to, int64_t stride, int64_t tokens, int width) {
     to[i / width * stride + i % width] = static_cast<T>(NAN);
   }
 }
-#endif
 
 // Where the parts of a plan lie.
 struct Plan {
@@ -170,8 +168,8 @@ struct Plan {
 };
 
 // Makes the plan of a batch: `offsets` (batch + 1) int64, `visible` (tokens, 3) int32.
-cudaError_t MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, int64_t batch,
-                     const Plan& plan, cudaStream_t stream);
+void MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, int64_t batch,
+              const Plan& plan, cudaStream_t stream);
 
 }  // namespace gmeta::hstu
 

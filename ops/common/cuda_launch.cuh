@@ -1,0 +1,28 @@
+// Starts a kernel, and says what was started if that fails.
+
+#ifndef GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
+#define GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include "ops/common/cuda_error.cuh"
+
+namespace gmeta {
+
+// A grid of `blocks` blocks; `shared_bytes` of dynamic shared memory may be more than the 48 KiB
+// that a kernel gets unasked.
+template <class... Parameters, class... Arguments>
+void Launch(void (*kernel)(Parameters...), unsigned blocks, int threads, int shared_bytes,
+            cudaStream_t stream, const char* what, const Arguments&... arguments) {
+  if (shared_bytes > 48 * 1024) {
+    CheckCuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        what);
+  }
+  kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...);
+  CheckLaunch(what);
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_

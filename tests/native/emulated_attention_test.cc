@@ -1,0 +1,223 @@
+// The GPU's attention on an emulated GPU (emulated_gpu/emulation.h): the CUDA sources as they
+// stand, by their C interface, against loops in double precision. Under any order of threads, and
+// however late copies and products come, the bits are the same.
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "ops/common/cuda_error.cu"
+#include "ops/hstu_attention/gpu_backward.cu"
+#include "ops/hstu_attention/hstu_attention.cu"
+#include "ops/hstu_attention/strips.cu"
+#include "tests/native/check.h"
+
+namespace {
+
+using emulated::Pace;
+using std::vector;
+
+struct Shape {
+  vector<int> lengths;
+  int heads;
+  int width;
+};
+
+enum class Mask { kCausal, kFull, kParts };
+
+// What the tokens of a sequence see; kParts has contexts, targets and a window.
+void AppendVisible(int length, Mask mask, std::mt19937* random, vector<int32_t>* visible) {
+  const auto below = [&](int n) {
+    return static_cast<int>((*random)() % static_cast<unsigned>(n));
+  };
+  int first = 0, end = length, window = length;
+  if (mask == Mask::kParts) {
+    first = below(std::min(4, length + 1));
+    end = length - below(std::min(20, length - first + 1));
+    window = 1 + below(100);
+  }
+  for (int i = 0; i < length; ++i) {
+    const int before = mask == Mask::kFull ? end : std::max(first, std::min(i, end));
+    const int since = std::max(first, std::min(i, end) - window);
+    const bool context = i < first;
+    const int begin = context || mask == Mask::kFull ? first : since;
+    visible->insert(visible->end(), {first, begin, context ? first : std::max(begin, before)});
+  }
+}
+
+struct Results {
+  vector<double> out, of_q, of_k, of_v;
+};
+
+template <class T>
+struct Case {
+  static constexpr int kDtype = std::is_same_v<T, __nv_bfloat16> ? GMETA_BFLOAT16 : GMETA_FLOAT16;
+
+  Shape shape;
+  vector<int64_t> offsets{0};
+  vector<int32_t> visible;
+  vector<T> inputs;  // q, k, v, of_out of a token side by side
+  float alpha, scale = 1.0f / 32;
+
+  Case(const Shape& shape, Mask mask, uint32_t seed) : shape(shape) {
+    std::mt19937 random(seed);
+    for (const int length : shape.lengths) {
+      offsets.push_back(offsets.back() + length);
+      AppendVisible(length, mask, &random, &visible);
+    }
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < tokens() * 4 * row(); ++i) inputs.push_back(T(normal(random)));
+    alpha = 1 / std::sqrt(static_cast<float>(shape.width));
+  }
+
+  int64_t tokens() const { return offsets.back(); }
+  int row() const { return shape.heads * shape.width; }
+  const T* In(int which, int64_t token, int head) const {
+    return inputs.data() + (4 * token + which) * row() + head * shape.width;
+  }
+  void Poison(size_t sequence) {
+    for (int64_t i = offsets[sequence] * 4 * row(); i < offsets[sequence + 1] * 4 * row(); ++i) {
+      inputs[i] = T(std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+
+  bool Sees(int64_t first_token, int row, int column) const {
+    const int32_t* v = visible.data() + 3 * (first_token + row);
+    return column < v[0] || (column >= v[1] && column < v[2]) || column == row;
+  }
+};
+
+template <class T>
+double Dot(const T* a, const T* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += double(float(a[i])) * double(float(b[i]));
+  return sum;
+}
+
+template <class T>
+Results Expected(const Case<T>& c) {
+  const size_t size = static_cast<size_t>(c.tokens()) * c.row();
+  Results to{vector<double>(size), vector<double>(size), vector<double>(size),
+             vector<double>(size)};
+  const int width = c.shape.width;
+  for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
+    const int64_t begin = c.offsets[s];
+    const int length = static_cast<int>(c.offsets[s + 1] - begin);
+    for (int head = 0; head < c.shape.heads; ++head) {
+      for (int i = 0; i < length; ++i) {
+        const auto row = [&](vector<double>& of, int token) {
+          return of.data() + (begin + token) * c.row() + head * width;
+        };
+        for (int j = 0; j < length; ++j) {
+          if (!c.Sees(begin, i, j)) continue;
+          const double x = c.alpha * Dot(c.In(0, begin + i, head), c.In(1, begin + j, head), width);
+          const double gate = 1 / (1 + std::exp(-x));
+          const double of_weight =
+              c.scale * Dot(c.In(3, begin + i, head), c.In(2, begin + j, head), width);
+          const double of_x = of_weight * gate * (1 + x * (1 - gate));
+          for (int d = 0; d < width; ++d) {
+            row(to.out, i)[d] += c.scale * x * gate * float(c.In(2, begin + j, head)[d]);
+            row(to.of_q, i)[d] += c.alpha * of_x * float(c.In(1, begin + j, head)[d]);
+            row(to.of_k, j)[d] += c.alpha * of_x * float(c.In(0, begin + i, head)[d]);
+            row(to.of_v, j)[d] += c.scale * x * gate * float(c.In(3, begin + i, head)[d]);
+          }
+        }
+      }
+    }
+  }
+  return to;
+}
+
+template <class T>
+struct Found {
+  vector<T> out, of_q, of_k, of_v;
+
+  bool operator==(const Found& other) const {
+    const auto same = [](const vector<T>& a, const vector<T>& b) {
+      return std::memcmp(a.data(), b.data(), sizeof(T) * a.size()) == 0;
+    };
+    return same(out, other.out) && same(of_q, other.of_q) && same(of_k, other.of_k) &&
+           same(of_v, other.of_v);
+  }
+};
+
+template <class T>
+Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
+  emulated::settings.pace = pace, emulated::settings.seed = seed;
+  const int64_t tokens = c.tokens();
+  const int batch = static_cast<int>(c.shape.lengths.size());
+  vector<uint4> plan(static_cast<size_t>(gmeta_hstu_plan_bytes(tokens, batch)) / 16 + 1);
+  CHECK_EQ(gmeta_hstu_plan(c.offsets.data(), c.visible.data(), tokens, batch, plan.data(), nullptr),
+           0);
+  const auto heads_of = [&](const T* data, int64_t stride) {
+    return GmetaHeads{const_cast<T*>(data), stride};
+  };
+  const auto input = [&](int which) { return heads_of(c.In(which, 0, 0), 4 * c.row()); };
+  const GmetaHstuAttention attention{Case<T>::kDtype, batch,    tokens,   c.shape.heads,
+                                     c.shape.width,   c.alpha,  c.scale,  c.visible.data(),
+                                     plan.data(),     input(0), input(1), input(2)};
+  const vector<T> poison(static_cast<size_t>(tokens) * c.row(),
+                         T(std::numeric_limits<float>::quiet_NaN()));
+  Found<T> found{poison, poison, poison, poison};
+  const auto output = [&](vector<T>& of) { return heads_of(of.data(), c.row()); };
+  CHECK_EQ(gmeta_hstu_forward(&attention, output(found.out), nullptr), 0);
+  CHECK_EQ(gmeta_hstu_backward(&attention, input(3), output(found.of_q), output(found.of_k),
+                               output(found.of_v), nullptr),
+           0);
+  return found;
+}
+
+template <class T>
+double Distance(const vector<T>& found, const vector<double>& expected) {
+  double apart = 0, all = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    apart += std::pow(float(found[i]) - expected[i], 2), all += std::pow(expected[i], 2);
+  }
+  return std::sqrt(apart / all);
+}
+
+template <class T>
+void Check(const Shape& shape, Mask mask, uint32_t seed) {
+  const Case<T> c(shape, mask, seed);
+  const Results expected = Expected(c);
+  const Found<T> found = Attend(c, Pace::kEarly, seed);
+  // P and dS are rounded, and so are results.
+  const double limit = std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8;
+  CHECK(Distance(found.out, expected.out) < limit);
+  CHECK(Distance(found.of_q, expected.of_q) < limit);
+  CHECK(Distance(found.of_k, expected.of_k) < limit);
+  CHECK(Distance(found.of_v, expected.of_v) < limit);
+  CHECK(found == Attend(c, Pace::kLate, seed + 1));
+}
+
+// Numbers of other sequences, NaN among them, don't get in.
+void CheckNeighbours(int width) {
+  using T = __nv_bfloat16;
+  Case<T> c({{70, 90, 33}, 1, width}, Mask::kCausal, 7);
+  const Found<T> before = Attend(c, Pace::kEarly, 1);
+  c.Poison(0), c.Poison(2);
+  const Found<T> after = Attend(c, Pace::kLate, 2);
+  for (int64_t i = c.offsets[0] * c.row(); i < c.offsets[3] * c.row(); ++i) {
+    const bool own = i >= c.offsets[1] * c.row() && i < c.offsets[2] * c.row();
+    for (const auto of : {&Found<T>::out, &Found<T>::of_q, &Found<T>::of_k, &Found<T>::of_v}) {
+      CHECK(own ? (after.*of)[i].bits == (before.*of)[i].bits : std::isnan(float((after.*of)[i])));
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  using Bfloat16 = __nv_bfloat16;
+  const vector<int> lengths{5, 0, 1, 63, 64, 65, 200};
+  Check<Bfloat16>({lengths, 2, 64}, Mask::kCausal, 1);
+  Check<__half>({lengths, 1, 64}, Mask::kParts, 2);
+  Check<Bfloat16>({{130, 7}, 1, 64}, Mask::kFull, 3);
+  Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 4);
+  Check<__half>({{129, 64}, 1, 128}, Mask::kCausal, 5);
+  Check<Bfloat16>({{97, 129}, 1, 256}, Mask::kParts, 6);
+  CheckNeighbours(64);
+  CheckNeighbours(256);
+}

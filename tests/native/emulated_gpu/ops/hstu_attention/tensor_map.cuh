@@ -1,0 +1,22 @@
+// In place of ops/hstu_attention/tensor_map.cuh: maps for CopyBox of the emulated hopper.cuh.
+
+#ifndef GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
+#define GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
+
+#include "ops/hstu_attention/wgmma.cuh"
+
+namespace gmeta::hopper {
+
+template <class T>
+bool MakeTensorMap(CUtensorMap* map, const void* data, int64_t tokens, int64_t heads, int64_t width,
+                   int64_t token_stride, int64_t head_stride, int rows) {
+  *map = {static_cast<const char*>(data),
+          {width, heads, tokens},
+          {2, 2 * head_stride, 2 * token_stride},
+          rows};
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && token_stride % 8 == 0;
+}
+
+}  // namespace gmeta::hopper
+
+#endif  // GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
