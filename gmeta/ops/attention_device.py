@@ -26,7 +26,7 @@ def built_with_cuda() -> bool:
     return build_info(library_path("ops"))["cuda"] == "1"
 
 
-def is_native(width: int | None, values: int | None, dtype: tf.DType, biased: bool) -> bool:
+def is_native(width: int | None, values: int | None, dtype: tf.DType) -> bool:
     """Whether attention of these shapes has a native kernel where this process computes.
 
     Where it computes on a GPU that has none for the case, it warns, once for each reason: plain TensorFlow
@@ -36,23 +36,22 @@ def is_native(width: int | None, values: int | None, dtype: tf.DType, biased: bo
       width: Numbers of a query and of a key; None: there are none.
       values: Numbers of a value.
       dtype: Of all three.
-      biased: Whether something is added to scores.
     """
     if dtype == tf.float64:
         return False
     if not on_gpu():
         return True
-    reason = _unsupported(width, values, dtype, biased)
+    reason = _unsupported(width, values, dtype)
     if reason:
         _warn(reason)
     return not reason
 
 
-def _unsupported(width: int | None, values: int | None, dtype: tf.DType, biased: bool) -> str:
+def _unsupported(width: int | None, values: int | None, dtype: tf.DType) -> str:
     if dtype not in DTYPES:
         return f"they take bfloat16 and float16, not {dtype.name} (tf.keras.mixed_precision sets it)"
-    if biased:
-        return "they take no relative bias (bias_by_place=False, bias_by_time=False leave it out)"
+    if width is None:
+        return "they take no attention by the bias alone"
     if width != values or width not in WIDTHS:
         return f"they take heads of one width for q, k and v, {WIDTHS}, not {width} and {values}"
     return _missing()

@@ -19,7 +19,7 @@ from gmeta.core.native import load_op_library
 from gmeta.ops.attention_device import is_native
 from gmeta.ops.portable import is_portable
 from gmeta.ops.reference.attention import padded_attention
-from gmeta.ops.relative_bias import RelativeBias, bucket_starts, is_biased
+from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaHstuPlan")
@@ -52,8 +52,8 @@ def hstu_attention(
 
     Returns:
       (total, heads, dv) of v's dtype. On a CPU it is computed in float32; on a GPU of compute capability
-      9.0 in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256 without a bias;
-      otherwise by plain TensorFlow, as float64 is everywhere, or where its memory might not do, on the CPU.
+      9.0 in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256; otherwise by plain
+      TensorFlow, as float64 is everywhere, or where its memory might not do, on the CPU.
 
     Raises:
       InvalidArgumentError: Shapes that don't fit together, or offsets that don't rise from 0 to total.
@@ -100,7 +100,7 @@ def _attention(
     arguments = (q, k, v, offsets, visible, scale, alpha, bias)
     if is_portable() or v.dtype == tf.float64:
         return _padded(*arguments)
-    if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype, is_biased(bias)):
+    if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
         return _by_kernel(*arguments)
     # On a GPU without a kernel for the case: there in plain TensorFlow, and on the CPU what would take more
     # memory than a GPU may have.
@@ -125,25 +125,18 @@ def _by_kernel(
     alpha: float,
     bias: RelativeBias | None,
 ) -> tf.Tensor:
-    bias = bias or RelativeBias()
     heads = [tf.zeros([0], v.dtype) if x is None else tf.cast(x, v.dtype) for x in (q, k)]
-    tables = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in bias[:2]]
-    times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]
     return _native.gmeta_hstu_attention(
         q=heads[0],
         k=heads[1],
         v=v,
         offsets=offsets,
         visible=visible,
-        positions=tables[0],
-        time_buckets=tables[1],
-        row_times=times[0],
-        column_times=times[1],
+        **bias_inputs(bias),
         # All layers ask for the same plan; in a graph it is made once.
         plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
         scale=scale,
         alpha=alpha,
-        bucket_starts=bucket_starts().tolist(),
     )
 
 

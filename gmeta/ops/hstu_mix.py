@@ -11,10 +11,12 @@ from gmeta.ops.attention_device import is_native, on_gpu
 from gmeta.ops.hstu_attention import hstu_attention
 from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.portable import is_portable
-from gmeta.ops.relative_bias import RelativeBias, is_biased
+from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 
 _native = load_op_library("ops")
-_SETTINGS = ("heads", "scale", "alpha", "epsilon", "production")
+_SETTINGS = ("heads", "scale", "alpha", "epsilon", "production", "bucket_starts")
+# Of the gradient's inputs: those that gradients flow to, and the last one.
+_FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 14
 _WIDEST = 4096  # of all heads, on a GPU
 
 
@@ -43,7 +45,7 @@ def hstu_mix(
           A = \mathrm{attend}(Q, K, V), \qquad Y = [U, A, U \odot \mathrm{LN}(A)]
 
     (Zhai et al., ICML 2024, section 3, and the published code that ranks with it.) On a GPU, in bfloat16 or
-    float16 and without a bias, it is one op: U, V, Q and K are read where the product left them; activation,
+    float16, it is one op: U, V, Q and K are read where the product left them; activation,
     norm and gate take one pass over memory each, and so do their gradients.
 
     Args:
@@ -81,7 +83,7 @@ def hstu_mix(
         and attention_dim == value_dim
         and width <= _WIDEST
         and not is_portable()
-        and is_native(attention_dim, value_dim, projected.dtype, is_biased(bias))
+        and is_native(attention_dim, value_dim, projected.dtype)
     ):
         none = tf.zeros([0], projected.dtype)
         weights = [none if x is None else tf.cast(x, projected.dtype) for x in (norm_scale, norm_offset)]
@@ -92,6 +94,7 @@ def hstu_mix(
             plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
             norm_scale=weights[0],
             norm_offset=weights[1],
+            **bias_inputs(bias),
             heads=heads,
             scale=scale,
             alpha=alpha,
@@ -122,41 +125,48 @@ def hstu_mix(
 @tf.RegisterGradient("GmetaHstuMix")
 def _gradient(op: tf.Operation, of_mixed: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
     settings = {name: op.get_attr(name) for name in _SETTINGS}
-    of_projected, of_scale, of_offset = _native.gmeta_hstu_mix_gradient(
-        *op.inputs, *op.outputs, of_mixed=of_mixed, **settings
-    )
-    return [of_projected, None, None, None, of_scale, of_offset]
+    found = _native.gmeta_hstu_mix_gradient(*op.inputs, *op.outputs, of_mixed=of_mixed, **settings)
+    return [found[0], None, None, None, *found[1:], None, None]
 
 
 @tf.RegisterGradient("GmetaHstuMixGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
     """By the plain form, in float32: for inner loops that adapt what is below a layer."""
-    dtype, weighted = op.inputs[0].dtype, bool(op.inputs[4].shape[0])
-    wide = [tf.cast(op.inputs[i], tf.float32) for i in (0, 4, 5, 10)]
+    projected, offsets, visible, _, gamma, beta, positions, buckets, rows, columns = op.inputs[:10]
+    dtypes = [op.inputs[i].dtype for i in _FLOATS]
+    wide = [tf.cast(op.inputs[i], tf.float32) for i in (*_FLOATS, _OF_MIXED)]
     heads, production = op.get_attr("heads"), op.get_attr("production")
-    width = op.inputs[0].shape[1] // (4 * heads)
+    width = projected.shape[1] // (4 * heads)
+
+    def there(of: tf.Tensor, value: tf.Tensor) -> tf.Tensor | None:
+        return value if of.shape != [0] else None
+
     with tf.GradientTape() as outer:
         outer.watch(wide)
         with tf.GradientTape() as inner:
-            inner.watch(wide[:3])
+            inner.watch(wide[:-1])
             mixed = hstu_mix(
                 wide[0],
-                op.inputs[1],
-                op.inputs[2],
+                offsets,
+                visible,
                 heads=heads,
                 attention_dim=width,
                 value_dim=width,
                 scale=op.get_attr("scale"),
                 alpha=op.get_attr("alpha"),
                 form="production" if production else "research",
-                norm_scale=wide[1] if weighted else None,
-                norm_offset=wide[2] if weighted else None,
+                norm_scale=there(gamma, wide[1]),
+                norm_offset=there(beta, wide[2]),
                 eps=op.get_attr("epsilon"),
+                bias=RelativeBias(there(positions, wide[3]), there(buckets, wide[4]), rows, columns),
             )
         zero = tf.UnconnectedGradients.ZERO
-        first = inner.gradient(mixed, wide[:3], wide[3], unconnected_gradients=zero)
+        first = inner.gradient(mixed, wide[:-1], wide[-1], unconnected_gradients=zero)
     found = outer.gradient(
         first, wide, [tf.cast(each, tf.float32) for each in upstream], unconnected_gradients=zero
     )
-    of_projected, of_scale, of_offset, of_of_mixed = (tf.cast(each, dtype) for each in found)
-    return [of_projected, None, None, None, of_scale, of_offset, None, None, None, None, of_of_mixed]
+    of_projected, *of_tables, of_of_mixed = (
+        tf.cast(each, dtype) for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
+    )
+    nothing = [None] * 6  # times, and what came out
+    return [of_projected, None, None, None, *of_tables, *nothing, of_of_mixed]

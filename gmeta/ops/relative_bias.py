@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,3 +70,12 @@ def time_bucket(difference: tf.Tensor) -> tf.Tensor:
 def is_biased(bias: RelativeBias | None) -> bool:
     """Whether a bias adds anything: it is there, and has a table."""
     return bias is not None and any(table is not None for table in bias[:2])
+
+
+def bias_inputs(bias: RelativeBias | None) -> dict[str, Any]:
+    """The inputs and the attribute by which native ops take a bias: what is absent has no elements."""
+    bias = bias or RelativeBias()
+    tables = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in bias[:2]]
+    times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]
+    named = dict(zip(RelativeBias._fields, [*tables, *times], strict=True))
+    return {**named, "bucket_starts": bucket_starts().tolist()}

@@ -1,6 +1,6 @@
 // The gradients of HSTU's attention on Hopper.
 //
-//   x = alpha q_i k_j     P = SiLU(x), where i sees j      dP = dO V^T     dS = dP SiLU'(x)
+//   x = alpha q_i k_j + b_ij     P = SiLU(x), where i sees j      dP = dO V^T     dS = dP SiLU'(x)
 //   dV = s P^T dO         dK = alpha s dS^T Q              dQ = alpha s dS K
 //
 // Layout. dK and dV are sums over rows, dQ over columns. A block of threads owns a tile of 128
@@ -39,21 +39,19 @@
 #ifndef GMETA_OPS_HSTU_ATTENTION_GPU_BACKWARD_CUH_
 #define GMETA_OPS_HSTU_ATTENTION_GPU_BACKWARD_CUH_
 
+#include "ops/hstu_attention/gpu_backward_blocks.cuh"
 #include "ops/hstu_attention/gpu_backward_memory.cuh"
-#include "ops/hstu_attention/gpu_backward_produce.cuh"
 #include "ops/hstu_attention/gpu_backward_tile.cuh"
 
 namespace gmeta::hstu {
 
 // One of the two warpgroups that compute.
 template <class P>
-class BackwardConsumer {
+class BackwardConsumer : private BlockConsumer<P> {
  public:
   using T = typename P::T;
 
-  __device__ __forceinline__ BackwardConsumer(const BackwardArguments& in,
-                                              BackwardMemory<P>& memory)
-      : in_(in), memory_(memory), group_(Uniform(threadIdx.x / 128) - 1) {}
+  using BlockConsumer<P>::BlockConsumer;
 
   __device__ __forceinline__ void Run() {
     float of_scores[P::kOfScores ? P::kWidth / 2 : 1] = {};
@@ -72,6 +70,10 @@ class BackwardConsumer {
       hopper::Keep(products);
       if constexpr (!P::kOfWeights) Free(&memory_.free[block_.Second().slot()]);
       const BlockHeader<P>& header = memory_.headers[block_.header()];
+      if constexpr (P::kBiased) {
+        AddHalfBias<!P::kColumns>(in_.bias, Own().token, Own().row + OwnRow(),
+                                  header.row + BlockColumn(), 0.5f * in_.alpha, scores);
+      }
       if (header.flags & kMasked << group_) {
         MaskBlock<P>(in_, Own(), header, scores, products);
         if (header.flags & kPartial) ZeroTails(Own().length - header.row);
@@ -80,7 +82,7 @@ class BackwardConsumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // One half's sums are under way while the other half is computed.
-        Differentiate<P>(0.5f * in_.alpha, scores + 16 * half,
+        Differentiate<P>(P::kBiased ? 1.0f : 0.5f * in_.alpha, scores + 16 * half,
                          products + (P::kOfScores ? 16 * half : 0), rounded_scores[half],
                          rounded_weights[half]);
         if constexpr (P::kOfWeights) {
@@ -137,37 +139,19 @@ class BackwardConsumer {
   }
 
  private:
-  static constexpr int kNumbers = 32;  // of 64 by 64, that a thread has
+  using Base = BlockConsumer<P>;
+  using Base::Await, Base::Find, Base::Free, Base::FreeOwn, Base::NextTile, Base::Own, Base::Sees,
+      Base::Uniform;
+  using Base::block_, Base::group_, Base::in_, Base::kNumbers, Base::memory_;
+  template <int kWhich>
+  __device__ __forceinline__ void Multiply(float (&to)[kNumbers]) {
+    Base::template Multiply<kWhich>(to);
+  }
 
   template <int kSize>
   static __device__ __forceinline__ void KeepBoth(uint32_t (&halves)[2][kSize]) {
     hopper::Keep(halves[0]);
     hopper::Keep(halves[1]);
-  }
-
-  __device__ __forceinline__ const OwnStrip& Own() const { return memory_.strips[tile_][group_]; }
-
-  __device__ __forceinline__ void FreeOwn() {
-    if constexpr (!P::kOwnInRegisters) Free(&memory_.own_free[tile_ % P::kOwnBuffers][group_]);
-  }
-
-  // Goes on to the group's next tile, and the first block that it meets. False: there is none.
-  __device__ __forceinline__ bool NextTile() {
-    while (true) {
-      tile_ = (tile_ + 1) % P::kToldTiles;
-      const int buffer = tile_ % P::kOwnBuffers;
-      memory_.own_full[buffer][group_].Wait(tile_ / P::kOwnBuffers % 2);
-      blocks_ = Own().blocks;
-      if (blocks_ < 0) return false;
-      if constexpr (P::kOwnInRegisters) {
-#pragma unroll
-        for (int i = 0; i < P::kOwnTensors; ++i)
-          LoadLeft<P>(memory_.own[buffer][group_][i], own_[i]);
-        Free(&memory_.own_free[buffer][group_]);
-      }
-      if (Find()) return true;
-      FreeOwn();
-    }
   }
 
   __device__ __forceinline__ void Store(
@@ -181,64 +165,6 @@ class BackwardConsumer {
       StoreSums<T>(of_weights, in_.scale, own, static_cast<T*>(in_.of_weights),
                    in_.of_weights_stride);
     }
-  }
-
-  // The same in all lanes: so the compiler may keep it, and what follows from it, in registers that
-  // a warp has once.
-  static __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
-
-  // Gives back what the warp has no more use for.
-  __device__ __forceinline__ void Free(hopper::Barrier* barrier) { barrier->ArriveAsWarp(); }
-
-  __device__ __forceinline__ void Await(const RingPlace<P>& place) {
-    memory_.full[place.slot()].Wait(place.round());
-  }
-
-  // Whether the group meets the block to come, if there is one. Waits for no other: those behind it
-  // may need slots that the group still has.
-  __device__ __forceinline__ bool Sees() {
-    if (blocks_ == 0) return false;
-    Await(block_);
-    if (!(memory_.headers[block_.header()].flags & kSeen << group_)) return false;
-    --blocks_;
-    return true;
-  }
-
-  // Goes on to the next block that the group meets. False: there is none.
-  __device__ __forceinline__ bool Find() {
-    while (!Sees()) {
-      if (blocks_ == 0) return false;
-      --blocks_;
-      // A round of a slot must not end before the wait for it, or the next one's would be missed.
-      Await(block_.Second());
-      Free(&memory_.free[block_.slot()]);
-      Free(&memory_.free[block_.Second().slot()]);
-      block_ = block_.AfterNext();
-    }
-    return true;
-  }
-
-  // X = A B^T (0) or Y = A' B'^T (1), begun.
-  template <int kWhich>
-  __device__ __forceinline__ void Multiply(float (&to)[kNumbers]) {
-    const RingPlace<P> place = kWhich == 0 ? block_ : block_.Second();
-    if constexpr (kWhich == 1) Await(place);
-    const uint64_t right = hopper::Describe(memory_.slots[Uniform(place.slot())]);
-    const uint64_t left =
-        hopper::Describe(memory_.own[Uniform(tile_ % P::kOwnBuffers)][group_][kWhich]);
-    hopper::Keep(to);
-    hopper::Begin();
-#pragma unroll
-    for (int i = 0; i < P::kWidth / 16; ++i) {
-      const uint32_t at = i / 4 * P::kBoxBytes + i % 4 * hopper::kNextColumns;
-      if constexpr (P::kOwnInRegisters) {
-        hopper::Product<T, 0>(to, own_[kWhich] + 4 * i, hopper::AdvanceLow(right, at), i > 0);
-      } else {
-        hopper::Product<T, 0>(to, hopper::AdvanceLow(left, at), hopper::AdvanceLow(right, at),
-                              i > 0);
-      }
-    }
-    hopper::Commit();
   }
 
   // sum += dS B or sum' += P B', of half the block's tokens, begun.
@@ -269,14 +195,6 @@ class BackwardConsumer {
       hopper::NamedSync(2, 128);
     }
   }
-
-  const BackwardArguments& in_;
-  BackwardMemory<P>& memory_;
-  const int group_;
-  int tile_ = P::kToldTiles - 1;  // its place among those that are told
-  int blocks_;                    // of the tile, that are to come
-  RingPlace<P> block_;            // where the block begins that is at hand, or to come
-  uint32_t own_[2][P::kOwnInRegisters ? P::kWidth / 4 : 1];
 };
 
 template <class P>
@@ -292,16 +210,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       FillWithNan(static_cast<T*>(in.of_weights), in.of_weights_stride, in.tokens, width);
     return;
   }
-  BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());
-  if (threadIdx.x == 0) memory.Init();
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    hopper::GiveRegisters<40>();
-    if (threadIdx.x < 32) BackwardProducer<P>(in, memory).Run();
-  } else {
-    hopper::TakeRegisters<232>();
-    BackwardConsumer<P>(in, memory).Run();
-  }
+  RunPass<P, BackwardConsumer<P>>(in, in);
 #endif
 }
 

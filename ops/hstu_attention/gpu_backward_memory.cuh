@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "ops/hstu_attention/gpu_bias.cuh"
 #include "ops/hstu_attention/hopper.cuh"
 #include "ops/hstu_attention/strips.cuh"
 #include "ops/hstu_attention/tensor_map.cuh"
@@ -20,14 +21,18 @@ inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
 
 // What a launch computes, for a tile of its own tokens against blocks of all that they meet:
 //   own tokens are columns: with the gradient of scores that of k, with the weights that of v;
-//   own tokens are rows: with the gradient of scores that of q.
-template <class T_, int kWidth_, bool kColumns_, bool kOfScores_, bool kOfWeights_>
+//   own tokens are rows: with the gradient of scores that of q, or, kOfBias, those of the bias's
+//   tables (gpu_bias_gradient.cuh).
+template <class T_, int kWidth_, bool kBiased_, bool kColumns_, bool kOfScores_, bool kOfWeights_,
+          bool kOfBias_ = false>
 struct BackwardPass {
   using T = T_;
   static constexpr int kWidth = kWidth_;
+  static constexpr bool kBiased = kBiased_;
   static constexpr bool kColumns = kColumns_;
   static constexpr bool kOfScores = kOfScores_;
   static constexpr bool kOfWeights = kOfWeights_;
+  static constexpr bool kOfBias = kOfBias_;
 
   // 64 tokens of a head: boxes of 64 numbers a row, one after another.
   static constexpr int kBoxes = kWidth / hopper::kBoxWidth;
@@ -38,9 +43,9 @@ struct BackwardPass {
 
   // Registers of a consumer's sums and products, and of its own tokens, which stay there if there
   // is room: then a product reads half as much of shared memory.
-  static constexpr int kSums = (kOfScores + kOfWeights) * kWidth / 2;
+  static constexpr int kSums = kOfBias ? 0 : (kOfScores + kOfWeights) * kWidth / 2;
   static constexpr int kProducts = kOfScores ? 64 : 32;
-  static constexpr int kRounded = (kOfScores + kOfWeights) * 16;
+  static constexpr int kRounded = kOfBias ? 8 : (kOfScores + kOfWeights) * 16;
   static constexpr int kOwnNumbers = kOwnTensors * kWidth / 4;
   static constexpr bool kOwnInRegisters = kSums + kProducts + kRounded + kOwnNumbers <= 208;
 
@@ -130,6 +135,7 @@ struct BackwardArguments {
   int heads;
   float alpha;
   float scale;
+  GpuBias bias;  // of passes that are biased
   // Gradients of the own tokens, by scores and by weights.
   void* of_scores;
   int64_t of_scores_stride;

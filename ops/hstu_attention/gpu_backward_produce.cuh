@@ -23,11 +23,15 @@ class BackwardProducer {
     WorkQueue* const queue =
         P::kColumns ? &in_.plan.header->backward_columns : &in_.plan.header->backward_rows;
     const int works = in_.plan.header->tiles * in_.heads;
-    for (int work = blockIdx.x; work < works;) {
+    for (int work = blockIdx.x, turn = 0; work < works;) {
       const int strip = tiles[work / in_.heads];
       head_ = work % in_.heads;
-      if (lane_ == 0) work = NextWork(queue);
-      work = __shfl_sync(kAll, work, 0);
+      if constexpr (P::kOfBias) {
+        work = InTurn(++turn);
+      } else {
+        if (lane_ == 0) work = NextWork(queue);
+        work = __shfl_sync(kAll, work, 0);
+      }
       own_ = in_.plan.strips + strip;
       token_ = own_->token, length_ = own_->length, row_ = own_->row;
       const int blocks = (length_ + kStripRows - 1) / kStripRows;
@@ -53,11 +57,18 @@ class BackwardProducer {
     }
     own_end_ = 0;
     CopyOwn(-1);
-    if (lane_ == 0) LeaveQueue(queue);
+    if (!P::kOfBias && lane_ == 0) LeaveQueue(queue);
   }
 
  private:
   static constexpr unsigned kAll = 0xFFFFFFFFu;
+
+  // Sums over all tiles are the same in each run only if a block's tiles are: they go to and fro
+  // among the blocks, as costs fall from tile to tile.
+  static __device__ __forceinline__ int InTurn(int turn) {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    return turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
+  }
 
   static __device__ __forceinline__ unsigned Seen(int flags) {
     return __ballot_sync(kAll, flags & (kSeen | kSeen << 1));

@@ -15,6 +15,9 @@ __device__ __forceinline__ int OwnRow() {
   return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
+// The first of the thread's numbers among the block's tokens.
+__device__ __forceinline__ int BlockColumn() { return threadIdx.x % 4 * 2; }
+
 // The warp's 16 rows of a tile of 64 in shared memory, as left operand of products: 4 registers for
 // 16 places of the sum.
 template <class P>
@@ -34,7 +37,7 @@ template <class P>
 __device__ __forceinline__ void MaskBlock(const BackwardArguments& in, const OwnStrip& own,
                                           const BlockHeader<P>& header, float (&scores)[32],
                                           float (&products)[P::kOfScores ? 32 : 1]) {
-  const int own_row = own.row + OwnRow(), of_block = threadIdx.x % 4 * 2;
+  const int own_row = own.row + OwnRow(), of_block = BlockColumn();
   const auto clear = [&](int at) {
     scores[at] = 0.0f;
     if constexpr (P::kOfScores) products[at] = 0.0f;
@@ -71,6 +74,11 @@ __device__ __forceinline__ void MaskBlock(const BackwardArguments& in, const Own
   }
 }
 
+// SiLU'(x) of t = tanh(x / 2) and SiLU(x).
+__device__ __forceinline__ float Slope(float t, float silu) {
+  return fmaf(silu, fmaf(-0.5f, t, 0.5f), fmaf(0.5f, t, 0.5f));
+}
+
 // P = SiLU(x) and dS = dP SiLU'(x), rounded, for x / 2 = half scores. With h = x / 2, t = tanh(h)
 // and the sigmoid g = (1 + t) / 2:  SiLU = h + h t,  SiLU' = g + SiLU (1 - g).
 template <class P>
@@ -87,8 +95,7 @@ __device__ __forceinline__ void Differentiate(float half, const float* scores,
       const float t = hopper::FastTanh(h);
       weight[j] = fmaf(h, t, h);
       if constexpr (P::kOfScores) {
-        const float slope = fmaf(weight[j], fmaf(-0.5f, t, 0.5f), fmaf(0.5f, t, 0.5f));
-        of_score[j] = slope * products[2 * i + j];
+        of_score[j] = Slope(t, weight[j]) * products[2 * i + j];
       }
     }
     if constexpr (P::kOfScores)

@@ -1,6 +1,6 @@
 // The forward pass of HSTU's attention on Hopper.
 //
-//   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j) v_j
+//   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + b_ij) v_j
 //
 // Layout. A block of threads owns a tile of 128 rows of a head of a sequence (strips.cuh), and goes
 // through the columns that any of them sees, kColumns at a time, from the last to the first. Rows
@@ -33,6 +33,7 @@
 
 #include <cstdint>
 
+#include "ops/hstu_attention/gpu_bias.cuh"
 #include "ops/hstu_attention/hopper.cuh"
 #include "ops/hstu_attention/strips.cuh"
 #include "ops/hstu_attention/tensor_map.cuh"
@@ -56,6 +57,7 @@ struct ForwardArguments {
   int heads;
   float alpha;
   float scale;
+  GpuBias bias;  // b, of kernels that are biased
 };
 
 // The tile that a block of threads works on, and its blocks of columns.
@@ -194,7 +196,7 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
 }
 
 // One of the warpgroups that compute.
-template <class T, int kWidth>
+template <class T, int kWidth, bool kBiased>
 class ForwardConsumer {
  public:
   using Memory = ForwardMemory<T, kWidth>;
@@ -334,12 +336,16 @@ class ForwardConsumer {
   __device__ __forceinline__ void Weigh(const ForwardTile<kColumns>& tile, int first_row, int block,
                                         float (&scores)[kColumns / 2]) {
     const float half = 0.5f * in_.alpha;
+    const Columns columns{block * kColumns, (block + 1) * kColumns};
+    if constexpr (kBiased) {
+      AddHalfBias<true>(in_.bias, tile.both.token, first_row + row_, columns.begin + column_, half,
+                        scores);
+    }
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
-      const float h = half * scores[i];
+      const float h = kBiased ? scores[i] : half * scores[i];
       scores[i] = fmaf(h, hopper::FastTanh(h), h);
     }
-    const Columns columns{block * kColumns, (block + 1) * kColumns};
     if (tile.both.SeesAll(columns)) return;
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
@@ -418,7 +424,7 @@ class ForwardConsumer {
   Turn q_turn_, k_turn_, v_turn_;
 };
 
-template <class T, int kWidth>
+template <class T, int kWidth, bool kBiased>
 __global__ void __launch_bounds__(kForwardThreads, 1)
     ForwardKernel(const __grid_constant__ ForwardArguments in) {
 #if GMETA_SM90A
@@ -445,7 +451,7 @@ __global__ void __launch_bounds__(kForwardThreads, 1)
     if (threadIdx.x < 32) ProduceForward<T, kWidth>(in, memory);
   } else {
     hopper::TakeRegisters<232>();
-    ForwardConsumer<T, kWidth>(in, memory).Run();
+    ForwardConsumer<T, kWidth, kBiased>(in, memory).Run();
   }
 #endif
 }

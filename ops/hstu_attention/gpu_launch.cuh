@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "ops/common/cuda_error.cuh"
 #include "ops/common/cuda_launch.cuh"
+#include "ops/hstu_attention/gpu_bias.cuh"
 #include "ops/hstu_attention/hstu_attention_abi.h"
 #include "ops/hstu_attention/strips.cuh"
 #include "ops/hstu_attention/tensor_map.cuh"
@@ -41,25 +43,53 @@ inline void CheckSupported(int32_t dtype, int32_t width) {
           "hstu attention: the GPU's kernels need compute capability 9.0 (H100, H200)");
 }
 
-// Starts a kernel of which a block fills a multiprocessor, as many blocks as there are of those.
+// A block of threads fills a multiprocessor: as many as there are of those.
+inline int64_t PersistentBlocks(int64_t works) {
+  return std::min<int64_t>(works, Property(cudaDevAttrMultiProcessorCount));
+}
+
 template <class Arguments>
 void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t works, int threads,
                       int shared_bytes, cudaStream_t stream, const char* what) {
-  const int64_t blocks = std::min<int64_t>(works, Property(cudaDevAttrMultiProcessorCount));
-  gmeta::Launch(kernel, static_cast<unsigned>(blocks), threads, shared_bytes, stream, what, in);
+  gmeta::Launch(kernel, static_cast<unsigned>(PersistentBlocks(works)), threads, shared_bytes,
+                stream, what, in);
 }
 
-// Calls launch(T, width) for the type and the width of an attention.
+// What its kernels take of an attention's bias; empty where there is none.
+inline GpuBias BiasOf(const GmetaHstuAttention& a) {
+  if (a.bias == nullptr) return {};
+  const GmetaHstuBias& b = *a.bias;
+  Require(b.positions == nullptr || (b.n > 0 && b.n < (int64_t{1} << 29)),
+          "hstu attention: a bias of places has 2 n - 1 numbers, n from 1 to 2^29, got n = " +
+              std::to_string(b.n));
+  Require(b.time_buckets == nullptr || (b.buckets > 0 && b.buckets <= kMostBuckets),
+          "hstu attention: a bias of times has from 1 to 256 buckets, got " +
+              std::to_string(b.buckets));
+  return {b.positions,
+          static_cast<int>(b.n),
+          b.time_buckets,
+          static_cast<const TimeTable*>(b.table),
+          b.row_times,
+          b.column_times,
+          static_cast<int>(a.tokens - 1)};
+}
+
+// Calls launch(T, width, whether it is biased) for an attention, where it has tokens.
 template <class Launch>
 void Dispatch(const GmetaHstuAttention& a, const Launch& launch) {
   CheckSupported(a.dtype, a.width);
   if (a.tokens == 0 || a.heads == 0) return;
-  const auto of_type = [&](auto type) {
-    if (a.width == 64) return launch(type, std::integral_constant<int, 64>());
-    if (a.width == 128) return launch(type, std::integral_constant<int, 128>());
-    return launch(type, std::integral_constant<int, 256>());
+  const bool biased =
+      a.bias != nullptr && (a.bias->positions != nullptr || a.bias->time_buckets != nullptr);
+  const auto of_type = [&](auto type, auto is_biased) {
+    if (a.width == 64) return launch(type, std::integral_constant<int, 64>(), is_biased);
+    if (a.width == 128) return launch(type, std::integral_constant<int, 128>(), is_biased);
+    return launch(type, std::integral_constant<int, 256>(), is_biased);
   };
-  a.dtype == GMETA_BFLOAT16 ? of_type(__nv_bfloat16()) : of_type(__half());
+  const auto of_bias = [&](auto is_biased) {
+    a.dtype == GMETA_BFLOAT16 ? of_type(__nv_bfloat16(), is_biased) : of_type(__half(), is_biased);
+  };
+  biased ? of_bias(std::true_type()) : of_bias(std::false_type());
 }
 
 }  // namespace gmeta::hstu

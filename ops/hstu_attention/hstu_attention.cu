@@ -7,7 +7,7 @@
 namespace gmeta::hstu {
 namespace {
 
-template <class T, int kWidth>
+template <class T, int kWidth, bool kBiased>
 void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t stream) {
   using Memory = ForwardMemory<T, kWidth>;
   ForwardArguments in;
@@ -19,10 +19,11 @@ void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t st
   in.visible = a.visible;
   in.out = out.data, in.out_stride = out.stride;
   in.tokens = a.tokens, in.heads = a.heads;
-  in.alpha = a.alpha, in.scale = a.scale;
+  in.alpha = a.alpha, in.scale = a.scale, in.bias = BiasOf(a);
   static_assert(sizeof(Memory) <= hopper::kMaxSharedBytes, "smaller blocks");
-  LaunchPersistent(ForwardKernel<T, kWidth>, in, Plan::MaxTiles(a.tokens, a.batch) * a.heads,
-                   kForwardThreads, sizeof(Memory), stream, "hstu attention, forward");
+  LaunchPersistent(ForwardKernel<T, kWidth, kBiased>, in,
+                   Plan::MaxTiles(a.tokens, a.batch) * a.heads, kForwardThreads, sizeof(Memory),
+                   stream, "hstu attention, forward");
 }
 
 }  // namespace
@@ -50,9 +51,9 @@ int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t toke
 
 int gmeta_hstu_forward(const GmetaHstuAttention* attention, GmetaHeads out, void* stream) {
   return Guarded([&] {
-    Dispatch(*attention, [&](auto type, auto width) {
-      Forward<decltype(type), decltype(width)::value>(*attention, out,
-                                                      static_cast<cudaStream_t>(stream));
+    Dispatch(*attention, [&](auto type, auto width, auto biased) {
+      Forward<decltype(type), decltype(width)::value, decltype(biased)::value>(
+          *attention, out, static_cast<cudaStream_t>(stream));
     });
   });
 }

@@ -37,7 +37,6 @@ class AttentionOp : public OpKernel {
     hstu::AttentionShape shape;
     TF_RETURN_IF_ERROR(hstu::ReadShape(context, &shape));
     TF_RETURN_IF_ERROR(CheckOffsets(context->input(hstu::kOffsets), shape.tokens));
-    const int64_t tokens = shape.tokens;
     const Tensor& positions = context->input(hstu::kPositions);
     const Tensor& time_buckets = context->input(hstu::kTimeBuckets);
     in->heads = static_cast<int>(shape.heads);
@@ -47,25 +46,12 @@ class AttentionOp : public OpKernel {
     in->alpha = alpha_;
     in->visible = reinterpret_cast<const hstu::Visible*>(
         context->input(hstu::kVisible).flat<int32_t>().data());
+    TF_RETURN_IF_ERROR(hstu::CheckBias(context, hstu::kPositions, shape.tokens, time_buckets_));
     if (positions.NumElements() > 0) {
-      if (positions.NumElements() % 2 == 0) {
-        return Invalid("attention: a bias of positions has 2n - 1 numbers, got ",
-                       positions.NumElements());
-      }
       in->bias.positions = positions.flat<float>().data();
       in->bias.n = (positions.NumElements() + 1) / 2;
     }
     if (time_buckets.NumElements() > 0) {
-      for (int input : {hstu::kRowTimes, hstu::kColumnTimes}) {
-        if (context->input(input).NumElements() != tokens) {
-          return Invalid("attention: a bias of times needs a time of each of the ", tokens,
-                         " tokens, got ", context->input(input).NumElements());
-        }
-      }
-      if (time_buckets.NumElements() != time_buckets_) {
-        return Invalid("attention: a bias of times has ", time_buckets_, " buckets, got ",
-                       time_buckets.NumElements());
-      }
       in->bias.time_buckets = time_buckets.flat<float>().data();
       in->bias.buckets = buckets_.get();
       in->bias.row_times = context->input(hstu::kRowTimes).flat<int64_t>().data();

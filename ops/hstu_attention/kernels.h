@@ -55,6 +55,24 @@ inline absl::Status ReadShape(tensorflow::OpKernelContext* context, AttentionSha
   return absl::OkStatus();
 }
 
+// Of a bias's inputs, from `first` on; `buckets` is what times fall into.
+inline absl::Status CheckBias(tensorflow::OpKernelContext* context, int first, int64_t tokens,
+                              int64_t buckets) {
+  const int64_t places = context->input(first).NumElements();
+  const int64_t found = context->input(first + 1).NumElements();
+  if (places > 0 && places % 2 == 0)
+    return Invalid("attention: a bias of positions has 2n - 1 numbers, got ", places);
+  if (found == 0) return absl::OkStatus();
+  for (const int input : {first + 2, first + 3}) {
+    if (context->input(input).NumElements() != tokens) {
+      return Invalid("attention: a bias of times needs a time of each of the ", tokens,
+                     " tokens, got ", context->input(input).NumElements());
+    }
+  }
+  if (found == buckets) return absl::OkStatus();
+  return Invalid("attention: a bias of times has ", buckets, " buckets, got ", found);
+}
+
 // Of the gradient of the output.
 inline absl::Status CheckOfOut(tensorflow::OpKernelContext* context) {
   const auto& of_out = context->input(kOfOut).shape();

@@ -1,14 +1,11 @@
 // The GPU kernels of GmetaHstuPlan, GmetaHstuAttention and its gradient: they hand tensors to the
 // CUDA library (hstu_attention_abi.h).
 
-#include "ops/common/kernels_gpu.h"
+#include "ops/hstu_attention/kernels_gpu.h"
 
 #include <cstdint>
 #include <string>
 #include <type_traits>
-
-#include "ops/hstu_attention/hstu_attention_abi.h"
-#include "ops/hstu_attention/kernels.h"
 
 namespace gmeta {
 namespace {
@@ -42,52 +39,57 @@ class HstuPlanOp : public OpKernel {
 template <class T>
 class AttentionOp : public OpKernel {
  public:
-  explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context), bias_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
   }
 
  protected:
+  // An attention, and what it points to.
+  struct Request {
+    GmetaHstuAttention attention;
+    hstu::GpuBiasInput bias;
+  };
+
   static GmetaHeads Heads(const Tensor& tensor) {
     return {const_cast<void*>(static_cast<const void*>(tensor.tensor_data().data())),
             tensor.dim_size(1) * tensor.dim_size(2)};
   }
 
-  absl::Status Read(OpKernelContext* context, GmetaHstuAttention* attention) {
+  absl::Status Read(OpKernelContext* context, Request* request) {
     hstu::AttentionShape shape;
     TF_RETURN_IF_ERROR(hstu::ReadShape(context, &shape));
     if (shape.width != shape.values) {
       return Invalid("attention: on a GPU q, k and v are of one width, got ", shape.width, " and ",
                      shape.values);
     }
-    if (context->input(hstu::kPositions).NumElements() > 0 ||
-        context->input(hstu::kTimeBuckets).NumElements() > 0) {
-      return Invalid("attention: a bias isn't supported on a GPU");
-    }
+    TF_RETURN_IF_ERROR(bias_.Read(context, hstu::kPositions, shape.tokens, &request->bias));
     const int32_t batch = static_cast<int32_t>(shape.batch);
     const Tensor& plan = context->input(hstu::kPlan);
     if (plan.NumElements() != gmeta_hstu_plan_bytes(shape.tokens, batch)) {
       return Invalid("attention: the plan isn't one of GmetaHstuPlan on a GPU for ", shape.tokens,
                      " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
     }
-    *attention = {std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16,
-                  batch,
-                  shape.tokens,
-                  static_cast<int32_t>(shape.heads),
-                  static_cast<int32_t>(shape.width),
-                  alpha_,
-                  scale_,
-                  context->input(hstu::kVisible).flat<int32_t>().data(),
-                  plan.flat<uint8_t>().data(),
-                  Heads(context->input(hstu::kQ)),
-                  Heads(context->input(hstu::kK)),
-                  Heads(context->input(hstu::kV))};
+    request->attention = {std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16,
+                          batch,
+                          shape.tokens,
+                          static_cast<int32_t>(shape.heads),
+                          static_cast<int32_t>(shape.width),
+                          alpha_,
+                          scale_,
+                          context->input(hstu::kVisible).flat<int32_t>().data(),
+                          plan.flat<uint8_t>().data(),
+                          Heads(context->input(hstu::kQ)),
+                          Heads(context->input(hstu::kK)),
+                          Heads(context->input(hstu::kV)),
+                          request->bias.get()};
     return absl::OkStatus();
   }
 
  private:
   float scale_;
   float alpha_;
+  const hstu::GpuBiasReader bias_;
 };
 
 template <class T>
@@ -96,12 +98,12 @@ class HstuAttentionOp : public AttentionOp<T> {
   using AttentionOp<T>::AttentionOp;
 
   void Compute(OpKernelContext* context) override {
-    GmetaHstuAttention attention;
-    OP_REQUIRES_OK(context, this->Read(context, &attention));
+    typename AttentionOp<T>::Request request;
+    OP_REQUIRES_OK(context, this->Read(context, &request));
     Tensor* out;
     OP_REQUIRES_OK(context, context->allocate_output(0, context->input(hstu::kV).shape(), &out));
     if (out->NumElements() == 0) return;
-    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_forward(&attention, this->Heads(*out),
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_forward(&request.attention, this->Heads(*out),
                                                           CudaStream(context))));
   }
 };
@@ -112,20 +114,19 @@ class HstuAttentionGradientOp : public AttentionOp<T> {
   using AttentionOp<T>::AttentionOp;
 
   void Compute(OpKernelContext* context) override {
-    GmetaHstuAttention attention;
-    OP_REQUIRES_OK(context, this->Read(context, &attention));
+    typename AttentionOp<T>::Request request;
+    OP_REQUIRES_OK(context, this->Read(context, &request));
     OP_REQUIRES_OK(context, hstu::CheckOfOut(context));
-    Tensor* outputs[5];
-    const int of[] = {hstu::kQ, hstu::kK, hstu::kV, hstu::kPositions, hstu::kTimeBuckets};
-    for (int i = 0; i < 5; ++i) {
-      OP_REQUIRES_OK(context,
-                     context->allocate_output(i, context->input(of[i]).shape(), &outputs[i]));
+    Tensor* outputs[3];
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context, context->allocate_output(i, context->input(i).shape(), &outputs[i]));
     }
-    if (outputs[0]->NumElements() == 0) return;
+    hstu::GpuBiasOutput of_bias;
+    OP_REQUIRES_OK(context, of_bias.Make(context, request.attention, hstu::kPositions, 3));
     OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_backward(
-                                &attention, this->Heads(context->input(hstu::kOfOut)),
+                                &request.attention, this->Heads(context->input(hstu::kOfOut)),
                                 this->Heads(*outputs[0]), this->Heads(*outputs[1]),
-                                this->Heads(*outputs[2]), CudaStream(context))));
+                                this->Heads(*outputs[2]), &of_bias.gradient, CudaStream(context))));
   }
 };
 

@@ -1,11 +1,5 @@
 // What is added to a score for how far apart two tokens are, in places and in time, and its
 // gradient.
-//
-// A bucket of time is floor(ln(max(|t|, 1)) / 0.301), at most 128. The logarithm isn't taken: the
-// caller gives the smallest difference of each bucket, as integers, so all machines and all forms
-// agree. Those are 35% apart, so between two numbers that share their exponent and first 7 bits of
-// mantissa there is at most one of them: a table of 64 * 128 entries gives the bucket of the
-// smaller, and one comparison the right one.
 
 #ifndef GMETA_OPS_HSTU_ATTENTION_RELATIVE_BIAS_H_
 #define GMETA_OPS_HSTU_ATTENTION_RELATIVE_BIAS_H_
@@ -13,46 +7,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "ops/hstu_attention/time_buckets.h"
+
 namespace gmeta::hstu {
-
-class TimeBuckets {
- public:
-  // The smallest difference of each bucket from the first to the last, not decreasing.
-  TimeBuckets(const int64_t* starts, size_t size) : starts_(starts, starts + size) {
-    starts_.push_back(INT64_MAX);
-    of_key_.resize(kExponents << kMantissaBits);
-    for (size_t key = 0; key < of_key_.size(); ++key) {
-      const uint64_t bits = (key + (uint64_t{1023} << kMantissaBits)) << (52 - kMantissaBits);
-      double smallest;
-      std::memcpy(&smallest, &bits, sizeof(smallest));
-      const int64_t first = smallest < 9.2e18 ? static_cast<int64_t>(smallest) : INT64_MAX;
-      const auto after = std::upper_bound(starts_.begin(), starts_.end() - 1, first);
-      of_key_[key] = static_cast<uint8_t>(after - starts_.begin());
-    }
-  }
-
-  size_t buckets() const { return starts_.size(); }
-
-  uint8_t Of(int64_t difference) const {
-    const int64_t apart = difference < 0 ? -difference : difference;
-    if (apart < 1) return of_key_[0];
-    const double x = static_cast<double>(apart);
-    uint64_t bits;
-    std::memcpy(&bits, &x, sizeof(bits));
-    const uint8_t found =
-        of_key_[(bits >> (52 - kMantissaBits)) - (uint64_t{1023} << kMantissaBits)];
-    return found + (apart >= starts_[found]);
-  }
-
- private:
-  static constexpr int kMantissaBits = 7;
-  static constexpr size_t kExponents = 65;
-  std::vector<int64_t> starts_;
-  std::vector<uint8_t> of_key_;
-};
 
 // Null pointers for what is absent.
 struct RelativeBias {

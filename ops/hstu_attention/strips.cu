@@ -78,18 +78,30 @@ __global__ void __launch_bounds__(kThreads)
     plan.first_strip[batch] = strips;
     plan.header->strips = strips, plan.header->tiles = tiles;
   }
-  // A warp a sequence.
-  for (int i = threadIdx.x / 32; i < batch; i += kThreads / 32) {
-    const int own = Pieces(length_of(i), kTileRows);
-    if (own == 0) continue;
-    int place = 0;
-    if (threadIdx.x % 32 == 0) place = atomicAdd(&places[cost_of(own)], own);
-    place = __shfl_sync(kAll, place, 0);
-    for (int tile = threadIdx.x % 32; tile < own; tile += 32) {
-      const int strip = plan.first_strip[i] + tile * kTileStrips;
-      plan.row_tiles[place + own - 1 - tile] = strip;
-      plan.column_tiles[place + tile] = strip;
+  // Sequences of one cost stay in their own order, so that a batch is always shared out alike.
+  __shared__ int tiles_of[kThreads], place_of[kThreads];
+  for (int begin = 0; begin < batch; begin += kThreads) {
+    const int thread = static_cast<int>(threadIdx.x), i = begin + thread;
+    const int own = i < batch ? Pieces(length_of(i), kTileRows) : 0, cost = cost_of(own);
+    tiles_of[thread] = own;
+    __syncthreads();
+    int place = places[cost];
+    for (int other = 0; other < thread; ++other) {
+      if (cost_of(tiles_of[other]) == cost) place += tiles_of[other];
     }
+    place_of[thread] = place;
+    __syncthreads();
+    if (own > 0) atomicAdd(&places[cost], own);
+    // A warp a sequence.
+    for (int other = thread / 32; other < min(kThreads, batch - begin); other += kThreads / 32) {
+      const int last = tiles_of[other] - 1;
+      for (int tile = thread % 32; tile <= last; tile += 32) {
+        const int strip = plan.first_strip[begin + other] + tile * kTileStrips;
+        plan.row_tiles[place_of[other] + last - tile] = strip;
+        plan.column_tiles[place_of[other] + tile] = strip;
+      }
+    }
+    __syncthreads();
   }
 }
 

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "ops/common/kernels.h"
-#include "ops/hstu_attention/hstu_attention_abi.h"
+#include "ops/hstu_attention/kernels_gpu.h"
 #include "ops/hstu_layer/hstu_layer_abi.h"
 
 namespace gmeta {
@@ -130,7 +130,8 @@ enum MixInput {
   kPlan,
   kNormScale,
   kNormOffset,
-  kMixed,
+  kBias,  // four inputs
+  kMixed = kBias + 4,
   kAttended,
   kStatistics,
   kActivated,
@@ -141,7 +142,7 @@ enum MixInput {
 template <class T>
 class MixBase : public OpKernel {
  public:
-  explicit MixBase(OpKernelConstruction* context) : OpKernel(context) {
+  explicit MixBase(OpKernelConstruction* context) : OpKernel(context), bias_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("heads", &heads_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
@@ -153,6 +154,7 @@ class MixBase : public OpKernel {
   struct Mix {
     int64_t tokens, width;
     GmetaHstuAttention attention;
+    hstu::GpuBiasInput bias;
     GmetaRowNorm norm;
   };
 
@@ -183,6 +185,8 @@ class MixBase : public OpKernel {
     attention.alpha = alpha_, attention.scale = scale_;
     attention.visible = visible.flat<int32_t>().data();
     attention.plan = plan.flat<uint8_t>().data();
+    TF_RETURN_IF_ERROR(bias_.Read(context, kBias, mix->tokens, &mix->bias));
+    attention.bias = mix->bias.get();
     TF_RETURN_IF_ERROR(
         ReadNorm<T>(context, kNormScale, mix->tokens, mix->width, epsilon_, &mix->norm));
     mix->norm.gate = Columns<T>(projected);
@@ -210,6 +214,7 @@ class MixBase : public OpKernel {
  private:
   int64_t heads_;
   float scale_, alpha_, epsilon_;
+  const hstu::GpuBiasReader bias_;
 };
 
 template <class T>
@@ -279,10 +284,11 @@ class MixGradientOp : public MixBase<T> {
                      context->allocate_output(i, context->input(of[i]).shape(), &outputs[i]));
     }
     Tensor room, of_attended;
+    hstu::GpuBiasOutput of_bias;
+    OP_REQUIRES_OK(context, of_bias.Make(context, mix.attention, kBias, 3));
     OP_REQUIRES_OK(context, Workspace(context, mix.norm, &room));
     OP_REQUIRES_OK(
         context, context->allocate_temp(projected.dtype(), TensorShape({n, width}), &of_attended));
-    if (n == 0) return;
     void* const stream = CudaStream(context);
     const int64_t at = this->attended_at(mix);
     mix.norm.x = Columns<T>(context->input(production ? kMixed : kAttended), at);
@@ -296,11 +302,11 @@ class MixGradientOp : public MixBase<T> {
                                 &mix.norm, Data<float>(context->input(kStatistics)), &to, stream)));
     this->SetHeads(projected, context->input(kActivated), &mix);
     const Tensor& of_projected = *outputs[0];
-    OP_REQUIRES_OK(
-        context,
-        CudaStatus(gmeta_hstu_backward(
-            &mix.attention, this->Heads(of_attended, 0), this->Heads(of_projected, 2 * width),
-            this->Heads(of_projected, 3 * width), this->Heads(of_projected, width), stream)));
+    OP_REQUIRES_OK(context,
+                   CudaStatus(gmeta_hstu_backward(
+                       &mix.attention, this->Heads(of_attended, 0),
+                       this->Heads(of_projected, 2 * width), this->Heads(of_projected, 3 * width),
+                       this->Heads(of_projected, width), &of_bias.gradient, stream)));
     if (!production) {
       OP_REQUIRES_OK(context,
                      CudaStatus(gmeta_silu_back(kType<T>, n, 3 * static_cast<int32_t>(width),

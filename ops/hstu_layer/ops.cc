@@ -39,7 +39,8 @@ REGISTER_OP("GmetaRowNormGradient")
     });
 
 // `projected` is [u, v, q, k] of all heads, before their activation. What comes out besides `mixed`
-// is what the gradient needs.
+// is what the gradient needs. A bias's tables have no elements where they are absent, nor have
+// times.
 REGISTER_OP("GmetaHstuMix")
     .Input("projected: T")
     .Input("offsets: int64")
@@ -47,12 +48,17 @@ REGISTER_OP("GmetaHstuMix")
     .Input("plan: uint8")
     .Input("norm_scale: T")
     .Input("norm_offset: T")
+    .Input("positions: float")
+    .Input("time_buckets: float")
+    .Input("row_times: int64")
+    .Input("column_times: int64")
     .Attr("T: {bfloat16, half}")
     .Attr("heads: int >= 1")
     .Attr("scale: float")
     .Attr("alpha: float")
     .Attr("epsilon: float")
     .Attr("production: bool")
+    .Attr("bucket_starts: list(int)")
     .Output("mixed: T")
     .Output("attended: T")
     .Output("statistics: float")
@@ -77,6 +83,10 @@ REGISTER_OP("GmetaHstuMixGradient")
     .Input("plan: uint8")
     .Input("norm_scale: T")
     .Input("norm_offset: T")
+    .Input("positions: float")
+    .Input("time_buckets: float")
+    .Input("row_times: int64")
+    .Input("column_times: int64")
     .Input("mixed: T")
     .Input("attended: T")
     .Input("statistics: float")
@@ -88,13 +98,15 @@ REGISTER_OP("GmetaHstuMixGradient")
     .Attr("alpha: float")
     .Attr("epsilon: float")
     .Attr("production: bool")
+    .Attr("bucket_starts: list(int)")
     .Output("of_projected: T")
     .Output("of_norm_scale: T")
     .Output("of_norm_offset: T")
+    .Output("of_positions: float")
+    .Output("of_time_buckets: float")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
-      c->set_output(1, c->input(4));
-      c->set_output(2, c->input(5));
+      for (int output = 1; output < 5; ++output) c->set_output(output, c->input(3 + output));
       return absl::OkStatus();
     });
 

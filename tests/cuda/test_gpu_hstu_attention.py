@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from gmeta.testing.gpu_attention import GpuAttention, Mask
+from gmeta.testing.gpu_attention import GpuAttention, Mask, Table
 
 torch: Any = pytest.importorskip("torch")
 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9:
@@ -56,7 +56,7 @@ def test_gradients(width: int, dtype: str, mask: Mask) -> None:
     case = GpuAttention(LENGTHS, 2, width, dtype, mask, seed=width + len(mask))
     case.make_plan()
     found = case.gradients().clone()
-    exact, naive = case.expected_gradients("float64"), case.expected_gradients(dtype)
+    (exact, _), (naive, _) = case.expected_gradients("float64"), case.expected_gradients(dtype)
     for name, x, right, rough in zip(NAMES, found, exact, naive, strict=True):
         assert error(x, right) <= 2 * error(rough, right), name
 
@@ -70,13 +70,39 @@ def test_gradients(width: int, dtype: str, mask: Mask) -> None:
     assert torch.isnan(after[:, poisoned]).all(), "NaN is lost"
 
 
+@pytest.mark.parametrize("tables", [["positions"], ["time_buckets"], ["positions", "time_buckets"]])
+@pytest.mark.parametrize("mask", ["causal", "mixed"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_a_bias(width: int, mask: Mask, tables: list[Table]) -> None:
+    case = GpuAttention(LENGTHS, 2, width, "bfloat16", mask, seed=width, bias=tables)
+    case.make_plan()
+    exact, naive = case.expected("float64"), case.expected("bfloat16")
+    assert error(case.forward(), exact) <= 2 * error(naive, exact)
+
+    found, of_tables = case.gradients().clone(), {name: x.clone() for name, x in case.table_gradients.items()}
+    (exact, of_exact), (naive, of_naive) = (
+        case.expected_gradients("float64"),
+        case.expected_gradients("bfloat16"),
+    )
+    for name, x, right, rough in zip(NAMES, found, exact, naive, strict=True):
+        assert error(x, right) <= 2 * error(rough, right), name
+    for table in tables:
+        assert error(of_tables[table], of_exact[table]) <= 2 * error(of_naive[table], of_exact[table]), table
+        assert error(of_tables[table], of_exact[table]) < 2e-3, table
+
+    case.results.fill_(torch.nan)
+    assert torch.equal(found, case.gradients()), "results differ from run to run"
+    for table in tables:
+        assert torch.equal(of_tables[table], case.table_gradients[table]), "and those of tables"
+
+
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_many_short_sequences(width: int) -> None:
     lengths = np.random.default_rng(width).integers(1, 200, 1500).tolist()
     case = GpuAttention(lengths, 4, width, "bfloat16", "targets")
     case.make_plan()
     assert error(case.forward(), case.expected("float64")) < 5e-3
-    found, exact = case.gradients(), case.expected_gradients("float64")
+    found, (exact, _) = case.gradients(), case.expected_gradients("float64")
     assert max(error(x, right) for x, right in zip(found, exact, strict=True)) < 5e-3
 
 

@@ -10,6 +10,7 @@
 
 #include "ops/common/cuda_error.cu"
 #include "ops/hstu_attention/gpu_backward.cu"
+#include "ops/hstu_attention/gpu_bias.cu"
 #include "ops/hstu_attention/hstu_attention.cu"
 #include "ops/hstu_attention/strips.cu"
 #include "tests/native/check.h"
@@ -26,6 +27,13 @@ struct Shape {
 };
 
 enum class Mask { kCausal, kFull, kParts };
+
+// Which tables of a bias there are.
+struct Tables {
+  bool positions = false;
+  bool times = false;
+  bool any() const { return positions || times; }
+};
 
 // What the tokens of a sequence see; kParts has contexts, targets and a window.
 void AppendVisible(int length, Mask mask, std::mt19937* random, vector<int32_t>* visible) {
@@ -48,8 +56,26 @@ void AppendVisible(int length, Mask mask, std::mt19937* random, vector<int32_t>*
 }
 
 struct Results {
-  vector<double> out, of_q, of_k, of_v;
+  vector<double> out, of_q, of_k, of_v, of_positions, of_buckets;
 };
+
+constexpr int kPlaces = 2 * 60 - 1, kBuckets = 90;  // fewer than there are distances
+
+// The smallest differences of buckets, from the second on.
+vector<int64_t> Starts() {
+  vector<int64_t> starts;
+  for (int b = 1; b < kBuckets; ++b) {
+    starts.push_back(static_cast<int64_t>(std::ceil(std::exp(0.301 * b))));
+  }
+  return starts;
+}
+
+int BucketOf(int64_t difference) {
+  static const vector<int64_t> starts = Starts();
+  int bucket = 0;
+  for (const int64_t start : starts) bucket += std::llabs(difference) >= start;
+  return bucket;
+}
 
 template <class T>
 struct Case {
@@ -60,8 +86,12 @@ struct Case {
   vector<int32_t> visible;
   vector<T> inputs;  // q, k, v, of_out of a token side by side
   float alpha, scale = 1.0f / 32;
+  Tables tables;
+  vector<float> positions, buckets;
+  vector<int64_t> row_times, column_times;
 
-  Case(const Shape& shape, Mask mask, uint32_t seed) : shape(shape) {
+  Case(const Shape& shape, Mask mask, uint32_t seed, Tables tables = {})
+      : shape(shape), tables(tables) {
     std::mt19937 random(seed);
     for (const int length : shape.lengths) {
       offsets.push_back(offsets.back() + length);
@@ -70,6 +100,20 @@ struct Case {
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < tokens() * 4 * row(); ++i) inputs.push_back(T(normal(random)));
     alpha = 1 / std::sqrt(static_cast<float>(shape.width));
+    for (int i = 0; i < kPlaces; ++i) positions.push_back(normal(random));
+    for (int i = 0; i < kBuckets; ++i) buckets.push_back(normal(random));
+    int64_t time = 0;
+    for (int64_t i = 0; i < tokens(); ++i) {
+      time += random() >> (random() % 31);  // from nothing to a century
+      column_times.push_back(time);
+      row_times.push_back(time + random() % 1000);
+    }
+  }
+  int Place(int row, int column) const {
+    return std::clamp(column - row + kPlaces / 2, 0, kPlaces - 1);
+  }
+  int Bucket(int64_t first_token, int row, int column) const {
+    return BucketOf(row_times[first_token + row] - column_times[first_token + column]);
   }
 
   int64_t tokens() const { return offsets.back(); }
@@ -99,8 +143,8 @@ double Dot(const T* a, const T* b, int n) {
 template <class T>
 Results Expected(const Case<T>& c) {
   const size_t size = static_cast<size_t>(c.tokens()) * c.row();
-  Results to{vector<double>(size), vector<double>(size), vector<double>(size),
-             vector<double>(size)};
+  const vector<double> zeros(size);
+  Results to{zeros, zeros, zeros, zeros, vector<double>(kPlaces), vector<double>(kBuckets)};
   const int width = c.shape.width;
   for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
     const int64_t begin = c.offsets[s];
@@ -112,11 +156,15 @@ Results Expected(const Case<T>& c) {
         };
         for (int j = 0; j < length; ++j) {
           if (!c.Sees(begin, i, j)) continue;
-          const double x = c.alpha * Dot(c.In(0, begin + i, head), c.In(1, begin + j, head), width);
+          double x = c.alpha * Dot(c.In(0, begin + i, head), c.In(1, begin + j, head), width);
+          const int place = c.Place(i, j), bucket = c.tables.times ? c.Bucket(begin, i, j) : 0;
+          if (c.tables.positions) x += c.positions[place];
+          if (c.tables.times) x += c.buckets[bucket];
           const double gate = 1 / (1 + std::exp(-x));
           const double of_weight =
               c.scale * Dot(c.In(3, begin + i, head), c.In(2, begin + j, head), width);
           const double of_x = of_weight * gate * (1 + x * (1 - gate));
+          to.of_positions[place] += of_x, to.of_buckets[bucket] += of_x;
           for (int d = 0; d < width; ++d) {
             row(to.out, i)[d] += c.scale * x * gate * float(c.In(2, begin + j, head)[d]);
             row(to.of_q, i)[d] += c.alpha * of_x * float(c.In(1, begin + j, head)[d]);
@@ -133,13 +181,15 @@ Results Expected(const Case<T>& c) {
 template <class T>
 struct Found {
   vector<T> out, of_q, of_k, of_v;
+  vector<float> of_positions, of_buckets;
 
   bool operator==(const Found& other) const {
-    const auto same = [](const vector<T>& a, const vector<T>& b) {
-      return std::memcmp(a.data(), b.data(), sizeof(T) * a.size()) == 0;
+    const auto same = [](const auto& a, const auto& b) {
+      return std::memcmp(a.data(), b.data(), sizeof(a[0]) * a.size()) == 0;
     };
     return same(out, other.out) && same(of_q, other.of_q) && same(of_k, other.of_k) &&
-           same(of_v, other.of_v);
+           same(of_v, other.of_v) && same(of_positions, other.of_positions) &&
+           same(of_buckets, other.of_buckets);
   }
 };
 
@@ -155,16 +205,44 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
     return GmetaHeads{const_cast<T*>(data), stride};
   };
   const auto input = [&](int which) { return heads_of(c.In(which, 0, 0), 4 * c.row()); };
-  const GmetaHstuAttention attention{Case<T>::kDtype, batch,    tokens,   c.shape.heads,
-                                     c.shape.width,   c.alpha,  c.scale,  c.visible.data(),
-                                     plan.data(),     input(0), input(1), input(2)};
+  const vector<int64_t> starts = Starts();
+  vector<int64_t> table(static_cast<size_t>(gmeta_hstu_time_table_bytes()) / 8);
+  CHECK_EQ(gmeta_hstu_time_table(starts.data(), kBuckets - 1, table.data(), nullptr), 0);
+  const GmetaHstuBias bias{c.tables.positions ? c.positions.data() : nullptr,
+                           kPlaces / 2 + 1,
+                           c.tables.times ? c.buckets.data() : nullptr,
+                           kBuckets,
+                           table.data(),
+                           c.row_times.data(),
+                           c.column_times.data()};
+  const GmetaHstuAttention attention{Case<T>::kDtype,
+                                     batch,
+                                     tokens,
+                                     c.shape.heads,
+                                     c.shape.width,
+                                     c.alpha,
+                                     c.scale,
+                                     c.visible.data(),
+                                     plan.data(),
+                                     input(0),
+                                     input(1),
+                                     input(2),
+                                     c.tables.any() ? &bias : nullptr};
   const vector<T> poison(static_cast<size_t>(tokens) * c.row(),
                          T(std::numeric_limits<float>::quiet_NaN()));
-  Found<T> found{poison, poison, poison, poison};
+  const vector<float> poisoned_table(kPlaces, std::numeric_limits<float>::quiet_NaN());
+  Found<T> found{poison, poison, poison, poison, poisoned_table, poisoned_table};
+  vector<uint4> workspace;
+  if (c.tables.any()) {
+    workspace.resize(static_cast<size_t>(gmeta_hstu_bias_workspace(&attention)) / 16 + 1);
+    std::memset(workspace.data(), 0xFF, 16 * workspace.size());  // NaN
+  }
+  const GmetaHstuBiasGradient of_bias{found.of_positions.data(), found.of_buckets.data(),
+                                      workspace.data()};
   const auto output = [&](vector<T>& of) { return heads_of(of.data(), c.row()); };
   CHECK_EQ(gmeta_hstu_forward(&attention, output(found.out), nullptr), 0);
   CHECK_EQ(gmeta_hstu_backward(&attention, input(3), output(found.of_q), output(found.of_k),
-                               output(found.of_v), nullptr),
+                               output(found.of_v), &of_bias, nullptr),
            0);
   return found;
 }
@@ -172,15 +250,15 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
 template <class T>
 double Distance(const vector<T>& found, const vector<double>& expected) {
   double apart = 0, all = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
+  for (size_t i = 0; i < expected.size(); ++i) {
     apart += std::pow(float(found[i]) - expected[i], 2), all += std::pow(expected[i], 2);
   }
   return std::sqrt(apart / all);
 }
 
 template <class T>
-void Check(const Shape& shape, Mask mask, uint32_t seed) {
-  const Case<T> c(shape, mask, seed);
+void Check(const Shape& shape, Mask mask, uint32_t seed, Tables tables = {}) {
+  const Case<T> c(shape, mask, seed, tables);
   const Results expected = Expected(c);
   const Found<T> found = Attend(c, Pace::kEarly, seed);
   // P and dS are rounded, and so are results.
@@ -189,6 +267,9 @@ void Check(const Shape& shape, Mask mask, uint32_t seed) {
   CHECK(Distance(found.of_q, expected.of_q) < limit);
   CHECK(Distance(found.of_k, expected.of_k) < limit);
   CHECK(Distance(found.of_v, expected.of_v) < limit);
+  // dS isn't rounded here.
+  if (tables.positions) CHECK(Distance(found.of_positions, expected.of_positions) < 1e-5);
+  if (tables.times) CHECK(Distance(found.of_buckets, expected.of_buckets) < 1e-5);
   CHECK(found == Attend(c, Pace::kLate, seed + 1));
 }
 
@@ -218,6 +299,12 @@ int main() {
   Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 4);
   Check<__half>({{129, 64}, 1, 128}, Mask::kCausal, 5);
   Check<Bfloat16>({{97, 129}, 1, 256}, Mask::kParts, 6);
+  const Tables positions{true, false}, times{false, true}, both{true, true};
+  Check<Bfloat16>({lengths, 2, 64}, Mask::kCausal, 7, both);
+  Check<__half>({{200}, 1, 64}, Mask::kFull, 8, positions);
+  Check<__half>({{70, 130}, 1, 128}, Mask::kParts, 9, both);
+  Check<Bfloat16>({{97, 64}, 1, 256}, Mask::kParts, 10, times);
+  Check<Bfloat16>({{129}, 1, 256}, Mask::kCausal, 11, positions);
   CheckNeighbours(64);
   CheckNeighbours(256);
 }

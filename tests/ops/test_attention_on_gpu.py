@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.layers import HSTUBlock
-from gmeta.ops import AttentionMask, Jagged, hstu_attention, hstu_mix
+from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention, hstu_mix
 from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.portable import portable_ops
+from gmeta.ops.relative_bias import BUCKETS
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")
 
@@ -72,14 +73,39 @@ def test_attention(mask, width, dtype):
     )
 
 
+def times():
+    """When the tokens came, and when what they look for did."""
+    at = np.cumsum(2 ** np.random.default_rng(5).integers(0, 25, sum(LENGTHS)))
+    return tf.constant(at + 100), tf.constant(at)
+
+
+def tables():
+    """Of places, fewer than there are, and of times."""
+    return [drawn(6, 2 * 200 - 1), drawn(7, BUCKETS)]
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("mask", ["causal", "parts"])
+def test_attention_with_a_bias(mask, width):
+    offsets, visible = batch(mask)
+    heads = [drawn(seed, sum(LENGTHS), 2, width) for seed in range(4)]
+
+    def attend(q, k, v, *bias):
+        bias = RelativeBias(*bias, *times())
+        return hstu_attention(q, k, v, offsets, visible, scale=1 / 50, alpha=width**-0.5, bias=bias)
+
+    check(attend, [*heads[:3], *tables()], heads[3], tf.bfloat16)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("form", ["research", "production"])
 @pytest.mark.parametrize(("heads", "width"), [(2, 64), (4, 128)])
-def test_a_mix(heads, width, form):
+def test_a_mix(heads, width, form, biased):
     offsets, visible = batch("parts")
     total, dim = sum(LENGTHS), heads * width
     arrays = [drawn(0, total, 4 * dim) / 2, 1 + drawn(1, dim) / 4, drawn(2, dim) / 4]
     check(
-        lambda z, gamma, beta: hstu_mix(
+        lambda z, gamma, beta, *bias: hstu_mix(
             z,
             offsets,
             visible,
@@ -91,8 +117,9 @@ def test_a_mix(heads, width, form):
             form=form,
             norm_scale=gamma,
             norm_offset=beta,
+            bias=RelativeBias(*bias, *times()) if bias else None,
         ),
-        arrays,
+        arrays + (tables() if biased else []),
         drawn(3, total, dim * (3 if form == "production" else 1)),
         tf.bfloat16,
     )
@@ -105,10 +132,12 @@ def test_norm(rows, width, weighted):
     check(layer_norm, [3 + 2 * drawn(0, rows, width), *weights], drawn(3, rows, width), tf.bfloat16)
 
 
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("form", ["research", "production"])
-def test_gradients_of_gradients_are_those_of_the_plain_form(form):
+def test_gradients_of_gradients_are_those_of_the_plain_form(form, biased):
     offsets, visible = batch("causal")
     z = tf.constant(drawn(0, sum(LENGTHS), 4 * 64) / 2, tf.bfloat16)
+    bias = RelativeBias(*(tf.constant(x, tf.float32) for x in tables()), *times()) if biased else None
 
     def second(z):
         with tf.GradientTape() as outer:
@@ -116,7 +145,7 @@ def test_gradients_of_gradients_are_those_of_the_plain_form(form):
             with tf.GradientTape() as inner:
                 inner.watch(z)
                 settings = {"heads": 1, "attention_dim": 64, "value_dim": 64, "scale": 1 / 50, "form": form}
-                out = hstu_mix(layer_norm(z), offsets, visible, **settings)
+                out = hstu_mix(layer_norm(z), offsets, visible, bias=bias, **settings)
             (first,) = inner.gradient(out, [z])
             loss = tf.reduce_sum(first**2)
         return outer.gradient(loss, z)
@@ -132,7 +161,6 @@ def test_a_block_computes_in_a_graph_what_it_does_without_one():
         attention_dim=64,
         value_dim=64,
         max_length=300,
-        bias_by_place=False,
         bias_by_time=False,
         dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"),
     )

@@ -11,6 +11,7 @@ torch.compile      the same over padded sequences: scores of all pairs and a mas
 FlexAttention      compiled, over the same jagged sequences with the same pairs. It computes softmax in place
                    of SiLU, so its results aren't comparable, but its products are: it is rated by the same
                    operations in the same time
+rab                ours with a relative bias of places and of times, and the gradients of its tables
 plan               what the native op prepares, in milliseconds: once for all layers, heads and both passes,
                    and not in their times
 
@@ -215,6 +216,13 @@ class Bench:
             teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
             why = {peer: reason for (of, peer), reason in absent.items() if of == which}
             self.rate(f"gpu_attention/{which}/dim{width}/{name}", teraflop, peers, calls, why)
+        biased = GpuAttention(
+            lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, ("positions", "time_buckets")
+        )
+        biased.make_plan()
+        for which, call in {"forward": biased.forward, "backward": biased.gradients}.items():
+            teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
+            self.rate(f"gpu_attention/{which}/dim{width}/{name}/rab", teraflop, [], {"ours": call}, {})
         plan = in_turn({"plan": ours.make_plan}, self.runs)["plan"][1]
         self.results.append(Result(f"gpu_attention/plan/dim{width}/{name}", 1e3 * plan, "ms"))
         self.write()

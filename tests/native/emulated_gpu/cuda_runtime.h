@@ -105,6 +105,14 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&bits, &x, sizeof(bits));
   return bits;
 }
+// Towards zero.
+inline float __ull2float_rz(uint64_t x) {
+  // Exact, once the bits that a float hasn't are gone.
+  const double wide = static_cast<double>(x < (uint64_t{1} << 53) ? x : x & ~uint64_t{0x7FF});
+  const float near = static_cast<float>(wide);
+  return near > wide ? std::nextafter(near, 0.0f) : near;
+}
+inline float __uint2float_rz(unsigned x) { return __ull2float_rz(x); }
 template <class T>
 T atomicAdd(T* to, T by) {
   const T before = *to;
@@ -118,6 +126,10 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) {
+  std::memset(to, byte, bytes);
+  return cudaSuccess;
+}
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrMultiProcessorCount };
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : emulated::settings.multiprocessors;

@@ -20,8 +20,10 @@
 #ifndef GMETA_TESTS_NATIVE_EMULATED_GPU_EMULATION_H_
 #define GMETA_TESTS_NATIVE_EMULATED_GPU_EMULATION_H_
 
+#include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -69,10 +71,14 @@ struct Product {
   bool bfloat16;
 };
 
+inline constexpr size_t kStackBytes = 128 << 10;
+
 struct Fiber {
   Index index;
   ucontext_t context;
-  std::vector<char> stack;
+  jmp_buf place;  // where it goes on
+  bool begun = false;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
   std::function<bool()> ready;  // none: it needn't wait
   bool done = false;
   // Products by the number of their group; those of the group that isn't closed yet have `groups`.
@@ -98,7 +104,6 @@ class Block {
     for (int i = 0; i < threads; ++i) {
       fibers.push_back(std::make_unique<Fiber>());
       fibers.back()->index.x = static_cast<unsigned>(i);
-      fibers.back()->stack.resize(kStackBytes);
     }
   }
 
@@ -106,8 +111,8 @@ class Block {
     current = this;
     for (auto& each : fibers) {
       getcontext(&each->context);
-      each->context.uc_stack.ss_sp = each->stack.data();
-      each->context.uc_stack.ss_size = each->stack.size();
+      each->context.uc_stack.ss_sp = each->stack.get();
+      each->context.uc_stack.ss_size = kStackBytes;
       each->context.uc_link = &scheduler_;
       makecontext(&each->context, &Block::Enter, 0);
     }
@@ -163,6 +168,7 @@ class Block {
   struct Warp {
     Meeting meeting;
     uint64_t words[32];
+    std::vector<float> numbers;  // for what its lanes compute together
   };
   Warp& warp() { return warps[fiber->index.x / 32]; }
   int lane() const { return static_cast<int>(fiber->index.x % 32); }
@@ -184,8 +190,6 @@ class Block {
   std::vector<std::function<void()>> copies;  // that were asked for, and are still to come
 
  private:
-  static constexpr size_t kStackBytes = 128 << 10;
-
   static void Enter() {
     Block* const block = current;
 #if defined(__SANITIZE_ADDRESS__)
@@ -196,32 +200,41 @@ class Block {
     block->SwitchToScheduler(true);
   }
 
+  // _setjmp and _longjmp make no system call, as swapcontext does; the address sanitizer wants
+  // that.
+#if defined(__SANITIZE_ADDRESS__)
   void Resume(Fiber* to) {
     fiber = to;
-#if defined(__SANITIZE_ADDRESS__)
     void* fake = nullptr;
-    __sanitizer_start_switch_fiber(&fake, to->stack.data(), to->stack.size());
-#endif
+    __sanitizer_start_switch_fiber(&fake, to->stack.get(), kStackBytes);
     swapcontext(&scheduler_, &to->context);
-#if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#endif
   }
 
   void SwitchToScheduler(bool last) {
-#if defined(__SANITIZE_ADDRESS__)
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(last ? nullptr : &fake, scheduler_stack_, scheduler_bytes_);
-#endif
     swapcontext(&fiber->context, &scheduler_);
-#if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake, &scheduler_stack_, &scheduler_bytes_);
-#endif
   }
+#else
+  void Resume(Fiber* to) {
+    fiber = to;
+    if (_setjmp(scheduler_place_) != 0) return;
+    if (to->begun) _longjmp(to->place, 1);
+    to->begun = true;
+    setcontext(&to->context);
+  }
+
+  void SwitchToScheduler(bool) {
+    if (_setjmp(fiber->place) == 0) _longjmp(scheduler_place_, 1);
+  }
+#endif
 
   const std::function<void()> kernel_;
   std::mt19937 random_;
   ucontext_t scheduler_;
+  jmp_buf scheduler_place_;
 #if defined(__SANITIZE_ADDRESS__)
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_bytes_ = 0;

@@ -42,8 +42,9 @@ inline float NumberAt(uint64_t description, int row, int place, bool transposed,
   return NumberOf(bits, bfloat16);
 }
 
-// One thread's share of a product. `quad` are the products of the four threads of its rows.
-inline void Multiply(const emulated::Product* const (&quad)[4], int thread) {
+// One thread's share of a product. `quad` are the products of the four threads of its rows, `right`
+// (columns, 16) the right operand.
+inline void Multiply(const emulated::Product* const (&quad)[4], const float* right, int thread) {
   const emulated::Product& own = *quad[thread % 4];
   float left[2][16];
   for (int half = 0; half < 2; ++half) {
@@ -58,15 +59,11 @@ inline void Multiply(const emulated::Product* const (&quad)[4], int thread) {
     }
   }
   for (int column = 0; column < own.columns / 4; ++column) {
-    const int of_tile = column / 2 * 8 + 2 * (thread % 4) + column % 2;
-    float right[16];
-    for (int place = 0; place < 16; ++place) {
-      right[place] = NumberAt(own.right, of_tile, place, own.right_transposed, own.bfloat16);
-    }
+    const float* of_column = right + (column / 2 * 8 + 2 * (thread % 4) + column % 2) * 16;
     for (int half = 0; half < 2; ++half) {
       float& to = own.sums[column / 2 * 4 + 2 * half + column % 2];
       float sum = own.add ? to : 0.0f;
-      for (int place = 0; place < 16; ++place) sum += left[half][place] * right[place];
+      for (int place = 0; place < 16; ++place) sum += left[half][place] * of_column[place];
       to = sum;
     }
   }
@@ -75,18 +72,36 @@ inline void Multiply(const emulated::Product* const (&quad)[4], int thread) {
 // All threads of a warp: computes those of their products that are of groups before `group`.
 inline void MultiplyBefore(int group) {
   emulated::Block& block = emulated::Current();
-  block.MeetWarp();
   auto& own = block.fiber->products;
-  const unsigned first = block.fiber->index.x / 4 * 4;
-  for (size_t i = 0; i < own.size() && own[i].first < group; ++i) {
-    const emulated::Product* quad[4];
-    for (int other = 0; other < 4; ++other) {
-      quad[other] = &block.fibers[first + other]->products[i].second;
+  auto& right = block.warp().numbers;
+  size_t count = 0, size = 0;  // of right operands
+  for (; count < own.size() && own[count].first < group; ++count) size += own[count].second.columns;
+  right.resize(std::max(right.size(), 16 * size));
+  block.MeetWarp();
+  float* to = right.data();
+  for (size_t i = 0; i < count; ++i) {
+    const emulated::Product& product = own[i].second;
+    for (int column = block.lane(); column < product.columns; column += 32) {
+      for (int place = 0; place < 16; ++place) {
+        to[column * 16 + place] =
+            NumberAt(product.right, column, place, product.right_transposed, product.bfloat16);
+      }
     }
-    Multiply(quad, static_cast<int>(block.fiber->index.x % 128));
+    to += product.columns * 16;
   }
   block.MeetWarp();
-  while (!own.empty() && own.front().first < group) own.pop_front();
+  const float* from = right.data();
+  const unsigned first = block.fiber->index.x / 4 * 4;
+  for (size_t i = 0; i < count; ++i) {
+    const emulated::Product* quad[4];
+    for (unsigned other = 0; other < 4; ++other) {
+      quad[other] = &block.fibers[first + other]->products[i].second;
+    }
+    Multiply(quad, from, static_cast<int>(block.fiber->index.x % 128));
+    from += own[i].second.columns * 16;
+  }
+  block.MeetWarp();
+  own.erase(own.begin(), own.begin() + static_cast<int64_t>(count));
   block.MeetWarp();
 }
 

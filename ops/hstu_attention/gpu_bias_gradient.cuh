@@ -1,0 +1,169 @@
+// The gradients of the tables of a bias on Hopper: sums of dS over all heads, rows and columns, by
+// distance in places and by bucket of time.
+//
+//   dp_m = s sum_{j - i + n - 1 = m} dS_ij     dt_b = s sum_{b_ij = b} dS_ij     (gpu_backward.cuh)
+//
+// A pass of the backward pass's kind, whose own tokens are rows: it computes the same dS once more,
+// in float32, and adds it up in place of multiplying it. Sums over all tiles have one order,
+// without atomics: a block of threads has the same tiles in each run (BackwardProducer::InTurn), a
+// thread the same numbers, and what they have at the end is added in the order of their numbers.
+//
+// Time. Each thread has a sum for each bucket in its local memory. Neighbours are mostly of one
+// bucket: what a thread sums up of one stays in a register until another comes.
+//
+// Places. A block of 64 by 64 numbers goes through shared memory, into the place of its own rows,
+// which are in registers by then: number (i, j) lies at i 64 + (j + 7 i) mod 64. So a diagonal, for
+// which j - i is the same, moves on by 8 banks a row, and 32 neighbouring diagonals are read, as 8
+// rows are written, without many conflicts. A thread sums one of the 127, and adds it to the
+// warpgroup's slice of the table, in global memory. What is beyond the table's ends stays with the
+// thread.
+
+#ifndef GMETA_OPS_HSTU_ATTENTION_GPU_BIAS_GRADIENT_CUH_
+#define GMETA_OPS_HSTU_ATTENTION_GPU_BIAS_GRADIENT_CUH_
+
+#include "ops/hstu_attention/gpu_backward_blocks.cuh"
+#include "ops/hstu_attention/gpu_bias_sums.cuh"
+
+namespace gmeta::hstu {
+
+struct BiasArguments {
+  BackwardArguments backward;
+  BiasParts parts;
+};
+
+template <class P>
+class BiasConsumer : private BlockConsumer<P> {
+ public:
+  __device__ __forceinline__ BiasConsumer(const BiasArguments& in, BackwardMemory<P>& memory)
+      : BlockConsumer<P>(in.backward, memory), parts_(in.parts) {
+    slice_ = parts_.slices + static_cast<int64_t>(blockIdx.x * kGroups + group_) * parts_.places;
+  }
+
+  __device__ __forceinline__ void Run() {
+    float of_bucket[kMostBuckets];
+    for (int i = 0; i < parts_.buckets; ++i) of_bucket[i] = 0.0f;
+    int bucket = 0;  // that the last numbers were of, and their sum
+    float sum = 0.0f;
+    while (NextTile()) {
+      const OwnStrip own = Own();
+      do {
+        float of_scores[kNumbers];
+        uint32_t buckets[kNumbers / 4] = {};
+        const int column = Differentiate(own, of_scores, buckets);
+        if (parts_.places > 0) AddDiagonals(own, column, of_scores);
+        if (parts_.buckets == 0) continue;
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) {  // a row's, then the other's
+          const int number = i % 16 / 2 * 4 + i / 16 * 2 + i % 2;
+          const int next = buckets[number / 4] >> (number % 4 * 8) & 0xFF;
+          if (next != bucket) {
+            of_bucket[bucket] += sum;
+            bucket = next, sum = 0.0f;
+          }
+          sum += of_scores[number];
+        }
+      } while (Find());
+      hopper::FenceAsyncProxy();  // the next tile's rows come where this one's diagonals were
+      FreeOwn();
+    }
+    if (parts_.buckets > 0) of_bucket[bucket] += sum;
+    Write(of_bucket);
+  }
+
+ private:
+  using Base = BlockConsumer<P>;
+  using Base::block_, Base::group_, Base::in_, Base::kNumbers, Base::memory_;
+  using Base::Find, Base::Free, Base::FreeOwn, Base::NextTile, Base::Own;
+
+  // dS of the block at hand, which is given back; returns its first column.
+  __device__ __forceinline__ int Differentiate(const OwnStrip& own, float (&scores)[kNumbers],
+                                               uint32_t (&buckets)[kNumbers / 4]) {
+    float products[kNumbers];
+    Base::template Multiply<0>(scores);
+    Base::template Multiply<1>(products);
+    hopper::Wait<0>();
+    hopper::Keep(scores);
+    hopper::Keep(products);
+    const BlockHeader<P>& header = memory_.headers[block_.header()];
+    const int column = header.row;
+    AddHalfBias<true>(
+        in_.bias, own.token, own.row + OwnRow(), column + BlockColumn(), 0.5f * in_.alpha, scores,
+        [&](int number, int bucket) { buckets[number / 4] |= bucket << (number % 4 * 8); });
+    if (header.flags & kMasked << group_) MaskBlock<P>(in_, own, header, scores, products);
+    Free(&memory_.free[block_.slot()]);
+    Free(&memory_.free[block_.Second().slot()]);
+    block_ = block_.AfterNext();
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const float h = scores[i], t = hopper::FastTanh(h);
+      // Rows behind the sequence's end are of another one.
+      const bool counts = own.row + OwnRow() + i / 2 % 2 * 8 < own.length;
+      scores[i] = counts ? Slope(t, fmaf(h, t, h)) * products[i] : 0.0f;
+    }
+    return column;
+  }
+
+  // Adds a block's diagonals to the slice. All of the warpgroup.
+  __device__ __forceinline__ void AddDiagonals(const OwnStrip& own, int column,
+                                               const float (&of_scores)[kNumbers]) {
+    static_assert(P::kOwnTensors * P::kTileBytes >= 64 * 64 * static_cast<int>(sizeof(float)));
+    float* const tile = reinterpret_cast<float*>(memory_.own[0][group_]);
+    hopper::NamedSync(1 + group_, 128);  // all have read what lies there
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const int of_row = OwnRow() + i / 2 % 2 * 8, of_column = BlockColumn() + i / 4 * 8 + i % 2;
+      tile[of_row * 64 + (of_column + 7 * of_row) % 64] = of_scores[i];
+    }
+    hopper::NamedSync(1 + group_, 128);
+    // j - i is `shift` in the rows before 64 - shift, and shift - 64 in the others.
+    const int thread = static_cast<int>(threadIdx.x) % 128, shift = thread % 64;
+    const bool behind = thread >= 64;
+    const int begin = behind ? 64 - shift : 0, end = behind ? 64 : 64 - shift;
+    float sum = 0.0f;
+    for (int row = begin; row < end; ++row) sum += tile[row * 64 + (shift + 8 * row) % 64];
+    const int place = column - own.row + shift - (behind ? 64 : 0) + in_.bias.n - 1;
+    if (place <= 0) {
+      below_ += sum;
+    } else if (place >= parts_.places - 1) {
+      above_ += sum;
+    } else {
+      slice_[place] += sum;
+    }
+  }
+
+  static __device__ __forceinline__ float OfWarp(float x) {
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, by);
+    return x;
+  }
+
+  __device__ __forceinline__ void Write(const float* of_bucket) {
+    const int warp = static_cast<int>(blockIdx.x) * BiasParts::kWarps + group_ * 4 +
+                     static_cast<int>(threadIdx.x) % 128 / 32;
+    float* const to = parts_.of_warps + static_cast<int64_t>(warp) * parts_.OfWarp();
+    const auto write = [&](int at, float x) {
+      x = OfWarp(x);
+      if (threadIdx.x % 32 == 0) to[at] = x;
+    };
+    write(0, below_);
+    write(1, above_);
+    for (int i = 0; i < parts_.buckets; ++i) write(2 + i, of_bucket[i]);
+  }
+
+  const BiasParts& parts_;
+  float* slice_;
+  float below_ = 0.0f, above_ = 0.0f;  // of distances at or beyond the ends of the table
+};
+
+template <class P>
+__global__ void __launch_bounds__(kBackwardThreads, 1)
+    BiasGradientKernel(const __grid_constant__ BiasArguments in) {
+#if GMETA_SM90A
+  if (in.backward.plan.header->invalid) return;
+  RunPass<P, BiasConsumer<P>>(in.backward, in);
+#endif
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_HSTU_ATTENTION_GPU_BIAS_GRADIENT_CUH_
