@@ -1,9 +1,9 @@
 """Rows out of and into an exchange's buffers where a GPU has them, in TensorFlow's own ops.
 
-The native ops that pack and unpack rows (`gmeta.ops.dedup_alltoall`) work in host memory, where tables are.
-But the buffers of a collective are on the GPU where there is one, as are the rows that a model works on and
-their gradients. There the same is done in place: what a rank receives is cut, and the pieces of a table put
-together, without a way to the host and back. With one table there is nothing to cut, and no byte moves.
+The native ops that pack and unpack rows (`gmeta.ops.dedup_alltoall`) work in host memory, where most tables
+are. But the buffers of a collective are on the GPU where there is one, as are the rows that a model works on
+and their gradients. There the same is done in place: what a rank receives is cut, and the pieces of a table
+put together, without a way to the host and back. With one table there is nothing to cut, and no byte moves.
 """
 
 from __future__ import annotations
@@ -23,14 +23,23 @@ def on_gpu(wire_dtype: tf.DType) -> bool:
     return wire_dtype in DTYPES and bool(tf.config.get_visible_devices("GPU"))
 
 
-def pack(rows: Sequence[tf.Tensor], counts: tf.Tensor, *, wire_dtype: tf.DType = tf.float32) -> PackedRows:
-    """As `gmeta.ops.dedup_alltoall.pack_rows` without positions: rows are in wire order already.
+def pack(
+    rows: Sequence[tf.Tensor],
+    positions: Sequence[tf.Tensor] | None,
+    counts: tf.Tensor,
+    *,
+    wire_dtype: tf.DType = tf.float32,
+) -> PackedRows:
+    """As `gmeta.ops.dedup_alltoall.pack_rows`.
 
     Args:
-      rows: For each table (w_t, dim_t) float32.
+      rows: For each table (v_t, dim_t) float32.
+      positions: For each table (w_t,) int32; None where the rows themselves are in wire order.
       counts: (W, T) int32, how many rows of a table a rank gets.
       wire_dtype: One of `DTYPES`.
     """
+    if positions is not None:
+        rows = [tf.gather(matrix, of) for matrix, of in zip(rows, positions, strict=True)]
     ranks, dims = counts.shape[0], [matrix.shape[1] for matrix in rows]
     if len(rows) == 1:
         buffer = tf.reshape(rows[0], [-1])

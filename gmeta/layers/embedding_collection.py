@@ -30,7 +30,7 @@ from gmeta.ops.hash_table import HashTable
 from gmeta.ops.merge_keys import merge_keys
 from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.ops.portable import is_portable
-from gmeta.ops.table_device import DEVICE_NAMES, Device
+from gmeta.ops.table_device import DEVICE_NAMES, Device, Place
 
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -219,7 +219,8 @@ class EmbeddingCollection(tf.keras.layers.Layer):
 
     def _exchange(self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor) -> _Found:
         step = active_step_samples()
-        sent = send_keys(keys, samples=0 if step is None else step.own, name=self.name)
+        device = self._place()
+        sent = send_keys(keys, samples=0 if step is None else step.own, device=device, name=self.name)
         if step is not None:
             step.hear(sent.owned.notes)
         rows = exchange_values(
@@ -227,9 +228,14 @@ class EmbeddingCollection(tf.keras.layers.Layer):
             fetch_rows(sent, self.tables, insert=insert),
             [table.dim for table in self.tables],
             wire_dtype=tf.as_dtype(self.wire_dtype),
+            device=device,
             name=self.name,
         )
         return _Found(rows, sent.routed.keys, sent.routed.inverse, sent)
+
+    def _place(self) -> Place:
+        """Where all tables are; host memory where they are in different places."""
+        return "gpu" if {table.device for table in self.tables} == {"gpu"} else "cpu"
 
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
         """Feature -> its float32 vectors, gathered from the lookup's rows and pooled."""
@@ -269,8 +275,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
 
     def _stacked(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
         # Where the positions are; from host memory one copy to a GPU rather than one a feature.
-        places = {table.device for table in self.tables}
-        with tf.device(DEVICE_NAMES["gpu" if places == {"gpu"} else "cpu"]):
+        with tf.device(DEVICE_NAMES[self._place()]):
             return tf.stack([lookup.positions[name] for name in names], axis=axis)
 
     def apply_gradients(

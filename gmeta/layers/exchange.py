@@ -32,9 +32,10 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.layers import device_rows
+from gmeta.layers import device_keys, device_rows
 from gmeta.ops.dedup_alltoall import OwnedKeys, RoutedKeys, pack_rows, receive_keys, route_keys, unpack_rows
 from gmeta.ops.hash_table import HashTable
+from gmeta.ops.table_device import Place
 
 # Not the Python number: TensorFlow keeps tensors of those, and finds that of 0.0 for -0.0, as they are equal.
 _NEGATIVE_ZERO = np.float32(-0.0)
@@ -67,7 +68,12 @@ class OwnedGradient(NamedTuple):
 
 
 def send_keys(
-    keys: Sequence[tf.Tensor], *, samples: tf.Tensor | int = 0, dedup: bool = True, name: str = "lookup"
+    keys: Sequence[tf.Tensor],
+    *,
+    samples: tf.Tensor | int = 0,
+    dedup: bool = True,
+    device: Place = "cpu",
+    name: str = "lookup",
 ) -> SentKeys:
     """Tell every owner which of its keys this rank's batch has.
 
@@ -76,11 +82,16 @@ def send_keys(
       samples: How many samples this rank's batch has; every rank learns it.
       dedup: Whether a key travels once and is read once; otherwise as often as it stands there, which serves
         to measure what deduplication saves.
+      device: Where the tables are, and keys are made distinct.
       name: Of the collective; the same on all ranks.
     """
     with tf.device("CPU:0"):  # nothing here waits for the batch to be on a GPU
         note = tf.reshape(tf.cast(samples, tf.int64), [1])
     size = collectives.world().size
+    if device == "gpu" and dedup:
+        routed = device_keys.route(keys, note=note, world_size=size)
+        message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
+        return SentKeys(routed, device_keys.receive(message, splits, tables=len(keys), note_size=1))
     routed = route_keys(keys, note=note, world_size=size, dedup=dedup)
     message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
     owned = receive_keys(message, splits, tables=len(keys), note_size=1, dedup=dedup)
@@ -109,6 +120,7 @@ def exchange_values(
     dims: Sequence[int],
     *,
     wire_dtype: tf.DType = tf.float32,
+    device: Place = "cpu",
     name: str = "lookup",
 ) -> tuple[tf.Tensor, ...]:
     """Give the fetched rows to the ranks that asked for them.
@@ -119,12 +131,14 @@ def exchange_values(
       dims: The tables' widths.
       wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees
         (by how much: `gmeta.ops.pack_rows`).
+      device: Where the tables are.
       name: Of the collective; the same on all ranks.
 
     Returns:
       For each table the (distinct keys, dim) rows of this rank's ``sent.routed.keys``, float32.
     """
-    buffer, splits = pack_rows(rows, sent.owned.positions, sent.owned.counts, wire_dtype=wire_dtype)
+    pack = device_rows.pack if device == "gpu" and device_rows.on_gpu(wire_dtype) else pack_rows
+    buffer, splits = pack(rows, sent.owned.positions, sent.owned.counts, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/values")
     return _unpacked(received, sent.routed.counts, dims)
 
@@ -163,7 +177,7 @@ def exchange_gradients(
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
     if device_rows.on_gpu(wire_dtype):
-        buffer, splits = device_rows.pack(values, away, wire_dtype=wire_dtype)
+        buffer, splits = device_rows.pack(values, None, away, wire_dtype=wire_dtype)
     else:
         buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/unique/by_owner.h"
 #include "ops/unique/parallel_unique.h"
 #include "ops/unique/unique.h"
 
@@ -18,8 +19,8 @@ class HostFinder {
  public:
   static constexpr int64_t kMaxIds = std::numeric_limits<int32_t>::max();
 
-  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int64_t* keys,
-                           int32_t* inverse, int64_t* found) {
+  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
+                           int64_t* keys, int32_t* inverse, int32_t* counts, int64_t* found) {
     const PoolParallelFor parallel_for(context);
     if (n >= kManyIds && parallel_for.threads() >= kManyThreads) {
       *found = static_cast<int64_t>(ParallelUnique(ids, n, keys, inverse, parallel_for));
@@ -27,6 +28,10 @@ class HostFinder {
       UniqueFinder finder;
       *found =
           static_cast<int64_t>(finder.Find(n, [ids](size_t i) { return ids[i]; }, keys, inverse));
+    }
+    if (ranks > 0) {
+      OrderByOwner(static_cast<size_t>(ranks), keys, static_cast<size_t>(*found), inverse,
+                   static_cast<size_t>(n), counts);
     }
     return absl::OkStatus();
   }

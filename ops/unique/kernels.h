@@ -1,8 +1,8 @@
 // The op GmetaUnique on any device: what it checks, and where what was found goes. A finder has
 //   kMaxIds
-//   Find(context, ids, n, keys, inverse, found)
+//   Find(context, ids, n, ranks, keys, inverse, counts, found)
 //   Emit(context, room, found)
-// where keys, the room, is for n, and those found are its first.
+// where keys, the room, is for n, and those found are its first; `counts` is in host memory.
 
 #ifndef GMETA_OPS_UNIQUE_KERNELS_H_
 #define GMETA_OPS_UNIQUE_KERNELS_H_
@@ -15,7 +15,11 @@ namespace gmeta {
 template <class Finder>
 class UniqueOp : public tensorflow::OpKernel {
  public:
-  using tensorflow::OpKernel::OpKernel;
+  explicit UniqueOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
+    OP_REQUIRES(context, ranks_ >= 0 && ranks_ <= 1024,
+                Invalid("GmetaUnique: ranks must lie in [0, 1024], got ", ranks_));
+  }
 
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& ids = context->input(0);
@@ -25,17 +29,25 @@ class UniqueOp : public tensorflow::OpKernel {
                         ": split the batch"));
     tensorflow::Tensor* inverse;
     OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &inverse, NearGpu()));
-    tensorflow::Tensor room;
+    tensorflow::Tensor *counts, room;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(2, tensorflow::TensorShape({ranks_}), &counts));
+    counts->flat<int32_t>().setZero();
     OP_REQUIRES_OK(
         context, context->allocate_temp(tensorflow::DT_INT64, tensorflow::TensorShape({n}), &room));
     int64_t found = 0;
     if (n > 0) {
       OP_REQUIRES_OK(
-          context, Finder::Find(context, ids.flat<int64_t>().data(), n, room.flat<int64_t>().data(),
-                                inverse->flat<int32_t>().data(), &found));
+          context,
+          Finder::Find(context, ids.flat<int64_t>().data(), n, static_cast<int32_t>(ranks_),
+                       room.flat<int64_t>().data(), inverse->flat<int32_t>().data(),
+                       counts->flat<int32_t>().data(), &found));
     }
     OP_REQUIRES_OK(context, Finder::Emit(context, room, found));
   }
+
+ private:
+  int64_t ranks_;
 };
 
 }  // namespace gmeta

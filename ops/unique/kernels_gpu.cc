@@ -3,6 +3,8 @@
 
 #include "ops/common/kernels_gpu.h"
 
+#include <algorithm>
+
 #include "ops/gpu_unique/gpu_unique_abi.h"
 #include "ops/unique/kernels.h"
 
@@ -13,40 +15,41 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Copies a number from the device, and waits for it and for all that was queued before it.
-absl::Status ReadNumber(OpKernelContext* context, const int32_t* from, int32_t* to) {
+// Copies numbers from the device, and waits for them and for all that was queued before.
+absl::Status ReadNumbers(OpKernelContext* context, const Tensor& from, Tensor* to) {
   tensorflow::AllocatorAttributes pinned;
   pinned.set_on_host(true);
   pinned.set_gpu_compatible(true);
-  Tensor room;
-  TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT32, TensorShape({}), &room, pinned));
-  int32_t* const host = room.scalar<int32_t>().data();
+  TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT32, from.shape(), to, pinned));
+  const size_t bytes = sizeof(int32_t) * static_cast<size_t>(from.NumElements());
+  int32_t* const data = const_cast<int32_t*>(from.flat<int32_t>().data());
   stream_executor::Stream* const stream = context->op_device_context()->stream();
-  stream->ThenMemcpy(host,
-                     stream_executor::DeviceMemoryBase(const_cast<int32_t*>(from), sizeof(int32_t)),
-                     sizeof(int32_t));
-  TF_RETURN_IF_ERROR(stream->BlockHostUntilDone());
-  *to = *host;
-  return absl::OkStatus();
+  stream->ThenMemcpy(to->flat<int32_t>().data(), stream_executor::DeviceMemoryBase(data, bytes),
+                     bytes);
+  return stream->BlockHostUntilDone();
 }
 
 struct GpuFinder {
   static constexpr int64_t kMaxIds = int64_t{1} << 30;
 
-  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int64_t* keys,
-                           int32_t* inverse, int64_t* found) {
-    const size_t bytes = gmeta_gpu_unique_workspace(n, 0);
-    Tensor workspace, count;
+  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
+                           int64_t* keys, int32_t* inverse, int32_t* counts, int64_t* found) {
+    const size_t bytes = gmeta_gpu_unique_workspace(n, ranks);
+    Tensor workspace, of_owners, numbers;  // those of owners, and of all
     TF_RETURN_IF_ERROR(context->allocate_temp(
         tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT32, TensorShape({}), &count));
-    int32_t* const device_count = count.scalar<int32_t>().data();
-    TF_RETURN_IF_ERROR(CudaStatus(gmeta_gpu_unique(ids, n, keys, inverse, device_count,
-                                                   workspace.flat<tensorflow::int8>().data(), bytes,
-                                                   CudaStream(context))));
-    int32_t number = 0;
-    TF_RETURN_IF_ERROR(ReadNumber(context, device_count, &number));
-    *found = number;
+    TF_RETURN_IF_ERROR(
+        context->allocate_temp(tensorflow::DT_INT32, TensorShape({ranks + 1}), &of_owners));
+    int32_t* const on_device = of_owners.flat<int32_t>().data();
+    void* const room = workspace.flat<tensorflow::int8>().data();
+    void* const stream = CudaStream(context);
+    TF_RETURN_IF_ERROR(CudaStatus(
+        ranks == 0 ? gmeta_gpu_unique(ids, n, keys, inverse, on_device, room, bytes, stream)
+                   : gmeta_gpu_unique_by_owner(ids, n, ranks, keys, inverse, on_device,
+                                               on_device + ranks, room, bytes, stream)));
+    TF_RETURN_IF_ERROR(ReadNumbers(context, of_owners, &numbers));
+    std::copy_n(numbers.flat<int32_t>().data(), ranks, counts);
+    *found = numbers.flat<int32_t>()(ranks);
     return absl::OkStatus();
   }
 
@@ -57,7 +60,8 @@ struct GpuFinder {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_GPU), UniqueOp<GpuFinder>);
+REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_GPU).HostMemory("counts"),
+                        UniqueOp<GpuFinder>);
 
 }  // namespace
 }  // namespace gmeta

@@ -8,13 +8,19 @@ namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
 
+// With ranks, keys stand by the rank that owns them, and `counts` is how many each has.
 REGISTER_OP("GmetaUnique")
     .Input("ids: int64")
+    .Attr("ranks: int >= 0 = 0")
     .Output("keys: int64")
     .Output("inverse: int32")
+    .Output("counts: int32")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(1, c->input(0));
+      int64_t ranks;
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+      c->set_output(2, c->Vector(ranks));
       return absl::OkStatus();
     });
 
