@@ -21,7 +21,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup demo test test-ranks test-gpu lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -40,6 +40,12 @@ test: setup lint  ## Everything that must hold before a commit: setup, lint, all
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
 	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
+
+# On one GPU, one process: two would share its memory.
+test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables and layers on it
+	$(BIN)/pytest -n 0 tests/cuda tests/layers/test_device_keys.py tests/ops -k 'gpu or cuda or table_device'
+	GMETA_TABLE_DEVICE=gpu $(BIN)/pytest -n 0 tests/layers/test_embedding_collection.py \
+	  tests/layers/test_recorded_lookups.py tests/layers/test_exchange.py
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .
