@@ -57,13 +57,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       precision: `gmeta.ops.TwoPrecisions` keeps rarely used rows in half precision. None: all in float32.
       device: ``"cpu"`` keeps the table in host memory, ``"gpu"`` in that of the first GPU that the process
         sees, where rows are looked up and updated without crossing the bus. It is the same table: rows,
-        records and checkpoints mean the same on either, and go from one to the other. Without a GPU, in a
-        build without CUDA, or where a GPU can't do what is asked (``precision``), a table is kept in host
-        memory, with one warning. ``"auto"``: what the environment variable ``GMETA_TABLE_DEVICE`` says, else
-        ``"cpu"``.
+        records and checkpoints mean the same on either, and go from one to the other. Without a GPU, or in a
+        build without CUDA, a table is kept in host memory, with one warning. ``"auto"``: what the environment
+        variable ``GMETA_TABLE_DEVICE`` says, else ``"cpu"``.
       device_rows: Of a table on a GPU: about how many rows its memory is to hold, those that come first. The
         others are in pinned host memory, where kernels read and write them over the bus: slower, and as
-        many as the host has room for. None: all are on the GPU. A table in host memory doesn't mind.
+        many as the host has room for. With `gmeta.ops.TwoPrecisions`: so many half rows, and half as many of
+        float32. None: all are on the GPU. A table in host memory doesn't mind.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: Names the table in messages and, unless it is an attribute of something, nowhere else.
 

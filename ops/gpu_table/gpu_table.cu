@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "ops/gpu_table/gpu_table.cuh"
+#include "ops/gpu_table/promotion.cuh"
 #include "ops/gpu_table/update.cuh"
 #include "ops/gpu_unique/gpu_unique.cuh"
 #include "ops/gpu_unique/segments.cuh"
@@ -13,42 +14,13 @@
 namespace gmeta {
 namespace {
 
-constexpr size_t kBlockBytes = size_t{4} << 20;
+// Numbers of rows, of which an index entry is one more; with half rows, the top bit says the form.
+constexpr uint64_t kMostRows = 0xfffffff0u;
+constexpr uint64_t kMostRowsOfEither = 0x7ffffff0u;
 
 size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
-template <class Vec, int kLog2Lanes>
-void LaunchFind(const LookupBatch& batch, Uses uses, cudaStream_t stream) {
-  const auto kernel = uses == Uses::kNone       ? FindRows<Vec, kLog2Lanes, Uses::kNone>
-                      : uses == Uses::kDistinct ? FindRows<Vec, kLog2Lanes, Uses::kDistinct>
-                                                : FindRows<Vec, kLog2Lanes, Uses::kShared>;
-  kernel<<<BlocksOf(batch.n), kBlockThreads, 0, stream>>>(batch);
-  CheckLaunch("looking rows up");
-}
-
-void LaunchFind(const LookupBatch& batch, bool vector, Uses uses, cudaStream_t stream) {
-  const int log2 = Log2Lanes(batch.vectors);
-  if (!vector) {
-    return log2 <= 3 ? LaunchFind<float, 3>(batch, uses, stream)
-                     : LaunchFind<float, 5>(batch, uses, stream);
-  }
-  switch (log2) {
-    case 0:
-      return LaunchFind<float4, 0>(batch, uses, stream);
-    case 1:
-      return LaunchFind<float4, 1>(batch, uses, stream);
-    case 2:
-      return LaunchFind<float4, 2>(batch, uses, stream);
-    case 3:
-      return LaunchFind<float4, 3>(batch, uses, stream);
-    case 4:
-      return LaunchFind<float4, 4>(batch, uses, stream);
-    default:
-      return LaunchFind<float4, 5>(batch, uses, stream);
-  }
-}
 
 }  // namespace
 
@@ -57,14 +29,14 @@ GpuTable::GpuTable(const GpuTableOptions& options)
       layout_(options.dim, std::visit([&](const auto& o) { return o.SlotFloats(options.dim); },
                                       options.optimizer)),
       initial_slot_(std::visit([](const auto& o) { return o.InitialSlot(); }, options.optimizer)),
-      policies_(options.admission, options.eviction, layout_.bytes()) {
+      full_("table '" + options.name + "': ", options.allocator, RowGeometry::OfFull(layout_),
+            options.half_below == 0 ? kMostRows : kMostRowsOfEither,
+            options.half_below == 0 ? options.device_rows : FullRowsOnDevice(options.device_rows)),
+      policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
   const DeviceScope device(options.device);
-  const size_t floats = layout_.dim() + layout_.slot_floats();
-  stride_ = static_cast<uint32_t>(layout_.dim() % 4 == 0 ? RoundUp(floats, 4) : floats);
-  log2_block_rows_ = 5;
-  while ((size_t{2} << log2_block_rows_) * (stride_ * sizeof(float) + sizeof(RowHeader)) <=
-         kBlockBytes) {
-    ++log2_block_rows_;
+  if (options.half_below != 0) {
+    half_.emplace("table '" + options.name + "': ", options.allocator, RowGeometry::OfHalf(layout_),
+                  kMostRowsOfEither, options.device_rows);
   }
   CheckCuda(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking), "making a stream");
   CheckCuda(cudaEventCreateWithFlags(&last_done_, cudaEventDisableTiming), "making an event");
@@ -90,15 +62,20 @@ GpuTable::~GpuTable() {
   cudaSetDevice(before);
 }
 
-RowsView GpuTable::rows() const {
-  return {blocks_.as<char*>(),
-          log2_block_rows_,
-          stride_,
+RowsView GpuTable::full_rows() const {
+  return full_.View(dim(), slot_floats(), &counters()->full, counters());
+}
+
+MixedRowsView GpuTable::mixed_rows() const {
+  return {full_rows(),
+          half_->View(dim(), slot_floats(), &counters()->half, counters()),
+          HalfRule{options_.half_below},
+          full_.geometry().stride,
           static_cast<uint32_t>(dim()),
           static_cast<uint32_t>(slot_floats()),
-          ring_.as<uint32_t>(),
-          static_cast<uint32_t>(capacity_),
-          counters_.as<GpuCounters>()};
+          counters(),
+          policies_.evict(),
+          policies_.log2_shards()};
 }
 
 void GpuTable::CheckBatch(int64_t n) const {
@@ -106,11 +83,13 @@ void GpuTable::CheckBatch(int64_t n) const {
                                         "got " + std::to_string(n) + ": split the batch");
 }
 
-LookupBatch GpuTable::BatchOf(const int64_t* keys, int64_t n, float* out) const {
+template <class Rows>
+LookupBatch<Rows> GpuTable::BatchOf(const Rows& rows, const int64_t* keys, int64_t n,
+                                    float* out) const {
   const bool vector = dim() % 4 == 0 && IsAligned(out);
-  LookupBatch batch{};
+  LookupBatch<Rows> batch{};
   batch.index = index();
-  batch.rows = rows();
+  batch.rows = rows;
   batch.keys = keys;
   batch.n = static_cast<uint32_t>(n);
   batch.out = out;
@@ -120,6 +99,7 @@ LookupBatch GpuTable::BatchOf(const int64_t* keys, int64_t n, float* out) const 
   batch.initial_slot = initial_slot_;
   batch.missing = missing_.as<uint32_t>();
   batch.turn = turn_;
+  batch.rare_no_more = rare_no_more_.as<int64_t>();
   return batch;
 }
 
@@ -127,8 +107,10 @@ void GpuTable::Lookup(const int64_t* keys, int64_t n, float* out, cudaStream_t s
   CheckBatch(n);
   const Turn turn(this, stream);
   if (n == 0) return;
-  const LookupBatch batch = BatchOf(keys, n, out);
-  LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
+  WithRows([&](const auto& rows) {
+    const auto batch = BatchOf(rows, keys, n, out);
+    LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
+  });
 }
 
 void GpuTable::LookupOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
@@ -136,57 +118,80 @@ void GpuTable::LookupOrInsert(const int64_t* keys, int64_t n, bool distinct, flo
   CheckBatch(n);
   const Turn turn(this, stream);
   if (n == 0) return;
+  if (listed_ != 0) PromoteListed(listed_, stream);
   EvictFor(keys, n, stream);
-  EnsureRoom(static_cast<uint64_t>(n), stream);
-  FindAndInsert(keys, n, distinct, out, stream);
-  most_rows_ += static_cast<uint64_t>(n);
+  EnsureRoomForNew(static_cast<uint64_t>(n), stream);
+  WithRows([&](const auto& rows) { FindAndInsert(rows, keys, n, distinct, out, stream); });
+  NoteNew(static_cast<uint64_t>(n));
   since_asked_ += static_cast<uint64_t>(n);
+  if (half_) PromoteListed(static_cast<uint64_t>(n), stream);
   AskForSize(static_cast<uint64_t>(n), stream);
 }
 
-void GpuTable::FindAndInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
-                             cudaStream_t stream) {
-  if (missing_.bytes() < static_cast<size_t>(n) * sizeof(uint32_t)) {
-    CheckCuda(cudaStreamSynchronize(stream), "waiting for a table's batches");
-    missing_ = DeviceMemory();
-    missing_ = DeviceMemory(options_.allocator,
-                            RoundUp(static_cast<size_t>(n) * sizeof(uint32_t) * 5 / 4, 4096));
-  }
-  const LookupBatch batch = BatchOf(keys, n, out);
+void GpuTable::MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t stream) {
+  if (memory->bytes() >= bytes) return;
+  CheckCuda(cudaStreamSynchronize(stream), "waiting for a table's batches");
+  *memory = DeviceMemory();
+  *memory = DeviceMemory(options_.allocator, RoundUp(bytes * 5 / 4, 4096));
+}
+
+template <class Rows>
+void GpuTable::FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct,
+                             float* out, cudaStream_t stream) {
+  MakeRoomIn(&missing_, static_cast<size_t>(n) * sizeof(uint32_t), stream);
+  if (Rows::kMixed) MakeRoomIn(&rare_no_more_, static_cast<size_t>(n) * sizeof(int64_t), stream);
+  const LookupBatch<Rows> batch = BatchOf(rows, keys, n, out);
   const bool vector = batch.vectors != dim();
   LaunchFind(batch, vector, distinct ? Uses::kDistinct : Uses::kShared, stream);
   turn_ ^= 1;
+  const uint8_t* const admitted = policies_.decide() ? Admit(batch, stream) : nullptr;
+  LaunchInsert(batch, vector, admitted, distinct, stream);
+}
 
-  const uint8_t* admitted = nullptr;
-  if (policies_.decide()) {
-    const uint32_t count = ReadCounters(stream).missing[batch.turn];
-    std::vector<uint32_t> positions(count);
-    std::vector<int64_t> batch_keys(static_cast<size_t>(n));
-    CheckCuda(cudaMemcpyAsync(positions.data(), batch.missing, sizeof(uint32_t) * count,
-                              cudaMemcpyDeviceToHost, stream),
-              "reading missing keys");
-    CheckCuda(cudaMemcpyAsync(batch_keys.data(), keys, sizeof(int64_t) * n, cudaMemcpyDeviceToHost,
-                              stream),
-              "reading a batch's keys");
-    CheckCuda(cudaStreamSynchronize(stream), "reading missing keys");
-    std::sort(positions.begin(), positions.end());
-    std::vector<MissingKey> missing(count);
-    for (uint32_t i = 0; i < count; ++i) missing[i] = {positions[i], batch_keys[positions[i]]};
-    const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
-    uint8_t* const flags = static_cast<uint8_t*>(Scratch(count + 1, stream));
-    CheckCuda(cudaMemcpyAsync(batch.missing, positions.data(), sizeof(uint32_t) * count,
-                              cudaMemcpyHostToDevice, stream),
-              "writing missing keys");
-    CheckCuda(cudaMemcpyAsync(flags, verdicts.data(), count, cudaMemcpyHostToDevice, stream),
-              "writing what is admitted");
-    CheckCuda(cudaStreamSynchronize(stream), "writing what is admitted");
-    admitted = flags;
+template <class Rows>
+const uint8_t* GpuTable::Admit(const LookupBatch<Rows>& batch, cudaStream_t stream) {
+  const uint32_t count = ReadCounters(stream).missing[batch.turn];
+  std::vector<uint32_t> positions(count);
+  std::vector<int64_t> keys(batch.n);
+  CheckCuda(cudaMemcpyAsync(positions.data(), batch.missing, sizeof(uint32_t) * count,
+                            cudaMemcpyDeviceToHost, stream),
+            "reading missing keys");
+  CheckCuda(cudaMemcpyAsync(keys.data(), batch.keys, sizeof(int64_t) * batch.n,
+                            cudaMemcpyDeviceToHost, stream),
+            "reading a batch's keys");
+  CheckCuda(cudaStreamSynchronize(stream), "reading missing keys");
+  std::sort(positions.begin(), positions.end());
+  std::vector<MissingKey> missing(count);
+  for (uint32_t i = 0; i < count; ++i) missing[i] = {positions[i], keys[positions[i]]};
+  const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
+  uint8_t* const flags = static_cast<uint8_t*>(Scratch(count + 1, stream));
+  CheckCuda(cudaMemcpyAsync(batch.missing, positions.data(), sizeof(uint32_t) * count,
+                            cudaMemcpyHostToDevice, stream),
+            "writing missing keys");
+  CheckCuda(cudaMemcpyAsync(flags, verdicts.data(), count, cudaMemcpyHostToDevice, stream),
+            "writing what is admitted");
+  CheckCuda(cudaStreamSynchronize(stream), "writing what is admitted");
+  return flags;
+}
+
+// The list is kept where there is no memory for all rows on it, and comes first in the next lookup.
+void GpuTable::PromoteListed(uint64_t most, cudaStream_t stream) {
+  listed_ = most;
+  if (!full_.HasRoom(most)) {
+    const GpuCounters now = ReadCounters(stream);
+    NoteSize(now);
+    most = now.rare_no_more;
+    if (!full_.HasRoom(most)) {
+      const uint64_t wish = full_.capacity() + full_.capacity() / 8;
+      GrowFull(std::max(full_.most_used() + most, wish), stream);
+    }
   }
-  constexpr uint32_t kMostBlocks = 1024;
-  const uint32_t blocks = std::min(BlocksOf(n), kMostBlocks);
-  const auto kernel = vector ? InsertRows<float4> : InsertRows<float>;
-  kernel<<<blocks, kBlockThreads, 0, stream>>>(batch, admitted, distinct);
-  CheckLaunch("inserting rows");
+  LaunchPromote(index(), mixed_rows(), rare_no_more_.as<int64_t>(), static_cast<uint32_t>(most),
+                dim() % 4 == 0, stream);
+  CheckCuda(cudaMemsetAsync(&counters()->rare_no_more, 0, sizeof(uint32_t), stream),
+            "clearing a counter");
+  full_.MayHaveTaken(most);
+  listed_ = 0;
 }
 
 void GpuTable::Update(const int64_t* keys, const float* gradients, int64_t n, float learning_rate,
@@ -259,25 +264,27 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
                          const float* gradients, const SegmentsView* segments, float learning_rate,
                          cudaStream_t stream) {
   const bool vector = dim() % 4 == 0 && IsAligned(gradients);
-  UpdateBatch batch{};
-  batch.index = index();
-  batch.rows = rows();
-  batch.keys = keys;
-  batch.n = static_cast<uint32_t>(n);
-  batch.count = count;
-  batch.gradients = gradients;
-  batch.summed = segments == nullptr;
-  if (segments != nullptr) batch.segments = *segments;
-  batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
-  batch.log2_lanes = static_cast<uint32_t>(Log2Lanes(batch.vectors));
-  batch.step = static_cast<uint32_t>(step_);
-  LaunchUpdate(batch, options_.optimizer, learning_rate, step_, vector, stream);
+  WithRows([&](const auto& rows) {
+    UpdateBatch<std::decay_t<decltype(rows)>> batch{};
+    batch.index = index();
+    batch.rows = rows;
+    batch.keys = keys;
+    batch.n = static_cast<uint32_t>(n);
+    batch.count = count;
+    batch.gradients = gradients;
+    batch.summed = segments == nullptr;
+    if (segments != nullptr) batch.segments = *segments;
+    batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
+    batch.log2_lanes = static_cast<uint32_t>(Log2Lanes(batch.vectors));
+    batch.step = static_cast<uint32_t>(step_);
+    LaunchUpdate(batch, options_.optimizer, learning_rate, step_, vector, stream);
+  });
 }
 
 void GpuTable::Clear() {
   const Turn turn(this);
   CheckCuda(cudaMemsetAsync(slots_.as<void>(), 0, slots_.bytes(), own_stream_), "clearing keys");
-  EmptyPool(own_stream_);
+  EmptyPools(own_stream_);
   policies_.Clear();
 }
 
@@ -299,8 +306,11 @@ TableStatistics GpuTable::Statistics() {
   TableStatistics sum;
   sum.size = known_rows_;
   sum.capacity = slot_count();
-  sum.bytes = slots_.bytes() + blocks_.bytes() + ring_.bytes() + policies_.bytes();
-  for (const DeviceMemory& chunk : chunks_) sum.bytes += chunk.bytes();
+  sum.bytes = slots_.bytes() + full_.bytes() + policies_.bytes();
+  if (half_) {
+    sum.bytes += half_->bytes();
+    sum.half_rows = half_->most_used();  // it was counted just now
+  }
   sum.hits = now.hits;
   sum.misses = now.misses;
   sum.inserts = now.inserts;

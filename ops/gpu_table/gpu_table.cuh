@@ -3,7 +3,7 @@
 //        batch of keys
 //             |            GpuIndex    key -> row number, 64-byte buckets       (gpu_index.cuh)
 //             v            Rows        row number -> record, in blocks          (gpu_rows.cuh)
-//   a few kernels a call   Pool        numbers of free rows
+//   a few kernels a call   Pools       numbers of free rows
 //                          Policies    on the host: admission, eviction, journal   (policies.h)
 //
 // It means what the CPU's table means (ops/hash_table/table.h): the same records, initial rows to
@@ -17,10 +17,15 @@
 //            sums are added in the order of the batch and results are the same in every run.
 //   Growth   The index is doubled when it is three quarters full, by a kernel that moves its slots.
 //            Rows come in chunks; no record ever moves. A chunk is an eighth of what there is.
+//   Forms    A table of two precisions has a store of rows for each, and kernels of its own that
+//            are compiled from the same source (mixed_rows.cuh). New rows go to the half store; a
+//            row that has been used often enough is promoted at the end of the lookup.
 //   Waiting  A kernel can't make the table grow. So the host keeps an upper bound of the number of
 //            rows: what it last knew, plus all keys of inserting batches since. As long as the
 //            bound leaves room, nothing waits. When it comes near, the true number is copied to the
-//            host behind the batches, and mostly is there when it is needed.
+//            host behind the batches, and mostly is there when it is needed. How many rows a batch
+//            promotes is known when its keys were found; a table of two precisions waits for that
+//            where all of them would have no room, so that it needn't keep room for them.
 //   Order    Calls take turns (a mutex); work on another stream than the last call's waits for it
 //   by
 //            an event. So kernels of a table never overlap, and each may assume what the last left.
@@ -40,8 +45,10 @@
 
 #include "ops/common/cuda_error.cuh"
 #include "ops/gpu_table/device_memory.cuh"
+#include "ops/gpu_table/gpu_row_store.cuh"
 #include "ops/gpu_table/gpu_rows.cuh"
 #include "ops/gpu_table/lookup.cuh"
+#include "ops/gpu_table/mixed_rows.cuh"
 #include "ops/gpu_table/policies.h"
 #include "ops/gpu_unique/segments.cuh"
 #include "ops/hash_table/logical_shards.h"
@@ -58,6 +65,7 @@ struct GpuTableOptions {
   Initializer initializer;
   Admission admission;
   std::optional<Eviction> eviction;
+  uint32_t half_below = 0;   // rows of a frequency below it are half; 0: none are
   uint64_t device_rows = 0;  // more than these are in host memory; 0: none are
   int device = 0;
   gmeta_gpu_allocator allocator{};
@@ -127,25 +135,55 @@ class GpuTable {
   class Turn;  // a call's: the lock, the device, the order of streams
 
   IndexView index() const { return {slots_.as<KeySlot>(), bucket_mask_}; }
-  RowsView rows() const;
+  GpuCounters* counters() const { return counters_.as<GpuCounters>(); }
+  RowsView full_rows() const;
+  MixedRowsView mixed_rows() const;
+  // visit(the view of the table's rows): one of the two.
+  template <class Visit>
+  void WithRows(const Visit& visit) const {
+    half_ ? visit(mixed_rows()) : visit(full_rows());
+  }
   uint64_t slot_count() const { return (uint64_t{bucket_mask_} + 1) * kBucketSlots; }
   void CheckBatch(int64_t n) const;
-  LookupBatch BatchOf(const int64_t* keys, int64_t n, float* out) const;
+  template <class Rows>
+  LookupBatch<Rows> BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out) const;
 
-  // Room for n more rows at least, of which some may be there already.
-  void EnsureRoom(uint64_t n, cudaStream_t stream);
+  // Room for so many more rows of each form at least, of which some may be there already.
+  void EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream);
+  // The same for new rows, which are of one form.
+  void EnsureRoomForNew(uint64_t n, cudaStream_t stream) {
+    half_ ? EnsureRoom(0, n, stream) : EnsureRoom(n, 0, stream);
+  }
+  bool HasRoom(uint64_t full, uint64_t half) const {
+    return full_.HasRoom(full) && (!half_ || half_->HasRoom(half));
+  }
+  // That so many may be there.
+  void NoteNew(uint64_t n) {
+    most_rows_ += n;
+    (half_ ? *half_ : full_).MayHaveTaken(n);
+  }
   void GrowIndex(uint64_t rows, cudaStream_t stream);
-  void GrowRows(uint64_t rows, cudaStream_t stream);
-  void EmptyPool(cudaStream_t stream);
+  void GrowFull(uint64_t rows, cudaStream_t stream);
+  void GrowHalf(uint64_t rows, cudaStream_t stream);
+  void EmptyPools(cudaStream_t stream);
   GpuCounters ReadCounters(cudaStream_t stream);
   void NoteSize(const GpuCounters& counters);
   void AskForSize(uint64_t n, cudaStream_t stream);
 
+  // So many bytes in a piece of memory, whose content may be lost.
+  void MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t stream);
   // Scratch memory, valid until the next call of this.
   void* Scratch(size_t bytes, cudaStream_t stream);
 
-  void FindAndInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
+  template <class Rows>
+  void FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct, float* out,
                      cudaStream_t stream);
+  // Promotes the rows of the keys that a lookup has listed, at most `most`.
+  void PromoteListed(uint64_t most, cudaStream_t stream);
+  // Which of the keys that a lookup has left get a row, as flags in the order of batch.missing,
+  // which is sorted.
+  template <class Rows>
+  const uint8_t* Admit(const LookupBatch<Rows>& batch, cudaStream_t stream);
   void RunUpdate(const int64_t* keys, int64_t n, const int32_t* count, const float* gradients,
                  const SegmentsView* segments, float learning_rate, cudaStream_t stream);
   // Room for gradients of n positions to be summed to u rows.
@@ -168,8 +206,6 @@ class GpuTable {
   const GpuTableOptions options_;
   const RowLayout layout_;
   float initial_slot_;
-  uint32_t stride_;  // floats from a row to the next
-  uint32_t log2_block_rows_;
   std::mutex mutex_;
   cudaStream_t own_stream_ = nullptr;  // of calls that have none
   cudaStream_t last_stream_ = nullptr;
@@ -177,20 +213,19 @@ class GpuTable {
 
   DeviceMemory slots_;
   uint32_t bucket_mask_ = 0;
-  std::vector<DeviceMemory> chunks_;
-  DeviceMemory blocks_;  // the directory
-  uint64_t block_count_ = 0;
-  uint64_t capacity_ = 0;  // rows that there is memory for
-  DeviceMemory ring_;
+  GpuRowStore full_;
+  std::optional<GpuRowStore> half_;  // of tables of two precisions
   DeviceMemory counters_;
   DeviceMemory missing_;
+  DeviceMemory rare_no_more_;  // keys whose rows are to be promoted
+  uint64_t listed_ = 0;        // of keys that are in it and wait for memory: how many at most
   DeviceMemory scratch_;
   uint32_t turn_ = 0;
 
   int64_t step_ = 0;
   uint64_t evictions_ = 0;
-  // The number of rows is at most most_rows_. Where a copy is under way, it was asked for when
-  // since_asked_ keys fewer had come.
+  // The number of rows is at most most_rows_, and the stores have bounds of their own. Where a copy
+  // is under way, it was asked for when since_asked_ keys fewer had come.
   uint64_t known_rows_ = 0;
   uint64_t most_rows_ = 0;
   uint64_t since_asked_ = 0;

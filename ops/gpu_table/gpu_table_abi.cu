@@ -61,12 +61,9 @@ GpuTableOptions OptionsOf(const gmeta_gpu_table_options& from) {
   const std::string table = "table '" + to.name + "': ";
   Require(from.dim >= 1 && from.dim <= (1 << 20),
           table + "dim must be 1 to 2^20, got " + std::to_string(from.dim));
-  if (from.half_below != 0) {
-    throw CudaError(GMETA_CUDA_UNSUPPORTED,
-                    table +
-                        "rows of two precisions are on the CPU only: put the table there, or "
-                        "leave precision out");
-  }
+  Require(from.half_below >= 0 && from.half_below != 1 && from.half_below <= UINT32_MAX,
+          table + "half_below must be 0, or 2 to 2^32 - 1, got " + std::to_string(from.half_below));
+  to.half_below = static_cast<uint32_t>(from.half_below);
   to.dim = static_cast<size_t>(from.dim);
   const std::optional<SparseOptimizer> optimizer = MakeOptimizer(
       from.optimizer, Values(from.optimizer_parameters, from.optimizer_parameter_count));

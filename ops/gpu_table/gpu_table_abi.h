@@ -10,7 +10,8 @@
 //
 // Streams
 //   Batches are queued on `stream` and nothing waits for them, but where a table grows, where it
-//   has a policy (admission other than "all", eviction other than "none"), or where a number comes
+//   has a policy (admission other than "all", eviction other than "none"), where a lookup of a
+//   table of two precisions may promote more rows than there is room for, or where a number comes
 //   back. A table orders its calls, also those on different streams: the second call's work starts
 //   after the first's is done. Calls from several threads are fine; they take turns. What a batch
 //   was given must stay until the work on the stream is done.
@@ -57,9 +58,11 @@ typedef struct {
   const char* eviction;  // none age frequency expired norm
   const double* eviction_parameters;
   int64_t eviction_parameter_count;
-  int64_t half_below;   // other than 0: GMETA_CUDA_UNSUPPORTED (rows of two precisions)
-  int64_t device_rows;  // rows beyond this many are kept in pinned host memory; 0: none are
-  int32_t device;       // the GPU's number; -1: the current one
+  int64_t half_below;  // rows of a frequency below it are kept in half precision; 0: none are
+  // Rows beyond this many are kept in pinned host memory; 0: none are. With half_below, beyond half
+  // as many rows of float32 and this many half ones, which together take no more.
+  int64_t device_rows;
+  int32_t device;  // the GPU's number; -1: the current one
   gmeta_gpu_allocator allocator;
 } gmeta_gpu_table_options;
 
@@ -81,7 +84,9 @@ GMETA_CUDA_API int gmeta_gpu_table_lookup(gmeta_gpu_table* table, const int64_t*
 
 // The same, but missing keys that are admitted get a row, rows may be evicted before, and each
 // occurrence of a key that has a row counts as a use (frequency, last step). `distinct` other than
-// 0 promises that no key stands twice, which is faster.
+// 0 promises that no key stands twice, which is faster. Of a table of two precisions,
+// GMETA_CUDA_OUT_OF_MEMORY may mean that all was done but rows were promoted, for which there was
+// no memory: the next lookup that may insert tries that again, first.
 GMETA_CUDA_API int gmeta_gpu_table_lookup_or_insert(gmeta_gpu_table* table, const int64_t* keys,
                                                     int64_t n, int32_t distinct, float* rows,
                                                     void* stream);

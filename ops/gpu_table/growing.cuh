@@ -1,4 +1,4 @@
-// The kernels by which a GPU table grows.
+// The kernel by which the index of a GPU table grows.
 
 #ifndef GMETA_OPS_GPU_TABLE_GROWING_CUH_
 #define GMETA_OPS_GPU_TABLE_GROWING_CUH_
@@ -25,18 +25,6 @@ __global__ void Rehash(const KeySlot* from, uint64_t count, IndexView to) {
       for (uint32_t passed = 0; passed < i; ++passed) atomicAdd(to.overflow(path[passed]), 1u);
       return;
     }
-  }
-}
-
-// The free rows of a pool, and `added` new ones from number `first` on, become the ring of a larger
-// one, whose counts start again.
-__global__ void FillRing(const uint32_t* old_ring, uint32_t old_capacity, unsigned long long taken,
-                         uint32_t left, uint32_t first, uint32_t added, uint32_t* ring) {
-  const uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < left) {
-    ring[i] = old_ring[(taken + i) % old_capacity];
-  } else if (i - left < added) {
-    ring[i] = first + static_cast<uint32_t>(i - left);
   }
 }
 

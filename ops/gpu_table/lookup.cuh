@@ -11,6 +11,9 @@
 // InsertRows takes the positions that are left, inserts keys, and writes initial rows to the output
 // and, one of the occurrences of a key, to the record. It reads no record that it writes, so
 // occurrences needn't wait for each other. Where there are none, it costs its launch.
+//
+// Both are compiled for tables of one form of rows and of two (mixed_rows.cuh). Of the latter,
+// PromoteRows (promotion.cuh) comes after them.
 
 #ifndef GMETA_OPS_GPU_TABLE_LOOKUP_CUH_
 #define GMETA_OPS_GPU_TABLE_LOOKUP_CUH_
@@ -19,6 +22,7 @@
 
 #include "ops/gpu_table/gpu_index.cuh"
 #include "ops/gpu_table/gpu_rows.cuh"
+#include "ops/gpu_table/mixed_rows.cuh"
 #include "ops/hash_table/initializer.h"
 
 namespace gmeta {
@@ -82,9 +86,11 @@ enum class Uses {
   kShared,    // counts uses
 };
 
+// Rows: RowsView or MixedRowsView.
+template <class Rows>
 struct LookupBatch {
   IndexView index;
-  RowsView rows;
+  Rows rows;
   const int64_t* keys;
   uint32_t n;
   float* out;
@@ -92,12 +98,26 @@ struct LookupBatch {
   uint32_t step;
   Initializer initializer;
   float initial_slot;
-  uint32_t* missing;  // positions that are left to InsertRows
-  uint32_t turn;      // which of counters->missing counts them
+  uint32_t* missing;      // positions that are left to InsertRows
+  uint32_t turn;          // which of counters->missing counts them
+  int64_t* rare_no_more;  // keys whose rows are to be promoted, of mixed rows alone
 };
 
-template <class Vec, int kLog2Lanes, Uses kUses>
-__global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch batch) {
+// Notes keys of a warp's lanes whose rows are to be promoted. The whole warp calls it.
+__device__ inline void ListPromoted(const LookupBatch<MixedRowsView>& batch, int64_t key,
+                                    bool promoted) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t mask = __ballot_sync(kFullWarp, promoted);
+  if (mask == 0) return;
+  uint32_t place = 0;
+  if (lane == 0) place = atomicAdd(&batch.rows.counters->rare_no_more, __popc(mask));
+  place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
+  if (promoted) batch.rare_no_more[place] = key;
+}
+
+template <class Rows, class Vec, int kLog2Lanes, Uses kUses>
+__global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows> batch) {
+  using Record = typename Rows::Record;
   constexpr uint32_t kLanes = 1u << kLog2Lanes;
   constexpr uint32_t kRows = kWarp / kLanes;            // that the warp copies at once
   constexpr uint32_t kAhead = kRows >= 4 ? kLanes : 8;  // and how often before it stores
@@ -112,7 +132,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch batc
   const int64_t key = active ? batch.keys[at] : 0;
   const uint32_t entry = FindEntries<false>(batch.index, key, active);
   const bool found = entry != kNoEntry;
-  const float* weights = found ? batch.rows.weights(entry - 1) : nullptr;
+  const Record record = found ? batch.rows.record(entry - 1) : Record();
   hits.Add(found);
 
   uint2* header = nullptr;
@@ -132,12 +152,10 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch batc
 
   const uint32_t column = lane % kLanes;
   for (uint32_t base = 0; base < kWarp; base += kRows * kAhead) {
-    const Vec* from[kAhead];
+    Record from[kAhead];
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
-      from[i] = reinterpret_cast<const Vec*>(
-          __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(weights),
-                      base + i * kRows + lane / kLanes));
+      from[i] = record.OfLane(base + i * kRows + lane / kLanes);
     }
     Vec* const to = reinterpret_cast<Vec*>(batch.out) +
                     static_cast<size_t>(first + base + lane / kLanes) * batch.vectors;
@@ -145,23 +163,31 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch batc
       Vec row[kAhead];
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        if (from[i] != nullptr) row[i] = __ldcg(from[i] + c);
+        if (from[i]) row[i] = from[i].template Load<Vec>(c);
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        if (from[i] != nullptr) {
-          __stcs(to + static_cast<size_t>(i) * kRows * batch.vectors + c, row[i]);
+        if (from[i]) {
+          __stcs(to + static_cast<size_t>(i) * kRows * batch.vectors + c, from[i].Weights(row[i]));
         }
       }
     }
   }
 
+  bool promoted = false;
   if (kUses == Uses::kDistinct && found) {
+    if constexpr (Rows::kMixed) promoted = batch.rows.rule.EndsRarity(header_was.x, 1);
     header_was.x += header_was.x != UINT32_MAX;
     header_was.y = batch.step;
     *header = header_was;
   }
   if (kUses == Uses::kShared) touch.End();
+  if constexpr (Rows::kMixed && kUses != Uses::kNone) {
+    if (kUses == Uses::kShared) {
+      promoted = batch.rows.rule.EndsRarity(touch.before(), touch.uses());
+    }
+    ListPromoted(batch, key, promoted);
+  }
 
   uint32_t missing = __ballot_sync(kFullWarp, active && !found);
   if (kUses == Uses::kNone) {
@@ -171,7 +197,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch batc
       Vec* const to =
           reinterpret_cast<Vec*>(batch.out) + static_cast<size_t>(first + which) * batch.vectors;
       for (uint32_t c = lane; c < batch.vectors; c += kWarp) {
-        to[c] = InitialVector<Vec>(batch.initializer, wanted, c);
+        to[c] = Rows::Rounded(InitialVector<Vec>(batch.initializer, wanted, c));
       }
     }
   } else if (missing != 0) {
@@ -197,9 +223,9 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch batc
 // Inserts keys of a warp that were absent when the kernel began, those of `wanted` lanes. Returns
 // each one's entry; *won: this lane's occurrence has made it, with `header`. The whole warp calls
 // it.
-__device__ inline uint32_t InsertKeys(const IndexView& index, const RowsView& rows, int64_t key,
+template <class Rows>
+__device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, int64_t key,
                                       bool wanted, RowHeader header, bool* won) {
-  const uint32_t lane = threadIdx.x % kWarp;
   uint32_t entry = kNoEntry;
   while (__any_sync(kFullWarp, wanted)) {
     KeySlot* slot = nullptr;
@@ -209,13 +235,8 @@ __device__ inline uint32_t InsertKeys(const IndexView& index, const RowsView& ro
     const bool claimed = step == InsertStep::kClaimed;
     const uint32_t mask = __ballot_sync(kFullWarp, claimed);
     if (mask != 0) {
-      unsigned long long turn = 0;
-      if (lane == 0) {
-        turn = atomicAdd(&rows.counters->taken, static_cast<unsigned long long>(__popc(mask)));
-      }
-      turn = __shfl_sync(kFullWarp, turn, 0) + __popc(mask & ((1u << lane) - 1));
+      const uint32_t row = rows.Take(mask, claimed, key, header.frequency);
       if (claimed) {
-        const uint32_t row = rows.Taken(turn);
         *rows.header(row) = header;
         entry = row + 1;
         *won = true;
@@ -229,27 +250,28 @@ __device__ inline uint32_t InsertKeys(const IndexView& index, const RowsView& ro
 }
 
 // Makes the record of a new row, a run of lanes together.
-template <class Vec>
-__device__ void WriteNewSlots(const LookupBatch& batch, Vec* record, uint32_t column,
-                              uint32_t lanes) {
+template <class Vec, class Rows>
+__device__ void WriteNewSlots(const LookupBatch<Rows>& batch, const typename Rows::Record& record,
+                              uint32_t column, uint32_t lanes) {
   constexpr uint32_t kFloats = kVecFloats<Vec>;
   const uint32_t first = min(batch.rows.dim, batch.rows.slot_floats);
   for (uint32_t c = batch.vectors + column; c < batch.rows.stride / kFloats; c += lanes) {
     const uint32_t slot = c * kFloats - batch.rows.dim;
     const auto initial = [&](uint32_t i) { return slot + i < first ? batch.initial_slot : 0.0f; };
     if constexpr (kFloats == 4) {
-      record[c] = {initial(0), initial(1), initial(2), initial(3)};
+      record.StoreSlots(c, Vec{initial(0), initial(1), initial(2), initial(3)});
     } else {
-      record[c] = initial(0);
+      record.StoreSlots(c, initial(0));
     }
   }
 }
 
 // The positions that FindRows has left, as many as the counter says. `admitted`, if given, says of
 // each whether its key gets a row.
-template <class Vec>
+template <class Rows, class Vec>
 __global__ void __launch_bounds__(kBlockThreads)
-    InsertRows(const LookupBatch batch, const uint8_t* admitted, bool distinct) {
+    InsertRows(const LookupBatch<Rows> batch, const uint8_t* admitted, bool distinct) {
+  using Record = typename Rows::Record;
   __shared__ uint32_t shared[3];
   if (threadIdx.x < 3) shared[threadIdx.x] = 0;
   __syncthreads();
@@ -271,33 +293,34 @@ __global__ void __launch_bounds__(kBlockThreads)
     bool won = false;
     const uint32_t entry =
         InsertKeys(batch.index, batch.rows, key, wanted, {distinct ? 1u : 0u, batch.step}, &won);
+    SharedTouch touch;
     if (!distinct && entry != kNoEntry) {
-      SharedTouch touch;
       touch.Begin(batch.rows.header(entry - 1), batch.step, 1);
       touch.End();
+    }
+    if constexpr (Rows::kMixed) {  // one use makes no row full
+      ListPromoted(batch, key, batch.rows.rule.EndsRarity(touch.before(), touch.uses()));
     }
 
     if (won) atomicAdd(inserts, 1u);
     if (entry != kNoEntry && !won) atomicAdd(doubles, 1u);
     if (active && entry == kNoEntry) atomicAdd(rejects, 1u);
 
-    const Vec* const record =
-        won ? reinterpret_cast<const Vec*>(batch.rows.weights(entry - 1)) : nullptr;
+    const Record record = won ? batch.rows.record(entry - 1) : Record();
     for (uint32_t round = 0; round < lanes; ++round) {
       const uint32_t which = round * (kWarp / lanes) + lane / lanes;
       const int64_t its_key = __shfl_sync(kFullWarp, key, which);
       const uint32_t its_position = __shfl_sync(kFullWarp, position, which);
-      Vec* const its_record = reinterpret_cast<Vec*>(
-          __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(record), which));
+      const Record its_record = record.OfLane(which);
       if (base + which >= total) continue;
       Vec* const to =
           reinterpret_cast<Vec*>(batch.out) + static_cast<size_t>(its_position) * batch.vectors;
       for (uint32_t c = lane % lanes; c < batch.vectors; c += lanes) {
-        const Vec initial = InitialVector<Vec>(batch.initializer, its_key, c);
+        const Vec initial = Rows::Rounded(InitialVector<Vec>(batch.initializer, its_key, c));
         to[c] = initial;
-        if (its_record != nullptr) its_record[c] = initial;
+        if (its_record) its_record.StoreWeights(c, initial);
       }
-      if (its_record != nullptr) WriteNewSlots(batch, its_record, lane % lanes, lanes);
+      if (its_record) WriteNewSlots<Vec>(batch, its_record, lane % lanes, lanes);
     }
   }
   __syncthreads();
@@ -309,6 +332,13 @@ __global__ void __launch_bounds__(kBlockThreads)
     if (*inserts + *rejects != 0) atomicAdd(&counters->misses, Count{*inserts} + *rejects);
   }
 }
+
+// Queue the kernels. `vector`: vectors are of four floats.
+template <class Rows>
+void LaunchFind(const LookupBatch<Rows>& batch, bool vector, Uses uses, cudaStream_t stream);
+template <class Rows>
+void LaunchInsert(const LookupBatch<Rows>& batch, bool vector, const uint8_t* admitted,
+                  bool distinct, cudaStream_t stream);
 
 }  // namespace gmeta
 

@@ -22,14 +22,15 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 // erased[i], if given: this occurrence of the key has removed it.
+template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    EraseKeys(IndexView index, RowsView rows, const int64_t* keys, uint32_t n, uint8_t* erased,
+    EraseKeys(IndexView index, Rows rows, const int64_t* keys, uint32_t n, uint8_t* erased,
               unsigned long long* counter) {
   __shared__ uint32_t shared[1];
   const BlockCount removes(shared);
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
   const uint32_t entry = at < n ? Erase(index, keys[at]) : kNoEntry;
-  if (entry != kNoEntry) rows.Give(entry - 1);
+  if (entry != kNoEntry) rows.Give(keys[at], entry - 1);
   if (at < n && erased != nullptr) erased[at] = entry != kNoEntry;
   removes.Add(entry != kNoEntry);
   __syncthreads();
@@ -57,8 +58,9 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 // Writes keys and row numbers of what a scan finds, in any order, and counts the rows of each
 // logical shard: all of them, and those found. counters->selected counts them.
+template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    SelectRows(IndexView index, RowsView rows, Scan scan, int64_t* keys, uint32_t* numbers,
+    SelectRows(IndexView index, Rows rows, Scan scan, int64_t* keys, uint32_t* numbers,
                uint32_t* live, uint32_t* found) {
   const uint64_t at = GlobalThread();
   const uint32_t lane = threadIdx.x % kWarp;
@@ -90,17 +92,18 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 // What eviction judges a row by. `norms`: the square of the L2 norm, in float64 and in the order of
 // the elements, as on the CPU; null: not wanted.
+template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    JudgeRows(RowsView rows, const uint32_t* numbers, uint32_t n, RowHeader* headers,
-              double* norms) {
+    JudgeRows(Rows rows, const uint32_t* numbers, uint32_t n, RowHeader* headers, double* norms) {
   const uint64_t at = GlobalThread();
   if (at >= n) return;
   headers[at] = *rows.header(numbers[at]);
   if (norms == nullptr) return;
-  const float* weights = rows.weights(numbers[at]);
+  const auto record = rows.record(numbers[at]);
   double sum = 0.0;
   for (uint32_t i = 0; i < rows.dim; ++i) {
-    sum += static_cast<double>(weights[i]) * static_cast<double>(weights[i]);
+    const double weight = record.Weights(record.template Load<float>(i));
+    sum += weight * weight;
   }
   norms[at] = sum;
 }

@@ -34,6 +34,7 @@ struct JudgedGpuRow {
   uint32_t uses;
   uint32_t latest;
   double squared_norm;
+  bool half;  // of a table of two precisions
 
   uint32_t frequency() const { return uses; }
   uint32_t last_step() const { return latest; }
@@ -45,9 +46,10 @@ class GpuTablePolicies {
   static constexpr int kMostLog2Shards = 6;
 
   GpuTablePolicies(const Admission& admission, const std::optional<Eviction>& eviction,
-                   size_t record_bytes)
+                   size_t record_bytes, size_t half_record_bytes)
       : eviction_(eviction),
         record_bytes_(record_bytes),
+        half_record_bytes_(half_record_bytes),
         admits_all_(std::holds_alternative<AdmitAll>(admission)),
         log2_shards_(eviction ? eviction->Log2Shards(kMostLog2Shards, record_bytes)
                               : kMostLog2Shards) {
@@ -58,6 +60,7 @@ class GpuTablePolicies {
     }
     journals_.resize(shards);
     sizes_.resize(shards);
+    halves_.resize(shards);
   }
 
   // Whether inserting lookups have to ask.
@@ -86,6 +89,10 @@ class GpuTablePolicies {
     return admitted;
   }
 
+  // How many rows of each shard are half now, which the GPU counts: to be told before Full and
+  // Victims. `halves` has an entry a shard.
+  void NoteHalves(const uint32_t* halves) { std::copy_n(halves, halves_.size(), halves_.begin()); }
+
   // Those of a set of shards (bits) that are above a high mark.
   uint64_t Full(uint64_t shards) const {
     uint64_t full = 0;
@@ -107,31 +114,32 @@ class GpuTablePolicies {
   std::vector<int64_t> Victims(const std::vector<JudgedGpuRow>& rows, uint32_t now, bool sweep) {
     std::vector<int64_t> victims;
     std::vector<std::vector<RankedRow>> ranked(sizes_.size());
-    const auto take = [&](int64_t key) {
+    const auto take = [&](int64_t key, bool half) {
       victims.push_back(key);
+      halves_[ShardOf(key)] -= half;
       Removed(key);
     };
     for (const JudgedGpuRow& row : rows) {
       std::visit(
           [&](const auto& policy) {
             if (sweep && policy.Expired(row, now)) {
-              take(row.key);
+              take(row.key, row.half);
             } else {
-              ranked[ShardOf(row.key)].push_back({policy.Rank(row), row.key, 0});
+              ranked[ShardOf(row.key)].push_back({policy.Rank(row), row.key, row.half});
             }
           },
           eviction_->policy);
     }
     for (size_t i = 0; i < ranked.size(); ++i) {
       if (!IsFull(i)) continue;
-      const uint64_t excess =
-          std::max(Excess(sizes_[i], schedules_[i].rows.low, 1),
-                   Excess(Charge(i), schedules_[i].bytes.low, record_bytes_ + kIndexBytes));
-      const auto end =
-          ranked[i].begin() + static_cast<ptrdiff_t>(std::min<uint64_t>(excess, ranked[i].size()));
-      if (end == ranked[i].begin()) continue;
-      std::nth_element(ranked[i].begin(), end - 1, ranked[i].end());
-      for (auto row = ranked[i].begin(); row != end; ++row) take(row->key);
+      auto row = ranked[i].begin();
+      while (true) {
+        const auto left = static_cast<uint64_t>(ranked[i].end() - row);
+        const auto end = row + static_cast<ptrdiff_t>(std::min(AboveLow(i), left));
+        if (end == row) break;
+        std::nth_element(row, end - 1, ranked[i].end());
+        for (; row != end; ++row) take(row->key, row->row != 0);
+      }
     }
     return victims;
   }
@@ -147,6 +155,7 @@ class GpuTablePolicies {
   void Clear() {
     for (auto& state : admission_) std::visit([](auto& s) { s.Clear(); }, state);
     std::fill(sizes_.begin(), sizes_.end(), 0);
+    std::fill(halves_.begin(), halves_.end(), 0);
     BreakJournals();
   }
   void BreakJournals() {
@@ -208,20 +217,31 @@ class GpuTablePolicies {
  private:
   static constexpr uint64_t kIndexBytes = Eviction::kIndexBytes;
 
-  uint64_t Charge(size_t shard) const { return sizes_[shard] * (record_bytes_ + kIndexBytes); }
+  uint64_t Charge(size_t shard) const {
+    return sizes_[shard] * (record_bytes_ + kIndexBytes) -
+           halves_[shard] * (record_bytes_ - half_record_bytes_);
+  }
   bool IsFull(size_t shard) const {
     return sizes_[shard] > schedules_[shard].rows.high ||
            Charge(shard) > schedules_[shard].bytes.high;
   }
+  // How many rows are to go from a shard at least; where they charge less than a full one, not yet
+  // all.
+  uint64_t AboveLow(size_t shard) const {
+    return std::max(
+        Excess(sizes_[shard], schedules_[shard].rows.low, 1),
+        Excess(Charge(shard), schedules_[shard].bytes.low, record_bytes_ + kIndexBytes));
+  }
 
   const std::optional<Eviction> eviction_;
-  const size_t record_bytes_;
+  const size_t record_bytes_, half_record_bytes_;
   const bool admits_all_;
   const int log2_shards_;
   std::vector<AdmissionState> admission_;
   std::vector<EvictionSchedule> schedules_;
   std::vector<RemovalJournal> journals_;
-  std::vector<uint64_t> sizes_;  // rows of each shard; kept where there is a policy or a journal
+  std::vector<uint64_t> sizes_;   // rows of each shard; kept where there is a policy or a journal
+  std::vector<uint64_t> halves_;  // and half ones, as NoteHalves said
 };
 
 }  // namespace gmeta

@@ -8,6 +8,7 @@
 #include "ops/gpu_table/gpu_index.cuh"
 #include "ops/gpu_table/gpu_rows.cuh"
 #include "ops/gpu_table/lookup.cuh"
+#include "ops/gpu_table/mixed_rows.cuh"
 #include "ops/hash_table/logical_shards.h"
 
 namespace gmeta {
@@ -39,20 +40,22 @@ struct PieceColumns {
 };
 
 // A warp for a record.
+template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    ReadRecords(RowsView rows, const uint32_t* numbers, uint32_t n, PieceColumns to) {
+    ReadRecords(Rows rows, const uint32_t* numbers, uint32_t n, PieceColumns to) {
   const uint64_t at = GlobalThread() / kWarp;
   const uint32_t lane = threadIdx.x % kWarp;
   if (at >= n) return;
   const uint32_t row = numbers[at];
-  const float* weights = rows.weights(row);
-  const float* slots = weights + rows.dim;
+  const auto record = rows.record(row);
   if (to.rows != nullptr) {
-    for (uint32_t i = lane; i < rows.dim; i += kWarp) to.rows[at * rows.dim + i] = weights[i];
+    for (uint32_t i = lane; i < rows.dim; i += kWarp) {
+      to.rows[at * rows.dim + i] = record.Weights(record.template Load<float>(i));
+    }
   }
   if (to.slots != nullptr) {
     for (uint32_t i = lane; i < rows.slot_floats; i += kWarp) {
-      to.slots[at * rows.slot_floats + i] = slots[i];
+      to.slots[at * rows.slot_floats + i] = record.Slots(record.template Load<float>(rows.dim + i));
     }
   }
   if (lane == 0) {
@@ -62,10 +65,11 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Writes records of distinct keys, making those of absent ones.
+// Writes records of distinct keys, making those of absent ones, each of the form that its frequency
+// asks for.
+template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    WriteRecords(IndexView index, RowsView rows, const int64_t* keys, uint32_t n,
-                 PieceColumns from) {
+    WriteRecords(IndexView index, Rows rows, const int64_t* keys, uint32_t n, PieceColumns from) {
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
   const bool active = at < n;
@@ -77,18 +81,22 @@ __global__ void __launch_bounds__(kBlockThreads)
   uint32_t entry = FindEntries<true>(index, key, active);
   bool won = false;
   const uint32_t inserted = InsertKeys(index, rows, key, active && entry == kNoEntry, header, &won);
+  if constexpr (Rows::kMixed) {
+    const bool moves = entry != kNoEntry && !rows.rule.Fits(entry - 1, header.frequency);
+    entry = MoveRows(index, rows, key, moves, entry - 1, header.frequency) + 1;
+  }
   if (entry == kNoEntry) entry = inserted;
   if (entry != kNoEntry && !won) *rows.header(entry - 1) = header;
   for (uint32_t i = 0; i < kWarp; ++i) {
     const uint32_t its_entry = __shfl_sync(kFullWarp, entry, i);
     if (its_entry == kNoEntry) continue;
     const size_t position = at - lane + i;
-    float* const weights = rows.weights(its_entry - 1);
+    const auto record = rows.record(its_entry - 1);
     for (uint32_t c = lane; c < rows.dim; c += kWarp) {
-      weights[c] = from.rows[position * rows.dim + c];
+      record.StoreWeights(c, from.rows[position * rows.dim + c]);
     }
     for (uint32_t c = lane; c < rows.slot_floats; c += kWarp) {
-      weights[rows.dim + c] = from.slots[position * rows.slot_floats + c];
+      record.StoreSlots(rows.dim + c, from.slots[position * rows.slot_floats + c]);
     }
   }
 }

@@ -28,9 +28,10 @@ void GpuTable::Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStre
   const bool watched = IsWatched();
   uint8_t* const erased = watched ? static_cast<uint8_t*>(Scratch(size, stream)) : nullptr;
   const uint64_t before = removed != nullptr ? ReadCounters(stream).removes : 0;
-  EraseKeys<<<BlocksOf(n), kBlockThreads, 0, stream>>>(index(), rows(), keys,
-                                                       static_cast<uint32_t>(n), erased,
-                                                       &counters_.as<GpuCounters>()->removes);
+  WithRows([&](const auto& rows) {
+    EraseKeys<<<BlocksOf(n), kBlockThreads, 0, stream>>>(
+        index(), rows, keys, static_cast<uint32_t>(n), erased, &counters()->removes);
+  });
   CheckLaunch("removing keys");
   if (removed != nullptr) *removed = static_cast<int64_t>(ReadCounters(stream).removes - before);
   if (!watched) return;
@@ -54,13 +55,13 @@ uint64_t GpuTable::Evict(cudaStream_t stream) {
 
 void GpuTable::EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream) {
   if (!policies_.evict()) return;
-  GpuCounters* const counters = counters_.as<GpuCounters>();
-  CheckCuda(cudaMemsetAsync(counters->shards_met, 0, sizeof counters->shards_met, stream),
+  CheckCuda(cudaMemsetAsync(counters()->shards_met, 0, sizeof counters()->shards_met, stream),
             "clearing a counter");
   MeetShards<<<BlocksOf(n), kBlockThreads, 0, stream>>>(keys, static_cast<uint32_t>(n),
-                                                        policies_.log2_shards(), counters);
+                                                        policies_.log2_shards(), counters());
   CheckLaunch("finding a batch's shards");
   const GpuCounters now = ReadCounters(stream);
+  policies_.NoteHalves(now.shard_halves);
   const uint64_t met = uint64_t{now.shards_met[1]} << 32 | now.shards_met[0];
   EvictShards(policies_.Full(met), false, stream);
 }
@@ -72,13 +73,16 @@ void GpuTable::SweepDueShards(cudaStream_t stream) {
 
 uint32_t GpuTable::Select(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
                           uint32_t* found, cudaStream_t stream) {
-  GpuCounters* counters = counters_.as<GpuCounters>();
-  CheckCuda(cudaMemsetAsync(&counters->selected, 0, sizeof counters->selected, stream),
+  CheckCuda(cudaMemsetAsync(&counters()->selected, 0, sizeof counters()->selected, stream),
             "clearing a counter");
-  SelectRows<<<BlocksOf(slot_count()), kBlockThreads, 0, stream>>>(index(), rows(), scan, keys,
-                                                                   numbers, live, found);
+  WithRows([&](const auto& rows) {
+    SelectRows<<<BlocksOf(slot_count()), kBlockThreads, 0, stream>>>(index(), rows, scan, keys,
+                                                                     numbers, live, found);
+  });
   CheckLaunch("scanning a table");
-  return ReadCounters(stream).selected;
+  const GpuCounters now = ReadCounters(stream);
+  policies_.NoteHalves(now.shard_halves);
+  return now.selected;
 }
 
 uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream) {
@@ -95,10 +99,14 @@ uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream)
   space = Workspace(Scratch(space.bytes(), stream));
   const auto [keys, numbers, headers, norms] = cut(&space);
   Select(scan, keys, numbers, nullptr, nullptr, stream);
-  JudgeRows<<<BlocksOf(count), kBlockThreads, 0, stream>>>(
-      rows(), numbers, count, headers, policies_.needs_norms() ? norms : nullptr);
+  double* const wanted_norms = policies_.needs_norms() ? norms : nullptr;
+  WithRows([&, numbers = numbers, headers = headers](const auto& rows) {
+    JudgeRows<<<BlocksOf(count), kBlockThreads, 0, stream>>>(rows, numbers, count, headers,
+                                                             wanted_norms);
+  });
   CheckLaunch("judging rows");
   std::vector<int64_t> host_keys(count);
+  std::vector<uint32_t> host_numbers(count);
   std::vector<RowHeader> host_headers(count);
   std::vector<double> host_norms(policies_.needs_norms() ? count : 0);
   const auto read = [&](auto* to, const auto* from, size_t size) {
@@ -106,13 +114,15 @@ uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream)
               "reading rows to judge");
   };
   read(host_keys.data(), keys, count);
+  read(host_numbers.data(), numbers, count);
   read(host_headers.data(), headers, count);
   if (!host_norms.empty()) read(host_norms.data(), norms, count);
   CheckCuda(cudaStreamSynchronize(stream), "reading rows to judge");
   std::vector<JudgedGpuRow> judged(count);
   for (uint32_t i = 0; i < count; ++i) {
     judged[i] = {host_keys[i], host_headers[i].frequency, host_headers[i].last_step,
-                 host_norms.empty() ? 0.0 : host_norms[i]};
+                 host_norms.empty() ? 0.0 : host_norms[i],
+                 half_ && HalfRule::IsHalf(host_numbers[i])};
   }
   const std::vector<int64_t> victims =
       policies_.Victims(judged, static_cast<uint32_t>(step_), sweep);
@@ -128,9 +138,11 @@ void GpuTable::EraseOnHost(const std::vector<int64_t>& keys, cudaStream_t stream
   CheckCuda(cudaMemcpyAsync(space, keys.data(), sizeof(int64_t) * keys.size(),
                             cudaMemcpyHostToDevice, stream),
             "writing keys to evict");
-  EraseKeys<<<BlocksOf(keys.size()), kBlockThreads, 0, stream>>>(
-      index(), rows(), space, static_cast<uint32_t>(keys.size()), nullptr,
-      reinterpret_cast<unsigned long long*>(space + keys.size()));
+  WithRows([&](const auto& rows) {
+    EraseKeys<<<BlocksOf(keys.size()), kBlockThreads, 0, stream>>>(
+        index(), rows, space, static_cast<uint32_t>(keys.size()), nullptr,
+        reinterpret_cast<unsigned long long*>(space + keys.size()));
+  });
   CheckLaunch("evicting rows");
   CheckCuda(cudaStreamSynchronize(stream), "evicting rows");
   NoteSize(ReadCounters(stream));

@@ -161,8 +161,10 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
   if (to.last_step == nullptr) columns.last_step = nullptr;
   for (size_t done = 0; done < count; done += piece_rows) {
     const size_t n = std::min(piece_rows, count - done);
-    ReadRecords<<<BlocksOf(n * kWarp), kBlockThreads, 0, stream>>>(
-        rows(), selected.numbers + done, static_cast<uint32_t>(n), columns);
+    WithRows([&](const auto& rows) {
+      ReadRecords<<<BlocksOf(n * kWarp), kBlockThreads, 0, stream>>>(
+          rows, selected.numbers + done, static_cast<uint32_t>(n), columns);
+    });
     CheckLaunch("reading records");
     if (columns.rows != nullptr) Copy(to.rows + done * dim(), columns.rows, n * dim(), stream);
     if (columns.slots != nullptr) {
@@ -193,8 +195,19 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   if (replace) step_ = step;
   policies_.BreakJournals();
   if (n == 0) return;
-  EnsureRoom(static_cast<uint64_t>(n), stream);
   const size_t total = static_cast<size_t>(n);
+  if (half_) {
+    std::vector<int64_t> frequency(total);
+    Copy(frequency.data(), from.frequency, total, stream);
+    CheckCuda(cudaStreamSynchronize(stream), "reading frequencies");
+    const HalfRule rule{options_.half_below};
+    const auto halves = std::count_if(frequency.begin(), frequency.end(), [&](int64_t uses) {
+      return rule.IsRare(static_cast<uint32_t>(uses));
+    });
+    EnsureRoom(total - static_cast<uint64_t>(halves), static_cast<uint64_t>(halves), stream);
+  } else {
+    EnsureRoom(total, 0, stream);
+  }
   const size_t piece_rows = PieceRows(layout_.bytes(), total);
   Workspace space(nullptr);
   CutPiece(&space, piece_rows, dim(), slot_floats());
@@ -209,8 +222,10 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
     }
     Copy(piece.columns.frequency, from.frequency + done, count, stream);
     Copy(piece.columns.last_step, from.last_step + done, count, stream);
-    WriteRecords<<<BlocksOf(count), kBlockThreads, 0, stream>>>(
-        index(), rows(), piece.keys, static_cast<uint32_t>(count), piece.columns);
+    WithRows([&](const auto& rows) {
+      WriteRecords<<<BlocksOf(count), kBlockThreads, 0, stream>>>(
+          index(), rows, piece.keys, static_cast<uint32_t>(count), piece.columns);
+    });
     CheckLaunch("writing records");
   }
   NoteSize(ReadCounters(stream));

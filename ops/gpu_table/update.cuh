@@ -8,7 +8,8 @@
 // Policies are written for a row of any width. All but RowWiseAdagrad work element by element, so a
 // lane calls them for rows of one weight, whose slots are in registers. This file is compiled
 // without fused multiply-add, so that the bits are the CPU's; only Ftrl with a power other than
-// -0.5 differs from it, by what the two machines' pow differ.
+// -0.5 differs from it, by what the two machines' pow differ. A half row (mixed_rows.cuh) is
+// computed in float32 and rounded when it is written back.
 
 #ifndef GMETA_OPS_GPU_TABLE_UPDATE_CUH_
 #define GMETA_OPS_GPU_TABLE_UPDATE_CUH_
@@ -19,14 +20,17 @@
 #include "ops/gpu_table/gpu_index.cuh"
 #include "ops/gpu_table/gpu_rows.cuh"
 #include "ops/gpu_table/lookup.cuh"
+#include "ops/gpu_table/mixed_rows.cuh"
 #include "ops/gpu_unique/segments.cuh"
 #include "ops/hash_table/optimizers.h"
 
 namespace gmeta {
 
+// Rows: RowsView or MixedRowsView.
+template <class Rows>
 struct UpdateBatch {
   IndexView index;
-  RowsView rows;
+  Rows rows;
   const int64_t* keys;
   uint32_t n;  // keys; where `count` is given, at most, and *count says how many
   const int32_t* count;
@@ -39,8 +43,9 @@ struct UpdateBatch {
 };
 
 // Queues the update. `step` is the table's after it; `vector`: vectors are of four floats.
-void LaunchUpdate(const UpdateBatch& batch, const SparseOptimizer& optimizer, float learning_rate,
-                  int64_t step, bool vector, cudaStream_t stream);
+template <class Rows>
+void LaunchUpdate(const UpdateBatch<Rows>& batch, const SparseOptimizer& optimizer,
+                  float learning_rate, int64_t step, bool vector, cudaStream_t stream);
 
 // Slots of one weight.
 template <class Optimizer>
@@ -63,9 +68,10 @@ __device__ float& Element(Vec& vector, uint32_t i) {
   }
 }
 
-template <class Optimizer, class Vec, bool kSummed>
+template <class Rows, class Optimizer, class Vec, bool kSummed>
 __global__ void __launch_bounds__(kBlockThreads, 3)
-    UpdateRows(const UpdateBatch batch, const typename Optimizer::Step optimizer) {
+    UpdateRows(const UpdateBatch<Rows> batch, const typename Optimizer::Step optimizer) {
+  using Record = typename Rows::Record;
   constexpr bool kRowWise = std::is_same_v<Optimizer, RowWiseAdagrad>;
   constexpr int kSlots = kSlotsOf<Optimizer>;
   constexpr uint32_t kAhead = 2;
@@ -80,7 +86,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   const int64_t key = active ? batch.keys[at] : 0;
   const uint32_t entry = FindEntries<false>(batch.index, key, active);
   const bool found = entry != kNoEntry;
-  float* const weights = found ? batch.rows.weights(entry - 1) : nullptr;
+  const Record own = found ? batch.rows.record(entry - 1) : Record();
   if (found) batch.rows.header(entry - 1)->last_step = batch.step;
   updates.Add(found);
   ignored.Add(active && !found);
@@ -89,7 +95,9 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   float scale = 0.0f;
   if constexpr (kRowWise) {
     if (found) {
-      scale = optimizer.Scale(dim, batch.gradients + static_cast<size_t>(at) * dim, weights + dim);
+      scale = own.ChangeSlot(dim, [&](float* slot) {
+        return optimizer.Scale(dim, batch.gradients + static_cast<size_t>(at) * dim, slot);
+      });
     }
   }
 
@@ -103,34 +111,33 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   const uint32_t lanes = 1u << batch.log2_lanes;
   const uint32_t rows = kWarp >> batch.log2_lanes;  // that the warp takes at once
   const auto gradient = [&](int32_t place, uint32_t c) {
-    return batch.segments.Row<Vec>(batch.gradients, place, vectors, c);
+    return batch.segments.template Row<Vec>(batch.gradients, place, vectors, c);
   };
   for (uint32_t base = 0; base < kWarp; base += rows * kAhead) {
-    Vec* record[kAhead];
+    Record record[kAhead];
     uint32_t which[kAhead];
     int32_t starts[kAhead], counts[kAhead];
     float scales[kAhead];
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
       which[i] = base + i * rows + (lane >> batch.log2_lanes);
-      record[i] = reinterpret_cast<Vec*>(
-          __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(weights), which[i] % kWarp));
+      record[i] = own.OfLane(which[i] % kWarp);
       if (!kSummed) {
         starts[i] = __shfl_sync(kFullWarp, start, which[i] % kWarp);
         counts[i] = __shfl_sync(kFullWarp, count, which[i] % kWarp);
       }
       if (kRowWise) scales[i] = __shfl_sync(kFullWarp, scale, which[i] % kWarp);
-      if (which[i] >= kWarp) record[i] = nullptr;
+      if (which[i] >= kWarp) record[i] = Record();
     }
     for (uint32_t c = lane & (lanes - 1); c < vectors; c += lanes) {
       Vec w[kAhead], g[kAhead], second[kAhead], slots[kAhead][kSlots + 1];
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        if (record[i] == nullptr) continue;
-        w[i] = __ldcg(record[i] + c);
+        if (!record[i]) continue;
+        w[i] = record[i].template Load<Vec>(c);
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
-          slots[i][s] = __ldcg(record[i] + (s + 1) * vectors + c);
+          slots[i][s] = record[i].template Load<Vec>(c, (s + 1) * vectors);
         }
         if (kSummed) {
           g[i] = __ldcs(reinterpret_cast<const Vec*>(batch.gradients) +
@@ -142,10 +149,10 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        if (record[i] == nullptr) continue;
+        if (!record[i]) continue;
         if (!kSummed) {
           if (counts[i] > kPiece) {
-            g[i] = batch.segments.SumPieces<Vec>(first + which[i], counts[i], vectors, c);
+            g[i] = batch.segments.template SumPieces<Vec>(first + which[i], counts[i], vectors, c);
           } else if (counts[i] > 1) {
             g[i] = AddInOrder<Vec>(g[i] + second[i], 2, counts[i],
                                    [&](int32_t k) { return gradient(starts[i] + k, c); });
@@ -153,23 +160,26 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
             g[i] = Vec{};
           }
         }
+        w[i] = record[i].Weights(w[i]);
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) slots[i][s] = record[i].Slots(slots[i][s]);
 #pragma unroll
         for (uint32_t e = 0; e < kVecFloats<Vec>; ++e) {
           if constexpr (kRowWise) {
             Element(w[i], e) -= scales[i] * Element(g[i], e);
           } else {
-            float own[kSlots + 1];
+            float state[kSlots + 1];
 #pragma unroll
-            for (int s = 0; s < kSlots; ++s) own[s] = Element(slots[i][s], e);
+            for (int s = 0; s < kSlots; ++s) state[s] = Element(slots[i][s], e);
             const float by = Element(g[i], e);
-            optimizer(1, &by, &Element(w[i], e), own);
+            optimizer(1, &by, &Element(w[i], e), state);
 #pragma unroll
-            for (int s = 0; s < kSlots; ++s) Element(slots[i][s], e) = own[s];
+            for (int s = 0; s < kSlots; ++s) Element(slots[i][s], e) = state[s];
           }
         }
-        record[i][c] = w[i];
+        record[i].StoreWeights(c, w[i]);
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) record[i][(s + 1) * vectors + c] = slots[i][s];
+        for (int s = 0; s < kSlots; ++s) record[i].StoreSlots((s + 1) * vectors + c, slots[i][s]);
       }
     }
   }

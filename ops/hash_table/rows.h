@@ -7,13 +7,12 @@
 //              the threshold promotes it to float32, for good. Most rows of a recommender are rare,
 //              so most records are half as large.
 //
-// In MixedRows, half and full records are in stores of their own, behind one number space: a row
-// number with the top bit set is a half record's. So the form of a row is known before its record
-// is read, and promotion changes its number: Touch returns the number from then on, which the
-// caller notes in the index, and a number that IsHalf may be stale after other rows were touched.
-// An optimizer step of a half row reads it into float32, computes there, and rounds the result back
-// (half.h). Slots are bfloat16 because they need range more than digits: a squared gradient of
-// 1e-8 would be 0 in float16, and dividing by it would blow the row up.
+// In MixedRows, half and full records are in stores of their own, behind one number space
+// (half_rule.h), so promotion changes a row's number: Touch returns the number from then on, which
+// the caller notes in the index, and a number that IsHalf may be stale after other rows were
+// touched. An optimizer step of a half row reads it into float32, computes there, and rounds the
+// result back (half.h). Slots are bfloat16 because they need range more than digits: a squared
+// gradient of 1e-8 would be 0 in float16, and dividing by it would blow the row up.
 //
 // Passes are compiled for each form, so a table that doesn't mix pays nothing.
 //
@@ -31,6 +30,7 @@
 
 #include "ops/common/half.h"
 #include "ops/common/prefetch.h"
+#include "ops/hash_table/half_rule.h"
 #include "ops/hash_table/row_record.h"
 #include "ops/hash_table/row_store.h"
 
@@ -115,22 +115,22 @@ class MixedRows {
   MixedRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas)
       : layout_(layout),
         half_layout_(layout),
-        half_below_(half_below),
-        full_(layout.bytes(), &arenas->full, kHalf),
-        half_(half_layout_.bytes(), &arenas->half, kHalf),
+        rule_{half_below},
+        full_(layout.bytes(), &arenas->full, HalfRule::kHalf),
+        half_(half_layout_.bytes(), &arenas->half, HalfRule::kHalf),
         scratch_(layout.dim() + layout.slot_floats()) {}
 
   RowHeader* header(uint32_t row) const { return RowLayout::header(record(row)); }
 
   uint32_t Allocate(uint32_t frequency) {
-    if (frequency >= half_below_) return full_.Allocate();
-    const uint32_t row = half_.Allocate() | kHalf;
+    if (!rule_.IsRare(frequency)) return full_.Allocate();
+    const uint32_t row = half_.Allocate() | HalfRule::kHalf;
     ++half_rows_;
     return row;
   }
   void Free(uint32_t row) {
     if (!IsHalf(row)) return full_.Free(row);
-    half_.Free(row & ~kHalf);
+    half_.Free(row & ~HalfRule::kHalf);
     --half_rows_;
   }
   void Clear() {
@@ -139,10 +139,8 @@ class MixedRows {
     half_rows_ = 0;
   }
 
-  bool Fits(uint32_t row, uint32_t frequency) const {
-    return IsHalf(row) == (frequency < half_below_);
-  }
-  bool IsHalf(uint32_t row) const { return (row & kHalf) != 0; }
+  bool Fits(uint32_t row, uint32_t frequency) const { return rule_.Fits(row, frequency); }
+  bool IsHalf(uint32_t row) const { return HalfRule::IsHalf(row); }
 
   uint32_t Touch(uint32_t row, uint32_t step) {
     header(row)->Touch(step);
@@ -211,9 +209,9 @@ class MixedRows {
   size_t directory_bytes() const { return full_.directory_bytes() + half_.directory_bytes(); }
 
  private:
-  static constexpr uint32_t kHalf = uint32_t{1} << 31;
-
-  char* record(uint32_t row) const { return IsHalf(row) ? half_[row & ~kHalf] : full_[row]; }
+  char* record(uint32_t row) const {
+    return IsHalf(row) ? half_[row & ~HalfRule::kHalf] : full_[row];
+  }
 
   uint32_t Promote(uint32_t row) {
     const uint32_t promoted = full_.Allocate();
@@ -226,7 +224,7 @@ class MixedRows {
 
   const RowLayout layout_;
   const HalfLayout half_layout_;
-  const uint32_t half_below_;
+  const HalfRule rule_;
   RowStore full_;
   RowStore half_;
   uint64_t half_rows_ = 0;

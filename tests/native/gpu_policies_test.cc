@@ -34,22 +34,27 @@ using gmeta::Table;
 
 namespace {
 
-constexpr size_t kDim = 1;
+constexpr size_t kDim = 6;
+constexpr uint64_t kRowBytes = 8 + 4 * kDim + Eviction::kIndexBytes;  // that a full row charges
 constexpr LogicalRange kAll{0, gmeta::kLogicalShards};
 
 // Rows by key, handled as GpuTable handles its own.
 class Model {
  public:
-  Model(const Admission& admission, const std::optional<Eviction>& eviction)
-      : policies_(admission, eviction, gmeta::RowLayout(kDim, 0).bytes()) {}
+  Model(const Admission& admission, const std::optional<Eviction>& eviction, uint32_t half_below)
+      : half_below_(half_below),
+        policies_(admission, eviction, gmeta::RowLayout(kDim, 0).bytes(),
+                  gmeta::HalfLayout(gmeta::RowLayout(kDim, 0)).bytes()) {}
 
   GpuTablePolicies& policies() { return policies_; }
   const std::map<int64_t, RowHeader>& rows() const { return rows_; }
+  bool IsHalf(const RowHeader& row) const { return row.frequency < half_below_; }
 
   void LookupOrInsert(const std::vector<int64_t>& keys, uint32_t step) {
     if (policies_.evict()) {
       uint64_t met = 0;
       for (const int64_t key : keys) met |= uint64_t{1} << policies_.ShardOf(key);
+      NoteHalves();
       Evict(policies_.Full(met), step, false);
     }
     std::vector<MissingKey> missing;
@@ -81,14 +86,23 @@ class Model {
  private:
   void Evict(uint64_t shards, uint32_t step, bool sweep) {
     if (shards == 0) return;
+    NoteHalves();
     std::vector<JudgedGpuRow> judged;
     for (const auto& [key, header] : rows_) {
       if ((shards >> policies_.ShardOf(key) & 1) == 0) continue;
-      judged.push_back({key, header.frequency, header.last_step, 0.0});
+      judged.push_back({key, header.frequency, header.last_step, 0.0, IsHalf(header)});
     }
     for (const int64_t key : policies_.Victims(judged, step, sweep)) CHECK_EQ(rows_.erase(key), 1u);
   }
 
+  // What the GPU counts.
+  void NoteHalves() {
+    std::vector<uint32_t> halves(policies_.shards());
+    for (const auto& [key, header] : rows_) halves[policies_.ShardOf(key)] += IsHalf(header);
+    policies_.NoteHalves(halves.data());
+  }
+
+  const uint32_t half_below_;
   GpuTablePolicies policies_;
   std::map<int64_t, RowHeader> rows_;
 };
@@ -137,6 +151,9 @@ void CheckSame(Table* table, Model* model) {
     CHECK_EQ(row->second.frequency, header.frequency);
     CHECK_EQ(row->second.last_step, header.last_step);
   }
+  const auto is_half = [&](const auto& row) { return model->IsHalf(row.second); };
+  CHECK_EQ(table->Statistics().half_rows,
+           static_cast<uint64_t>(std::count_if(saved.rows.begin(), saved.rows.end(), is_half)));
   const ShardSelection selection = model->policies().CutRange(kAll);
   CHECK_EQ(selection.removed.size(), saved.removed.size());
   for (size_t i = 0; i < saved.removed.size(); ++i) {
@@ -150,13 +167,15 @@ void CheckSame(Table* table, Model* model) {
   CHECK_EQ(model->policies().IsWhole(kAll), saved.whole);
 }
 
-void TestDecisions(const Admission& admission, const std::optional<Eviction>& eviction) {
+void TestDecisions(const Admission& admission, const std::optional<Eviction>& eviction,
+                   uint32_t half_below) {
   gmeta::TableOptions options;
   options.dim = kDim;
   options.admission = admission;
   options.eviction = eviction;
+  options.half_below = half_below;
   Table table(options);
-  Model model(admission, eviction);
+  Model model(admission, eviction, half_below);
   CHECK_EQ(model.policies().shards(), table.filters());
   constexpr size_t kJournal = 20000;
   table.StartJournal(kJournal);
@@ -188,11 +207,14 @@ void TestDecisions(const Admission& admission, const std::optional<Eviction>& ev
 }  // namespace
 
 int main() {
-  TestDecisions(AdmitByCount{2}, std::nullopt);
-  TestDecisions(AdmitByFilter{3, 5000, 9.6, 7}, std::nullopt);
-  TestDecisions(AdmitByChance{0.2, 5}, std::nullopt);
-  TestDecisions(AdmitAll{}, Eviction{EvictByAge{}, 900, 0, 0});
-  TestDecisions(AdmitAll{}, Eviction{EvictByFrequency{}, 0, 4200 * 60, 0});
-  TestDecisions(AdmitAll{}, Eviction{EvictExpired{4}, 6000, 0, 3});
-  TestDecisions(AdmitByCount{2}, Eviction{EvictByAge{}, 2600, 0, 0});
+  for (const uint32_t half_below : {0u, 2u, 4u}) {
+    TestDecisions(AdmitByCount{2}, std::nullopt, half_below);
+    TestDecisions(AdmitByFilter{3, 5000, 9.6, 7}, std::nullopt, half_below);
+    TestDecisions(AdmitByChance{0.2, 5}, std::nullopt, half_below);
+    TestDecisions(AdmitAll{}, Eviction{EvictByAge{}, 900, 0, 0}, half_below);
+    TestDecisions(AdmitAll{}, Eviction{EvictByFrequency{}, 0, 4200 * kRowBytes, 0}, half_below);
+    TestDecisions(AdmitAll{}, Eviction{EvictByAge{}, 0, 3100 * kRowBytes, 0}, half_below);
+    TestDecisions(AdmitAll{}, Eviction{EvictExpired{4}, 6000, 0, 3}, half_below);
+    TestDecisions(AdmitByCount{2}, Eviction{EvictByAge{}, 2600, 0, 0}, half_below);
+  }
 }

@@ -11,6 +11,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.ops.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables
 
+pytestmark = pytest.mark.usefixtures("table_device")
+
 IDS = np.arange(300)
 
 

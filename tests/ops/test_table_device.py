@@ -99,8 +99,12 @@ def test_the_rows_of_a_gpu_are_at_least_one():
 
 
 @needs_gpu
-def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same():
-    tables = [ops.HashTable(64, ops.Adam(), seed=1, device="gpu", device_rows=rows) for rows in (None, 1000)]
+@pytest.mark.parametrize("precision", [None, ops.TwoPrecisions(2)], ids=["float32", "two"])
+def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same(precision):
+    tables = [
+        ops.HashTable(64, ops.Adam(), seed=1, device="gpu", device_rows=rows, precision=precision)
+        for rows in (None, 1000)
+    ]
     for table in tables:
         for start in (0, 20_000, 10_000):
             found = table.lookup(np.arange(start, start + 40_000))
@@ -109,9 +113,57 @@ def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same():
 
 
 @needs_gpu
-def test_what_a_gpu_cannot_is_done_in_host_memory_with_one_warning():
-    with pytest.warns(UserWarning, match=r"device='gpu': .*two precisions") as said:
-        table = ops.HashTable(2, precision=ops.TwoPrecisions(10), device="gpu")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ops.SGD(0.1),
+        ops.Adagrad(0.1),
+        ops.RowWiseAdagrad(0.1),
+        ops.Momentum(0.1),
+        ops.Adam(0.1),
+        ops.AdamW(0.1),
+    ],
+    ids=lambda optimizer: optimizer.kind,
+)
+@pytest.mark.parametrize("dim", [1, 6, 8, 64])
+def test_half_rows_of_a_gpu_are_the_cpus_to_the_last_bit(optimizer, dim):
+    settings = (dim, optimizer, ops.Uniform(-1.0, 1.0), 7)
+    tables = [
+        ops.HashTable(*settings, precision=ops.TwoPrecisions(3), device=place) for place in ("cpu", "gpu")
+    ]
+    random = np.random.default_rng()
+    for _ in range(12):
+        keys = random.integers(0, 3000, 2000)
+        distinct = np.unique(keys)
+        grads = random.normal(0, 1, (len(distinct), dim)).astype(np.float32)
+        gone = random.integers(0, 3000, 100)
+        found = []
+        for table in tables:
+            rows = [
+                table.lookup_keys(keys, insert=False),
+                table.lookup_keys(keys),
+                table.lookup(keys[:900]).rows,
+            ]
+            table.apply_gradients(distinct, grads)
+            found.append((*rows, table.remove(gone), table.statistics().half_rows))
+        for mine, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(mine, other)
+        assert_same_tables(*tables)
+    assert 0 < int(tables[0].statistics().half_rows) < int(tables[0].size())
+
+
+@needs_gpu
+def test_what_a_gpu_cannot_is_done_in_host_memory_with_one_warning(monkeypatch):
+    make = ops.HashTable._make
+
+    def refuse_on_gpu(table):
+        if table.device == "gpu":
+            raise tf.errors.UnimplementedError(None, None, "it has no such kernel")
+        return make(table)
+
+    monkeypatch.setattr(ops.HashTable, "_make", refuse_on_gpu)
+    with pytest.warns(UserWarning, match="device='gpu': it has no such kernel") as said:
+        table = ops.HashTable(2, device="gpu")
     assert len(said) == 1
     assert table.device == "cpu"
     assert table.lookup([1]).rows.shape == (1, 2)
