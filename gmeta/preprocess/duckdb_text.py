@@ -15,6 +15,8 @@ from gmeta.core.errors import DataError, GmetaError
 if TYPE_CHECKING:
     import duckdb
 
+# In words of the Python package, where it has seen the signal, or of DuckDB.
+_INTERRUPTED = re.compile(r"^Query interrupted|^INTERRUPT Error")
 _NO_ROOM = r"No space left|disk is full|temp_directory|temporary (file|block)|File too large"
 
 
@@ -35,12 +37,17 @@ def errors_explained(path: Path) -> Iterator[None]:
     Raises:
       DataError: The file is damaged, or not what it is taken for.
       GmetaError: There is too little memory or room on the disk.
+      KeyboardInterrupt: Ctrl-C ended a query.
     """
     import duckdb
 
     try:
         yield
-    except duckdb.Error as error:
+    except (duckdb.Error, RuntimeError) as error:
+        if _INTERRUPTED.search(str(error)):
+            raise KeyboardInterrupt from error
+        if not isinstance(error, duckdb.Error):
+            raise
         text = one_line(str(error))
         if str(error).startswith("Out of Memory"):
             raise GmetaError(f"{path}: too little memory: {text}; allow more with --memory-limit") from error
