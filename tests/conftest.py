@@ -1,13 +1,15 @@
 """For all tests: Keras 2 is selected before any of them imports TensorFlow, Keras is traced as it is,
-Hypothesis is given time, and what takes longest comes first.
+Hypothesis is given time, draws are the same in every run, and what takes longest comes first.
 """
 
 import gc
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 
 import gmeta  # noqa: F401
@@ -56,6 +58,15 @@ def pytest_collection_finish() -> None:
     # again while functions are traced, was a tenth of the time.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Each test, with what is made for it, draws the same numbers in every run: those of Keras' initial
+    weights, where they have no seed of their own, come from `random`.
+    """
+    random.seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture(autouse=True)

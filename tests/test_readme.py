@@ -29,7 +29,7 @@ def test_an_example_runs(number, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""  # no chatter of TensorFlow's

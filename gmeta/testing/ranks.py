@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 import gmeta
+from gmeta.core.collectives import launch as launching
 from gmeta.core.collectives.launch import launch
 from gmeta.core.errors import RanksError
 from gmeta.testing import warm
@@ -24,7 +25,8 @@ def run_ranks(
     function_or_script: Callable[..., Any] | Path,
     np: int,
     *args: Any,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
+    grace: float = 60.0,
     environment: Mapping[str, str] | None = None,
     forked: bool = True,
 ) -> list[Any]:
@@ -39,6 +41,8 @@ def run_ranks(
       np: How many ranks.
       *args: Pickled for the function; a script gets them as text.
       timeout: Seconds after which all ranks are killed.
+      grace: Seconds that the others have to end by themselves when one has failed: more than the launcher
+        gives them, as a busy machine may keep one from saying what it saw.
       environment: What is set besides this process's environment.
       forked: False starts a new interpreter for each rank.
 
@@ -58,8 +62,8 @@ def run_ranks(
             command = [sys.executable, "-m", __name__, folder]
         else:
             command = [sys.executable, str(function_or_script), *map(str, args)]
-        job = command, np, timeout, dict(environment or {})
-        said, error, ends = warm.call(_launched, *job, timeout=timeout + 60) if forked else _launched(*job)
+        job = command, np, timeout, dict(environment or {}), grace
+        said, error, ends = warm.call(_launched, *job, timeout=timeout + 300) if forked else _launched(*job)
         if error:
             raise RanksError(error, ends=ends)
         if not callable(function_or_script):
@@ -68,7 +72,7 @@ def run_ranks(
 
 
 def _launched(
-    command: list[str], np: int, timeout: float, environment: dict[str, str]
+    command: list[str], np: int, timeout: float, environment: dict[str, str], grace: float
 ) -> tuple[list[list[str]], str, tuple[Any, ...]]:
     """By rank the lines of stdout; what failed and how the ranks ended."""
     output: list[list[str]] = [[] for _ in range(np)]
@@ -83,11 +87,14 @@ def _launched(
     # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1"}
     ranks_environment = {"PYTHONPATH": paths, **defaults, **environment}
+    usual, launching.GRACE = launching.GRACE, grace
     try:
         launch(command, np, environment=ranks_environment, write=write, timeout=timeout)
     except RanksError as error:
         whole = "".join(f"\n--- output of rank {r} ---\n" + "\n".join(o) for r, o in enumerate(output))
         return said, f"{error}{whole}", error.ends
+    finally:
+        launching.GRACE = usual
     return said, "", ()
 
 

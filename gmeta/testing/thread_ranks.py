@@ -39,7 +39,7 @@ def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     if any(thread.is_alive() for thread in threads):
         raise TimeoutError("a rank waits for one that doesn't come")
     return results

@@ -39,7 +39,7 @@ def run(
     *,
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
-    timeout: float = 300.0,
+    timeout: float = 900.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program as `subprocess.run` with ``capture_output`` and ``text`` does, but warm.
 
@@ -64,7 +64,7 @@ def run(
     return subprocess.CompletedProcess(words, code, out, err)
 
 
-def call(function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> Any:
+def call(function: Callable[..., Any], *args: Any, timeout: float = 900.0) -> Any:
     """Call a function of a module of gmeta's, with what pickles, in a warm process; what it returns."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args)))

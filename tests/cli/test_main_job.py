@@ -81,13 +81,13 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
         [sys.executable, "-m", "gmeta", *words], cwd=folder, stderr=subprocess.PIPE, text=True
     )
     history = folder / "stopped/maml/seed-0/history.json"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (any(history.parent.glob("step-*")) and len(json.loads(history.read_text())) >= 3):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert stderr.splitlines() == ["gmeta: interrupted; what was finished is kept"]
 

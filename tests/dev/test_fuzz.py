@@ -21,7 +21,7 @@ def run(*words, code=0):
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=600,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == code, done.stdout[-8000:]

@@ -124,7 +124,7 @@ with only_one(pathlib.Path({str(lock)!r})): print("mine")
         assert second.stderr is not None
         assert second.stderr.readline() == "setup: waiting for another set-up of this checkout\n"
         assert second.poll() is None
-    assert second.communicate(timeout=30)[0] == "mine\n"
+    assert second.communicate(timeout=300)[0] == "mine\n"
 
 
 def test_too_little_disk(

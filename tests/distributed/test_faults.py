@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -58,8 +59,10 @@ def steps(fault: str) -> None:
     ],
 )
 def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: str) -> None:
+    # One that hangs is given up; where a rank ends, the other one is to say so, however late it is.
+    environment = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"} if fault in ("hangs", "leaves") else {}
     with pytest.raises(RanksError) as caught:
-        run_ranks(steps, 2, fault, timeout=60, environment={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"})
+        run_ranks(steps, 2, fault, grace=5 if fault == "hangs" else 60, environment=environment)
     assert str(caught.value).startswith(f"the job was ended: {said}")
     assert re.search(why, str(caught.value))
 
@@ -88,5 +91,6 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     job.kill()
     job.wait()
     job.stdout.close()
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
-    assert alive == []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(300)

@@ -1,7 +1,5 @@
 """Waiting and working are told apart; training from memory reads nothing."""
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,27 +8,40 @@ from gmeta.io import ReaderStats, ReadingTime, Waiting, from_memory, tasks
 from gmeta.testing.grouped_data import write_folder
 
 
-def slow(seconds):
-    def wait(x):
-        time.sleep(seconds)
-        return x
+class FakeTime:
+    """A time that passes where a test says so, however slow the machine is."""
 
-    return tf.data.Dataset.range(10).map(
-        lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.int64), [])
-    )
+    def __init__(self):
+        self.seconds = 100.0
+
+    def now(self):
+        return tf.ensure_shape(tf.numpy_function(lambda: np.float64(self.seconds), [], tf.float64), [])
+
+    def slow(self, seconds):
+        """Elements that take so long to be read."""
+
+        def wait(x):
+            self.seconds += seconds
+            return x
+
+        return tf.data.Dataset.range(10).map(
+            lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.int64), [])
+        )
 
 
-@pytest.mark.parametrize(("reading", "working", "bound"), [(0.02, 0.0, "data"), (0.0, 0.02, "compute")])
-def test_time_goes_where_it_is_spent(reading, working, bound):
+@pytest.mark.parametrize(("reading", "working", "bound"), [(0.5, 0.25, "data"), (0.25, 0.5, "compute")])
+def test_time_goes_where_it_is_spent(reading, working, bound, monkeypatch):
+    time = FakeTime()
+    monkeypatch.setattr(tf, "timestamp", time.now)
     timed = ReadingTime()
     for _ in range(2):
-        for number, element in enumerate(timed.of(slow(reading))):
+        for number, element in enumerate(timed.of(time.slow(reading))):
             assert element.numpy() == number
-            time.sleep(working)
+            time.seconds += working
+        time.seconds += 60  # between the epochs
     found = timed.read()
     assert found.elements == 18  # of each epoch but the first one
-    assert found.waited >= 18 * reading
-    assert found.worked >= 18 * working
+    assert (found.waited, found.worked) == (18 * reading, 18 * working)
     assert (found.share > 0.5) == (bound == "data")
     assert str(found).startswith(f"bound by {bound}: {found.share:.0%} of ")
     timed.reset()

@@ -96,7 +96,7 @@ def test_a_mark_does_not_hold_up_what_overlaps(clock):
     def overlapping(x):
         clock.start()
         # This part waits for a later op, which can only be if that one doesn't wait for the mark.
-        rows = tf.numpy_function(lambda x: x * np.float32(waiting.wait(20)), [x], tf.float32, stateful=False)
+        rows = tf.numpy_function(lambda x: x * np.float32(waiting.wait(300)), [x], tf.float32, stateful=False)
         clock.mark("lookup", rows)
         return tf.numpy_function(lambda x: (waiting.set(), x)[1], [x], tf.float32, stateful=False), rows
 

@@ -36,7 +36,7 @@ def test_a_smoke_run(subject, tmp_path):
 
 def test_the_command_ends_as_the_benchmark_does():
     words = [sys.executable, "-m", "gmeta", "bench", "prepare", "--rounds", "many"]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=FOLDER.parents[1])
+    run = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=FOLDER.parents[1])
     assert run.returncode == 2
     assert "argument --rounds: invalid int value: 'many'" in run.stderr
 

@@ -119,7 +119,10 @@ def soak(folder: Path, seconds: float, seed: int) -> Tally:
             while life.process.poll() is None and not life.begun():
                 time.sleep(0.05)
             begun, first = time.monotonic(), reference.done
-            while life.process.poll() is None and time.monotonic() < begun + span:
+            # It works for a while, and for an operation at least.
+            while life.process.poll() is None and (
+                reference.done == first or time.monotonic() < begun + span
+            ):
                 if reference.done < until:
                     reference.step()
                 else:

@@ -159,12 +159,14 @@ class _Places:
 
     def _watch(self, ranks: int, over: threading.Event) -> None:
         while True:
+            number = self._number
             if self._script is not None:
                 with suppress(ConfigError):  # it may work again
-                    self._number = slots_here(self._script)
+                    number = slots_here(self._script)
             with self._lock:
-                if over.is_set():  # the script may have taken long, and the folder is another start's
+                if over.is_set():  # the script may have taken long: folder and number are another start's
                     return
+                self._number = number
                 change = self._folder / CHANGE
                 if self._least <= self.wanted() != ranks:
                     change.touch()
