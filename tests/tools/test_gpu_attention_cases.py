@@ -14,13 +14,13 @@ from parts.gpu_attention_cases import causal_blocks, jagged_lengths
 
 @pytest.mark.parametrize("tokens", [8192, 131_072])
 def test_jagged_lengths_are_all_of_the_tokens(tokens: int) -> None:
-    lengths = jagged_lengths(np.random.default_rng(), tokens)
+    lengths = jagged_lengths(np.random.default_rng(1), tokens)
     assert lengths.sum() == tokens
     assert 1 <= lengths.min() <= lengths.max() <= 3000
 
 
 def test_jagged_lengths_have_the_stated_mean() -> None:
-    mean = jagged_lengths(np.random.default_rng(), 10_000_000).mean()
+    mean = jagged_lengths(np.random.default_rng(1), 10_000_000).mean()
     assert 560 < mean < 620  # the cut at 3,000 takes a little
 
 
