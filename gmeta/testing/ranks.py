@@ -28,7 +28,6 @@ def run_ranks(
     timeout: float = 300.0,
     grace: float = 60.0,
     environment: Mapping[str, str] | None = None,
-    forked: bool = True,
 ) -> list[Any]:
     """Run a function, or a Python script, on `np` ranks, and return what each returned.
 
@@ -44,7 +43,6 @@ def run_ranks(
       grace: Seconds that the others have to end by themselves when one has failed: more than the launcher
         gives them, as a busy machine may keep one from saying what it saw.
       environment: What is set besides this process's environment.
-      forked: False starts a new interpreter for each rank.
 
     Returns:
       By rank, what the function returned; of a script, the text that it wrote to stdout.
@@ -63,7 +61,7 @@ def run_ranks(
         else:
             command = [sys.executable, str(function_or_script), *map(str, args)]
         job = command, np, timeout, dict(environment or {}), grace
-        said, error, ends = warm.call(_launched, *job, timeout=timeout + 300) if forked else _launched(*job)
+        said, error, ends = warm.call(_launched, *job, timeout=timeout + 300)
         if error:
             raise RanksError(error, ends=ends)
         if not callable(function_or_script):
@@ -87,14 +85,12 @@ def _launched(
     # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1"}
     ranks_environment = {"PYTHONPATH": paths, **defaults, **environment}
-    usual, launching.GRACE = launching.GRACE, grace
+    launching.GRACE = grace  # of this process, which is there for these ranks alone
     try:
         launch(command, np, environment=ranks_environment, write=write, timeout=timeout)
     except RanksError as error:
         whole = "".join(f"\n--- output of rank {r} ---\n" + "\n".join(o) for r, o in enumerate(output))
         return said, f"{error}{whole}", error.ends
-    finally:
-        launching.GRACE = usual
     return said, "", ()
 
 

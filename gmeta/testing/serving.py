@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,10 @@ import tensorflow as tf
 
 from gmeta.training.export import PADDING
 
-# As TensorFlow Serving loads it: the graph of one tag, variables, the initializers of tables, a signature.
+# As TensorFlow Serving loads it: the graph of one tag, variables, the initializers of tables, a signature. A
+# line in is a request, a line out what came of it: nothing, or an error.
 _SCRIPT = """
-import sys
+import functools, json, os, sys, traceback
 import numpy as np
 class NoGmeta:
     def find_spec(self, name, path=None, target=None):
@@ -26,24 +31,37 @@ class NoGmeta:
             raise ImportError("gmeta isn't here")
 sys.meta_path.insert(0, NoGmeta())
 import tensorflow as tf
-def answer(folder, signature, inputs, outputs):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+@functools.lru_cache(1)
+def loaded(folder, written):
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    with graph.as_default():
         model = tf.compat.v1.saved_model.load(session, ["serve"], folder)
-        definition = model.signature_def[signature]
-        given = np.load(inputs, allow_pickle=True)
-        assert set(given) == set(definition.inputs), (set(given), set(definition.inputs))
-        feed = {definition.inputs[name].name: given[name] for name in given}
-        fetch = {name: tensor.name for name, tensor in definition.outputs.items()}
-        found = session.run(fetch, feed)
-        # NumPy's own strings would lose the zeros that a string of bytes ends with.
-        texts = {name: np.array(value, object) for name, value in found.items() if type(value) is bytes}
-        np.savez(outputs, **{**found, **texts})
     graph = model.graph_def
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     assert not [node.op for node in nodes if "Gmeta" in node.op]
-for start in range(1, len(sys.argv), 4):
-    answer(*sys.argv[start : start + 4])
-assert "gmeta" not in sys.modules
+    assert "gmeta" not in sys.modules
+    return session, model
+def answer(folder, signature, inputs, outputs):
+    session, model = loaded(folder, os.stat(folder + "/saved_model.pb").st_mtime_ns)
+    definition = model.signature_def[signature]
+    given = np.load(inputs, allow_pickle=True)
+    assert set(given) == set(definition.inputs), (set(given), set(definition.inputs))
+    feed = {definition.inputs[name].name: given[name] for name in given}
+    fetch = {name: tensor.name for name, tensor in definition.outputs.items()}
+    found = session.run(fetch, feed)
+    # NumPy's own strings would lose the zeros that a string of bytes ends with.
+    texts = {name: np.array(value, object) for name, value in found.items() if type(value) is bytes}
+    np.savez(outputs, **{**found, **texts})
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    error = ""
+    try:
+        answer(*json.loads(line))
+    except Exception:
+        error = traceback.format_exc()
+    print(json.dumps(error), file=answers, flush=True)
 """
 
 
@@ -58,33 +76,66 @@ def ask(folder: Path, signature: str, inputs: Mapping[str, npt.NDArray[np.generi
     """What a signature answers; see `Request`.
 
     Raises:
-      RuntimeError: The process failed; with what it wrote.
+      RuntimeError: As in `ask_all`.
     """
     return ask_all([(folder, signature, inputs)])[0]
 
 
 def ask_all(requests: Sequence[Request]) -> list[Answer]:
-    """What is answered to each request, by one process.
+    """What is answered to each request, by a process that answers all of this one's.
 
     Raises:
-      RuntimeError: The process failed; with what it wrote.
+      RuntimeError: A request failed; with its traceback, or with what the process wrote before it died.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        words: list[str] = []
+        answers = []
         for number, (folder, signature, inputs) in enumerate(requests):
             files = [str(Path(scratch, f"{part}-{number}.npz")) for part in ("inputs", "outputs")]
             np.savez(files[0], **inputs)
-            words += [str(folder), signature, *files]
-        process = subprocess.run(
-            [sys.executable, "-I", "-c", _SCRIPT, *words],
+            if error := _server().ask([str(folder), signature, *files]):
+                raise RuntimeError(error)
+            answers.append(_read(files[1]))
+        return answers
+
+
+class _Server:
+    """A process that has TensorFlow and not gmeta, and goes on with one request after another."""
+
+    def __init__(self) -> None:
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _SCRIPT],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
             text=True,
-            check=False,
         )
-        if process.returncode:
-            raise RuntimeError(process.stderr)
-        return [_read(outputs) for outputs in words[3::4]]
+        atexit.register(self._end)
+
+    def ask(self, words: list[str]) -> str:
+        """What went wrong with a request; nothing if it was answered."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
+        if line := self._process.stdout.readline():
+            return str(json.loads(line))
+        _server.cache_clear()  # it has died; the next request gets another one
+        self._process.wait()
+        self._said.seek(0)
+        return f"it ended with exit code {self._process.returncode}:\n{self._said.read()}"
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
 
 
 def _read(path: str) -> Answer:

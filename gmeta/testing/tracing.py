@@ -20,3 +20,9 @@ def leave_keras_as_it_is() -> None:
     rule = config.DoNotConvert("tf_keras")
     if str(rule) not in map(str, config.CONVERSION_RULES):
         config.CONVERSION_RULES = (rule, *config.CONVERSION_RULES)
+
+
+def rewrite_keras_too() -> None:
+    """From now on as users have it, for the test of that; in a process that has traced nothing yet."""
+    rule = str(config.DoNotConvert("tf_keras"))
+    config.CONVERSION_RULES = tuple(each for each in config.CONVERSION_RULES if str(each) != rule)

@@ -15,6 +15,7 @@ import gmeta
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 from gmeta.testing.ranks import run_ranks
+from gmeta.testing.tracing import rewrite_keras_too
 
 pytestmark = pytest.mark.ranks
 
@@ -39,6 +40,7 @@ class Branches(Model):
 
 def main() -> None:
     size = gmeta.init().size
+    rewrite_keras_too()
     x, y = {"user": np.arange(16) % 3}, np.ones([16, 1], np.float32)
     model = Branches(large=6 // size)
     model.compile("sgd", "mse", metrics=["mae"])
@@ -51,7 +53,7 @@ def main() -> None:
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
     """In processes of their own, where nothing has been traced yet, and of a file, which AutoGraph reads."""
-    for said in run_ranks(Path(__file__), size, timeout=300, forked=False):
+    for said in run_ranks(Path(__file__), size):
         found = json.loads(said.splitlines()[-1])
         assert found["many"] == 2 * 3  # of global batches of 6, 6 and 4
         assert found["loss"][2] < found["loss"][0]

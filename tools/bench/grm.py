@@ -151,7 +151,8 @@ def trained(smoke: bool, rounds: int) -> list[Result]:
 def main() -> None:
     """All four."""
     given = parser(__doc__).parse_args()
-    results = [*trained(given.smoke, given.rounds), *simulated(given.smoke), *stepped(given.smoke)]
+    steps = stepped(given.smoke)  # of ranks, which start before this process computes
+    results = [*trained(given.smoke, given.rounds), *simulated(given.smoke), *steps]
     report("Generative ranking", [*results, *dealt(given.smoke, given.rounds)], given.json)
 
 

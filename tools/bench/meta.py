@@ -117,6 +117,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, nargs="+", default=[1, 5])
     options.add_argument("--no-memory", action="store_true", help="leave out the peaks of memory")
     given = options.parse_args()
+    peaks = [] if given.no_memory else memory(given.threads, given.smoke)  # of processes of their own
     set_threads(given.threads)
     results = []
     for data in data_sets(given):
@@ -135,9 +136,7 @@ def main() -> None:
             if len(ours) == 2:
                 name = f"meta/{data['name']}/second_over_first/steps{steps}"
                 results.append(Result(name, ours[2] / ours[1], "times"))
-    if not given.no_memory:
-        results += memory(given.threads, given.smoke)
-    report("Meta-learning", results, given.json, threads=given.threads, peers=versions())
+    report("Meta-learning", [*results, *peaks], given.json, threads=given.threads, peers=versions())
 
 
 if __name__ == "__main__":
