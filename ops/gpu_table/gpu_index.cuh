@@ -46,6 +46,7 @@
 #include <cstdint>
 
 #include "ops/common/murmur_hash3.h"
+#include "ops/gpu_table/relaxed_read.cuh"
 
 namespace gmeta {
 
@@ -72,12 +73,7 @@ static_assert(sizeof(KeySlot) == 16);
 __device__ inline KeySlot ReadSlotAtomic(const KeySlot* slot) {
   KeySlot read;
   uint64_t low, high;
-  asm volatile(
-      "{\n .reg .b128 whole;\n ld.relaxed.gpu.global.b128 whole, [%2];\n"
-      " mov.b128 {%0, %1}, whole;\n}"
-      : "=l"(low), "=l"(high)
-      : "l"(slot)
-      : "memory");
+  ReadRelaxed(slot, &low, &high);
   read.key = static_cast<int64_t>(low);
   read.entry = static_cast<uint32_t>(high);
   read.overflow = static_cast<uint32_t>(high >> 32);

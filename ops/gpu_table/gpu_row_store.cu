@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/gpu_row_store.cuh"
 #include "ops/gpu_table/lookup.cuh"
 
@@ -73,11 +73,10 @@ void GpuRowStore::Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream) {
   const PoolCounters now = ReadPool(pool, stream);
   const uint64_t left = now.given - now.taken;
   const uint64_t fresh = added * block_rows;
-  FillRing<<<BlocksOf(left + fresh), kBlockThreads, 0, stream>>>(
-      ring_.as<uint32_t>(), static_cast<uint32_t>(capacity_), now.taken,
-      static_cast<uint32_t>(left), static_cast<uint32_t>(capacity_), static_cast<uint32_t>(fresh),
-      ring.as<uint32_t>());
-  CheckLaunch("filling a pool");
+  Launch(FillRing, BlocksOf(left + fresh), kBlockThreads, 0, stream, "filling a pool",
+         ring_.as<uint32_t>(), static_cast<uint32_t>(capacity_), now.taken,
+         static_cast<uint32_t>(left), static_cast<uint32_t>(capacity_),
+         static_cast<uint32_t>(fresh), ring.as<uint32_t>());
   CheckCuda(cudaMemcpyAsync(blocks.as<void>(), directory.data(), directory.size() * sizeof(char*),
                             cudaMemcpyHostToDevice, stream),
             "writing a directory");
@@ -92,9 +91,8 @@ void GpuRowStore::Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream) {
 
 void GpuRowStore::Clear(PoolCounters* pool, cudaStream_t stream) {
   if (capacity_ > 0) {
-    FillRing<<<BlocksOf(capacity_), kBlockThreads, 0, stream>>>(
-        nullptr, 1, 0, 0, 0, static_cast<uint32_t>(capacity_), ring_.as<uint32_t>());
-    CheckLaunch("filling a pool");
+    Launch(FillRing, BlocksOf(capacity_), kBlockThreads, 0, stream, "filling a pool", nullptr, 1, 0,
+           0, 0, static_cast<uint32_t>(capacity_), ring_.as<uint32_t>());
   }
   WritePool({0, capacity_}, pool, stream);
   NoteUsed({0, capacity_});

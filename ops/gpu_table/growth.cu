@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/gpu_table.cuh"
 #include "ops/gpu_table/growing.cuh"
 
@@ -84,9 +85,8 @@ void GpuTable::GrowIndex(uint64_t rows, cudaStream_t stream) {
   CheckCuda(cudaMemsetAsync(larger.as<void>(), 0, larger.bytes(), stream), "clearing an index");
   const IndexView to{larger.as<KeySlot>(), static_cast<uint32_t>(buckets - 1)};
   if (slots_.bytes() != 0) {
-    Rehash<<<BlocksOf(slot_count()), kBlockThreads, 0, stream>>>(slots_.as<KeySlot>(), slot_count(),
-                                                                 to);
-    CheckLaunch("growing an index");
+    Launch(Rehash, BlocksOf(slot_count()), kBlockThreads, 0, stream, "growing an index",
+           slots_.as<KeySlot>(), slot_count(), to);
     CheckCuda(cudaStreamSynchronize(stream), "growing an index");
   }
   slots_ = std::move(larger);

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/lookup.cuh"
 
 namespace gmeta {
@@ -18,8 +18,7 @@ void LaunchFindOf(const LookupBatch<Rows>& batch, Uses uses, cudaStream_t stream
   const auto kernel = uses == Uses::kNone       ? FindRows<Rows, Vec, kLog2Lanes, Uses::kNone>
                       : uses == Uses::kDistinct ? FindRows<Rows, Vec, kLog2Lanes, Uses::kDistinct>
                                                 : FindRows<Rows, Vec, kLog2Lanes, Uses::kShared>;
-  kernel<<<BlocksOf(batch.n), kBlockThreads, 0, stream>>>(batch);
-  CheckLaunch("looking rows up");
+  Launch(kernel, BlocksOf(batch.n), kBlockThreads, 0, stream, "looking rows up", batch);
 }
 
 template <class Rows>
@@ -50,8 +49,7 @@ void LaunchInsert(const LookupBatch<Rows>& batch, bool vector, const uint8_t* ad
                   bool distinct, cudaStream_t stream) {
   const uint32_t blocks = std::min(BlocksOf(batch.n), kMostInsertBlocks);
   const auto kernel = vector ? InsertRows<Rows, float4> : InsertRows<Rows, float>;
-  kernel<<<blocks, kBlockThreads, 0, stream>>>(batch, admitted, distinct);
-  CheckLaunch("inserting rows");
+  Launch(kernel, blocks, kBlockThreads, 0, stream, "inserting rows", batch, admitted, distinct);
 }
 
 }  // namespace gmeta

@@ -6,7 +6,7 @@
 
 #include <variant>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/update.cuh"
 
 namespace gmeta {
@@ -23,10 +23,9 @@ void LaunchUpdate(const UpdateBatch<Rows>& batch, const SparseOptimizer& optimiz
                                                    : UpdateRows<Rows, Optimizer, float4, false>)
                                    : (batch.summed ? UpdateRows<Rows, Optimizer, float, true>
                                                    : UpdateRows<Rows, Optimizer, float, false>);
-        kernel<<<BlocksOf(batch.n), kBlockThreads, 0, stream>>>(batch, begun);
+        Launch(kernel, BlocksOf(batch.n), kBlockThreads, 0, stream, "updating rows", batch, begun);
       },
       optimizer);
-  CheckLaunch("updating rows");
 }
 
 }  // namespace gmeta

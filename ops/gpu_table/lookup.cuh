@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   if (kUses == Uses::kShared) {
     // Of a row that several lanes use, one lane counts all uses.
     const uint32_t peers = __match_any_sync(kFullWarp, entry);
-    if (found && lane == __ffs(peers) - 1) {
+    if (found && lane == static_cast<uint32_t>(__ffs(peers) - 1)) {
       touch.Begin(batch.rows.header(entry - 1), batch.step, __popc(peers));
     }
   }

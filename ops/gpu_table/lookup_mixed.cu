@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/launch_lookup.cuh"
 #include "ops/gpu_table/promotion.cuh"
 
@@ -17,8 +18,7 @@ void LaunchPromote(const IndexView& index, const MixedRowsView& rows, const int6
   const uint32_t blocks = std::min(BlocksOf(most), kMostInsertBlocks);
   const auto kernel = vector ? PromoteRows<float4> : PromoteRows<float>;
   const uint32_t numbers = vector ? rows.stride / 4 : rows.stride;
-  kernel<<<blocks, kBlockThreads, 0, stream>>>(index, rows, keys, numbers);
-  CheckLaunch("promoting rows");
+  Launch(kernel, blocks, kBlockThreads, 0, stream, "promoting rows", index, rows, keys, numbers);
 }
 
 }  // namespace gmeta

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/gpu_table.cuh"
 #include "ops/gpu_table/maintenance.cuh"
 #include "ops/gpu_unique/workspace.cuh"
@@ -14,9 +16,8 @@ void GpuTable::Contains(const int64_t* keys, int64_t n, uint8_t* found, cudaStre
   CheckBatch(n);
   const Turn turn(this, stream);
   if (n == 0) return;
-  ContainsKeys<<<BlocksOf(n), kBlockThreads, 0, stream>>>(index(), keys, static_cast<uint32_t>(n),
-                                                          found);
-  CheckLaunch("looking for keys");
+  Launch(ContainsKeys, BlocksOf(n), kBlockThreads, 0, stream, "looking for keys", index(), keys,
+         static_cast<uint32_t>(n), found);
 }
 
 void GpuTable::Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStream_t stream) {
@@ -29,10 +30,10 @@ void GpuTable::Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStre
   uint8_t* const erased = watched ? static_cast<uint8_t*>(Scratch(size, stream)) : nullptr;
   const uint64_t before = removed != nullptr ? ReadCounters(stream).removes : 0;
   WithRows([&](const auto& rows) {
-    EraseKeys<<<BlocksOf(n), kBlockThreads, 0, stream>>>(
-        index(), rows, keys, static_cast<uint32_t>(n), erased, &counters()->removes);
+    using Rows = std::decay_t<decltype(rows)>;
+    Launch(EraseKeys<Rows>, BlocksOf(n), kBlockThreads, 0, stream, "removing keys", index(), rows,
+           keys, static_cast<uint32_t>(n), erased, &counters()->removes);
   });
-  CheckLaunch("removing keys");
   if (removed != nullptr) *removed = static_cast<int64_t>(ReadCounters(stream).removes - before);
   if (!watched) return;
   std::vector<int64_t> batch(size);
@@ -57,9 +58,8 @@ void GpuTable::EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream) {
   if (!policies_.evict()) return;
   CheckCuda(cudaMemsetAsync(counters()->shards_met, 0, sizeof counters()->shards_met, stream),
             "clearing a counter");
-  MeetShards<<<BlocksOf(n), kBlockThreads, 0, stream>>>(keys, static_cast<uint32_t>(n),
-                                                        policies_.log2_shards(), counters());
-  CheckLaunch("finding a batch's shards");
+  Launch(MeetShards, BlocksOf(n), kBlockThreads, 0, stream, "finding a batch's shards", keys,
+         static_cast<uint32_t>(n), policies_.log2_shards(), counters());
   const GpuCounters now = ReadCounters(stream);
   policies_.NoteHalves(now.shard_halves);
   const uint64_t met = uint64_t{now.shards_met[1]} << 32 | now.shards_met[0];
@@ -76,10 +76,10 @@ uint32_t GpuTable::Select(const Scan& scan, int64_t* keys, uint32_t* numbers, ui
   CheckCuda(cudaMemsetAsync(&counters()->selected, 0, sizeof counters()->selected, stream),
             "clearing a counter");
   WithRows([&](const auto& rows) {
-    SelectRows<<<BlocksOf(slot_count()), kBlockThreads, 0, stream>>>(index(), rows, scan, keys,
-                                                                     numbers, live, found);
+    using Rows = std::decay_t<decltype(rows)>;
+    Launch(SelectRows<Rows>, BlocksOf(slot_count()), kBlockThreads, 0, stream, "scanning a table",
+           index(), rows, scan, keys, numbers, live, found);
   });
-  CheckLaunch("scanning a table");
   const GpuCounters now = ReadCounters(stream);
   policies_.NoteHalves(now.shard_halves);
   return now.selected;
@@ -101,10 +101,10 @@ uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream)
   Select(scan, keys, numbers, nullptr, nullptr, stream);
   double* const wanted_norms = policies_.needs_norms() ? norms : nullptr;
   WithRows([&, numbers = numbers, headers = headers](const auto& rows) {
-    JudgeRows<<<BlocksOf(count), kBlockThreads, 0, stream>>>(rows, numbers, count, headers,
-                                                             wanted_norms);
+    using Rows = std::decay_t<decltype(rows)>;
+    Launch(JudgeRows<Rows>, BlocksOf(count), kBlockThreads, 0, stream, "judging rows", rows,
+           numbers, count, headers, wanted_norms);
   });
-  CheckLaunch("judging rows");
   std::vector<int64_t> host_keys(count);
   std::vector<uint32_t> host_numbers(count);
   std::vector<RowHeader> host_headers(count);
@@ -139,11 +139,11 @@ void GpuTable::EraseOnHost(const std::vector<int64_t>& keys, cudaStream_t stream
                             cudaMemcpyHostToDevice, stream),
             "writing keys to evict");
   WithRows([&](const auto& rows) {
-    EraseKeys<<<BlocksOf(keys.size()), kBlockThreads, 0, stream>>>(
-        index(), rows, space, static_cast<uint32_t>(keys.size()), nullptr,
-        reinterpret_cast<unsigned long long*>(space + keys.size()));
+    using Rows = std::decay_t<decltype(rows)>;
+    Launch(EraseKeys<Rows>, BlocksOf(keys.size()), kBlockThreads, 0, stream, "evicting rows",
+           index(), rows, space, static_cast<uint32_t>(keys.size()), nullptr,
+           reinterpret_cast<unsigned long long*>(space + keys.size()));
   });
-  CheckLaunch("evicting rows");
   CheckCuda(cudaStreamSynchronize(stream), "evicting rows");
   NoteSize(ReadCounters(stream));
 }

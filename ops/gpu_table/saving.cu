@@ -7,10 +7,12 @@
 #include <numeric>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_table/gpu_table.cuh"
 #include "ops/gpu_table/records.cuh"
 #include "ops/gpu_unique/workspace.cuh"
@@ -84,15 +86,14 @@ void Sort(const Selected& s, uint32_t count, cudaStream_t stream) {
   CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, bytes, s.keys, s.sorted_keys, s.numbers,
                                             s.sorted_numbers, count, 0, 64, stream),
             "sorting by key");
-  NumberByShard<<<BlocksOf(count), kBlockThreads, 0, stream>>>(s.sorted_keys, count, s.logical,
-                                                               s.order);
+  Launch(NumberByShard, BlocksOf(count), kBlockThreads, 0, stream, "numbering records",
+         s.sorted_keys, count, s.logical, s.order);
   bytes = s.sort_bytes;
   CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, bytes, s.logical, s.sorted_logical, s.order,
                                             s.sorted_order, count, 0, kLog2LogicalShards, stream),
             "sorting by shard");
-  Permute<<<BlocksOf(count), kBlockThreads, 0, stream>>>(s.sorted_keys, s.sorted_numbers,
-                                                         s.sorted_order, count, s.keys, s.numbers);
-  CheckLaunch("sorting records");
+  Launch(Permute, BlocksOf(count), kBlockThreads, 0, stream, "sorting records", s.sorted_keys,
+         s.sorted_numbers, s.sorted_order, count, s.keys, s.numbers);
 }
 
 // The columns of removed and waiting keys.
@@ -162,10 +163,10 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
   for (size_t done = 0; done < count; done += piece_rows) {
     const size_t n = std::min(piece_rows, count - done);
     WithRows([&](const auto& rows) {
-      ReadRecords<<<BlocksOf(n * kWarp), kBlockThreads, 0, stream>>>(
-          rows, selected.numbers + done, static_cast<uint32_t>(n), columns);
+      using Rows = std::decay_t<decltype(rows)>;
+      Launch(ReadRecords<Rows>, BlocksOf(n * kWarp), kBlockThreads, 0, stream, "reading records",
+             rows, selected.numbers + done, static_cast<uint32_t>(n), columns);
     });
-    CheckLaunch("reading records");
     if (columns.rows != nullptr) Copy(to.rows + done * dim(), columns.rows, n * dim(), stream);
     if (columns.slots != nullptr) {
       Copy(to.slots + done * slot_floats(), columns.slots, n * slot_floats(), stream);
@@ -223,10 +224,10 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
     Copy(piece.columns.frequency, from.frequency + done, count, stream);
     Copy(piece.columns.last_step, from.last_step + done, count, stream);
     WithRows([&](const auto& rows) {
-      WriteRecords<<<BlocksOf(count), kBlockThreads, 0, stream>>>(
-          index(), rows, piece.keys, static_cast<uint32_t>(count), piece.columns);
+      using Rows = std::decay_t<decltype(rows)>;
+      Launch(WriteRecords<Rows>, BlocksOf(count), kBlockThreads, 0, stream, "writing records",
+             index(), rows, piece.keys, static_cast<uint32_t>(count), piece.columns);
     });
-    CheckLaunch("writing records");
   }
   NoteSize(ReadCounters(stream));
   RecountShards(stream);

@@ -1,0 +1,348 @@
+// The GPU's table on an emulated GPU (emulated_gpu/emulation.h) is the CPU's: the same calls to
+// both, and rows, records, statistics and saved content are the same to the last bit, under any
+// order of threads; with rows of one precision and of two, with and without policies.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device_memory.h"
+#include "ops/common/cuda_error.cu"
+#include "ops/gpu_table/gpu_row_store.cu"
+#include "ops/gpu_table/gpu_table.cu"
+#include "ops/gpu_table/gpu_table_abi.cu"
+#include "ops/gpu_table/growth.cu"
+#include "ops/gpu_table/lookup.cu"
+#include "ops/gpu_table/lookup_mixed.cu"
+#include "ops/gpu_table/removal.cu"
+#include "ops/gpu_table/saving.cu"
+#include "ops/gpu_table/update.cu"
+#include "ops/gpu_table/update_mixed.cu"
+#include "ops/hash_table/table.h"
+#include "tests/native/check.h"
+#include "tests/native/parallel.h"
+
+namespace gmeta {
+
+// Deduplication and sums, which have tests of their own, on the host.
+size_t UniqueBytes(int64_t, int32_t) { return 0; }
+void Unique(const int64_t* ids, int64_t n, int32_t, int64_t* keys, int32_t* inverse, int32_t*,
+            int32_t* count, void*, cudaStream_t) {
+  *count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    inverse[i] = static_cast<int32_t>(std::find(keys, keys + *count, ids[i]) - keys);
+    if (inverse[i] == *count) keys[(*count)++] = ids[i];
+  }
+}
+size_t SegmentsBytes(int64_t n, int64_t u, int64_t) { return sizeof(int32_t) * (n + u + 1); }
+SegmentsView MakeSegments(const float*, int64_t, const int32_t* inverse, int64_t n, int64_t u,
+                          const int32_t*, void* workspace, cudaStream_t) {
+  int32_t* const starts = static_cast<int32_t*>(workspace);
+  int32_t* const positions = starts + u + 1;
+  std::iota(positions, positions + n, 0);
+  std::stable_sort(positions, positions + n,
+                   [&](int32_t a, int32_t b) { return inverse[a] < inverse[b]; });
+  for (int64_t j = 0, at = 0; j <= u; ++j) {
+    while (at < n && inverse[positions[at]] < j) ++at;
+    starts[j] = static_cast<int32_t>(at);
+  }
+  return {starts, positions, nullptr, nullptr};  // batches are too small for long segments
+}
+void SumSegments(const float* values, int64_t dim, const SegmentsView& segments, int64_t u,
+                 const int32_t* count, float* out, cudaStream_t) {
+  for (int64_t j = 0; j < (count != nullptr ? *count : u); ++j) {
+    for (int64_t d = 0; d < dim; ++d) {
+      const auto row = [&](int32_t place) { return values[segments.positions[place] * dim + d]; };
+      float sum = row(segments.starts[j]);
+      for (int32_t i = segments.starts[j] + 1; i < segments.starts[j + 1]; ++i) sum += row(i);
+      out[j * dim + d] = sum;
+    }
+  }
+}
+
+}  // namespace gmeta
+
+namespace {
+
+using gmeta::Eviction;
+using gmeta::Table;
+using gmeta::TableOptions;
+using std::vector;
+
+struct Settings {
+  size_t dim;
+  const char* optimizer;
+  vector<double> optimizer_parameters;
+  uint32_t half_below;
+  int64_t device_rows = 0;
+  const char* admission = "all";
+  vector<double> admission_parameters = {};
+  const char* eviction = "none";
+  vector<double> eviction_parameters = {};
+};
+
+struct Records {
+  vector<int64_t> keys, frequency, last_step;
+  vector<float> rows, slots;
+  int64_t step = 0;
+
+  void Resize(size_t n, size_t dim, size_t slot_floats) {
+    for (auto* column : {&keys, &frequency, &last_step}) column->resize(n);
+    rows.resize(n * dim);
+    slots.resize(n * slot_floats);
+  }
+};
+
+constexpr uint64_t kSeed = 77;
+
+class Gpu {
+ public:
+  explicit Gpu(const Settings& settings) {
+    const double spread[] = {0.0, 1.0};
+    gmeta_gpu_table_options options{};
+    options.name = "emulated";
+    options.dim = static_cast<int64_t>(settings.dim);
+    options.seed = kSeed;
+    const auto set = [](const vector<double>& from, const double** values, int64_t* count) {
+      *values = from.data();
+      *count = static_cast<int64_t>(from.size());
+    };
+    options.optimizer = settings.optimizer;
+    set(settings.optimizer_parameters, &options.optimizer_parameters,
+        &options.optimizer_parameter_count);
+    options.initializer = "normal";
+    options.initializer_parameters = spread;
+    options.initializer_parameter_count = 2;
+    options.admission = settings.admission;
+    set(settings.admission_parameters, &options.admission_parameters,
+        &options.admission_parameter_count);
+    options.eviction = settings.eviction;
+    set(settings.eviction_parameters, &options.eviction_parameters,
+        &options.eviction_parameter_count);
+    options.half_below = settings.half_below;
+    options.device_rows = settings.device_rows;
+    options.device = -1;
+    CHECK_EQ(gmeta_gpu_table_create(&options, &table), 0);
+  }
+  Gpu(const Gpu&) = delete;
+  ~Gpu() { gmeta_gpu_table_destroy(table); }
+
+  Records Export() const {
+    Records records;
+    struct Context {
+      Records* records;
+      const gmeta_gpu_table* table;
+    } context{&records, table};
+    const auto allocate = [](void* to, const gmeta_gpu_table_export_sizes* sizes,
+                             gmeta_gpu_table_export_columns* columns) {
+      auto [r, own] = *static_cast<Context*>(to);
+      r->Resize(static_cast<size_t>(sizes->rows), gmeta_gpu_table_dim(own),
+                gmeta_gpu_table_slot_floats(own));
+      r->step = sizes->step;
+      columns->keys = r->keys.data();
+      columns->rows = r->rows.data();
+      columns->slots = r->slots.data();
+      columns->frequency = r->frequency.data();
+      columns->last_step = r->last_step.data();
+      return 0;
+    };
+    CHECK_EQ(gmeta_gpu_table_export_shards(table, 0, 1024, 0, 0, allocate, &context), 0);
+    return records;
+  }
+
+  gmeta_gpu_table* table = nullptr;
+};
+
+TableOptions OptionsOf(const Settings& settings) {
+  TableOptions options;
+  options.dim = settings.dim;
+  options.optimizer = *gmeta::MakeOptimizer(settings.optimizer, settings.optimizer_parameters);
+  options.initializer = {gmeta::Initializer::Kind::kNormal, 0.0f, 1.0f, kSeed};
+  options.admission =
+      *gmeta::MakeAdmission(settings.admission, settings.admission_parameters, kSeed);
+  const vector<double>& p = settings.eviction_parameters;
+  if (!p.empty()) {
+    options.eviction = Eviction{
+        *gmeta::MakeEvictionPolicy(settings.eviction, {p.begin() + 3, p.end()}),
+        static_cast<uint64_t>(p[0]), static_cast<uint64_t>(p[1]), static_cast<uint32_t>(p[2])};
+  }
+  options.half_below = settings.half_below;
+  return options;
+}
+
+Records Export(Table* table) {
+  Records records;
+  const auto allocate = [&](uint64_t rows, int64_t step) -> std::optional<gmeta::RecordColumns> {
+    records.Resize(rows, table->dim(), table->slot_floats());
+    records.step = step;
+    return gmeta::RecordColumns{records.keys.data(), records.rows.data(), records.slots.data(),
+                                records.frequency.data(), records.last_step.data()};
+  };
+  CHECK(table->Export(allocate, Serial()));
+  return records;
+}
+
+template <class T>
+bool SameBits(const T* a, const T* b, size_t n) {
+  return n == 0 || std::memcmp(a, b, n * sizeof(T)) == 0;
+}
+
+void CheckSame(const Gpu& gpu, Table* table) {
+  const Records mine = gpu.Export(), theirs = Export(table);
+  const size_t n = theirs.keys.size(), dim = table->dim(), slots = table->slot_floats();
+  CHECK_EQ(mine.keys.size(), n);
+  CHECK_EQ(mine.step, theirs.step);
+  std::vector<size_t> by_key(n), of_mine(n);
+  std::iota(by_key.begin(), by_key.end(), size_t{0});
+  of_mine = by_key;
+  const auto sort = [](vector<size_t>* order, const Records& of) {
+    std::sort(order->begin(), order->end(),
+              [&](size_t a, size_t b) { return of.keys[a] < of.keys[b]; });
+  };
+  sort(&by_key, theirs);
+  sort(&of_mine, mine);
+  for (size_t i = 0; i < n; ++i) {
+    const size_t a = of_mine[i], b = by_key[i];
+    CHECK_EQ(mine.keys[a], theirs.keys[b]);
+    CHECK_EQ(mine.frequency[a], theirs.frequency[b]);
+    CHECK_EQ(mine.last_step[a], theirs.last_step[b]);
+    CHECK(SameBits(&mine.rows[a * dim], &theirs.rows[b * dim], dim));
+    CHECK(slots == 0 || SameBits(&mine.slots[a * slots], &theirs.slots[b * slots], slots));
+  }
+  const gmeta::TableStatistics s = table->Statistics();
+  const uint64_t expected[] = {s.hits,    s.misses,  s.inserts,   s.removes,  s.updates,
+                               s.ignored, s.rejects, s.evictions, s.half_rows};
+  int64_t found[12];
+  CHECK_EQ(gmeta_gpu_table_statistics(gpu.table, found), 0);
+  for (int i = 0; i < 9; ++i) CHECK_EQ(static_cast<uint64_t>(found[3 + i]), expected[i]);
+}
+
+// Random calls to both tables.
+void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t most_keys,
+               uint32_t seed) {
+  emulated::settings.seed = seed;
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  std::mt19937_64 random(seed);
+  const size_t dim = settings.dim;
+  vector<float> numbers(most_keys * dim + 4);
+  float* const aligned =
+      numbers.data() + (16 - reinterpret_cast<uintptr_t>(numbers.data()) % 16) % 16 / sizeof(float);
+  for (int call = 0; call < calls; ++call) {
+    vector<int64_t> keys(random() % most_keys + 1);
+    for (int64_t& key : keys) {
+      key = static_cast<int64_t>(random() % static_cast<uint64_t>(key_range)) - key_range / 2;
+      if (random() % 3 == 0) key /= 8;
+    }
+    const bool distinct = random() % 2 == 0;
+    if (distinct) {
+      std::sort(keys.begin(), keys.end());
+      keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+      std::shuffle(keys.begin(), keys.end(), random);
+    }
+    const size_t n = keys.size();
+    const auto count = static_cast<int64_t>(n);
+    // Where rows aren't aligned to vectors, they are copied number by number.
+    float* const rows = random() % 4 == 0 && n < most_keys ? aligned + 1 : aligned;
+    vector<float> expected(n * dim);
+    const uint64_t kind = random() % 10;
+    if (kind < 6) {
+      const bool insert = kind != 0;
+      CHECK_EQ(insert ? gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data(), count, distinct,
+                                                         rows, nullptr)
+                      : gmeta_gpu_table_lookup(gpu.table, keys.data(), count, rows, nullptr),
+               0);
+      table.Lookup(keys.data(), n, insert, expected.data(), Serial());
+      CHECK(SameBits(rows, expected.data(), n * dim));
+    } else if (kind < 8) {
+      std::normal_distribution<float> normal;
+      for (float& x : expected) x = normal(random) * (random() % 2 == 0 ? 1.0f : 1e-5f);
+      std::copy(expected.begin(), expected.end(), rows);
+      CHECK_EQ(gmeta_gpu_table_update(gpu.table, keys.data(), rows, count, 0.1f, distinct, nullptr),
+               0);
+      table.Update(keys.data(), expected.data(), n, 0.1f, Serial());
+    } else if (kind == 8) {
+      int64_t removed = 0;
+      CHECK_EQ(gmeta_gpu_table_remove(gpu.table, keys.data(), count / 3, &removed, nullptr), 0);
+      CHECK_EQ(static_cast<uint64_t>(removed), table.Remove(keys.data(), n / 3, Serial()));
+    } else {
+      // What is there comes again with other frequencies, so that rows change their form.
+      Records records = Export(&table);
+      for (int64_t& frequency : records.frequency) frequency = static_cast<int64_t>(random() % 9);
+      const bool replace = random() % 2 == 0;
+      const size_t taken = replace ? records.keys.size() : records.keys.size() / 2;
+      CHECK_EQ(
+          gmeta_gpu_table_import(gpu.table, records.keys.data(), records.rows.data(),
+                                 records.slots.data(), records.frequency.data(),
+                                 records.last_step.data(), static_cast<int64_t>(taken), 5, replace),
+          0);
+      const gmeta::ConstRecordColumns columns{records.keys.data(), records.rows.data(),
+                                              records.slots.data(), records.frequency.data(),
+                                              records.last_step.data()};
+      replace ? table.Replace(columns, taken, 5, Serial()) : table.Merge(columns, taken, Serial());
+    }
+    if (call % 6 == 5) CheckSame(gpu, &table);
+  }
+  CheckSame(gpu, &table);
+}
+
+// Memory for promoted rows may be missing: the lookup says so, and the next one goes on.
+void TestPromotionGoesOnWhenThereIsMemory() {
+  const Settings settings{64, "adagrad", {0.1, 1e-7}, 2};
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  vector<int64_t> keys(600);
+  std::iota(keys.begin(), keys.end(), 0);
+  vector<float> rows(keys.size() * settings.dim), expected(rows);
+  const auto look_up = [&](size_t first, size_t n) {
+    return gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data() + first, static_cast<int64_t>(n),
+                                            1, rows.data(), nullptr);
+  };
+  const auto expect = [&](size_t first, size_t n) {
+    table.Lookup(keys.data() + first, n, true, expected.data(), Serial());
+    CHECK(SameBits(rows.data(), expected.data(), n * settings.dim));
+  };
+  CHECK_EQ(look_up(0, 600), 0);
+  expect(0, 600);
+  emulated::device_memory.most = emulated::device_memory.bytes + 100000;
+  CHECK_EQ(look_up(0, 600), GMETA_CUDA_OUT_OF_MEMORY);
+  expect(0, 600);  // but for that, all was done
+  int64_t removed = 0;
+  CHECK_EQ(gmeta_gpu_table_remove(gpu.table, keys.data(), 50, &removed, nullptr), 0);
+  CHECK_EQ(table.Remove(keys.data(), 50, Serial()), static_cast<uint64_t>(removed));
+  CHECK_EQ(look_up(100, 10), GMETA_CUDA_OUT_OF_MEMORY);  // which does nothing before
+  emulated::device_memory.most = SIZE_MAX;
+  CHECK_EQ(look_up(0, 300), 0);
+  expect(0, 300);
+  CheckSame(gpu, &table);
+}
+
+}  // namespace
+
+int main() {
+  uint32_t seed = 1;
+  for (const uint32_t half_below : {0u, 2u, 5u}) {
+    TestTrace({64, "adam", {0.9, 0.999, 1e-7}, half_below}, 18, 500, 300, seed++);
+    TestTrace({67, "adagrad", {0.1, 1e-7}, half_below, 1}, 12, 500, 300, seed++);
+    TestTrace({128, "rowwise_adagrad", {0.1, 1e-7}, half_below}, 12, 300, 200, seed++);
+    const double row = 8 + 4 * 128 + 48;
+    Settings bound{64, "momentum", {0.9, 1.0}, half_below};
+    bound.eviction = "frequency";
+    bound.eviction_parameters = {0, 300 * row, 0};
+    TestTrace(bound, 18, 3000, 300, seed++);
+    bound.admission = "count";
+    bound.admission_parameters = {2};
+    bound.eviction = "norm";
+    bound.eviction_parameters = {0, 0, 2, 7.9};
+    TestTrace(bound, 18, 900, 300, seed++);
+  }
+  TestPromotionGoesOnWhenThereIsMemory();
+  CHECK_EQ(emulated::device_memory.bytes, size_t{0});
+  CHECK_EQ(emulated::pinned_memory.bytes, size_t{0});
+}
