@@ -3,6 +3,7 @@
 #include <string>
 
 #include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_unique/gpu_unique.cuh"
 #include "ops/gpu_unique/gpu_unique_abi.h"
 #include "ops/gpu_unique/unique_steps.cuh"
@@ -89,23 +90,23 @@ void Unique(const int64_t* ids, int64_t n, int32_t ranks, int64_t* keys, int32_t
             "clearing the scratch table");
   const uint32_t size = static_cast<uint32_t>(n);
   uint32_t* const slot_of = reinterpret_cast<uint32_t*>(inverse);
-  unique::Claim<<<Blocks(n), kThreads, 0, stream>>>(
-      ids, size, s.slots, static_cast<uint32_t>(s.slot_count - 1), slot_of);
-  unique::Mark<<<s.stretches, kThreads, 0, stream>>>(s.slots, slot_of, size, s.words, s.bits,
-                                                     s.firsts);
-  unique::Number<<<s.stretches, kThreads, 0, stream>>>(ids, s.slots, slot_of, s.words, s.bits,
-                                                       s.firsts, ranks > 0 ? s.keys : keys, count);
+  Launch(unique::Claim, Blocks(n), kThreads, 0, stream, "unique", ids, size, s.slots,
+         static_cast<uint32_t>(s.slot_count - 1), slot_of);
+  Launch(unique::Mark, s.stretches, kThreads, 0, stream, "unique", s.slots, slot_of, size, s.words,
+         s.bits, s.firsts);
+  Launch(unique::Number, s.stretches, kThreads, 0, stream, "unique", ids, s.slots, slot_of, s.words,
+         s.bits, s.firsts, ranks > 0 ? s.keys : keys, count);
   if (ranks > 0) {
     const uint32_t blocks = std::min(Blocks(n), 1024u);
-    unique::FindOwners<<<blocks, kThreads, 0, stream>>>(
-        s.keys, count, size, static_cast<uint32_t>(ranks), s.owners, s.places, counts);
+    Launch(unique::FindOwners, blocks, kThreads, 0, stream, "unique", s.keys, count, size,
+           static_cast<uint32_t>(ranks), s.owners, s.places, counts);
     CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, s.sort_bytes, s.owners, s.sorted_owners,
                                               s.places, s.order, n, 0, OwnerBits(ranks), stream),
               "sorting by owner");
-    unique::Move<<<Blocks(n), kThreads, 0, stream>>>(s.keys, s.order, count, keys, s.moved);
+    Launch(unique::Move, Blocks(n), kThreads, 0, stream, "unique", s.keys, s.order, count, keys,
+           s.moved);
   }
-  unique::Answer<<<Blocks(n), kThreads, 0, stream>>>(s.slots, s.moved, size, inverse);
-  CheckLaunch("unique");
+  Launch(unique::Answer, Blocks(n), kThreads, 0, stream, "unique", s.slots, s.moved, size, inverse);
 }
 
 namespace {

@@ -1,6 +1,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
 #include "ops/gpu_unique/gpu_unique_abi.h"
 #include "ops/gpu_unique/segments.cuh"
 #include "ops/gpu_unique/workspace.cuh"
@@ -174,28 +175,28 @@ SegmentsView MakeSegments(const float* values, int64_t dim, const int32_t* inver
   Scratch s = Cut(n, u, dim, workspace);
   const uint32_t items = static_cast<uint32_t>(n), most = static_cast<uint32_t>(u);
   if (n > 0) {
-    Number<<<Blocks(n), kThreads, 0, stream>>>(s.numbers, items);
+    Launch(Number, Blocks(n), kThreads, 0, stream, "sorting positions by row", s.numbers, items);
     CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, s.sort_bytes, inverse, s.sorted, s.numbers,
                                               s.positions, n, 0, Bits(u), stream),
               "sorting positions");
   }
   CheckCuda(cudaMemsetAsync(s.listed, 0, sizeof *s.listed, stream), "clearing a counter");
-  FindStarts<<<Blocks(n + 1), kThreads, 0, stream>>>(s.sorted, items, most, count, s.starts);
+  Launch(FindStarts, Blocks(n + 1), kThreads, 0, stream, "sorting positions by row", s.sorted,
+         items, most, count, s.starts);
   if (u > 0) {
-    ListPieces<<<Blocks(u), kThreads, 0, stream>>>(s.starts, most, count, s.pieces, s.list,
-                                                   s.listed);
+    Launch(ListPieces, Blocks(u), kThreads, 0, stream, "sorting positions by row", s.starts, most,
+           count, s.pieces, s.list, s.listed);
   }
   if (n > kPiece) {
     constexpr uint32_t kGrid = 512;
     if (IsVector(dim, values, s.sums)) {
-      SumPieces<float4><<<kGrid, kThreads, 0, stream>>>(values, static_cast<uint32_t>(dim / 4),
-                                                        s.positions, s.list, s.listed, s.sums);
+      Launch(SumPieces<float4>, kGrid, kThreads, 0, stream, "sorting positions by row", values,
+             static_cast<uint32_t>(dim / 4), s.positions, s.list, s.listed, s.sums);
     } else {
-      SumPieces<float><<<kGrid, kThreads, 0, stream>>>(values, static_cast<uint32_t>(dim),
-                                                       s.positions, s.list, s.listed, s.sums);
+      Launch(SumPieces<float>, kGrid, kThreads, 0, stream, "sorting positions by row", values,
+             static_cast<uint32_t>(dim), s.positions, s.list, s.listed, s.sums);
     }
   }
-  CheckLaunch("sorting positions by row");
   return {s.starts, s.positions, s.pieces, s.sums};
 }
 
@@ -207,14 +208,12 @@ void SumSegments(const float* values, int64_t dim, const SegmentsView& segments,
   const uint32_t log2 = Log2LanesOf(vectors);
   const uint32_t blocks = Blocks(static_cast<uint64_t>(u) << log2);
   const auto kernel = vector ? SumEach<float4> : SumEach<float>;
-  kernel<<<blocks, kThreads, 0, stream>>>(values, vectors, segments, static_cast<uint32_t>(u),
-                                          count, log2, out);
-  CheckLaunch("summing segments");
+  Launch(kernel, blocks, kThreads, 0, stream, "summing segments", values, vectors, segments,
+         static_cast<uint32_t>(u), count, log2, out);
 }
 
 }  // namespace gmeta
 
-using gmeta::CheckLaunch;
 using gmeta::Guarded;
 using gmeta::Require;
 
@@ -256,8 +255,7 @@ int gmeta_gpu_gather_rows(const float* rows, int64_t dim, const int32_t* inverse
     const uint32_t log2 = gmeta::Log2LanesOf(vectors);
     const uint32_t blocks = gmeta::Blocks((static_cast<uint64_t>(n) + 3) / 4 << log2);
     const auto kernel = vector ? gmeta::GatherRows<float4> : gmeta::GatherRows<float>;
-    kernel<<<blocks, gmeta::kThreads, 0, on>>>(rows, vectors, inverse, static_cast<uint32_t>(n),
-                                               log2, out);
-    CheckLaunch("gather_rows");
+    gmeta::Launch(kernel, blocks, gmeta::kThreads, 0, on, "gather_rows", rows, vectors, inverse,
+                  static_cast<uint32_t>(n), log2, out);
   });
 }

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -74,6 +75,10 @@ template <class T>
 T atomicOr(T* to, T bits) {
   return std::exchange(*to, *to | bits);
 }
+template <class T>
+T atomicMin(T* to, T other) {
+  return std::exchange(*to, std::min(*to, other));
+}
 inline unsigned atomicSub(unsigned* to, unsigned by) { return std::exchange(*to, *to - by); }
 inline unsigned atomicAdd(unsigned* to, int by) { return atomicAdd(to, static_cast<unsigned>(by)); }
 
@@ -127,6 +132,21 @@ inline cudaError_t cudaHostGetDevicePointer(void** to, void* data, unsigned) {
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return *free = *total = 0, cudaSuccess;
 }
+
+namespace emulated {
+
+// Scratch memory, which holds anything.
+struct Workspace {
+  explicit Workspace(size_t bytes) : bytes(bytes) { cudaMalloc(&data, bytes); }
+  ~Workspace() { cudaFree(data); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  void* data = nullptr;
+  const size_t bytes;
+};
+
+}  // namespace emulated
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
