@@ -1,4 +1,4 @@
-"""Settings of `compile` that models with dynamic tables can't follow."""
+"""What `compile` is given: settings that models with dynamic tables can't follow, metrics by their names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
+from gmeta.core.lifted import lifted
 
 
 def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
@@ -30,3 +31,16 @@ def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any
             f"{type(model.distribute_strategy).__name__} has {replicas} replicas in one process, and "
             "tables serve one: use tf.distribute's default strategy, a process for each device"
         )
+
+
+def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
+    """Make the metrics that `compile` was given by name, as Keras does when it first updates them.
+
+    Args:
+      container: A compiled model's ``compiled_metrics``; None if it has none.
+      y_true: Labels, as they are given to it.
+      y_pred: Outputs.
+    """
+    if container is not None and not container.built:
+        with lifted():
+            container.build(y_pred, container._conform_to_outputs(y_pred, y_true))

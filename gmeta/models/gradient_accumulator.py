@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core.lifted import lifted
 from gmeta.layers import TableGradient
 from gmeta.ops import SGD, HashTable, Records, Zeros
 
@@ -124,7 +125,7 @@ class GradientAccumulator:
     def _prepare(self, variables: Sequence[tf.Variable]) -> None:
         if [id(v) for v in variables] == [id(v) for v in self._variables]:
             return
-        with tf.init_scope():
+        with lifted():
             self._variables = list(variables)
             self._sums = [
                 tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="accumulated_gradient")

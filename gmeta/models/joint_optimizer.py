@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import NotFiniteError
+from gmeta.core.lifted import lifted
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.gradient_accumulator import GradientAccumulator
 from gmeta.models.ranks.gradients import Gradient, all_finite, global_means, times_samples
@@ -172,6 +173,10 @@ class JointOptimizer:
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None,
     ) -> None:
+        stepping = [variable for gradient, variable in pairs if gradient is not None]
+        if stepping and hasattr(self.optimizer, "build"):  # its slots
+            with lifted():
+                self.optimizer.build(stepping)
         rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
             self.optimizer.apply_gradients(pairs)

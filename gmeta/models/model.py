@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers import record_lookups
-from gmeta.models.compile_settings import check_compile
+from gmeta.models.compile_settings import check_compile, make_metrics
 from gmeta.models.joint_optimizer import JointOptimizer
 from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
@@ -138,6 +138,11 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         loss = self.compute_loss(x, y, y_pred, sample_weight)
         self._validate_target_and_loss(y, loss)
         return loss, _samples(y_pred), lambda: self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
+        """As `tf.keras.Model.compute_metrics`."""
+        make_metrics(self.compiled_metrics, y, y_pred)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was called with."""

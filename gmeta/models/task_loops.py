@@ -10,6 +10,7 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.layers import CollectionLookup, EmbeddingCollection
 from gmeta.meta.reduction import Reduction
+from gmeta.models.compile_settings import make_metrics
 from gmeta.models.inner_rates import InnerRates
 from gmeta.models.meta_checks import columns_beside, task_batch
 from gmeta.models.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
@@ -179,9 +180,9 @@ class TaskLoops:
         """The mean loss of outputs; metrics see them."""
         labels, mask = view.labels(part), view.mask(part)
         real = mask > 0
-        self.compiled_metrics.update_state(
-            tf.boolean_mask(like_outputs(labels), real), tf.boolean_mask(outputs, real)
-        )
+        true, predicted = tf.boolean_mask(like_outputs(labels), real), tf.boolean_mask(outputs, real)
+        make_metrics(self.compiled_metrics, true, predicted)
+        self.compiled_metrics.update_state(true, predicted)
         self._task_metrics.update(labels, outputs, mask)
         return meta.reduce_tasks(self._sample_loss(labels, outputs), mask, self.reduction)
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from gmeta.core.lifted import lifted
+
 KINDS = ("alltoall", "allreduce", "allgather", "broadcast", "barrier")
 
 
@@ -64,14 +66,14 @@ def count_collectives() -> Iterator[CollectiveCounts]:
 @functools.cache
 def counter(kind: str) -> tf.Variable:
     """Collectives executed so far and their bytes, int64 (2,)."""
-    with tf.init_scope(), tf.device("CPU:0"):
+    with lifted(), tf.device("CPU:0"):
         return tf.Variable([0, 0], dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_count")
 
 
 @functools.cache
 def starts(kind: str) -> tf.Variable:
     """Collectives started so far, int64. Not part of `counter`: one would wait for the end of another."""
-    with tf.init_scope(), tf.device("CPU:0"):
+    with lifted(), tf.device("CPU:0"):
         return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_starts")
 
 
