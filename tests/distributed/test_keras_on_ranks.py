@@ -262,6 +262,11 @@ def only_ranks(folder: str) -> dict[str, Any]:
 
     sent = exchange.send_keys([tf.constant([3, 3, 9, here.rank], tf.int64)], dedup=False)
     seen["no dedup"] = int(tf.size(sent.routed.keys[0]))
+    batches = [tf.constant([3, 3, 9, here.rank], tf.int64), tf.constant([7] * here.rank, tf.int64)]
+    for device in ("cpu", "gpu"):  # without a GPU TensorFlow computes both on the CPU
+        sent = tf.function(exchange.send_keys)(batches, samples=5, device=device, name=device)
+        told = (sent.routed.message, sent.owned.wire_keys, sent.owned.counts, sent.owned.notes)
+        seen[f"keys by {device}"] = [each.numpy().tolist() for each in tf.nest.flatten(told)]
     return seen
 
 
@@ -468,3 +473,9 @@ def test_half_the_bytes_on_the_wire_round_what_is_trained(ranks: Any) -> None:
 
 def test_without_deduplication_every_key_travels(ranks: Any) -> None:
     assert [rank["only"]["no dedup"] for rank in ranks] == [4, 4]
+
+
+def test_messages_put_together_on_a_gpu_are_those_of_the_native_ops(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["only"]["keys by gpu"] == rank["only"]["keys by cpu"]
+        assert rank["only"]["keys by gpu"][-1] == [[5], [5]]
