@@ -67,11 +67,6 @@ def time_bucket(difference: tf.Tensor) -> tf.Tensor:
     return tf.reshape(found, tf.shape(difference))
 
 
-def is_biased(bias: RelativeBias | None) -> bool:
-    """Whether a bias adds anything: it is there, and has a table."""
-    return bias is not None and any(table is not None for table in bias[:2])
-
-
 def bias_inputs(bias: RelativeBias | None) -> dict[str, Any]:
     """The inputs and the attribute by which native ops take a bias: what is absent has no elements."""
     bias = bias or RelativeBias()

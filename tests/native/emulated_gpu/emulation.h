@@ -1,18 +1,19 @@
-// A GPU of one multiprocessor at a time, on the CPU: enough of CUDA for the attention kernels to
-// run as they stand, compiled by g++.
+// A GPU of one multiprocessor at a time, on the CPU: enough of CUDA for the kernels of attention,
+// of tables and of deduplication to run as they stand, compiled by g++.
 //
 // Layout. A block's threads are fibers (ucontext) of one thread of the CPU. The folder beside this
 // header holds headers of the names that kernels include: CUDA's (cuda_runtime.h and others), and
-// in place of the files that are PTX (hopper.cuh, wgmma_instructions.cuh, tensor_map.cuh,
-// cuda_launch.cuh) what those do in C++. They come first in the include path; all else is the
-// kernels' own code.
+// in place of the files that are PTX or ask the driver (hopper.cuh, wgmma_instructions.cuh,
+// tensor_map.cuh, relaxed_read.cuh, cuda_launch.cuh) what those do in C++. They come first in the
+// include path; all else is the kernels' own code.
 //
-// Order. A fiber runs until it has to wait for others, and says by a predicate for what; which of
-// the ready ones comes next is drawn. What runs asynchronously on a GPU, copies and products of
-// matrices, happens as early as it may (Pace::kEarly), or as late (kLate): a copy when nothing else
-// can go on, a product when it is waited for. A missing wait, a buffer that is given back too soon
-// or a register that is used too early so gives wrong numbers under one of the two. Where all wait
-// for each other the program says so, and ends.
+// Order. A fiber runs until it has to wait for others, and says by a predicate for what. They take
+// turns in a ring; from where on it is gone through is drawn for each round. What runs
+// asynchronously on a GPU, copies and products of matrices, happens as early as it may
+// (Pace::kEarly), or as late (kLate): a copy when nothing else can go on, a product when it is
+// waited for. A missing wait, a buffer that is given back too soon or a register that is used too
+// early so gives wrong numbers under one of the two. Where all wait for each other the program says
+// so, and ends.
 //
 // What it doesn't show: how fast anything is, races of two threads that never wait between their
 // accesses, and limits such as registers.
