@@ -17,7 +17,7 @@ class RelativeBiasTables(tf.keras.layers.Layer):
     """What attention learns to add for distances in places and in time, one number for all heads.
 
     Both tables start at N(0, 0.02²), as in the published code of HSTU (Zhai et al., ICML 2024) and of FuXi-α
-    (Ye et al., WWW 2025).
+    (Ye et al., WWW 2025). They are float32, under a policy of mixed precision too.
 
     Args:
       max_length: n: distances beyond n - 1 count as n - 1.
@@ -52,7 +52,8 @@ class RelativeBiasTables(tf.keras.layers.Layer):
 
     def _table(self, name: str, size: int, seed: int) -> tf.Variable:
         initializer = tf.keras.initializers.RandomNormal(stddev=0.02, seed=seed)
-        return self.add_weight(name=name, shape=[size], initializer=initializer)
+        # Attention adds them in float32, whatever it multiplies in.
+        return self.add_weight(name=name, shape=[size], initializer=initializer, experimental_autocast=False)
 
     def call(self, view: SequenceView) -> RelativeBias:
         """The bias for sequences so viewed.

@@ -10,7 +10,7 @@ from gmeta.core.native import load_op_library
 from gmeta.ops.attention_device import is_native, on_gpu
 from gmeta.ops.hstu_attention import hstu_attention
 from gmeta.ops.normalisation import layer_norm
-from gmeta.ops.portable import is_portable
+from gmeta.ops.portable import is_portable, portable_ops
 from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 
 _native = load_op_library("ops")
@@ -141,7 +141,7 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
     def there(of: tf.Tensor, value: tf.Tensor) -> tf.Tensor | None:
         return value if of.shape != [0] else None
 
-    with tf.GradientTape() as outer:
+    with portable_ops(), tf.GradientTape() as outer:
         outer.watch(wide)
         with tf.GradientTape() as inner:
             inner.watch(wide[:-1])

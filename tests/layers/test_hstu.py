@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import HSTU, HSTUBlock
+from gmeta.layers import HSTU, HSTUBlock, sequence_view
 from gmeta.ops import AttentionMask, Jagged
 from gmeta.ops.reference.hstu import hstu_block
 from gmeta.testing.layer_parity import check_layer, own_name
@@ -54,6 +54,14 @@ def test_outputs_and_gradients_are_those_of_the_equations(seed, sizes, heads, by
         drawn.x,
         seed,
     )
+
+
+def test_bias_tables_stay_float32_under_mixed_precision():
+    policy = tf.keras.mixed_precision.Policy("mixed_bfloat16")
+    block = HSTUBlock(heads=2, attention_dim=4, value_dim=4, max_length=9, bias_by_time=False, dtype=policy)
+    x = Jagged(tf.ones([5, 8], tf.bfloat16), tf.constant([0, 2, 5], tf.int64))
+    assert block(x).values.dtype == tf.bfloat16
+    assert block.bias_tables(sequence_view(block.mask, x.offsets)).positions.dtype == tf.float32
 
 
 def test_weights_start_as_the_published_code_has_them():

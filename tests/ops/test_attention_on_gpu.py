@@ -1,5 +1,7 @@
 """HSTU attention, norms and layers on a GPU: their errors against float64 beside those of the plain form."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -151,11 +153,14 @@ def test_gradients_of_gradients_are_those_of_the_plain_form(form, biased):
         return outer.gradient(loss, z)
 
     with portable_ops():
-        exact = second(tf.cast(z, tf.float64))
-    assert distance(second(z), exact) < 0.05
+        exact, plain = second(tf.cast(z, tf.float64)), second(z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # that it is plain is no shortcoming of the GPU's
+        assert distance(second(z), exact) <= 2 * distance(plain, exact)
 
 
 def test_a_block_computes_in_a_graph_what_it_does_without_one():
+    """TensorFlow rounds sums less often in a graph, where it joins them."""
     block = HSTUBlock(
         heads=2,
         attention_dim=64,
@@ -167,7 +172,7 @@ def test_a_block_computes_in_a_graph_what_it_does_without_one():
     offsets = batch("causal")[0]
     x = Jagged(tf.constant(drawn(0, sum(LENGTHS), 96), tf.bfloat16), offsets)
     eager = block(x).values
-    np.testing.assert_array_equal(tf.function(block)(x).values, eager)
+    assert distance(tf.function(block)(x).values, eager) < 2**-8
 
 
 def test_what_has_no_kernel_is_computed_by_plain_tensorflow_with_one_warning():

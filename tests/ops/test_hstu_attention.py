@@ -17,6 +17,7 @@ from gmeta.ops import (
     hstu_attention,
     time_bucket,
 )
+from gmeta.ops.portable import portable_ops
 from gmeta.ops.reference import attention as reference
 from gmeta.ops.relative_bias import bucket_starts
 
@@ -197,6 +198,30 @@ def test_half_precision_is_float32_rounded(dtype):
         gradients = tape.gradient(found, [q, k, v]), tape.gradient(expected, exact)
     for one, other in zip([found, *gradients[0]], [expected, *gradients[1]], strict=True):
         np.testing.assert_array_equal(tf.cast(one, tf.float32), tf.cast(tf.cast(other, dtype), tf.float32))
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("table", [tf.bfloat16, tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+def test_tables_may_be_of_another_dtype(table, dtype):
+    sequences = [(0, 5, 0), (1, 30, 2)]
+    arrays, _, offsets, visible, matrices, bias = drawn(3, sequences, 2, 8, 8, MASKS[0], 20, with_times=True)
+    arrays = [np.array(tf.cast(tf.constant(x), dtype).numpy(), np.float64) for x in arrays]
+    tables = [tf.cast(x, table) for x in bias[:2]]
+    want = reference.hstu_attention(
+        *arrays, offsets, matrices, SCALE, 0.4, RelativeBias(*(np.float64(x) for x in tables), *bias[2:])
+    )
+    given_ = RelativeBias(*tables, *bias[2:])
+
+    def attend():
+        heads = [tf.cast(x, dtype) for x in arrays]
+        return hstu_attention(*heads, tf.constant(offsets), visible, scale=SCALE, alpha=0.4, bias=given_)
+
+    with portable_ops():
+        plain = attend()
+    for out in (attend(), plain):
+        assert out.dtype == dtype
+        most = max(1e-6, 4e-3 * (dtype == tf.bfloat16))
+        assert np.linalg.norm(np.float64(out) - want) <= most * np.linalg.norm(want)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])

@@ -12,8 +12,9 @@ step      a training step's sparse part with Adam: 1 M ids, 350 k of them distin
 
 A call has 1 M keys. load is how full the index is. "% of copy" is of the bandwidth of a large copy on the
 same GPU, counting the bytes of rows that must be read and written, and no others: 2 * 4 * dim a key found,
-7 * 4 * dim a row updated by Adam. Values are medians of 50 calls after 10, timed by CUDA events; keys change
-from call to call. PyTorch is needed.
+7 * 4 * dim a row updated by Adam. half: of a table of TwoPrecisions whose rows are all halves, (2 + 4) * dim
+a key found, (4 + 6 * 2) * dim a row updated. Values are medians of 50 calls after 10, timed by CUDA events;
+keys change from call to call. PyTorch is needed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ OPTIMIZERS = {
     "adam": SimpleNamespace(kind="adam", hyperparameters=(0.9, 0.999, 1e-7)),
 }
 BATCH, SETS, ZIPF = 1 << 20, 8, 1.05
+NEVER = 1 << 30  # uses, before a row is stored in full
 
 
 def why_absent() -> str | None:
@@ -93,11 +95,13 @@ class _Bench:
         share = 100 * count * row_bytes / seconds / self.bandwidth
         self.results.append(Result(f"gpu_table/{name}/share", share, "% of copy"))
 
-    def table(self, dim: int, optimizer: str, log2_slots: int, load: float) -> None:
+    def table(self, dim: int, optimizer: str, log2_slots: int, load: float, half: bool = False) -> None:
         import torch
 
         most, rows = (1 << log2_slots) * 3 // 4, int(load * (1 << log2_slots))
-        table = GpuTable(dim, OPTIMIZERS[optimizer], NORMAL, 1)
+        table = GpuTable(dim, OPTIMIZERS[optimizer], NORMAL, 1, half_below=NEVER if half else 0)
+        # Of a weight found, and of one updated: float32 gradients and results, numbers as they are stored.
+        found, updated = (2 + 4, 4 + 6 * 2) if half else (8, 28)
         table.reserve(most)
         out = torch.empty((BATCH, dim), device="cuda")
         numbers = torch.arange(rows, device="cuda")
@@ -108,34 +112,34 @@ class _Bench:
         for first in range(0, rows, BATCH):
             insert(keys_of(numbers[first : first + BATCH]))
         assert table.size() == rows
-        place = f"dim{dim}/slots2^{log2_slots}/load{load}"
+        place = f"dim{dim}/slots2^{log2_slots}/load{load}{'/half' if half else ''}"
 
         def lookups(form: str) -> None:
             chosen = [drawn(rows, form) for _ in range(SETS)]
             sets = [keys_of(one) for one in chosen]
             peer: Any = (None, None)
-            if form == "uniform" and load == 0.75 and rows * dim * 4 < 40 << 30:
+            if form == "uniform" and not half and load == 0.75 and rows * dim * 4 < 40 << 30:
                 matrix = torch.randn((rows, dim), device="cuda")
                 seconds = self.time(lambda i: torch.index_select(matrix, 0, chosen[i % SETS], out=out))
                 peer = ("torch.index_select", seconds)
             seconds = self.time(lambda i: table.call("lookup", at(sets[i % SETS]), BATCH, at(out), stream()))
-            self.rate(f"find/{form}/{place}", seconds, BATCH, 8 * dim, peer)
+            self.rate(f"find/{form}/{place}", seconds, BATCH, found * dim, peer)
             seconds = self.time(lambda i: insert(sets[i % SETS], 0))
-            self.rate(f"upsert/{form}/{place}", seconds, BATCH, 8 * dim)
+            self.rate(f"upsert/{form}/{place}", seconds, BATCH, found * dim)
 
         for form in ("uniform", "zipf"):
             lookups(form)
         count = min(BATCH, rows)
         distinct = [keys_of(torch.randperm(rows, device="cuda")[:count]) for _ in range(SETS)]
         seconds = self.time(lambda i: insert(distinct[i % SETS]))
-        self.rate(f"upsert_distinct/uniform/{place}", seconds, count, 8 * dim)
+        self.rate(f"upsert_distinct/uniform/{place}", seconds, count, found * dim)
         if optimizer == "adam":
             gradients, rate = torch.randn((count, dim), device="cuda"), ctypes.c_float(1e-3)
             flags = (rate, ctypes.c_int32(1))
             seconds = self.time(
                 lambda i: table.call("update", at(distinct[i % SETS]), at(gradients), count, *flags, stream())
             )
-            self.rate(f"adam/uniform/{place}", seconds, count, 28 * dim)
+            self.rate(f"adam/uniform/{place}", seconds, count, updated * dim)
         if load == 0.5 and not self.smoke:
             fresh = min((most - rows) // BATCH, 20) - 10
             new = keys_of(torch.arange(rows, most, device="cuda"))
@@ -143,7 +147,7 @@ class _Bench:
 
             if fresh > 0:
                 run = timed(lambda i: insert(new[i * BATCH : (i + 1) * BATCH]), fresh)
-                self.rate(f"insert/{place}", run.p50, BATCH, 8 * dim)
+                self.rate(f"insert/{place}", run.p50, BATCH, found * dim)
 
     def unique(self, form: str) -> None:
         import torch
@@ -237,6 +241,8 @@ def main() -> None:
                 adam = 12 * dim << slots < 110 << 30
                 for load in (0.5, 0.75):
                     bench.table(dim, "adam" if adam else "sgd", slots, load)
+                    if dim == 64 and adam:
+                        bench.table(dim, "adam", slots, load, half=True)
     finally:  # also what there is when it is interrupted
         facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
         report("GPU table", bench.results, given.json, **facts)

@@ -208,11 +208,13 @@ def _rab(bias: RelativeBias | None, offsets: tf.Tensor, length: tf.Tensor, dtype
     if bias.positions is not None:
         n = (tf.size(bias.positions) + 1) // 2
         apart = tf.range(length) - tf.range(length)[:, tf.newaxis]
-        added += tf.gather(bias.positions, tf.clip_by_value(apart + n - 1, 0, 2 * n - 2))
+        of_places = tf.cast(bias.positions, dtype)
+        added += tf.gather(of_places, tf.clip_by_value(apart + n - 1, 0, 2 * n - 2))
     if bias.time_buckets is not None:
         rows, columns = (
             tf.RaggedTensor.from_row_splits(times, offsets).to_tensor()
             for times in (bias.row_times, bias.column_times)
         )
-        added += tf.gather(bias.time_buckets, time_bucket(rows[:, :, tf.newaxis] - columns[:, tf.newaxis]))
+        of_times = tf.cast(bias.time_buckets, dtype)
+        added += tf.gather(of_times, time_bucket(rows[:, :, tf.newaxis] - columns[:, tf.newaxis]))
     return added
