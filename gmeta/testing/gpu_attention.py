@@ -98,7 +98,8 @@ class GpuAttention:
       dtype: Its name, ``"bfloat16"`` or ``"float16"``.
       mask: The rule of what is seen.
       seed: Of the inputs.
-      bias: Which tables of a relative bias there are. That of places is too short for the longest ways.
+      bias: Which tables of a relative bias there are.
+      places: n of the table of places; None: too few for the longest ways.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class GpuAttention:
         mask: Mask,
         seed: int = 0,
         bias: Collection[Table] = (),
+        places: int | None = None,
     ) -> None:
         import torch  # type: ignore[import-not-found,unused-ignore]
 
@@ -135,12 +137,12 @@ class GpuAttention:
         self.bias: _Bias | None = None
         self.tables: dict[Table, Any] = {}
         if bias:
-            self._draw_bias(bias, max(lengths), rng)
+            self._draw_bias(bias, places or max(max(lengths) // 2, 1), rng)
 
-    def _draw_bias(self, tables: Collection[Table], longest: int, rng: np.random.Generator) -> None:
+    def _draw_bias(self, tables: Collection[Table], places: int, rng: np.random.Generator) -> None:
         torch = self.torch
         sizes: dict[Table, int] = {
-            "positions": 2 * max(longest // 2, 1) - 1,
+            "positions": 2 * places - 1,
             "time_buckets": len(_STARTS) + 1,
         }
         for name in tables:

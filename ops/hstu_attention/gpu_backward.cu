@@ -57,7 +57,7 @@ void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const Gmeta
   BackwardArguments in;
   in.plan = Plan::In(const_cast<void*>(a.plan), a.tokens, a.batch);
   in.visible = a.visible;
-  in.tokens = a.tokens, in.heads = a.heads, in.alpha = a.alpha, in.scale = a.scale;
+  in.tokens = a.tokens, in.heads = a.heads, in.alpha = AlphaOf(a), in.scale = a.scale;
   in.bias = BiasOf(a);
 
   in.own[0] = k, in.own[1] = v, in.others[0] = q, in.others[1] = out;

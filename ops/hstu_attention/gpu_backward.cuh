@@ -70,10 +70,6 @@ class BackwardConsumer : private BlockConsumer<P> {
       hopper::Keep(products);
       if constexpr (!P::kOfWeights) Free(&memory_.free[block_.Second().slot()]);
       const BlockHeader<P>& header = memory_.headers[block_.header()];
-      if constexpr (P::kBiased) {
-        AddHalfBias<!P::kColumns>(in_.bias, Own().token, Own().row + OwnRow(),
-                                  header.row + BlockColumn(), 0.5f * in_.alpha, scores);
-      }
       if (header.flags & kMasked << group_) {
         MaskBlock<P>(in_, Own(), header, scores, products);
         if (header.flags & kPartial) ZeroTails(Own().length - header.row);
@@ -82,7 +78,7 @@ class BackwardConsumer : private BlockConsumer<P> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // One half's sums are under way while the other half is computed.
-        Differentiate<P>(P::kBiased ? 1.0f : 0.5f * in_.alpha, scores + 16 * half,
+        Differentiate<P>(0.5f * in_.alpha, scores + 16 * half,
                          products + (P::kOfScores ? 16 * half : 0), rounded_scores[half],
                          rounded_weights[half]);
         if constexpr (P::kOfWeights) {

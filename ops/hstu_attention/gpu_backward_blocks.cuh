@@ -83,9 +83,14 @@ class BlockConsumer {
     return true;
   }
 
-  // X = A B^T (0) or Y = A' B'^T (1), begun.
-  template <int kWhich>
-  __device__ __forceinline__ void Multiply(float (&to)[kNumbers]) {
+  // X = A B^T (0), with its bias, or Y = A' B'^T (1), begun. kept: of BeginWithBias.
+  template <int kWhich, class Keep = KeepNothing>
+  __device__ __forceinline__ void Multiply(float (&to)[kNumbers], const Keep& kept = Keep()) {
+    constexpr bool kAdds = kWhich == 0 && P::kBiased;
+    if constexpr (kAdds) {
+      BeginWithBias<!P::kColumns>(in_.bias, memory_.entries, Own().token, Own().row + OwnRow(),
+                                  memory_.headers[block_.header()].row + BlockColumn(), to, kept);
+    }
     const RingPlace<P> place = kWhich == 0 ? block_ : block_.Second();
     if constexpr (kWhich == 1) Await(place);
     const uint64_t right = hopper::Describe(memory_.slots[Uniform(place.slot())]);
@@ -97,10 +102,11 @@ class BlockConsumer {
     for (int i = 0; i < P::kWidth / 16; ++i) {
       const uint32_t at = i / 4 * P::kBoxBytes + i % 4 * hopper::kNextColumns;
       if constexpr (P::kOwnInRegisters) {
-        hopper::Product<T, 0>(to, own_[kWhich] + 4 * i, hopper::AdvanceLow(right, at), i > 0);
+        hopper::Product<T, 0>(to, own_[kWhich] + 4 * i, hopper::AdvanceLow(right, at),
+                              kAdds || i > 0);
       } else {
         hopper::Product<T, 0>(to, hopper::AdvanceLow(left, at), hopper::AdvanceLow(right, at),
-                              i > 0);
+                              kAdds || i > 0);
       }
     }
     hopper::Commit();
@@ -121,6 +127,7 @@ template <class P, class Consumer, class Arguments>
 __device__ __forceinline__ void RunPass(const BackwardArguments& in, const Arguments& of_consumer) {
   BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());
   if (threadIdx.x == 0) memory.Init();
+  if constexpr (P::kBiased) memory.entries.Make(in.bias);
   __syncthreads();
   if (threadIdx.x < 128) {
     hopper::GiveRegisters<40>();

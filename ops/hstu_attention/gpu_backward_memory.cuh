@@ -56,7 +56,9 @@ struct BackwardPass {
   static constexpr int kToldTiles = 4;  // a multiple of twice the buffers, to count rounds by
 
   static constexpr int kOwnBytes = kOwnBuffers * kGroups * kOwnTensors * kTileBytes;
-  static constexpr int kRoom = (hopper::kMaxSharedBytes - 3072 - kOwnBytes) / kTileBytes;
+  static constexpr bool kTimeEntries = kBiased && kWidth < 256;
+  static constexpr int kOtherBytes = 3072 + (kTimeEntries ? sizeof(TimeEntries<true>) : 0);
+  static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kTileBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
   static constexpr bool kEven = kSlots % 2 == 0;  // blocks then begin at even slots
   static_assert(kSlots >= 3, "a block's two tiles, and one to come");
@@ -92,6 +94,7 @@ struct alignas(1024) BackwardMemory {
   OwnStrip strips[P::kToldTiles][kGroups];
   hopper::Barrier own_full[P::kOwnBuffers][kGroups], own_free[P::kOwnBuffers][kGroups];
   hopper::Barrier full[P::kSlots], free[P::kSlots];
+  TimeEntries<P::kTimeEntries> entries;
 
   // By one thread, before all wait for it.
   __device__ __forceinline__ void Init() {

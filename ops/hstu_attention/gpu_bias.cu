@@ -24,7 +24,8 @@ struct Starts {
 
 __global__ void MakeTimeTable(const __grid_constant__ Starts starts, TimeTable* table) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < kMostBuckets) table->starts[i] = i < starts.size ? starts.of[i] : INT64_MAX;
+  if (i < kMostBuckets)
+    table->starts[i] = i < starts.size ? static_cast<double>(starts.of[i]) : INFINITY;
   if (i < kTimeKeys) table->of_key[i] = BucketOfKey(i, starts.of, starts.size);
 }
 
@@ -78,8 +79,10 @@ int gmeta_hstu_time_table(const int64_t* starts, int32_t size, void* table, void
   return gmeta::Guarded([&] {
     using namespace gmeta::hstu;
     gmeta::Require(
-        size >= 0 && size < kMostBuckets,
-        "hstu attention: a bias of times has at most 256 buckets, got " + std::to_string(size + 1));
+        size >= 0 && AreTimeBuckets(starts, static_cast<size_t>(size)),
+        "hstu attention: a bias of times has at most 256 buckets, each at least 25% wider "
+        "than the one before, got " +
+            std::to_string(size + 1) + " or narrower ones");
     Starts all{};
     std::copy(starts, starts + size, all.of);
     all.size = size;

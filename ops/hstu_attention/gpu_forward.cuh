@@ -44,8 +44,11 @@ namespace gmeta::hstu {
 inline constexpr int kConsumers = 2;  // warpgroups that compute
 inline constexpr int kForwardThreads = 128 * (1 + kConsumers);
 
-template <int kWidth>
-inline constexpr int kForwardColumns = kWidth == 256 ? 80 : 128;
+// As many as there is memory for, beside two stages and what a bias needs.
+template <int kWidth, bool kBiased>
+inline constexpr int kForwardColumns = kWidth < 256 ? 128
+                                       : kBiased    ? 64
+                                                    : 80;
 
 struct ForwardArguments {
   CUtensorMap q, k, v;
@@ -89,9 +92,9 @@ struct ForwardTile {
   }
 };
 
-template <class T, int kWidth>
+template <class T, int kWidth, bool kBiased>
 struct ForwardMemory {
-  static constexpr int kColumns = kForwardColumns<kWidth>;
+  static constexpr int kColumns = kForwardColumns<kWidth, kBiased>;
   static constexpr int kStages = 2;
 
   // Two tiles of rows where they fit: the next one's come while this one ends.
@@ -100,6 +103,7 @@ struct ForwardMemory {
   alignas(1024) T q[kTiles][kTileRows * kWidth];
   alignas(1024) T k[kStages][kColumns * kWidth];
   alignas(1024) T v[kStages][kColumns * kWidth];
+  TimeEntries<kBiased> entries;
   ForwardTile<kColumns> tiles[kTiles];
   RowView views[kTiles][kTileRows];
   hopper::Barrier tile_full[kTiles], tile_free[kTiles];
@@ -117,10 +121,10 @@ struct Turn {
   }
 };
 
-template <class T, int kWidth>
+template <class T, int kWidth, bool kBiased>
 __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
-                                               ForwardMemory<T, kWidth>& memory) {
-  using Memory = ForwardMemory<T, kWidth>;
+                                               ForwardMemory<T, kWidth, kBiased>& memory) {
+  using Memory = ForwardMemory<T, kWidth, kBiased>;
   constexpr int kColumns = Memory::kColumns;
   constexpr int kBoxes = kWidth / hopper::kBoxWidth;
   constexpr uint32_t kColumnBytes = sizeof(T) * kColumns * kWidth;
@@ -199,7 +203,7 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
 template <class T, int kWidth, bool kBiased>
 class ForwardConsumer {
  public:
-  using Memory = ForwardMemory<T, kWidth>;
+  using Memory = ForwardMemory<T, kWidth, kBiased>;
   static constexpr int kColumns = Memory::kColumns;
 
   __device__ __forceinline__ ForwardConsumer(const ForwardArguments& in, Memory& memory)
@@ -250,6 +254,7 @@ class ForwardConsumer {
 
     int block = tile.Last();
     memory_.q_full[q_turn_.stage].Wait(q_turn_.phase);
+    Begin(tile, first_row, block, scores);
     memory_.k_full[k_turn_.stage].Wait(k_turn_.phase);
     AwaitTurn();
     Scores(scores);
@@ -263,6 +268,7 @@ class ForwardConsumer {
 
     int add = 0;
     for (block = tile.After(block); block >= 0; block = tile.After(block)) {
+      Begin(tile, first_row, block, scores);
       memory_.k_full[k_turn_.stage].Wait(k_turn_.phase);
       AwaitTurn();
       Scores(scores);
@@ -302,7 +308,16 @@ class ForwardConsumer {
     v_turn_.Next<Memory::kStages>();
   }
 
-  // S = Q K^T of the stage of K, begun.
+  // What S is added to.
+  __device__ __forceinline__ void Begin(const ForwardTile<kColumns>& tile, int first_row, int block,
+                                        float (&scores)[kColumns / 2]) {
+    if constexpr (kBiased) {
+      BeginWithBias<true>(in_.bias, memory_.entries, tile.both.token, first_row + row_,
+                          block * kColumns + column_, scores, KeepNothing());
+    }
+  }
+
+  // S = Q K^T of the stage of K, with its bias, begun.
   __device__ __forceinline__ void Scores(float (&scores)[kColumns / 2]) {
     constexpr uint32_t kQBox = 128 * kTileRows, kKBox = 128 * kColumns;
     const uint64_t q = hopper::Describe(OwnRows());
@@ -313,7 +328,7 @@ class ForwardConsumer {
     for (int i = 0; i < kWidth / 16; ++i) {
       hopper::Product<T, 0>(
           scores, hopper::Advance(q, i / 4 * kQBox + i % 4 * hopper::kNextColumns),
-          hopper::Advance(k, i / 4 * kKBox + i % 4 * hopper::kNextColumns), i > 0);
+          hopper::Advance(k, i / 4 * kKBox + i % 4 * hopper::kNextColumns), kBiased || i > 0);
     }
     hopper::Commit();
   }
@@ -337,13 +352,9 @@ class ForwardConsumer {
                                         float (&scores)[kColumns / 2]) {
     const float half = 0.5f * in_.alpha;
     const Columns columns{block * kColumns, (block + 1) * kColumns};
-    if constexpr (kBiased) {
-      AddHalfBias<true>(in_.bias, tile.both.token, first_row + row_, columns.begin + column_, half,
-                        scores);
-    }
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
-      const float h = kBiased ? scores[i] : half * scores[i];
+      const float h = half * scores[i];
       scores[i] = fmaf(h, hopper::FastTanh(h), h);
     }
     if (tile.both.SeesAll(columns)) return;
@@ -431,8 +442,9 @@ __global__ void __launch_bounds__(kForwardThreads, 1)
   if (in.plan.header->invalid) {
     return FillWithNan(static_cast<T*>(in.out), in.out_stride, in.tokens, in.heads * kWidth);
   }
-  using Memory = ForwardMemory<T, kWidth>;
+  using Memory = ForwardMemory<T, kWidth, kBiased>;
   Memory& memory = *reinterpret_cast<Memory*>(hopper::SharedMemory());
+  if constexpr (kBiased) memory.entries.Make(in.bias);
   if (threadIdx.x == 0) {
     constexpr uint32_t kWarps = 4 * kConsumers * hopper::kWarpArrivals;
     for (int i = 0; i < Memory::kTiles; ++i) {
@@ -448,7 +460,7 @@ __global__ void __launch_bounds__(kForwardThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     hopper::GiveRegisters<40>();
-    if (threadIdx.x < 32) ProduceForward<T, kWidth>(in, memory);
+    if (threadIdx.x < 32) ProduceForward<T, kWidth, kBiased>(in, memory);
   } else {
     hopper::TakeRegisters<232>();
     ForwardConsumer<T, kWidth, kBiased>(in, memory).Run();

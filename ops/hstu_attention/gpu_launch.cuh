@@ -55,6 +55,11 @@ void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t wo
                 stream, what, in);
 }
 
+// A bias is divided by it: where it is 0, next to nothing in its place.
+inline float AlphaOf(const GmetaHstuAttention& a) {
+  return a.bias == nullptr || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
+}
+
 // What its kernels take of an attention's bias; empty where there is none.
 inline GpuBias BiasOf(const GmetaHstuAttention& a) {
   if (a.bias == nullptr) return {};
@@ -68,10 +73,12 @@ inline GpuBias BiasOf(const GmetaHstuAttention& a) {
   return {b.positions,
           static_cast<int>(b.n),
           b.time_buckets,
+          b.buckets,
           static_cast<const TimeTable*>(b.table),
           b.row_times,
           b.column_times,
-          static_cast<int>(a.tokens - 1)};
+          static_cast<int>(a.tokens - 1),
+          1.0f / AlphaOf(a)};
 }
 
 // Calls launch(T, width, whether it is biased) for an attention, where it has tokens.

@@ -9,7 +9,7 @@ namespace {
 
 template <class T, int kWidth, bool kBiased>
 void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t stream) {
-  using Memory = ForwardMemory<T, kWidth>;
+  using Memory = ForwardMemory<T, kWidth, kBiased>;
   ForwardArguments in;
   Require(MapOf<T>(&in.q, a, a.q, kTileRows) && MapOf<T>(&in.k, a, a.k, Memory::kColumns) &&
               MapOf<T>(&in.v, a, a.v, Memory::kColumns),
@@ -19,7 +19,7 @@ void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t st
   in.visible = a.visible;
   in.out = out.data, in.out_stride = out.stride;
   in.tokens = a.tokens, in.heads = a.heads;
-  in.alpha = a.alpha, in.scale = a.scale, in.bias = BiasOf(a);
+  in.alpha = AlphaOf(a), in.scale = a.scale, in.bias = BiasOf(a);
   static_assert(sizeof(Memory) <= hopper::kMaxSharedBytes, "smaller blocks");
   LaunchPersistent(ForwardKernel<T, kWidth, kBiased>, in,
                    Plan::MaxTiles(a.tokens, a.batch) * a.heads, kForwardThreads, sizeof(Memory),

@@ -30,9 +30,10 @@ enum class Mask { kCausal, kFull, kParts };
 
 // Which tables of a bias there are.
 struct Tables {
-  bool positions = false;
+  int n = 0;  // of the table of places
   bool times = false;
-  bool any() const { return positions || times; }
+  bool any() const { return n > 0 || times; }
+  int places() const { return n > 0 ? 2 * n - 1 : 0; }
 };
 
 // What the tokens of a sequence see; kParts has contexts, targets and a window.
@@ -59,7 +60,7 @@ struct Results {
   vector<double> out, of_q, of_k, of_v, of_positions, of_buckets;
 };
 
-constexpr int kPlaces = 2 * 60 - 1, kBuckets = 90;  // fewer than there are distances
+constexpr int kBuckets = 90;
 
 // The smallest differences of buckets, from the second on.
 vector<int64_t> Starts() {
@@ -100,7 +101,7 @@ struct Case {
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < tokens() * 4 * row(); ++i) inputs.push_back(T(normal(random)));
     alpha = 1 / std::sqrt(static_cast<float>(shape.width));
-    for (int i = 0; i < kPlaces; ++i) positions.push_back(normal(random));
+    for (int i = 0; i < tables.places(); ++i) positions.push_back(normal(random));
     for (int i = 0; i < kBuckets; ++i) buckets.push_back(normal(random));
     int64_t time = 0;
     for (int64_t i = 0; i < tokens(); ++i) {
@@ -110,7 +111,7 @@ struct Case {
     }
   }
   int Place(int row, int column) const {
-    return std::clamp(column - row + kPlaces / 2, 0, kPlaces - 1);
+    return std::clamp(column - row + tables.n - 1, 0, tables.places() - 1);
   }
   int Bucket(int64_t first_token, int row, int column) const {
     return BucketOf(row_times[first_token + row] - column_times[first_token + column]);
@@ -144,7 +145,8 @@ template <class T>
 Results Expected(const Case<T>& c) {
   const size_t size = static_cast<size_t>(c.tokens()) * c.row();
   const vector<double> zeros(size);
-  Results to{zeros, zeros, zeros, zeros, vector<double>(kPlaces), vector<double>(kBuckets)};
+  Results to{
+      zeros, zeros, zeros, zeros, vector<double>(c.tables.places()), vector<double>(kBuckets)};
   const int width = c.shape.width;
   for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
     const int64_t begin = c.offsets[s];
@@ -157,14 +159,16 @@ Results Expected(const Case<T>& c) {
         for (int j = 0; j < length; ++j) {
           if (!c.Sees(begin, i, j)) continue;
           double x = c.alpha * Dot(c.In(0, begin + i, head), c.In(1, begin + j, head), width);
-          const int place = c.Place(i, j), bucket = c.tables.times ? c.Bucket(begin, i, j) : 0;
-          if (c.tables.positions) x += c.positions[place];
+          const int place = c.tables.n > 0 ? c.Place(i, j) : 0,
+                    bucket = c.tables.times ? c.Bucket(begin, i, j) : 0;
+          if (c.tables.n > 0) x += c.positions[place];
           if (c.tables.times) x += c.buckets[bucket];
           const double gate = 1 / (1 + std::exp(-x));
           const double of_weight =
               c.scale * Dot(c.In(3, begin + i, head), c.In(2, begin + j, head), width);
           const double of_x = of_weight * gate * (1 + x * (1 - gate));
-          to.of_positions[place] += of_x, to.of_buckets[bucket] += of_x;
+          if (c.tables.n > 0) to.of_positions[place] += of_x;
+          to.of_buckets[bucket] += of_x;
           for (int d = 0; d < width; ++d) {
             row(to.out, i)[d] += c.scale * x * gate * float(c.In(2, begin + j, head)[d]);
             row(to.of_q, i)[d] += c.alpha * of_x * float(c.In(1, begin + j, head)[d]);
@@ -208,8 +212,8 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
   const vector<int64_t> starts = Starts();
   vector<int64_t> table(static_cast<size_t>(gmeta_hstu_time_table_bytes()) / 8);
   CHECK_EQ(gmeta_hstu_time_table(starts.data(), kBuckets - 1, table.data(), nullptr), 0);
-  const GmetaHstuBias bias{c.tables.positions ? c.positions.data() : nullptr,
-                           kPlaces / 2 + 1,
+  const GmetaHstuBias bias{c.tables.n > 0 ? c.positions.data() : nullptr,
+                           c.tables.n,
                            c.tables.times ? c.buckets.data() : nullptr,
                            kBuckets,
                            table.data(),
@@ -230,8 +234,10 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
                                      c.tables.any() ? &bias : nullptr};
   const vector<T> poison(static_cast<size_t>(tokens) * c.row(),
                          T(std::numeric_limits<float>::quiet_NaN()));
-  const vector<float> poisoned_table(kPlaces, std::numeric_limits<float>::quiet_NaN());
-  Found<T> found{poison, poison, poison, poison, poisoned_table, poisoned_table};
+  const auto poisoned = [](int size) {
+    return vector<float>(static_cast<size_t>(size), std::numeric_limits<float>::quiet_NaN());
+  };
+  Found<T> found{poison, poison, poison, poison, poisoned(c.tables.places()), poisoned(kBuckets)};
   vector<uint4> workspace;
   if (c.tables.any()) {
     workspace.resize(static_cast<size_t>(gmeta_hstu_bias_workspace(&attention)) / 16 + 1);
@@ -268,9 +274,22 @@ void Check(const Shape& shape, Mask mask, uint32_t seed, Tables tables = {}) {
   CHECK(Distance(found.of_k, expected.of_k) < limit);
   CHECK(Distance(found.of_v, expected.of_v) < limit);
   // dS isn't rounded here.
-  if (tables.positions) CHECK(Distance(found.of_positions, expected.of_positions) < 1e-5);
+  if (tables.n > 0) CHECK(Distance(found.of_positions, expected.of_positions) < 1e-5);
   if (tables.times) CHECK(Distance(found.of_buckets, expected.of_buckets) < 1e-5);
   CHECK(found == Attend(c, Pace::kLate, seed + 1));
+}
+
+// A bias stands where products count for nothing.
+void CheckBiasAlone() {
+  using T = __nv_bfloat16;
+  Case<T> c({{70, 40}, 1, 64}, Mask::kCausal, 5, {90, true});
+  c.alpha = 0;
+  const Results expected = Expected(c);
+  const Found<T> found = Attend(c, Pace::kLate, 5);
+  CHECK(Distance(found.out, expected.out) < 0x1p-8);
+  CHECK(Distance(found.of_v, expected.of_v) < 0x1p-8);
+  CHECK(Distance(found.of_positions, expected.of_positions) < 1e-5);
+  for (const T x : found.of_q) CHECK(std::fabs(float(x)) < 1e-20);
 }
 
 // Numbers of other sequences, NaN among them, don't get in.
@@ -299,12 +318,17 @@ int main() {
   Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 4);
   Check<__half>({{129, 64}, 1, 128}, Mask::kCausal, 5);
   Check<Bfloat16>({{97, 129}, 1, 256}, Mask::kParts, 6);
-  const Tables positions{true, false}, times{false, true}, both{true, true};
+  // Fewer places than there are distances, and enough.
+  const Tables positions{60, false}, times{0, true}, both{60, true}, all{400, true};
   Check<Bfloat16>({lengths, 2, 64}, Mask::kCausal, 7, both);
   Check<__half>({{200}, 1, 64}, Mask::kFull, 8, positions);
   Check<__half>({{70, 130}, 1, 128}, Mask::kParts, 9, both);
   Check<Bfloat16>({{97, 64}, 1, 256}, Mask::kParts, 10, times);
   Check<Bfloat16>({{129}, 1, 256}, Mask::kCausal, 11, positions);
+  Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 12, all);
+  Check<__half>({{200}, 1, 64}, Mask::kFull, 13, all);
+  Check<Bfloat16>({{129}, 1, 256}, Mask::kFull, 14, all);
+  CheckBiasAlone();
   CheckNeighbours(64);
   CheckNeighbours(256);
 }

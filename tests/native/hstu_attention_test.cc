@@ -165,20 +165,35 @@ void CompareWidth(const Case& c, const Inputs& in, const Found& found) {
   Near(out, {found.out.begin(), found.out.end()});
 }
 
+void CheckBuckets(const gmeta::hstu::TimeBuckets& buckets, std::mt19937_64* random) {
+  const std::vector<int64_t> starts = Starts();
+  const auto check = [&](int64_t difference) {
+    const auto apart = gmeta::hstu::Apart(difference);
+    const auto found = std::upper_bound(starts.begin(), starts.end(), apart,
+                                        [](uint64_t a, int64_t b) { return a < uint64_t(b); });
+    CHECK_EQ(int{buckets.Of(difference)}, found - starts.begin());
+  };
+  CHECK_EQ(buckets.buckets(), size_t{129});
+  for (int i = 0; i < 100000; ++i) check(static_cast<int64_t>((*random)() >> ((*random)() % 63)));
+  for (const int64_t start : starts) {
+    for (const int64_t by : {-1, 0, 1}) check(start + by), check(-(start + by));
+  }
+  for (const int64_t extreme : {INT64_MIN, INT64_MIN + 1, INT64_MAX}) check(extreme);
+
+  const auto are = [](std::vector<int64_t> given) {
+    return gmeta::hstu::AreTimeBuckets(given.data(), given.size());
+  };
+  CHECK(are(starts) && are({}) && are({1, 1, 2, 2, 3}) && are({9, 13}) && are({INT64_MAX}));
+  CHECK(!are({0}) && !are({3, 2}) && !are({9, 9}) && !are({17, 18}) && !are({-5, 5}));
+  CHECK(!are(std::vector<int64_t>(256, 1)) && are(std::vector<int64_t>(255, 1)));
+}
+
 }  // namespace
 
 int main() {
   std::mt19937_64 random(5);
   const gmeta::hstu::TimeBuckets buckets(Starts().data(), 128);
-  CHECK_EQ(buckets.buckets(), size_t{129});
-  for (int i = 0; i < 100000; ++i) {
-    const auto apart = static_cast<int64_t>(random() >> (random() % 62 + 1));
-    const std::vector<int64_t> starts = Starts();
-    CHECK_EQ(int{buckets.Of(apart)},
-             std::upper_bound(starts.begin(), starts.end(), apart) - starts.begin());
-    if (i > 2000) continue;
-    CHECK_EQ(int{buckets.Of(-apart)}, int{buckets.Of(apart)});
-  }
+  CheckBuckets(buckets, &random);
   const std::vector<std::vector<int>> batches = {{1}, {3, 0, 8}, {64, 33}, {130, 1, 65}};
   for (const std::vector<int>& lengths : batches) {
     for (const auto& [heads, width, values] :

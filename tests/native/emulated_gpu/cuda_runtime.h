@@ -72,6 +72,7 @@ inline unsigned __ballot_sync(unsigned, int x) {
   for (int i = 0; i < 32; ++i) bits |= static_cast<unsigned>(words[i]) << i;
   return bits;
 }
+inline int __all_sync(unsigned lanes, int x) { return __ballot_sync(lanes, x) == lanes; }
 template <class T, class Reduce>
 T OfWarp(T x, const Reduce& reduce) {
   const uint64_t* words = emulated::Current().Exchange(static_cast<uint32_t>(x));
@@ -105,14 +106,22 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&bits, &x, sizeof(bits));
   return bits;
 }
-// Towards zero.
-inline float __ull2float_rz(uint64_t x) {
-  // Exact, once the bits that a float hasn't are gone.
-  const double wide = static_cast<double>(x < (uint64_t{1} << 53) ? x : x & ~uint64_t{0x7FF});
-  const float near = static_cast<float>(wide);
-  return near > wide ? std::nextafter(near, 0.0f) : near;
+inline float __uint_as_float(unsigned bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
 }
-inline float __uint2float_rz(unsigned x) { return __ull2float_rz(x); }
+inline int __double2hiint(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return static_cast<int>(bits >> 32);
+}
+inline double __hiloint2double(int upper, int lower) {
+  const uint64_t bits = uint64_t{static_cast<unsigned>(upper)} << 32 | static_cast<unsigned>(lower);
+  double x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
 template <class T>
 T atomicAdd(T* to, T by) {
   const T before = *to;

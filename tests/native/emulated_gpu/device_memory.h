@@ -51,11 +51,6 @@ void __stcs(T* to, const T& x) {
   Aligned(to);
   *to = x;
 }
-inline float __uint_as_float(unsigned bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
 // Other threads may come between what was written and what is written next.
 inline void __threadfence() {
   int asked = 0;
