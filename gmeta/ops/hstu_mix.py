@@ -162,11 +162,13 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
             )
         zero = tf.UnconnectedGradients.ZERO
         first = inner.gradient(mixed, wide[:-1], wide[-1], unconnected_gradients=zero)
+        first = [tf.convert_to_tensor(each) for each in first]  # those of tables are slices
     found = outer.gradient(
         first, wide, [tf.cast(each, tf.float32) for each in upstream], unconnected_gradients=zero
     )
     of_projected, *of_tables, of_of_mixed = (
-        tf.cast(each, dtype) for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
+        tf.cast(tf.convert_to_tensor(each), dtype)
+        for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
     )
     nothing = [None] * 6  # times, and what came out
     return [of_projected, None, None, None, *of_tables, *nothing, of_of_mixed]
