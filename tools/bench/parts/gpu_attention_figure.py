@@ -14,8 +14,10 @@ import gmeta  # noqa: F401  before TensorFlow: it selects Keras
 from gmeta.training.report.style import BASELINES, MARKERS, MUTED, PALETTE, canvas, label_lines
 
 LENGTHS, DIM = ("jagged", "length512", "length1024", "length2048", "length4096"), 128
+BIASED = "gmeta with rab"  # dashed, hollow
 LOOKS = {
     "gmeta": (PALETTE[0], MARKERS[0]),
+    BIASED: (PALETTE[0], MARKERS[0]),
     "Triton": (PALETTE[1], MARKERS[1]),
     "FlexAttention": (PALETTE[2], MARKERS[2]),
     "torch.compile": (BASELINES[0], MARKERS[3]),
@@ -30,6 +32,8 @@ def series(results: list[dict[str, Any]], which: str) -> dict[str, list[float | 
             if result.get("name") == f"gpu_attention/{which}/dim{DIM}/{length}":
                 found["gmeta"][place] = result["value"]
                 found[result["peer"]][place] = result["peer_value"]
+            if result.get("name") == f"gpu_attention/{which}/dim{DIM}/{length}/rab":
+                found[BIASED][place] = result["value"]
     return found
 
 
@@ -56,9 +60,12 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
             # The jagged set is no length: it stands apart from the line.
             alone = [point for point in known if point[0] == 0]
             line = [point for point in known if point[0] > 0]
-            axes.plot(*zip(*line, strict=True), color=colour, marker=marker, linewidth=2, markersize=5)
+            style = {"color": colour, "marker": marker}
+            if name == BIASED:
+                style |= {"linestyle": "--", "markerfacecolor": "white"}
+            axes.plot(*zip(*line, strict=True), linewidth=2, markersize=5, **style)
             if alone:
-                axes.plot(*zip(*alone, strict=True), color=colour, marker=marker, markersize=6)
+                axes.plot(*zip(*alone, strict=True), markersize=6, **style)
             top = max(top, *(rate for _, rate in known))
     for axes in panels:
         axes.set_ylim(0, 1.06 * top)
