@@ -189,7 +189,7 @@ struct Found {
 
   bool operator==(const Found& other) const {
     const auto same = [](const auto& a, const auto& b) {
-      return std::memcmp(a.data(), b.data(), sizeof(a[0]) * a.size()) == 0;
+      return a.empty() || std::memcmp(a.data(), b.data(), sizeof(a[0]) * a.size()) == 0;
     };
     return same(out, other.out) && same(of_q, other.of_q) && same(of_k, other.of_k) &&
            same(of_v, other.of_v) && same(of_positions, other.of_positions) &&
