@@ -112,9 +112,10 @@ def soak(folder: Path, seconds: float, seed: int) -> Tally:
     """Run lives until the time is over, then one to the end, and compare."""
     reference, tally, chance = Reference(seed), Tally(), random.Random(seed)
     start, speed = time.monotonic(), 10.0
+    usual = min(LIFE_SECONDS, seconds)
     while time.monotonic() - start < seconds:
-        until = reference.done + max(20, round(speed * LIFE_SECONDS))
-        span = chance.uniform(0.0, 1.3) * LIFE_SECONDS
+        until = reference.done + max(20, round(speed * usual))
+        span = chance.uniform(0.0, 1.3) * usual
         with a_life(folder, seed, tally.lives, until) as life:
             while life.process.poll() is None and not life.begun():
                 time.sleep(0.05)
