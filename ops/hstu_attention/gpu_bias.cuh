@@ -116,7 +116,7 @@ __device__ __forceinline__ EntryPlace PlaceOf(double difference) {
   return max(upper >> kShift & kMask, kOne) - kOne;
 }
 
-// a - b, exact in its 64 bits.
+// a - b, as 64 bits first: what is rounded is the difference, if anything.
 __device__ __forceinline__ double TimeBetween(int64_t a, int64_t b) {
   return static_cast<double>(
       static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)));

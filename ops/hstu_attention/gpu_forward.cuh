@@ -254,7 +254,7 @@ class ForwardConsumer {
 
     int block = tile.Last();
     memory_.q_full[q_turn_.stage].Wait(q_turn_.phase);
-    Begin(tile, first_row, block, scores);
+    BeginScores(tile, first_row, block, scores);
     memory_.k_full[k_turn_.stage].Wait(k_turn_.phase);
     AwaitTurn();
     Scores(scores);
@@ -268,7 +268,7 @@ class ForwardConsumer {
 
     int add = 0;
     for (block = tile.After(block); block >= 0; block = tile.After(block)) {
-      Begin(tile, first_row, block, scores);
+      BeginScores(tile, first_row, block, scores);
       memory_.k_full[k_turn_.stage].Wait(k_turn_.phase);
       AwaitTurn();
       Scores(scores);
@@ -309,8 +309,8 @@ class ForwardConsumer {
   }
 
   // What S is added to.
-  __device__ __forceinline__ void Begin(const ForwardTile<kColumns>& tile, int first_row, int block,
-                                        float (&scores)[kColumns / 2]) {
+  __device__ __forceinline__ void BeginScores(const ForwardTile<kColumns>& tile, int first_row,
+                                              int block, float (&scores)[kColumns / 2]) {
     if constexpr (kBiased) {
       BeginWithBias<true>(in_.bias, memory_.entries, tile.both.token, first_row + row_,
                           block * kColumns + column_, scores, KeepNothing());

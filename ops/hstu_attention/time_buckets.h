@@ -23,7 +23,7 @@ inline constexpr int kMostBuckets = 256;
 inline constexpr uint64_t kNever = UINT64_MAX;  // where a bucket starts that there isn't
 
 // How far apart two times are: at most 2^63, whatever they are.
-GMETA_HOST_DEVICE inline uint64_t Apart(int64_t difference) {
+inline uint64_t Apart(int64_t difference) {
   return difference < 0 ? 0 - static_cast<uint64_t>(difference) : static_cast<uint64_t>(difference);
 }
 
