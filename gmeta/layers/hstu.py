@@ -112,9 +112,9 @@ class HSTUBlock(SequenceBlock):
     ) -> tf.Tensor:
         """(total, dim) -> (total, dim)."""
         research = self.form == "research"
-        projected = tf.matmul(layer_norm(values, self.norm_scale, self.norm_offset), self.uvqk)
+        normed = layer_norm(values, self.norm_scale, self.norm_offset)
         mixed = hstu_mix(
-            projected if research else projected + self.uvqk_bias,
+            normed if research else tf.matmul(normed, self.uvqk) + self.uvqk_bias,
             offsets,
             view.visible,
             heads=self.heads,
@@ -126,6 +126,7 @@ class HSTUBlock(SequenceBlock):
             norm_scale=self.attended_scale,
             norm_offset=self.attended_offset,
             bias=self.bias_tables(view),
+            kernel=self.uvqk if research else None,
         )
         out = tf.matmul(self.drop(mixed, training=training), self.output_kernel)
         if research:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 
 import tensorflow as tf
@@ -14,10 +15,22 @@ WIDTHS = (64, 128, 256)
 DTYPES = (tf.bfloat16, tf.float16)
 """What the kernels of a GPU compute in; sums are in float32."""
 
+FUSED_PROJECTION = "GMETA_FUSED_PROJECTION"
+"""The environment variable that chooses `fuses_projection`."""
+
 
 def on_gpu() -> bool:
     """Whether this process computes on a GPU."""
     return bool(tf.config.get_visible_devices("GPU"))
+
+
+def fuses_projection(dim: int | None) -> bool:
+    """Whether the product before an HSTU layer's attention activates what it writes.
+
+    Args:
+      dim: Numbers of a token.
+    """
+    return os.environ.get(FUSED_PROJECTION) == "1" and dim is not None and dim % 8 == 0
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Literal
 import tensorflow as tf
 
 from gmeta.core.native import load_op_library
-from gmeta.ops.attention_device import is_native, on_gpu
+from gmeta.ops.attention_device import fuses_projection, is_native, on_gpu
 from gmeta.ops.hstu_attention import hstu_attention
 from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.portable import is_portable, portable_ops
@@ -16,7 +16,7 @@ from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 _native = load_op_library("ops")
 _SETTINGS = ("heads", "scale", "alpha", "epsilon", "production", "bucket_starts")
 # Of the gradient's inputs: those that gradients flow to, and the last one.
-_FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 14
+_FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 15
 _WIDEST = 4096  # of all heads, on a GPU
 
 
@@ -35,6 +35,7 @@ def hstu_mix(
     norm_offset: tf.Tensor | None = None,
     eps: float = 1e-6,
     bias: RelativeBias | None = None,
+    kernel: tf.Tensor | None = None,
 ) -> tf.Tensor:
     r"""Activate, attend, norm and gate.
 
@@ -46,10 +47,13 @@ def hstu_mix(
 
     (Zhai et al., ICML 2024, section 3, and the published code that ranks with it.) On a GPU, in bfloat16 or
     float16, it is one op: U, V, Q and K are read where the product left them; activation,
-    norm and gate take one pass over memory each, and so do their gradients.
+    norm and gate take one pass over memory each, and so do their gradients. With
+    ``GMETA_FUSED_PROJECTION=1`` in the environment the product :math:`Z = X W` of the research form writes
+    what it has activated beside Z, and activation takes no pass.
 
     Args:
-      projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads.
+      projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads. With
+        ``kernel``, X in its place.
       offsets: (batch + 1,) int64, where sequences begin and end.
       visible: (total, 3) int32, of `AttentionMask.visible`.
       heads: How many.
@@ -62,6 +66,8 @@ def hstu_mix(
       norm_offset: LN's β, likewise. None: 0.
       eps: LN's ε.
       bias: What is added to scores.
+      kernel: W, (dim, 2 * heads * (value_dim + attention_dim)), where ``projected`` is X, (total, dim), of
+        :math:`Z = X W`.
 
     Returns:
       (total, heads * value_dim), and three times as wide in the production form, of the dtype of Z.
@@ -85,7 +91,11 @@ def hstu_mix(
         and not is_portable()
         and is_native(attention_dim, value_dim, projected.dtype)
     ):
-        none = tf.zeros([0], projected.dtype)
+        none = active = tf.zeros([0], projected.dtype)
+        if kernel is not None and not production and fuses_projection(projected.shape[1]):
+            projected, active = _native.gmeta_silu_projection(projected, kernel, activated_from=width)
+        elif kernel is not None:
+            projected = tf.matmul(projected, kernel)
         weights = [none if x is None else tf.cast(x, projected.dtype) for x in (norm_scale, norm_offset)]
         return _native.gmeta_hstu_mix(
             projected=projected,
@@ -95,12 +105,15 @@ def hstu_mix(
             norm_scale=weights[0],
             norm_offset=weights[1],
             **bias_inputs(bias),
+            active=active,
             heads=heads,
             scale=scale,
             alpha=alpha,
             epsilon=eps,
             production=production,
         ).mixed
+    if kernel is not None:
+        projected = tf.matmul(projected, kernel)
     active = projected if production else tf.nn.silu(projected)
     sizes = [width, width, heads * attention_dim, heads * attention_dim]
     u, v, q, k = tf.split(active, sizes, axis=1)
@@ -122,11 +135,18 @@ def hstu_mix(
     return tf.concat([u, attended, u * normed], axis=1)
 
 
+@tf.RegisterGradient("GmetaSiluProjection")
+def _gradient_of_projection(op: tf.Operation, of_z: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+    """What is activated is a constant: `hstu_mix` has the gradient of Z by way of it."""
+    x, kernel = op.inputs
+    return [tf.matmul(of_z, kernel, transpose_b=True), tf.matmul(x, of_z, transpose_a=True)]
+
+
 @tf.RegisterGradient("GmetaHstuMix")
 def _gradient(op: tf.Operation, of_mixed: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
     settings = {name: op.get_attr(name) for name in _SETTINGS}
     found = _native.gmeta_hstu_mix_gradient(*op.inputs, *op.outputs, of_mixed=of_mixed, **settings)
-    return [found[0], None, None, None, *found[1:], None, None]
+    return [found[0], None, None, None, *found[1:], None, None, None]
 
 
 @tf.RegisterGradient("GmetaHstuMixGradient")
@@ -170,5 +190,5 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         tf.cast(tf.convert_to_tensor(each), dtype)
         for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
     )
-    nothing = [None] * 6  # times, and what came out
+    nothing = [None] * 7  # times, what was active, and what came out
     return [of_projected, None, None, None, *of_tables, *nothing, of_of_mixed]

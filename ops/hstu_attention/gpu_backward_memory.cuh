@@ -8,11 +8,11 @@
 
 #include <cstdint>
 
+#include "ops/hopper/hopper.cuh"
+#include "ops/hopper/tensor_map.cuh"
+#include "ops/hopper/wgmma.cuh"
 #include "ops/hstu_attention/gpu_bias.cuh"
-#include "ops/hstu_attention/hopper.cuh"
 #include "ops/hstu_attention/strips.cuh"
-#include "ops/hstu_attention/tensor_map.cuh"
-#include "ops/hstu_attention/wgmma.cuh"
 
 namespace gmeta::hstu {
 

@@ -33,11 +33,12 @@
 
 #include <cstdint>
 
+#include "ops/hopper/hopper.cuh"
+#include "ops/hopper/tensor_map.cuh"
+#include "ops/hopper/turn.cuh"
+#include "ops/hopper/wgmma.cuh"
 #include "ops/hstu_attention/gpu_bias.cuh"
-#include "ops/hstu_attention/hopper.cuh"
 #include "ops/hstu_attention/strips.cuh"
-#include "ops/hstu_attention/tensor_map.cuh"
-#include "ops/hstu_attention/wgmma.cuh"
 
 namespace gmeta::hstu {
 
@@ -111,16 +112,6 @@ struct ForwardMemory {
   hopper::Barrier k_full[kStages], k_free[kStages], v_full[kStages], v_free[kStages];
 };
 
-// A stage of a ring of buffers, and the parity of its current turn.
-struct Turn {
-  int stage = 0;
-  uint32_t phase = 0;
-  template <int kStages>
-  __device__ __forceinline__ void Next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
-};
-
 template <class T, int kWidth, bool kBiased>
 __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
                                                ForwardMemory<T, kWidth, kBiased>& memory) {
@@ -131,7 +122,7 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
   hopper::PrefetchMap(&in.q), hopper::PrefetchMap(&in.k), hopper::PrefetchMap(&in.v);
   const int works = in.plan.header->tiles * in.heads;
   const int lane = threadIdx.x;
-  Turn tile_turn, q_turn, k_turn, v_turn;
+  hopper::Turn tile_turn, q_turn, k_turn, v_turn;
   const auto copy = [&](const CUtensorMap* map, T* to, hopper::Barrier* full, int head, int token,
                         int rows) {
 #pragma unroll
@@ -141,8 +132,8 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
     }
   };
   const auto copy_columns = [&](const CUtensorMap* map, T(*to)[kColumns* kWidth],
-                                hopper::Barrier* full, hopper::Barrier* free, Turn* turn, int head,
-                                int token) {
+                                hopper::Barrier* full, hopper::Barrier* free, hopper::Turn* turn,
+                                int head, int token) {
     free[turn->stage].Wait(turn->phase ^ 1);
     full[turn->stage].ArriveExpecting(kColumnBytes);
     copy(map, to[turn->stage], &full[turn->stage], head, token, kColumns);
@@ -217,7 +208,7 @@ class ForwardConsumer {
   __device__ __forceinline__ void Run() {
     // The first warpgroup begins: its turn is what the second gives before its own.
     if (group_ == 1) hopper::NamedArrive(TurnOf(0), 128 * kConsumers);
-    Turn turn;
+    hopper::Turn turn;
     for (;;) {
       memory_.tile_full[turn.stage].Wait(turn.phase);
       const ForwardTile<kColumns> tile = memory_.tiles[turn.stage];
@@ -432,7 +423,7 @@ class ForwardConsumer {
   const int group_, thread_;
   const int row_, column_;  // of the thread's first number of a product
   RowView views_[2];        // of the thread's two rows
-  Turn q_turn_, k_turn_, v_turn_;
+  hopper::Turn q_turn_, k_turn_, v_turn_;
 };
 
 template <class T, int kWidth, bool kBiased>

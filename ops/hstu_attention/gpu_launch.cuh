@@ -12,10 +12,10 @@
 
 #include "ops/common/cuda_error.cuh"
 #include "ops/common/cuda_launch.cuh"
+#include "ops/hopper/tensor_map.cuh"
 #include "ops/hstu_attention/gpu_bias.cuh"
 #include "ops/hstu_attention/hstu_attention_abi.h"
 #include "ops/hstu_attention/strips.cuh"
-#include "ops/hstu_attention/tensor_map.cuh"
 
 namespace gmeta::hstu {
 

@@ -25,6 +25,7 @@ struct alignas(16) Eight {
 };
 
 __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float Silu(float x) { return x * Sigmoid(x); }
 
 }  // namespace gmeta::hstu
 

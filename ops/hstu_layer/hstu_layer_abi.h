@@ -1,5 +1,6 @@
-// What a layer of HSTU computes beside products of matrices and attention, on the GPU, as C: norms,
-// gates and activations of rows, in one pass over memory each. row_norm.cuh has the formulas.
+// What a layer of HSTU computes beside attention, on the GPU, as C: norms, gates and activations of
+// rows, in one pass over memory each (row_norm.cuh has the formulas), and the product that is
+// activated as it is written (silu_projection.cuh).
 //
 // Functions return a status (cuda_abi.h). Pointers are to device memory; work is queued on
 // `stream`.
@@ -26,6 +27,23 @@ GMETA_CUDA_API int gmeta_silu(int32_t dtype, int64_t rows, int32_t width, GmetaR
 // of_y becomes the gradient of x.
 GMETA_CUDA_API int gmeta_silu_back(int32_t dtype, int64_t rows, int32_t width, GmetaRows x,
                                    GmetaRows of_y, void* stream);
+
+// z = x w and activated = SiLU(z[:, activated_from:]), in one pass (silu_projection.cuh), on GPUs
+// of compute capability 9.0. x is (rows, inner), w (inner, columns), all four row-major without
+// gaps and 16-byte aligned; inner and columns are multiples of 8, activated_from of 64.
+struct GmetaSiluProjection {
+  int32_t dtype;
+  int32_t inner;
+  int32_t columns;
+  int32_t activated_from;  // below columns
+  int64_t rows;
+  const void* x;
+  const void* w;
+  void* z;
+  void* activated;  // (rows, columns - activated_from)
+};
+
+GMETA_CUDA_API int gmeta_silu_projection(const GmetaSiluProjection* projection, void* stream);
 
 // y = LN(x) [* scale + offset] [* SiLU(gate)].
 struct GmetaRowNorm {

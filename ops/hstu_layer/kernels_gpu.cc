@@ -1,5 +1,5 @@
-// The GPU kernels of GmetaRowNorm, GmetaHstuMix and their gradients: sequences of calls of the CUDA
-// library (hstu_layer_abi.h, hstu_attention_abi.h).
+// The GPU kernels of GmetaRowNorm, GmetaSiluProjection, GmetaHstuMix and gradients: sequences of
+// calls of the CUDA library (hstu_layer_abi.h, hstu_attention_abi.h).
 
 #include "ops/common/kernels_gpu.h"
 
@@ -123,6 +123,43 @@ class RowNormGradientOp : public RowNormBase {
   }
 };
 
+template <class T>
+class SiluProjectionOp : public OpKernel {
+ public:
+  explicit SiluProjectionOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("activated_from", &activated_from_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &x = context->input(0), &w = context->input(1);
+    OP_REQUIRES(context,
+                x.dims() == 2 && w.dims() == 2 && x.dim_size(1) == w.dim_size(0) &&
+                    w.dim_size(1) <= INT32_MAX && w.dim_size(0) <= INT32_MAX &&
+                    activated_from_ < w.dim_size(1),
+                Invalid("silu projection: x and w must be (rows, inner) and (inner, columns), of ",
+                        "more columns than ", activated_from_, ", got ", x.shape().DebugString(),
+                        " and ", w.shape().DebugString()));
+    const int64_t rows = x.dim_size(0), columns = w.dim_size(1);
+    Tensor *z, *activated;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({rows, columns}), &z));
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                1, TensorShape({rows, columns - activated_from_}), &activated));
+    const GmetaSiluProjection projection{kType<T>,
+                                         static_cast<int32_t>(w.dim_size(0)),
+                                         static_cast<int32_t>(columns),
+                                         static_cast<int32_t>(activated_from_),
+                                         rows,
+                                         Data<T>(x),
+                                         Data<T>(w),
+                                         Data<T>(*z),
+                                         Data<T>(*activated)};
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_silu_projection(&projection, CudaStream(context))));
+  }
+
+ private:
+  int64_t activated_from_;
+};
+
 enum MixInput {
   kProjected,
   kOffsets,
@@ -131,7 +168,8 @@ enum MixInput {
   kNormScale,
   kNormOffset,
   kBias,  // four inputs
-  kMixed = kBias + 4,
+  kActive = kBias + 4,
+  kMixed,
   kAttended,
   kStatistics,
   kActivated,
@@ -233,20 +271,25 @@ class MixOp : public MixBase<T> {
         TensorShape({n, 2}),
         production ? TensorShape({0, 0}) : TensorShape({n, 3 * width}),
     };
-    Tensor* outputs[4];
-    for (int i = 0; i < 4; ++i) {
+    const Tensor &projected = context->input(kProjected), &active = context->input(kActive);
+    const bool activate = active.NumElements() == 0;
+    OP_REQUIRES(context, activate || active.shape() == shapes[3],
+                Invalid("hstu mix: active must have no elements or be ", shapes[3].DebugString(),
+                        ", got ", active.shape().DebugString()));
+    Tensor* outputs[4] = {};
+    for (int i = 0; i < (activate ? 4 : 3); ++i) {
       OP_REQUIRES_OK(context, context->allocate_output(i, shapes[i], &outputs[i]));
     }
+    if (!activate) context->set_output(3, active);
     if (n == 0) return;
     Tensor &mixed = *outputs[0], &attended = production ? mixed : *outputs[1];
-    Tensor& activated = *outputs[3];
-    const Tensor& projected = context->input(kProjected);
+    const Tensor& activated = activate ? *outputs[3] : active;
     void* const stream = CudaStream(context);
     const int32_t columns = static_cast<int32_t>(width);
     if (production) {
       OP_REQUIRES_OK(context, CudaStatus(gmeta_silu(kType<T>, n, columns, Columns<T>(projected),
                                                     Columns<T>(mixed), stream)));
-    } else {
+    } else if (activate) {
       OP_REQUIRES_OK(context,
                      CudaStatus(gmeta_silu(kType<T>, n, 3 * columns, Columns<T>(projected, width),
                                            Columns<T>(activated), stream)));
@@ -320,6 +363,7 @@ class MixGradientOp : public MixBase<T> {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"), \
                           kernel<T>)
 #define GMETA_REGISTER(T)                                              \
+  GMETA_REGISTER_KERNEL("GmetaSiluProjection", SiluProjectionOp, T);   \
   GMETA_REGISTER_KERNEL("GmetaRowNorm", RowNormOp, T);                 \
   GMETA_REGISTER_KERNEL("GmetaRowNormGradient", RowNormGradientOp, T); \
   GMETA_REGISTER_KERNEL("GmetaHstuMix", MixOp, T);                     \

@@ -38,9 +38,33 @@ REGISTER_OP("GmetaRowNormGradient")
       return absl::OkStatus();
     });
 
-// `projected` is [u, v, q, k] of all heads, before their activation. What comes out besides `mixed`
-// is what the gradient needs. A bias's tables have no elements where they are absent, nor have
-// times.
+// z = x w, and SiLU of its columns from `activated_from` on, which is a constant to gradients: they
+// flow by z.
+REGISTER_OP("GmetaSiluProjection")
+    .Input("x: T")
+    .Input("w: T")
+    .Attr("T: {bfloat16, half}")
+    .Attr("activated_from: int >= 0")
+    .Output("z: T")
+    .Output("activated: T")
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle x, w;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &w));
+      tensorflow::shape_inference::DimensionHandle inner, activated;
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(x, 1), c->Dim(w, 0), &inner));
+      int64_t from;
+      TF_RETURN_IF_ERROR(c->GetAttr("activated_from", &from));
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(w, 1), from, &activated));
+      c->set_output(0, c->Matrix(c->Dim(x, 0), c->Dim(w, 1)));
+      c->set_output(1, c->Matrix(c->Dim(x, 0), activated));
+      return absl::OkStatus();
+    });
+
+// `projected` is [u, v, q, k] of all heads, before their activation; `active`, of the research
+// form, SiLU of [v, q, k] where it is there already. What comes out besides `mixed` is what the
+// gradient needs. A bias's tables have no elements where they are absent, nor have times or
+// `active`.
 REGISTER_OP("GmetaHstuMix")
     .Input("projected: T")
     .Input("offsets: int64")
@@ -52,6 +76,7 @@ REGISTER_OP("GmetaHstuMix")
     .Input("time_buckets: float")
     .Input("row_times: int64")
     .Input("column_times: int64")
+    .Input("active: T")
     .Attr("T: {bfloat16, half}")
     .Attr("heads: int >= 1")
     .Attr("scale: float")
@@ -87,6 +112,7 @@ REGISTER_OP("GmetaHstuMixGradient")
     .Input("time_buckets: float")
     .Input("row_times: int64")
     .Input("column_times: int64")
+    .Input("active: T")
     .Input("mixed: T")
     .Input("attended: T")
     .Input("statistics: float")

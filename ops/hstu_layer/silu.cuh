@@ -21,7 +21,7 @@ __global__ void SiluRows(const T* x, int64_t x_stride, int64_t rows, int width, 
     const Eight<T> from = Eight<T>::Load(x + row * x_stride + column);
     float to[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) to[j] = from.at(j) * Sigmoid(from.at(j));
+    for (int j = 0; j < 8; ++j) to[j] = Silu(from.at(j));
     Eight<T>::Store(to, y + row * y_stride + column);
   }
 }

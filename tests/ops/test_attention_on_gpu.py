@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from gmeta.layers import HSTUBlock
 from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention, hstu_mix
+from gmeta.ops.attention_device import FUSED_PROJECTION
 from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.portable import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
@@ -123,6 +124,21 @@ def test_a_mix(heads, width, form, biased):
         ),
         arrays + (tables() if biased else []),
         drawn(3, total, dim * (3 if form == "production" else 1)),
+        tf.bfloat16,
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["apart", "fused"])
+@pytest.mark.parametrize(("heads", "width"), [(2, 64), (4, 128)])
+def test_a_mix_with_its_projection(heads, width, fused, monkeypatch):
+    monkeypatch.setenv(FUSED_PROJECTION, str(int(fused)))
+    offsets, visible = batch("parts")
+    total, dim = sum(LENGTHS), heads * width
+    settings = {"heads": heads, "attention_dim": width, "value_dim": width, "scale": 1 / 50}
+    check(
+        lambda x, w: hstu_mix(x, offsets, visible, kernel=w, **settings),
+        [drawn(0, total, 72), drawn(1, 72, 4 * dim) / 72**0.5],
+        drawn(2, total, dim),
         tf.bfloat16,
     )
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
+from gmeta.ops.attention_device import FUSED_PROJECTION
 from gmeta.ops.portable import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
 
@@ -61,13 +62,68 @@ def test_second_gradients(production, weighted, biased):
 
     z, gamma, beta, *tables = floats
     results = [tf.zeros([0])] * 4  # of the forward op
-    inputs = [z, OFFSETS, visible, tf.zeros([0], tf.uint8), gamma, beta, *tables, *times, *results, of_mixed]
+    plan = tf.zeros([0], tf.uint8)
+    inputs = [z, OFFSETS, visible, plan, gamma, beta, *tables, *times, nothing, *results, of_mixed]
     op = SimpleNamespace(inputs=inputs, get_attr={**SETTINGS, "production": production}.__getitem__)
     found = module._second_gradient(op, *upstream)
     assert len(found) == len(inputs)
-    for place, want in zip([0, 4, 5, 6, 7, 14], exact, strict=True):
+    for place, want in zip([0, 4, 5, 6, 7, 15], exact, strict=True):
         assert found[place].dtype == inputs[place].dtype
         want = tf.convert_to_tensor(want)
         np.testing.assert_allclose(
             found[place], want, rtol=2e-3, atol=2e-4 * (1 + np.abs(want).max(initial=0))
         )
+
+
+@pytest.mark.parametrize("form", ["research", "production"])
+def test_a_kernel_is_what_the_projection_is_made_with(form):
+    x, kernel = drawn(0, 10, 6), drawn(1, 6, 32)
+    visible = AttentionMask().visible(OFFSETS)
+    settings = {"heads": 2, "attention_dim": 4, "value_dim": 4, "scale": 0.1, "form": form}
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, kernel])
+        at_once = hstu_mix(x, OFFSETS, visible, kernel=kernel, **settings)
+        apart = hstu_mix(x @ kernel, OFFSETS, visible, **settings)
+    np.testing.assert_array_equal(at_once, apart)
+    for one, other in zip(*(tape.gradient(y, [x, kernel]) for y in (at_once, apart)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_gradient_of_a_fused_projection_flows_by_what_is_not_activated():
+    x, w, of_z = drawn(0, 10, 6), drawn(1, 6, 32), drawn(2, 10, 32)
+    found = module._gradient_of_projection(SimpleNamespace(inputs=[x, w]), of_z, tf.zeros([10, 24]))
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        z = x @ w
+    for one, other in zip(found, tape.gradient(z, [x, w], of_z), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_graph_of_a_gpu(monkeypatch, fused):
+    """It is built where its kernels aren't."""
+    monkeypatch.setenv(FUSED_PROJECTION, str(int(fused)))
+    for name in ("on_gpu", "is_native"):
+        monkeypatch.setattr(module, name, lambda *_: True)
+    x, w = (tf.TensorSpec(shape, tf.bfloat16) for shape in ([10, 16], [16, 512]))
+
+    @tf.function(input_signature=[x, w])
+    def gradients(x, w):
+        visible = AttentionMask().visible(OFFSETS)
+        settings = {"heads": 2, "attention_dim": 64, "value_dim": 64, "scale": 0.1}
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            mixed = hstu_mix(x, OFFSETS, visible, kernel=w, **settings)
+        return mixed, tape.gradient(mixed, [x, w])
+
+    graph = gradients.get_concrete_function()
+    assert [y.shape for y in tf.nest.flatten(graph.structured_outputs)] == [[10, 128], x.shape, w.shape]
+    (mix,) = (op for op in graph.graph.get_operations() if op.type == "GmetaHstuMix")
+    product = mix.inputs[0].op
+    if fused:
+        assert product.type == "GmetaSiluProjection"
+        assert mix.inputs[10] is product.outputs[1]
+        assert [y.shape for y in product.outputs] == [[10, 512], [10, 384]]
+    else:
+        assert product.type == "MatMul"
+        assert mix.inputs[10].shape == [0]

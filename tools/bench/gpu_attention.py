@@ -29,7 +29,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +47,6 @@ from parts.gpu_attention_cases import Array, jagged_lengths  # noqa: E402
 HEADS = 4
 MOST_APART = 1e-2
 """Two results in bfloat16, each 2-5e-3 from the truth: ||a - b|| / ||b||."""
-SLOW = 25e-3
 PASSES = {"forward": 1.0, "backward": 2.5}
 PEERS = ("Triton", "torch.compile", "FlexAttention")
 
@@ -78,36 +76,6 @@ def last_line(error: Exception) -> str:
     """Of what happened, for a line of its own."""
     words = [type(error).__name__, *str(error).strip().splitlines()[-1:]]
     return ": ".join(words)[:200]
-
-
-def in_turn(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, tuple[float, float]]:
-    """Name -> the tenth percentile and the median of seconds; calls take turns."""
-    import torch
-
-    plans: dict[str, tuple[int, int]] = {}
-    for name, call in calls.items():
-        call()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        slow = time.perf_counter() - start > SLOW
-        plans[name] = (3, 3 + min(runs, 12)) if slow else (10, 10 + runs)
-    found: dict[str, list[Any]] = {name: [] for name in calls}
-    for number in range(10 + runs):
-        for name, call in calls.items():
-            warm, end = plans[name]
-            if number >= end:
-                continue
-            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            pair[0].record()
-            call()
-            pair[1].record()
-            if number >= warm:
-                found[name].append(pair)
-    torch.cuda.synchronize()
-    times = {name: [a.elapsed_time(b) / 1e3 for a, b in pairs] for name, pairs in found.items()}
-    return {name: (statistics.quantiles(of, n=10)[0], statistics.median(of)) for name, of in times.items()}
 
 
 def apart(one: Any, other: Any) -> float:
@@ -229,6 +197,8 @@ class Bench:
         for which, call in {"forward": biased.forward, "backward": biased.gradients}.items():
             teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
             self.rate(f"gpu_attention/{which}/dim{width}/{name}/rab", teraflop, [], {"ours": call}, {})
+        from parts.gpu_timing import in_turn
+
         plan = in_turn({"plan": ours.make_plan}, self.runs)["plan"][1]
         self.results.append(Result(f"gpu_attention/plan/dim{width}/{name}", 1e3 * plan, "ms"))
         self.write()
@@ -238,6 +208,8 @@ class Bench:
         calls: Mapping[str, Callable[[], object]], why: Mapping[str, str],
     ) -> None:  # fmt: skip
         """Time one pass of ours and of the peers that there are."""
+        from parts.gpu_timing import in_turn
+
         rates = {who: [teraflop / t for t in times] for who, times in in_turn(calls, self.runs).items()}
         p10, p50 = rates["ours"]
         added: list[Result] = [

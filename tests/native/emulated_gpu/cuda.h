@@ -6,7 +6,7 @@
 #include <cstdint>
 
 struct CUtensorMap {
-  const char* data;
+  char* data;
   int64_t sizes[3];    // width, heads, tokens
   int64_t strides[3];  // in bytes
   int rows;            // of a box

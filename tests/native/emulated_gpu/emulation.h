@@ -85,6 +85,7 @@ struct Fiber {
   // Products by the number of their group; those of the group that isn't closed yet have `groups`.
   std::deque<std::pair<int, Product>> products;
   int groups = 0;
+  std::deque<std::function<void()>> sent;  // copies from shared memory that are still to come
 };
 
 // Threads that wait for each other, some number of times.
@@ -157,6 +158,15 @@ class Block {
     }
   }
 
+  // A copy from shared memory that the running fiber asks for: as late as it is waited for.
+  void Send(std::function<void()> copy) {
+    fiber->sent.push_back(std::move(copy));
+    if (settings.pace == Pace::kEarly) SendAllBut(0);
+  }
+  void SendAllBut(size_t count) {
+    for (auto& sent = fiber->sent; sent.size() > count; sent.pop_front()) sent.front()();
+  }
+
   void Meet(Meeting* meeting, int threads) {
     const int times = meeting->times;
     Arrive(meeting, threads);
@@ -197,6 +207,7 @@ class Block {
     __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack_, &block->scheduler_bytes_);
 #endif
     block->kernel_();
+    if (!block->fiber->sent.empty()) Fail("a block ends before what it sends has been read");
     block->fiber->done = true;
     block->SwitchToScheduler(true);
   }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 WARM_UP, RUNS = 10, 50
+SLOW = 25e-3  # seconds of a call, of which fewer are made then
 
 
 class Times(NamedTuple):
@@ -37,6 +39,34 @@ def timed(run: Callable[[int], object], runs: int = RUNS) -> Times:
     torch.cuda.synchronize()
     seconds = [start.elapsed_time(end) / 1e3 for start, end in events]
     return Times(statistics.quantiles(seconds, n=10)[0], statistics.median(seconds))
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, tuple[float, float]]:
+    """Name -> the tenth percentile and the median of seconds; calls take turns."""
+    plans: dict[str, tuple[int, int]] = {}
+    for name, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        slow = time.perf_counter() - start > SLOW
+        plans[name] = (3, 3 + min(runs, 12)) if slow else (10, 10 + runs)
+    found: dict[str, list[Any]] = {name: [] for name in calls}
+    for number in range(10 + runs):
+        for name, call in calls.items():
+            warm, end = plans[name]
+            if number >= end:
+                continue
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            call()
+            pair[1].record()
+            if number >= warm:
+                found[name].append(pair)
+    torch.cuda.synchronize()
+    times = {name: [a.elapsed_time(b) / 1e3 for a, b in pairs] for name, pairs in found.items()}
+    return {name: (statistics.quantiles(of, n=10)[0], statistics.median(of)) for name, of in times.items()}
 
 
 def copy_bandwidth(gibibytes: int = 4) -> float:

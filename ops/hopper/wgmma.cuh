@@ -18,13 +18,13 @@
 // returns when all groups but the last n are done; until then their registers belong to the
 // hardware, which Keep tells the compiler.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_WGMMA_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_WGMMA_CUH_
+#ifndef GMETA_OPS_HOPPER_WGMMA_CUH_
+#define GMETA_OPS_HOPPER_WGMMA_CUH_
 
 #include <cstdint>
 
-#include "ops/hstu_attention/hopper.cuh"
-#include "ops/hstu_attention/wgmma_instructions.cuh"
+#include "ops/hopper/hopper.cuh"
+#include "ops/hopper/wgmma_instructions.cuh"
 
 namespace gmeta::hopper {
 
@@ -53,4 +53,4 @@ inline constexpr uint32_t kNextRows = 16 * 128;  // the same of a transposed til
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_WGMMA_CUH_
+#endif  // GMETA_OPS_HOPPER_WGMMA_CUH_

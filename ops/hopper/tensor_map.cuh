@@ -1,7 +1,7 @@
 // How a tensor in device memory is told to the copy engine.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
+#ifndef GMETA_OPS_HOPPER_TENSOR_MAP_CUH_
+#define GMETA_OPS_HOPPER_TENSOR_MAP_CUH_
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/hstu_attention/wgmma.cuh"
+#include "ops/hopper/wgmma.cuh"
 
 namespace gmeta::hopper {
 
@@ -55,4 +55,4 @@ bool MakeTensorMap(CUtensorMap* map, const void* data, int64_t tokens, int64_t h
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
+#endif  // GMETA_OPS_HOPPER_TENSOR_MAP_CUH_

@@ -1,9 +1,9 @@
-// In place of ops/hstu_attention/wgmma_instructions.cuh: products by loops, at the time that
+// In place of ops/hopper/wgmma_instructions.cuh: products by loops, at the time that
 // emulation.h says. Each thread computes its own sums; a left operand in registers is that of the
 // four threads that share two rows.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_WGMMA_INSTRUCTIONS_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_WGMMA_INSTRUCTIONS_CUH_
+#ifndef GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
+#define GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/hstu_attention/hopper.cuh"
+#include "ops/hopper/hopper.cuh"
 
 namespace gmeta::hopper {
 
@@ -139,4 +139,4 @@ void Product(float (&d)[kSums], const uint32_t* a, uint64_t b, int add) {
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_WGMMA_INSTRUCTIONS_CUH_
+#endif  // GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_

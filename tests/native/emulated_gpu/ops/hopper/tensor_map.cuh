@@ -1,16 +1,16 @@
-// In place of ops/hstu_attention/tensor_map.cuh: maps for CopyBox of the emulated hopper.cuh.
+// In place of ops/hopper/tensor_map.cuh: maps for CopyBox of the emulated hopper.cuh.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
+#ifndef GMETA_OPS_HOPPER_TENSOR_MAP_CUH_
+#define GMETA_OPS_HOPPER_TENSOR_MAP_CUH_
 
-#include "ops/hstu_attention/wgmma.cuh"
+#include "ops/hopper/wgmma.cuh"
 
 namespace gmeta::hopper {
 
 template <class T>
 bool MakeTensorMap(CUtensorMap* map, const void* data, int64_t tokens, int64_t heads, int64_t width,
                    int64_t token_stride, int64_t head_stride, int rows) {
-  *map = {static_cast<const char*>(data),
+  *map = {const_cast<char*>(static_cast<const char*>(data)),
           {width, heads, tokens},
           {2, 2 * head_stride, 2 * token_stride},
           rows};
@@ -19,4 +19,4 @@ bool MakeTensorMap(CUtensorMap* map, const void* data, int64_t tokens, int64_t h
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_TENSOR_MAP_CUH_
+#endif  // GMETA_OPS_HOPPER_TENSOR_MAP_CUH_

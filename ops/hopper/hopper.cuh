@@ -1,12 +1,12 @@
-// Hopper's own instructions (sm_90a) that the attention kernels are made of, a function each:
+// Hopper's own instructions (sm_90a) that attention and products are made of, a function each:
 // shared memory barriers, the bulk copy engine (TMA), registers handed from warps to warps, named
 // barriers.
 //
 // The names are PTX's. What they do is in the PTX ISA, sections 9.7.9 (copies), 9.7.13 (barriers)
 // and 9.7.19 (setmaxnreg); here stands what callers have to know.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
+#ifndef GMETA_OPS_HOPPER_HOPPER_CUH_
+#define GMETA_OPS_HOPPER_HOPPER_CUH_
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -118,6 +118,24 @@ __device__ __forceinline__ void CopyBox(const CUtensorMap* map, void* to, Barrie
       : "memory");
 }
 
+// The way back, and the group of copies that it is alone in. What lies outside of the tensor isn't
+// written. FenceAsyncProxy comes before, in each thread that wrote the box. One thread.
+__device__ __forceinline__ void SendBox(const CUtensorMap* map, const void* from, int d, int head,
+                                        int token) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(SharedAddress(from)), "r"(d), "r"(head), "r"(token)
+      : "memory");
+}
+
+// Returns when all boxes that the thread has sent but the last kBoxes have been read, so that their
+// memory may be written. A block may not end before.
+template <int kBoxes>
+__device__ __forceinline__ void AwaitReadBoxes() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBoxes) : "memory");
+}
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -163,4 +181,4 @@ __device__ __forceinline__ float FastTanh(float x) {
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
+#endif  // GMETA_OPS_HOPPER_HOPPER_CUH_

@@ -1,7 +1,7 @@
-// In place of ops/hstu_attention/hopper.cuh: what its instructions do, in C++.
+// In place of ops/hopper/hopper.cuh: what its instructions do, in C++.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
+#ifndef GMETA_OPS_HOPPER_HOPPER_CUH_
+#define GMETA_OPS_HOPPER_HOPPER_CUH_
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -97,6 +97,25 @@ inline void CopyBox(const CUtensorMap* map, void* to, Barrier* done, int d, int 
   });
 }
 
+// The way back, of what is in memory when the copy happens.
+inline void SendBox(const CUtensorMap* map, const void* from, int d, int head, int token) {
+  const uint32_t at = SharedAddress(from);
+  if (at % 1024 != 0) emulated::Fail("a box isn't at a multiple of 1,024 bytes");
+  emulated::Current().Send([=] {
+    for (int row = 0; row < map->rows && token + row < map->sizes[2]; ++row) {
+      char* to = map->data + (token + row) * map->strides[2] + head * map->strides[1] + 2 * d;
+      for (int unit = 0; unit < 8 && d + 8 * unit < map->sizes[0]; ++unit) {
+        std::memcpy(to + 16 * unit, emulated::shared_memory + Swizzled(at + 128 * row + 16 * unit),
+                    16);
+      }
+    }
+  });
+}
+template <int kBoxes>
+void AwaitReadBoxes() {
+  emulated::Current().SendAllBut(kBoxes);
+}
+
 inline void NamedArrive(int barrier, int threads) {
   emulated::Block::Arrive(&emulated::Current().named[barrier], threads);
 }
@@ -116,4 +135,4 @@ inline float FastTanh(float x) { return std::tanh(x); }
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_HOPPER_CUH_
+#endif  // GMETA_OPS_HOPPER_HOPPER_CUH_

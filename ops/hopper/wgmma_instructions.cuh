@@ -1,8 +1,8 @@
 // The instructions of wgmma.cuh: wgmma of all shapes and types that the kernels use, its fences,
 // and the rounding of sums to what products take.
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_WGMMA_INSTRUCTIONS_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_WGMMA_INSTRUCTIONS_CUH_
+#ifndef GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
+#define GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ops/hstu_attention/hopper.cuh"
+#include "ops/hopper/hopper.cuh"
 
 namespace gmeta::hopper {
 
@@ -129,4 +129,4 @@ GMETA_WGMMA(256, 128, 129, 130, 131, 128, 129, 130, 131, 132, 133, 134)
 
 }  // namespace gmeta::hopper
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_WGMMA_INSTRUCTIONS_CUH_
+#endif  // GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
