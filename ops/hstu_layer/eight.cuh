@@ -24,7 +24,8 @@ struct alignas(16) Eight {
   __device__ __forceinline__ float at(int i) const { return static_cast<float>(numbers[i]); }
 };
 
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+// Division as IEEE has it branches for each number, and its latency can't be hidden.
+__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float Silu(float x) { return x * Sigmoid(x); }
 
 }  // namespace gmeta::hstu

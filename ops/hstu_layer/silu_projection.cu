@@ -17,11 +17,13 @@ void Check(const GmetaSiluProjection& p) {
   };
   require(p.dtype == GMETA_BFLOAT16 || p.dtype == GMETA_FLOAT16,
           "the GPU's kernels take bfloat16 and float16");
-  require(p.rows >= 0 && p.rows <= INT32_MAX - kProjectionRows,
-          "at most 2^31 rows, got " + std::to_string(p.rows));
   require(p.inner > 0 && p.inner % 8 == 0 && p.columns > 0 && p.columns % 8 == 0,
           "the sum's places and the columns must be multiples of 8, got " +
               std::to_string(p.inner) + " and " + std::to_string(p.columns));
+  require(p.rows >= 0 && p.rows <= INT32_MAX / 2 &&
+              p.rows / kProjectionRows <= INT32_MAX / 2 / (p.columns / kProjectionColumns + 1),
+          "too many tiles of 128 x 256 for an int: " + std::to_string(p.rows) + " rows, " +
+              std::to_string(p.columns) + " columns");
   require(p.activated_from >= 0 && p.activated_from < p.columns &&
               p.activated_from % hopper::kBoxWidth == 0,
           "columns are activated from a multiple of 64 on that is below their number, " +

@@ -55,8 +55,8 @@ struct ProjectionArguments {
   __host__ __device__ __forceinline__ int ColumnTiles() const {
     return (columns + kProjectionColumns - 1) / kProjectionColumns;
   }
-  __host__ __device__ __forceinline__ int64_t Tiles() const {
-    return static_cast<int64_t>((rows + kProjectionRows - 1) / kProjectionRows) * ColumnTiles();
+  __host__ __device__ __forceinline__ int Tiles() const {
+    return (rows + kProjectionRows - 1) / kProjectionRows * ColumnTiles();
   }
   __device__ __forceinline__ int Steps() const {
     return (inner + kProjectionPlaces - 1) / kProjectionPlaces;
@@ -83,14 +83,13 @@ template <class T>
 __device__ __forceinline__ void ProduceProjection(const ProjectionArguments& in,
                                                   ProjectionMemory<T>& memory) {
   using Memory = ProjectionMemory<T>;
-  const int64_t tiles = in.Tiles();
-  const int column_tiles = in.ColumnTiles(), steps = in.Steps();
+  const int tiles = in.Tiles(), column_tiles = in.ColumnTiles(), steps = in.Steps();
   hopper::PrefetchMap(&in.x), hopper::PrefetchMap(&in.w);
   hopper::PrefetchMap(&in.z), hopper::PrefetchMap(&in.activated);
   hopper::Turn turn;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int row = static_cast<int>(tile / column_tiles) * kProjectionRows;
-    const int column = static_cast<int>(tile % column_tiles) * kProjectionColumns;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int row = tile / column_tiles * kProjectionRows;
+    const int column = tile % column_tiles * kProjectionColumns;
     for (int step = 0; step < steps; ++step) {
       typename Memory::Stage& stage = memory.stages[turn.stage];
       hopper::Barrier* const full = &memory.full[turn.stage];
@@ -117,13 +116,11 @@ class ProjectionConsumer {
       : in_(in), memory_(memory), group_(threadIdx.x / 128 - 1) {}
 
   __device__ __forceinline__ void Run() {
-    const int64_t tiles = in_.Tiles();
-    const int column_tiles = in_.ColumnTiles();
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int tiles = in_.Tiles(), column_tiles = in_.ColumnTiles();
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       float sums[kProjectionColumns / 2];
       Sum(sums);
-      Write(static_cast<int>(tile / column_tiles) * kProjectionRows,
-            static_cast<int>(tile % column_tiles) * kProjectionColumns, sums);
+      Write(tile / column_tiles * kProjectionRows, tile % column_tiles * kProjectionColumns, sums);
     }
     if (threadIdx.x % 32 == 0) hopper::AwaitReadBoxes<0>();  // before the memory is another's
   }
