@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.collectives.stalls import watch_for_stalls
 from gmeta.core.errors import RanksError
 from gmeta.testing.ranks import run_ranks
 
@@ -31,6 +32,8 @@ def steps(fault: str) -> None:
         return collectives.alltoall(rows, tf.ones([here.size], tf.int32), name="rows")[0]
 
     for number in range(10):
+        if number == 2 and here.rank == 0 and fault in ("hangs", "leaves"):
+            watch_for_stalls(here, "5")  # from here on: a slow machine may keep one rank waiting before
         if number == 2 and here.rank == 1:
             if fault == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -60,11 +63,16 @@ def steps(fault: str) -> None:
 )
 def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: str) -> None:
     # One that hangs is given up; where a rank ends, the other one is to say so, however late it is.
-    environment = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"} if fault in ("hangs", "leaves") else {}
     with pytest.raises(RanksError) as caught:
-        run_ranks(steps, 2, fault, grace=5 if fault == "hangs" else 60, environment=environment)
+        run_ranks(steps, 2, fault, grace=5 if fault == "hangs" else 60)
     assert str(caught.value).startswith(f"the job was ended: {said}")
     assert re.search(why, str(caught.value))
+
+
+def test_how_long_ranks_wait_is_said_in_seconds() -> None:
+    environment = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "soon"}
+    with pytest.raises(RanksError, match="SECONDS='soon': give whole seconds, or 0 for ever"):
+        run_ranks(steps, 2, "none", environment=environment)
 
 
 def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
