@@ -37,7 +37,8 @@ def test_ranks_know_who_they_are_and_their_lines_are_marked(capfd: pytest.Captur
     assert sorted(err.splitlines()) == sorted(f"[{rank}] {text}" for rank in range(3) for text in "xy")
 
 
-def test_a_failure_ends_the_others_and_is_reported_first() -> None:
+def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 2.0)
     error = failure("rank == 1 and sys.exit('no such file'); time.sleep(600)")
     assert (
         str(error).splitlines()[0].startswith("the job was ended: rank 1 of 2 ended with exit code 1 after")
@@ -48,7 +49,8 @@ def test_a_failure_ends_the_others_and_is_reported_first() -> None:
     assert [end.ended_here for end in error.ends] == [False, True]
 
 
-def test_a_signal_is_named() -> None:
+def test_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 2.0)
     error = failure("rank == 2 and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)", size=3)
     assert str(error).startswith("the job was ended: rank 2 of 3 was killed by SIGKILL")
 

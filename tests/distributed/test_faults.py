@@ -33,7 +33,7 @@ def steps(fault: str) -> None:
 
     for number in range(10):
         if number == 2 and here.rank == 0 and fault in ("hangs", "leaves"):
-            watch_for_stalls(here, "5")  # from here on: a slow machine may keep one rank waiting before
+            watch_for_stalls(here, "2")  # from here on: a slow machine may keep one rank waiting before
         if number == 2 and here.rank == 1:
             if fault == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +64,7 @@ def steps(fault: str) -> None:
 def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: str) -> None:
     # One that hangs is given up; where a rank ends, the other one is to say so, however late it is.
     with pytest.raises(RanksError) as caught:
-        run_ranks(steps, 2, fault, grace=5 if fault == "hangs" else 60)
+        run_ranks(steps, 2, fault, grace=2 if fault == "hangs" else 60)
     assert str(caught.value).startswith(f"the job was ended: {said}")
     assert re.search(why, str(caught.value))
 

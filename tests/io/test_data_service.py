@@ -44,7 +44,9 @@ def target():
     """A dispatcher and two workers in this process."""
     dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
     address = dispatcher.target.split("://")[1]
-    workers = [service.WorkerServer(service.WorkerConfig(dispatcher_address=address, port=0)) for _ in "ab"]
+    # A worker that is told to stop may do so at its next beat only, half a minute apart by default.
+    config = service.WorkerConfig(dispatcher_address=address, port=0, heartbeat_interval_ms=500)
+    workers = [service.WorkerServer(config) for _ in "ab"]
     yield dispatcher.target
     del workers
 
