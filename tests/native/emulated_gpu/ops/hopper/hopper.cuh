@@ -75,18 +75,19 @@ void GiveRegisters() {}
 template <int>
 void TakeRegisters() {}
 
-// Copies 64 numbers of 16 bits a row; what lies behind the last token is zeros.
+// Copies 64 numbers of 16 bits a row; what lies behind the last token, or the last number of a row,
+// is zeros.
 inline void CopyBox(const CUtensorMap* map, void* to, Barrier* done, int d, int head, int token) {
   const uint32_t at = SharedAddress(to);
   if (at % 1024 != 0) emulated::Fail("a box isn't at a multiple of 1,024 bytes");
   emulated::Current().Copy([=] {
     for (int row = 0; row < map->rows; ++row) {
-      const bool there = token + row < map->sizes[2] && head < map->sizes[1] && d < map->sizes[0];
+      const bool row_there = token + row < map->sizes[2] && head < map->sizes[1];
       const char* from =
           map->data + (token + row) * map->strides[2] + head * map->strides[1] + 2 * d;
       for (int unit = 0; unit < 8; ++unit) {
         char* place = emulated::shared_memory + Swizzled(at + 128 * row + 16 * unit);
-        if (there) {
+        if (row_there && d + 8 * unit < map->sizes[0]) {
           std::memcpy(place, from + 16 * unit, 16);
         } else {
           std::memset(place, 0, 16);
