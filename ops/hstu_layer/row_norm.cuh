@@ -31,7 +31,8 @@
 
 #include <cstdint>
 
-#include "ops/hstu_layer/eight.cuh"
+#include "ops/common/eight.cuh"
+#include "ops/hstu_attention/activation.cuh"
 
 namespace gmeta::hstu {
 

@@ -1,12 +1,12 @@
 // Eight neighbours of a row: what a thread reads and writes at a time, 16 bytes.
 
-#ifndef GMETA_OPS_HSTU_LAYER_EIGHT_CUH_
-#define GMETA_OPS_HSTU_LAYER_EIGHT_CUH_
+#ifndef GMETA_OPS_COMMON_EIGHT_CUH_
+#define GMETA_OPS_COMMON_EIGHT_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace gmeta::hstu {
+namespace gmeta {
 
 template <class T>
 struct alignas(16) Eight {
@@ -24,10 +24,6 @@ struct alignas(16) Eight {
   __device__ __forceinline__ float at(int i) const { return static_cast<float>(numbers[i]); }
 };
 
-// Division as IEEE has it branches for each number, and its latency can't be hidden.
-__device__ __forceinline__ float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float Silu(float x) { return x * Sigmoid(x); }
+}  // namespace gmeta
 
-}  // namespace gmeta::hstu
-
-#endif  // GMETA_OPS_HSTU_LAYER_EIGHT_CUH_
+#endif  // GMETA_OPS_COMMON_EIGHT_CUH_
