@@ -8,6 +8,7 @@ import warnings
 
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.core.native import build_info, library_path
 
 WIDTHS = (64, 128, 256)
@@ -28,9 +29,17 @@ def fuses_projection(dim: int | None) -> bool:
     """Whether the product before an HSTU layer's attention activates what it writes.
 
     Args:
-      dim: Numbers of a token.
+      dim: Numbers of a token. Where they are no multiple of 8, activation takes a pass of its own.
+
+    Raises:
+      ConfigError: The variable is neither 0 nor 1.
     """
-    return os.environ.get(FUSED_PROJECTION) == "1" and dim is not None and dim % 8 == 0
+    chosen = os.environ.get(FUSED_PROJECTION, "0")
+    if chosen not in ("0", "1"):
+        raise ConfigError(
+            f"{FUSED_PROJECTION}={chosen!r}: give 1, or 0 for a product and a pass of their own"
+        )
+    return chosen == "1" and dim is not None and dim % 8 == 0
 
 
 @functools.cache

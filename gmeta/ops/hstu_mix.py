@@ -84,18 +84,20 @@ def hstu_mix(
     """
     production = form == "production"
     width = heads * value_dim
-    if (
+    native = (
         on_gpu()
         and attention_dim == value_dim
         and width <= _WIDEST
         and not is_portable()
         and is_native(attention_dim, value_dim, projected.dtype)
-    ):
-        none = active = tf.zeros([0], projected.dtype)
-        if kernel is not None and not production and fuses_projection(projected.shape[1]):
+    )
+    none = active = tf.zeros([0], projected.dtype)
+    if kernel is not None:
+        if native and not production and fuses_projection(projected.shape[1]):
             projected, active = _native.gmeta_silu_projection(projected, kernel, activated_from=width)
-        elif kernel is not None:
+        else:
             projected = tf.matmul(projected, kernel)
+    if native:
         weights = [none if x is None else tf.cast(x, projected.dtype) for x in (norm_scale, norm_offset)]
         return _native.gmeta_hstu_mix(
             projected=projected,
@@ -112,8 +114,6 @@ def hstu_mix(
             epsilon=eps,
             production=production,
         ).mixed
-    if kernel is not None:
-        projected = tf.matmul(projected, kernel)
     active = projected if production else tf.nn.silu(projected)
     sizes = [width, width, heads * attention_dim, heads * attention_dim]
     u, v, q, k = tf.split(active, sizes, axis=1)

@@ -54,6 +54,17 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def call_library(name: str, *arguments: Any) -> None:
+    """Call ``gmeta_<name>``, with arguments of ctypes' types.
+
+    Raises:
+      CudaError: It failed.
+    """
+    status = getattr(library(), f"gmeta_{name}")(*arguments)
+    if status != 0:
+        raise CudaError(status, library().gmeta_cuda_error().decode())
+
+
 def call(name: str, *arguments: Any) -> None:
     """Call ``gmeta_gpu_<name>``. Integers are passed as int64, floats as float32.
 
@@ -64,9 +75,7 @@ def call(name: str, *arguments: Any) -> None:
         ctypes.c_int64(a) if isinstance(a, int) else ctypes.c_float(a) if isinstance(a, float) else a
         for a in arguments
     ]
-    status = getattr(library(), f"gmeta_gpu_{name}")(*typed)
-    if status != 0:
-        raise CudaError(status, library().gmeta_cuda_error().decode())
+    call_library(f"gpu_{name}", *typed)
 
 
 class _Driver:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.testing.cuda_library import CudaError, library
+from gmeta.testing.cuda_library import call_library, library
 
 Mask = Literal["causal", "full", "targets", "window", "mixed"]
 Table = Literal["positions", "time_buckets"]
@@ -56,9 +56,7 @@ def call_hstu(name: str, *arguments: Any) -> None:
     Raises:
       CudaError: It failed.
     """
-    status = getattr(library(), f"gmeta_hstu_{name}")(*arguments)
-    if status != 0:
-        raise CudaError(status, library().gmeta_cuda_error().decode())
+    call_library(f"hstu_{name}", *arguments)
 
 
 def visible_of(length: int, mask: Mask, rng: np.random.Generator) -> npt.NDArray[np.int32]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from gmeta.testing.cuda_library import CudaError, library
+from gmeta.testing.cuda_library import call_library
 
 
 class _Projection(ctypes.Structure):
@@ -21,12 +21,6 @@ class _Projection(ctypes.Structure):
 
 class _Rows(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
-
-
-def _call(name: str, *arguments: Any) -> None:
-    status = getattr(library(), f"gmeta_{name}")(*arguments)
-    if status != 0:
-        raise CudaError(status, library().gmeta_cuda_error().decode())
 
 
 class GpuProjection:
@@ -60,13 +54,15 @@ class GpuProjection:
         """Z and what of it is activated."""
         pointers = (each.data_ptr() for each in (self.x, self.w, self.z, self.activated))
         sizes = (*self.w.shape, self.activated_from, len(self.x))
-        _call("silu_projection", ctypes.byref(_Projection(self._dtype(), *sizes, *pointers)), self._stream())
+        call_library(
+            "silu_projection", ctypes.byref(_Projection(self._dtype(), *sizes, *pointers)), self._stream()
+        )
         return self.z, self.activated
 
     def activate(self) -> Any:
         """The same of Z by a pass of its own."""
         columns = self.z.shape[1]
-        _call(
+        call_library(
             "silu",
             ctypes.c_int32(self._dtype()),
             ctypes.c_int64(len(self.z)),

@@ -160,7 +160,7 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float fact
   const int64_t token = static_cast<int64_t>(own.token) + row;
   const int64_t number = static_cast<int64_t>(own.head) * kWidth + threadIdx.x % 4 * 8;
   T* const at = to + token * stride + number;
-  const T* const before_at = before + token * before_stride + number;
+  const int64_t before_at = token * before_stride + number;
 #pragma unroll
   for (int of_row = 0; of_row < 2; ++of_row) {
 #pragma unroll
@@ -173,7 +173,9 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float fact
       }
       TransposeWords(words);
       if (row + 8 * of_row < own.length) {
-        if (before != nullptr) ChainSilu(before_at + 8 * of_row * before_stride + column, words);
+        if (before != nullptr) {
+          ChainSilu(before + before_at + 8 * of_row * before_stride + column, words);
+        }
         *reinterpret_cast<uint4*>(at + 8 * of_row * stride + column) =
             make_uint4(words[0], words[1], words[2], words[3]);
       }

@@ -1,6 +1,5 @@
 // The C ABI of silu_projection.cuh: checks and launches.
 
-#include <algorithm>
 #include <string>
 
 #include "ops/common/cuda_error.cuh"

@@ -18,12 +18,12 @@
 // as zeros and never written, by the copy engine's own checks. An element's sum takes its places in
 // rising order whatever the launch, so that results are the same to the last bit in each run.
 //
-// Why it is fast. A step reads 48 KiB for 128 x 256 x 64 products, which the cache can bring while
-// they are made, and results leave by the copy engine, box by box of 16 rows of a warp's own, so
-// that no warp waits for another. The two summing warpgroups never meet: one that is done with a
-// tile writes its results while the other has the matrix units for itself, up to four steps long;
-// by that it falls behind, and at the tile's end it is the other's turn. So rounding and SiLU run
-// beside products.
+// Why it should be fast, which is still to be measured. A step reads 48 KiB for 128 x 256 x 64
+// products, which the cache can bring while they are made, and results leave by the copy engine,
+// box by box of 16 rows of a warp's own, so that no warp waits for another. The two summing
+// warpgroups never meet: one that is done with a tile writes its results while the other has the
+// matrix units for itself, up to four steps long; by that it falls behind, and at the tile's end it
+// is the other's turn. So rounding and SiLU run beside products.
 
 #ifndef GMETA_OPS_HSTU_LAYER_SILU_PROJECTION_CUH_
 #define GMETA_OPS_HSTU_LAYER_SILU_PROJECTION_CUH_

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
-from gmeta.ops.attention_device import FUSED_PROJECTION
+from gmeta.ops.attention_device import FUSED_PROJECTION, fuses_projection
 from gmeta.ops.portable import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
 
@@ -97,6 +98,12 @@ def test_the_gradient_of_a_fused_projection_flows_by_what_is_not_activated():
         z = x @ w
     for one, other in zip(found, tape.gradient(z, [x, w], of_z), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_a_choice_that_there_is_not_is_refused(monkeypatch):
+    monkeypatch.setenv(FUSED_PROJECTION, "yes")
+    with pytest.raises(ConfigError, match="GMETA_FUSED_PROJECTION='yes': give 1, or 0"):
+        fuses_projection(64)
 
 
 @pytest.mark.parametrize("fused", [True, False])
