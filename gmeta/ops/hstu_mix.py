@@ -46,10 +46,10 @@ def hstu_mix(
           A = \mathrm{attend}(Q, K, V), \qquad Y = [U, A, U \odot \mathrm{LN}(A)]
 
     (Zhai et al., ICML 2024, section 3, and the published code that ranks with it.) On a GPU, in bfloat16 or
-    float16, it is one op: U, V, Q and K are read where the product left them; activation takes one pass over
-    memory, norm and gate another, and one back. With ``GMETA_FUSED_PROJECTION=1`` in the environment the
-    product :math:`Z = X W` of the research form writes what it has activated beside Z, and activation takes
-    no pass.
+    float16, it is one op: U, V, Q and K are read where the product left them; activation,
+    norm and gate take one pass over memory each, and so do their gradients. With
+    ``GMETA_FUSED_PROJECTION=1`` in the environment the product :math:`Z = X W` of the research form writes
+    what it has activated beside Z, and activation takes no pass.
 
     Args:
       projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads. With

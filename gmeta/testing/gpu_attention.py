@@ -42,10 +42,6 @@ class _Bias(ctypes.Structure):
     )
 
 
-class _Preactivations(ctypes.Structure):
-    _fields_ = (*((name, ctypes.c_void_p) for name in "qkv"), ("stride", ctypes.c_int64))
-
-
 class _BiasGradient(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("positions", "time_buckets", "workspace"))
 
@@ -184,13 +180,10 @@ class GpuAttention:
         call_hstu("forward", ctypes.byref(self._attention()), self._heads(self.out), self._stream())
         return self.out
 
-    def gradients(self, before: Any = None) -> Any:
+    def gradients(self) -> Any:
         """(3, tokens, heads, width): of q, k and v. The plan must be made.
 
         Those of the bias's tables are in ``table_gradients`` then.
-
-        Args:
-          before: (tokens, 3, heads, width), what q, k and v are taken to be SiLU of: gradients are of that.
         """
         of_out, *of = (self._heads(x) for x in (self.of_out, *self.results.unbind(0)))
         of_bias = None
@@ -199,11 +192,7 @@ class GpuAttention:
             room = self.workspace.data_ptr()
             gradient = _BiasGradient(found.get("positions"), found.get("time_buckets"), room)
             of_bias = ctypes.byref(gradient)
-        own = None
-        if before is not None:
-            pointers = (before[:, i].data_ptr() for i in range(3))
-            own = ctypes.byref(_Preactivations(*pointers, before.stride(0)))
-        call_hstu("backward", ctypes.byref(self._attention()), of_out, *of, own, of_bias, self._stream())
+        call_hstu("backward", ctypes.byref(self._attention()), of_out, *of, of_bias, self._stream())
         return self.results
 
     def _heads(self, x: Any) -> _Heads:

@@ -46,8 +46,8 @@ void ClearBias(const GmetaHstuAttention& a, const GmetaHstuBiasGradient& to, cud
 
 template <class T, int kWidth, bool kBiased>
 void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const GmetaHeads& of_q,
-              const GmetaHeads& of_k, const GmetaHeads& of_v, const GmetaHstuPreactivations& before,
-              const GmetaHstuBiasGradient* of_bias, cudaStream_t stream) {
+              const GmetaHeads& of_k, const GmetaHeads& of_v, const GmetaHstuBiasGradient* of_bias,
+              cudaStream_t stream) {
   CUtensorMap q, k, v, out;
   Require(MapOf<T>(&q, a, a.q, kStripRows) && MapOf<T>(&k, a, a.k, kStripRows) &&
               MapOf<T>(&v, a, a.v, kStripRows) && MapOf<T>(&out, a, of_out, kStripRows),
@@ -63,7 +63,6 @@ void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const Gmeta
   in.own[0] = k, in.own[1] = v, in.others[0] = q, in.others[1] = out;
   in.of_scores = of_k.data, in.of_scores_stride = of_k.stride;
   in.of_weights = of_v.data, in.of_weights_stride = of_v.stride;
-  in.before_scores = before.k, in.before_weights = before.v, in.before_stride = before.stride;
   if constexpr (kWidth <= 128) {
     Launch<BackwardPass<T, kWidth, kBiased, true, true, true>>(in, tiles, stream);
   } else {
@@ -72,7 +71,7 @@ void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const Gmeta
   }
 
   in.own[0] = q, in.own[1] = out, in.others[0] = k, in.others[1] = v;
-  in.of_scores = of_q.data, in.of_scores_stride = of_q.stride, in.before_scores = before.q;
+  in.of_scores = of_q.data, in.of_scores_stride = of_q.stride;
   Launch<BackwardPass<T, kWidth, kBiased, false, true, false>>(in, tiles, stream);
   if constexpr (kBiased) {
     if (of_bias != nullptr) DifferentiateBias<T, kWidth>(a, in, tiles, *of_bias, stream);
@@ -83,17 +82,15 @@ void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const Gmeta
 }  // namespace gmeta::hstu
 
 int gmeta_hstu_backward(const GmetaHstuAttention* attention, GmetaHeads of_out, GmetaHeads of_q,
-                        GmetaHeads of_k, GmetaHeads of_v, const GmetaHstuPreactivations* before,
-                        const GmetaHstuBiasGradient* of_bias, void* stream) {
+                        GmetaHeads of_k, GmetaHeads of_v, const GmetaHstuBiasGradient* of_bias,
+                        void* stream) {
   return gmeta::Guarded([&] {
     if (attention->tokens == 0 && attention->bias != nullptr && of_bias != nullptr) {
       gmeta::hstu::ClearBias(*attention, *of_bias, static_cast<cudaStream_t>(stream));
     }
     gmeta::hstu::Dispatch(*attention, [&](auto type, auto width, auto biased) {
       gmeta::hstu::Backward<decltype(type), decltype(width)::value, decltype(biased)::value>(
-          *attention, of_out, of_q, of_k, of_v,
-          before == nullptr ? GmetaHstuPreactivations{} : *before, of_bias,
-          static_cast<cudaStream_t>(stream));
+          *attention, of_out, of_q, of_k, of_v, of_bias, static_cast<cudaStream_t>(stream));
     });
   });
 }

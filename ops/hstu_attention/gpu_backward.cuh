@@ -26,10 +26,6 @@
 // memory before the sums, since 0 times NaN isn't 0. Own tokens behind the end are computed from
 // such numbers, and not written.
 //
-// Where q, k and v are SiLU of what a layer has projected, their gradients are rounded, multiplied
-// by SiLU' and rounded again as they are written: the bits of a pass of its own, without its way to
-// memory and back.
-//
 // Why it is fast. At width 128 a score costs the matrix units 768 or 1,024 operations, and about
 // ten other instructions, one of them of the special function unit (t = tanh(x / 2) gives SiLU and
 // its derivative); so the matrix units are the limit, if they never wait. A group computes P and dS
@@ -159,13 +155,11 @@ class BackwardConsumer : private BlockConsumer<P> {
       const float (&of_weights)[P::kOfWeights ? P::kWidth / 2 : 1]) {
     if constexpr (P::kOfScores) {
       StoreSums<T>(of_scores, in_.alpha * in_.scale, own, static_cast<T*>(in_.of_scores),
-                   in_.of_scores_stride, static_cast<const T*>(in_.before_scores),
-                   in_.before_stride);
+                   in_.of_scores_stride);
     }
     if constexpr (P::kOfWeights) {
       StoreSums<T>(of_weights, in_.scale, own, static_cast<T*>(in_.of_weights),
-                   in_.of_weights_stride, static_cast<const T*>(in_.before_weights),
-                   in_.before_stride);
+                   in_.of_weights_stride);
     }
   }
 

@@ -139,15 +139,11 @@ struct BackwardArguments {
   float alpha;
   float scale;
   GpuBias bias;  // of passes that are biased
-  // Gradients of the own tokens, by scores and by weights; or, where `before` isn't null, of what
-  // they are SiLU of.
+  // Gradients of the own tokens, by scores and by weights.
   void* of_scores;
   int64_t of_scores_stride;
   void* of_weights;
   int64_t of_weights_stride;
-  const void* before_scores;
-  const void* before_weights;
-  int64_t before_stride;
 };
 
 }  // namespace gmeta::hstu

@@ -7,10 +7,6 @@
 #ifndef GMETA_OPS_HSTU_ATTENTION_GPU_BACKWARD_TILE_CUH_
 #define GMETA_OPS_HSTU_ATTENTION_GPU_BACKWARD_TILE_CUH_
 
-#include <cstring>
-
-#include "ops/common/eight.cuh"
-#include "ops/hstu_attention/activation.cuh"
 #include "ops/hstu_attention/gpu_backward_memory.cuh"
 
 namespace gmeta::hstu {
@@ -135,32 +131,15 @@ __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
   }
 }
 
-// The gradients of eight numbers' SiLU, rounded, become those of the numbers.
-template <class T>
-__device__ __forceinline__ void ChainSilu(const T* before, uint32_t (&words)[4]) {
-  const Eight<T> x = Eight<T>::Load(before);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    T of[2];
-    std::memcpy(of, &words[i], sizeof(of));
-    words[i] = hopper::RoundedPair<T>(SiluGradient(static_cast<float>(of[0]), x.at(2 * i)),
-                                      SiluGradient(static_cast<float>(of[1]), x.at(2 * i + 1)));
-  }
-}
-
 // Sums of 64 own tokens, times a factor, rounded and written: 64 neighbouring bytes of a row by
-// four threads. Tokens behind the sequence's end are not written. `before`, unless it is null, is
-// what the own tokens are SiLU of: then it is the gradients of that.
+// four threads. Tokens behind the sequence's end are not written.
 template <class T, int kSize>
 __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float factor,
-                                          const OwnStrip& own, T* to, int64_t stride,
-                                          const T* before, int64_t before_stride) {
+                                          const OwnStrip& own, T* to, int64_t stride) {
   constexpr int kWidth = 2 * kSize;
   const int row = own.row + OwnRow();
-  const int64_t token = static_cast<int64_t>(own.token) + row;
-  const int64_t number = static_cast<int64_t>(own.head) * kWidth + threadIdx.x % 4 * 8;
-  T* const at = to + token * stride + number;
-  const int64_t before_at = token * before_stride + number;
+  T* const at = to + (static_cast<int64_t>(own.token) + row) * stride +
+                static_cast<int64_t>(own.head) * kWidth + threadIdx.x % 4 * 8;
 #pragma unroll
   for (int of_row = 0; of_row < 2; ++of_row) {
 #pragma unroll
@@ -173,9 +152,6 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float fact
       }
       TransposeWords(words);
       if (row + 8 * of_row < own.length) {
-        if (before != nullptr) {
-          ChainSilu(before + before_at + 8 * of_row * before_stride + column, words);
-        }
         *reinterpret_cast<uint4*>(at + 8 * of_row * stride + column) =
             make_uint4(words[0], words[1], words[2], words[3]);
       }

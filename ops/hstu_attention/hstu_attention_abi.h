@@ -56,12 +56,6 @@ struct GmetaHstuBiasGradient {
   void* workspace;  // 16-byte aligned
 };
 
-// What q, k and v are SiLU of, laid out as they are.
-struct GmetaHstuPreactivations {
-  const void *q, *k, *v;
-  int64_t stride;  // of a token
-};
-
 // GMETA_CUDA_UNSUPPORTED where the current device has no kernels for a dtype and a width.
 GMETA_CUDA_API int gmeta_hstu_supported(int32_t dtype, int32_t width);
 
@@ -83,11 +77,9 @@ GMETA_CUDA_API int gmeta_hstu_forward(const GmetaHstuAttention* attention, Gmeta
                                       void* stream);
 
 // Writes the gradients of q, k and v from that of out, and of the bias where there is one and
-// `of_bias` isn't null; with `before`, in host memory, those of what q, k and v are SiLU of.
-// Results are the same to the last bit in each run on the same kind of GPU.
+// `of_bias` isn't null. Results are the same to the last bit in each run on the same kind of GPU.
 GMETA_CUDA_API int gmeta_hstu_backward(const GmetaHstuAttention* attention, GmetaHeads of_out,
                                        GmetaHeads of_q, GmetaHeads of_k, GmetaHeads of_v,
-                                       const GmetaHstuPreactivations* before,
                                        const GmetaHstuBiasGradient* of_bias, void* stream);
 // On the current device.
 GMETA_CUDA_API int64_t gmeta_hstu_bias_workspace(const GmetaHstuAttention* attention);

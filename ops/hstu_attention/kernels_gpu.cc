@@ -123,11 +123,10 @@ class HstuAttentionGradientOp : public AttentionOp<T> {
     }
     hstu::GpuBiasOutput of_bias;
     OP_REQUIRES_OK(context, of_bias.Make(context, request.attention, hstu::kPositions, 3));
-    OP_REQUIRES_OK(context,
-                   CudaStatus(gmeta_hstu_backward(
-                       &request.attention, this->Heads(context->input(hstu::kOfOut)),
-                       this->Heads(*outputs[0]), this->Heads(*outputs[1]), this->Heads(*outputs[2]),
-                       nullptr, &of_bias.gradient, CudaStream(context))));
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_backward(
+                                &request.attention, this->Heads(context->input(hstu::kOfOut)),
+                                this->Heads(*outputs[0]), this->Heads(*outputs[1]),
+                                this->Heads(*outputs[2]), &of_bias.gradient, CudaStream(context))));
   }
 };
 

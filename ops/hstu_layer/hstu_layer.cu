@@ -85,6 +85,21 @@ int gmeta_silu(int32_t dtype, int64_t rows, int32_t width, GmetaRows x, GmetaRow
   });
 }
 
+int gmeta_silu_back(int32_t dtype, int64_t rows, int32_t width, GmetaRows x, GmetaRows of_y,
+                    void* stream) {
+  return Guarded([&] {
+    CheckWidth(width, INT32_MAX);
+    if (rows == 0) return;
+    OfType(dtype, [&](auto type) {
+      using T = decltype(type);
+      SiluRowsBack<T>
+          <<<SiluBlocks(rows, width), kSiluThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              At<T>(x), x.stride, rows, width, At<T>(of_y), of_y.stride);
+    });
+    gmeta::CheckLaunch("silu, gradient");
+  });
+}
+
 int gmeta_row_norm(const GmetaRowNorm* norm, GmetaRows y, float* statistics, void* stream) {
   return Guarded([&] {
     CheckWidth(norm->width, kNormWidest);

@@ -24,6 +24,9 @@ struct GmetaRows {
 // y = SiLU(x) of (rows, width), width a multiple of 8. dtype as in hstu_attention_abi.h.
 GMETA_CUDA_API int gmeta_silu(int32_t dtype, int64_t rows, int32_t width, GmetaRows x, GmetaRows y,
                               void* stream);
+// of_y becomes the gradient of x.
+GMETA_CUDA_API int gmeta_silu_back(int32_t dtype, int64_t rows, int32_t width, GmetaRows x,
+                                   GmetaRows of_y, void* stream);
 
 // z = x w and activated = SiLU(z[:, activated_from:]), in one pass (silu_projection.cuh), on GPUs
 // of compute capability 9.0. x is (rows, inner), w (inner, columns), all four row-major without

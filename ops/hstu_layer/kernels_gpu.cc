@@ -345,15 +345,17 @@ class MixGradientOp : public MixBase<T> {
                                 &mix.norm, Data<float>(context->input(kStatistics)), &to, stream)));
     this->SetHeads(projected, context->input(kActivated), &mix);
     const Tensor& of_projected = *outputs[0];
-    const GmetaHstuPreactivations before{Columns<T>(projected, 2 * width).data,
-                                         Columns<T>(projected, 3 * width).data,
-                                         Columns<T>(projected, width).data, projected.dim_size(1)};
-    OP_REQUIRES_OK(
-        context,
-        CudaStatus(gmeta_hstu_backward(
-            &mix.attention, this->Heads(of_attended, 0), this->Heads(of_projected, 2 * width),
-            this->Heads(of_projected, 3 * width), this->Heads(of_projected, width),
-            production ? nullptr : &before, &of_bias.gradient, stream)));
+    OP_REQUIRES_OK(context,
+                   CudaStatus(gmeta_hstu_backward(
+                       &mix.attention, this->Heads(of_attended, 0),
+                       this->Heads(of_projected, 2 * width), this->Heads(of_projected, 3 * width),
+                       this->Heads(of_projected, width), &of_bias.gradient, stream)));
+    if (!production) {
+      OP_REQUIRES_OK(context,
+                     CudaStatus(gmeta_silu_back(kType<T>, n, 3 * static_cast<int32_t>(width),
+                                                Columns<T>(projected, width),
+                                                Columns<T>(of_projected, width), stream)));
+    }
   }
 };
 

@@ -31,8 +31,8 @@
 
 #include <cstdint>
 
-#include "ops/common/eight.cuh"
-#include "ops/hstu_attention/activation.cuh"
+#include "ops/hstu_layer/activation.cuh"
+#include "ops/hstu_layer/eight.cuh"
 
 namespace gmeta::hstu {
 

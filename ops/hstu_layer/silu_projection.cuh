@@ -37,7 +37,7 @@
 #include "ops/hopper/tensor_map.cuh"
 #include "ops/hopper/turn.cuh"
 #include "ops/hopper/wgmma.cuh"
-#include "ops/hstu_attention/activation.cuh"
+#include "ops/hstu_layer/activation.cuh"
 
 namespace gmeta::hstu {
 

@@ -126,19 +126,3 @@ def test_nothing() -> None:
 def test_pairs() -> None:
     assert GpuAttention([4, 3], 1, 64, "float16", "causal").pairs == 10 + 6
     assert GpuAttention(LENGTHS, 1, 64, "float16", "full").pairs == int(np.square(LENGTHS).sum())
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("width", [64, 128, 256])
-def test_gradients_of_what_is_activated(width: int, dtype: str) -> None:
-    case = GpuAttention(LENGTHS, 2, width, dtype, "mixed", seed=width)
-    case.make_plan()
-    plain = case.gradients().clone()
-    before = 3 * torch.randn(case.tokens, 3, 2, width, device="cuda").to(case.dtype)
-    case.results.fill_(torch.nan)
-    found = case.gradients(before)
-    x = before.transpose(0, 1).double()
-    gate = torch.sigmoid(x)
-    expected = plain.double() * gate * (1 + x * (1 - gate))
-    # Rounded once more, wherever it is.
-    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(case.dtype).eps, atol=1e-6)

@@ -1,12 +1,12 @@
 // Eight neighbours of a row: what a thread reads and writes at a time, 16 bytes.
 
-#ifndef GMETA_OPS_COMMON_EIGHT_CUH_
-#define GMETA_OPS_COMMON_EIGHT_CUH_
+#ifndef GMETA_OPS_HSTU_LAYER_EIGHT_CUH_
+#define GMETA_OPS_HSTU_LAYER_EIGHT_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace gmeta {
+namespace gmeta::hstu {
 
 template <class T>
 struct alignas(16) Eight {
@@ -24,6 +24,6 @@ struct alignas(16) Eight {
   __device__ __forceinline__ float at(int i) const { return static_cast<float>(numbers[i]); }
 };
 
-}  // namespace gmeta
+}  // namespace gmeta::hstu
 
-#endif  // GMETA_OPS_COMMON_EIGHT_CUH_
+#endif  // GMETA_OPS_HSTU_LAYER_EIGHT_CUH_

@@ -1,8 +1,8 @@
 // SiLU(x) = x / (1 + exp(-x)) of single numbers, and its gradient: of rows, whose last digits
 // count. Scores have a cheaper one (gpu_forward.cuh).
 
-#ifndef GMETA_OPS_HSTU_ATTENTION_ACTIVATION_CUH_
-#define GMETA_OPS_HSTU_ATTENTION_ACTIVATION_CUH_
+#ifndef GMETA_OPS_HSTU_LAYER_ACTIVATION_CUH_
+#define GMETA_OPS_HSTU_LAYER_ACTIVATION_CUH_
 
 #include <cuda_runtime.h>
 
@@ -19,4 +19,4 @@ __device__ __forceinline__ float SiluGradient(float of, float x) {
 
 }  // namespace gmeta::hstu
 
-#endif  // GMETA_OPS_HSTU_ATTENTION_ACTIVATION_CUH_
+#endif  // GMETA_OPS_HSTU_LAYER_ACTIVATION_CUH_
