@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
 from gmeta.core.native import build_info, library_path
 
 WIDTHS = (64, 128, 256)
@@ -16,30 +14,10 @@ WIDTHS = (64, 128, 256)
 DTYPES = (tf.bfloat16, tf.float16)
 """What the kernels of a GPU compute in; sums are in float32."""
 
-FUSED_PROJECTION = "GMETA_FUSED_PROJECTION"
-"""The environment variable that chooses `fuses_projection`."""
-
 
 def on_gpu() -> bool:
     """Whether this process computes on a GPU."""
     return bool(tf.config.get_visible_devices("GPU"))
-
-
-def fuses_projection(dim: int | None) -> bool:
-    """Whether the product before an HSTU layer's attention activates what it writes.
-
-    Args:
-      dim: Numbers of a token. Where they are no multiple of 8, activation takes a pass of its own.
-
-    Raises:
-      ConfigError: The variable is neither 0 nor 1.
-    """
-    chosen = os.environ.get(FUSED_PROJECTION, "0")
-    if chosen not in ("0", "1"):
-        raise ConfigError(
-            f"{FUSED_PROJECTION}={chosen!r}: give 1, or 0 for a product and a pass of their own"
-        )
-    return chosen == "1" and dim is not None and dim % 8 == 0
 
 
 @functools.cache

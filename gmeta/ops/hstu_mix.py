@@ -7,7 +7,7 @@ from typing import Literal
 import tensorflow as tf
 
 from gmeta.core.native import load_op_library
-from gmeta.ops.attention_device import fuses_projection, is_native, on_gpu
+from gmeta.ops.attention_device import is_native, on_gpu
 from gmeta.ops.hstu_attention import hstu_attention
 from gmeta.ops.normalisation import layer_norm
 from gmeta.ops.portable import is_portable, portable_ops
@@ -46,10 +46,9 @@ def hstu_mix(
           A = \mathrm{attend}(Q, K, V), \qquad Y = [U, A, U \odot \mathrm{LN}(A)]
 
     (Zhai et al., ICML 2024, section 3, and the published code that ranks with it.) On a GPU, in bfloat16 or
-    float16, it is one op: U, V, Q and K are read where the product left them; activation,
-    norm and gate take one pass over memory each, and so do their gradients. With
-    ``GMETA_FUSED_PROJECTION=1`` in the environment the product :math:`Z = X W` of the research form writes
-    what it has activated beside Z, and activation takes no pass.
+    float16, it is one op: U, V, Q and K are read where the product left them; activation, norm and gate take
+    one pass over memory each, and so do their gradients. With ``kernel`` the product of the research form is
+    an op of gmeta's, which writes what it has activated beside Z, and activation takes no pass.
 
     Args:
       projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads. With
@@ -67,7 +66,7 @@ def hstu_mix(
       eps: LN's ε.
       bias: What is added to scores.
       kernel: W, (dim, 2 * heads * (value_dim + attention_dim)), where ``projected`` is X, (total, dim), of
-        :math:`Z = X W`.
+        :math:`Z = X W`. Where dim is no multiple of 8, the product and activation stay apart.
 
     Returns:
       (total, heads * value_dim), and three times as wide in the production form, of the dtype of Z.
@@ -93,7 +92,8 @@ def hstu_mix(
     )
     none = active = tf.zeros([0], projected.dtype)
     if kernel is not None:
-        if native and not production and fuses_projection(projected.shape[1]):
+        # The kernel reads and writes 16 bytes of a row at a time.
+        if native and not production and kernel.shape[0] is not None and kernel.shape[0] % 8 == 0:
             projected, active = _native.gmeta_silu_projection(projected, kernel, activated_from=width)
         else:
             projected = tf.matmul(projected, kernel)

@@ -172,7 +172,25 @@ __device__ __forceinline__ void LoadMatrices(const void* row, uint32_t* words) {
                : "memory");
 }
 
-// tanh to about 2^-11, by the special function unit.
+// The way back: what LoadMatrices would get from there.
+__device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* words) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(SharedAddress(row)),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+      : "memory");
+}
+
+// By the special function unit, on any GPU: 2^x and 1 / x to about 2^-22, tanh to about 2^-11.
+__device__ __forceinline__ float FastExp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float FastReciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 __device__ __forceinline__ float FastTanh(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

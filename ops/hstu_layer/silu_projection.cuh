@@ -18,12 +18,15 @@
 // as zeros and never written, by the copy engine's own checks. An element's sum takes its places in
 // rising order whatever the launch, so that results are the same to the last bit in each run.
 //
-// Why it should be fast, which is still to be measured. A step reads 48 KiB for 128 x 256 x 64
-// products, which the cache can bring while they are made, and results leave by the copy engine,
-// box by box of 16 rows of a warp's own, so that no warp waits for another. The two summing
-// warpgroups never meet: one that is done with a tile writes its results while the other has the
-// matrix units for itself, up to four steps long; by that it falls behind, and at the tile's end it
-// is the other's turn. So rounding and SiLU run beside products.
+// Why it is fast. The matrix units have work all the time: a tile that is summed is rounded to 64
+// registers a thread, the next one's sums begin, and while they are made the warp activates the
+// tile before and sends it off, an eighth at a time, spread over the steps. So results also leave
+// evenly. Written at once, a tile's 128 KiB took a quarter of the time, nothing else went on
+// meanwhile (two warpgroups can be four steps apart, which is less than that takes), and all blocks
+// wrote together. What a part costs beside its numbers are a fence and a request to the copy
+// engine: there is one of each for a box and what is activated of it. Columns are dealt out one
+// further in each row of tiles: those without activation would else always be the same blocks'.
+// Blocks in clusters that share boxes of W, and loads of the cache with them, were no faster.
 
 #ifndef GMETA_OPS_HSTU_LAYER_SILU_PROJECTION_CUH_
 #define GMETA_OPS_HSTU_LAYER_SILU_PROJECTION_CUH_
@@ -32,6 +35,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "ops/hopper/hopper.cuh"
 #include "ops/hopper/tensor_map.cuh"
@@ -61,6 +65,13 @@ struct ProjectionArguments {
   __device__ __forceinline__ int Steps() const {
     return (inner + kProjectionPlaces - 1) / kProjectionPlaces;
   }
+  __device__ __forceinline__ int Row(int tile) const {
+    return tile / ColumnTiles() * kProjectionRows;
+  }
+  __device__ __forceinline__ int Column(int tile) const {
+    const int tiles = ColumnTiles();
+    return (tile % tiles + tile / tiles) % tiles * kProjectionColumns;
+  }
 };
 
 template <class T>
@@ -73,8 +84,11 @@ struct ProjectionMemory {
     T w[kBoxes][kProjectionPlaces * hopper::kBoxWidth];
   };
   Stage stages[kStages];
-  // Of each warp that sums two boxes of results: one is filled while the other leaves.
-  alignas(1024) T out[4 * kProjectionGroups][2][kProjectionBoxRows * hopper::kBoxWidth];
+  // Of each warp that sums a box of results, and one of what is activated of it.
+  struct Out {
+    T z[kProjectionBoxRows * hopper::kBoxWidth], activated[kProjectionBoxRows * hopper::kBoxWidth];
+  };
+  alignas(1024) Out out[4 * kProjectionGroups];
   hopper::Barrier full[kStages], free[kStages];
 };
 
@@ -83,13 +97,12 @@ template <class T>
 __device__ __forceinline__ void ProduceProjection(const ProjectionArguments& in,
                                                   ProjectionMemory<T>& memory) {
   using Memory = ProjectionMemory<T>;
-  const int tiles = in.Tiles(), column_tiles = in.ColumnTiles(), steps = in.Steps();
+  const int tiles = in.Tiles(), steps = in.Steps();
   hopper::PrefetchMap(&in.x), hopper::PrefetchMap(&in.w);
   hopper::PrefetchMap(&in.z), hopper::PrefetchMap(&in.activated);
   hopper::Turn turn;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int row = tile / column_tiles * kProjectionRows;
-    const int column = tile % column_tiles * kProjectionColumns;
+    const int row = in.Row(tile), column = in.Column(tile);
     for (int step = 0; step < steps; ++step) {
       typename Memory::Stage& stage = memory.stages[turn.stage];
       hopper::Barrier* const full = &memory.full[turn.stage];
@@ -106,104 +119,163 @@ __device__ __forceinline__ void ProduceProjection(const ProjectionArguments& in,
   }
 }
 
+// Of a warp: the tile that was summed last, rounded, and its way to memory.
+template <class T>
+class ProjectionWriter {
+ public:
+  using Memory = ProjectionMemory<T>;
+  static constexpr int kParts = 2 * Memory::kBoxes;  // which Write takes one after another
+
+  __device__ __forceinline__ ProjectionWriter(const ProjectionArguments& in, Memory& memory)
+      : in_(in), out_(memory.out[threadIdx.x / 32 - 4]), column_(in.columns) {}
+
+  // Sums as wgmma leaves them, of the warp's 16 rows from `row` on.
+  __device__ __forceinline__ void Take(int row, int column,
+                                       const float (&sums)[kProjectionColumns / 2]) {
+    row_ = row, column_ = column;
+#pragma unroll
+    for (int i = 0; i < kProjectionColumns / 4; ++i) {
+      pairs_[i] = hopper::RoundedPair<T>(sums[2 * i], sums[2 * i + 1]);
+    }
+  }
+
+  // Half of a box; with the second half it is sent off. Nothing, where nothing was taken.
+  template <int kPart>
+  __device__ __forceinline__ void Write() {
+    constexpr int kBox = kPart / 2, kHalf = kPart % 2;
+    const int column = column_ + kBox * hopper::kBoxWidth;
+    if (column >= in_.columns) return;
+    const bool is_activated = column >= in_.activated_from;
+    const bool first_lane = threadIdx.x % 32 == 0;
+    const uint32_t* const pairs = pairs_ + 16 * kBox + 8 * kHalf;
+    if constexpr (kHalf == 0) {
+      if (first_lane) hopper::AwaitReadBoxes<0>();  // those before, from the same memory
+      __syncwarp();
+    }
+    Store<kHalf>(out_.z, pairs);
+    if (is_activated) {
+      uint32_t activated[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) activated[i] = Activated(pairs[i]);
+      Store<kHalf>(out_.activated, activated);
+    }
+    if constexpr (kHalf == 1) {
+      hopper::FenceAsyncProxy();
+      __syncwarp();
+      if (!first_lane) return;
+      hopper::SendBox(&in_.z, out_.z, column, 0, row_);
+      if (is_activated) {
+        hopper::SendBox(&in_.activated, out_.activated, column - in_.activated_from, 0, row_);
+      }
+    }
+  }
+
+  // What the last tile is written by, since no other is summed meanwhile.
+  __device__ __forceinline__ void Finish() {
+    WriteAll(std::make_integer_sequence<int, kParts>());
+    if (threadIdx.x % 32 == 0) hopper::AwaitReadBoxes<0>();  // before the memory is another's
+  }
+
+ private:
+  template <int... kEach>
+  __device__ __forceinline__ void WriteAll(std::integer_sequence<int, kEach...>) {
+    (Write<kEach>(), ...);
+  }
+
+  __device__ __forceinline__ static uint32_t Activated(uint32_t z) {
+    T pair[2];
+    std::memcpy(pair, &z, sizeof(pair));
+    return hopper::RoundedPair<T>(Silu(static_cast<float>(pair[0])),
+                                  Silu(static_cast<float>(pair[1])));
+  }
+
+  // 32 columns of a box, in its swizzle: of 16 rows, units of 8 numbers. A lane tells where a row
+  // of one of the four matrices is: of rows 0 to 7 and 8 to 15 of a unit, then of the unit after.
+  template <int kHalf>
+  __device__ __forceinline__ void Store(T* box, const uint32_t* pairs) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int unit = (4 * kHalf + 2 * i + lane / 16) ^ (lane % 8);
+      hopper::StoreMatrices(box + lane % 16 * hopper::kBoxWidth + unit * 8, pairs + 4 * i);
+    }
+  }
+
+  const ProjectionArguments& in_;
+  typename Memory::Out& out_;
+  int row_ = 0, column_;  // of the tile; it begins behind the last column: there is none
+  uint32_t pairs_[kProjectionColumns / 4];
+};
+
 // One of the warpgroups that sum.
 template <class T>
 class ProjectionConsumer {
  public:
   using Memory = ProjectionMemory<T>;
+  using Writer = ProjectionWriter<T>;
 
   __device__ __forceinline__ ProjectionConsumer(const ProjectionArguments& in, Memory& memory)
-      : in_(in), memory_(memory), group_(threadIdx.x / 128 - 1) {}
+      : in_(in), memory_(memory), writer_(in, memory), group_(threadIdx.x / 128 - 1) {}
 
   __device__ __forceinline__ void Run() {
-    const int tiles = in_.Tiles(), column_tiles = in_.ColumnTiles();
+    const int tiles = in_.Tiles();
+    const int row = group_ * 64 + threadIdx.x % 128 / 32 * kProjectionBoxRows;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       float sums[kProjectionColumns / 2];
-      Sum(sums);
-      Write(tile / column_tiles * kProjectionRows, tile % column_tiles * kProjectionColumns, sums);
+      before_ = -1, step_ = 0;
+      SumParts(sums, std::make_integer_sequence<int, Writer::kParts>());
+      hopper::Wait<0>();
+      hopper::Keep(sums);
+      memory_.free[before_].ArriveAsWarp();
+      writer_.Take(in_.Row(tile) + row, in_.Column(tile), sums);
     }
-    if (threadIdx.x % 32 == 0) hopper::AwaitReadBoxes<0>();  // before the memory is another's
+    writer_.Finish();
   }
 
  private:
-  // A tile's rows of the group.
-  __device__ __forceinline__ void Sum(float (&sums)[kProjectionColumns / 2]) {
-    const int steps = in_.Steps();
-    int before = -1;  // the stage whose products may still be on their way
-    for (int step = 0; step < steps; ++step) {
-      typename Memory::Stage& stage = memory_.stages[turn_.stage];
-      memory_.full[turn_.stage].Wait(turn_.phase);
-      const uint64_t x =
-          hopper::Describe(stage.x + group_ * 64 * kProjectionPlaces);  // K-major: a box
-      const uint64_t w = hopper::Describe(stage.w[0], sizeof(stage.w[0]));
-      hopper::Keep(sums);
-      hopper::Begin();
-#pragma unroll
-      for (int i = 0; i < kProjectionPlaces / 16; ++i) {
-        hopper::Product<T, 1>(sums, hopper::Advance(x, i * hopper::kNextColumns),
-                              hopper::Advance(w, i * hopper::kNextRows), i > 0 || step > 0);
-      }
-      hopper::Commit();
-      hopper::Wait<1>();
-      if (before >= 0) memory_.free[before].ArriveAsWarp();
-      before = turn_.stage;
-      turn_.Next<Memory::kStages>();
-    }
-    hopper::Wait<0>();
+  template <int... kEach>
+  __device__ __forceinline__ void SumParts(float (&sums)[kProjectionColumns / 2],
+                                           std::integer_sequence<int, kEach...>) {
+    (SumPart<kEach>(sums), ...);
+  }
+
+  // The steps of a tile's part, and while the first is summed a part of the tile before is written.
+  template <int kPart>
+  __device__ __forceinline__ void SumPart(float (&sums)[kProjectionColumns / 2]) {
+    const int end = (kPart + 1) * in_.Steps() / Writer::kParts;
+    if (kPart == 0 || step_ < end) Step(sums);
+    writer_.template Write<kPart>();
+    while (step_ < end) Step(sums);
+  }
+
+  // Begins a step, and awaits the one before.
+  __device__ __forceinline__ void Step(float (&sums)[kProjectionColumns / 2]) {
+    typename Memory::Stage& stage = memory_.stages[turn_.stage];
+    memory_.full[turn_.stage].Wait(turn_.phase);
+    const uint64_t x =
+        hopper::Describe(stage.x + group_ * 64 * kProjectionPlaces);  // K-major: a box
+    const uint64_t w = hopper::Describe(stage.w[0], sizeof(stage.w[0]));
     hopper::Keep(sums);
-    memory_.free[before].ArriveAsWarp();
-  }
-
-  // Rounds, activates and sends off the warp's 16 rows.
-  __device__ __forceinline__ void Write(int tile_row, int tile_column,
-                                        const float (&sums)[kProjectionColumns / 2]) {
-    const int row = tile_row + group_ * 64 + threadIdx.x % 128 / 32 * kProjectionBoxRows;
+    hopper::Begin();
 #pragma unroll
-    for (int box = 0; box < Memory::kBoxes; ++box) {
-      const int column = tile_column + box * hopper::kBoxWidth;
-      if (column >= in_.columns) break;
-      uint32_t pairs[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        pairs[i] = hopper::RoundedPair<T>(sums[box * 32 + 2 * i], sums[box * 32 + 2 * i + 1]);
-      }
-      Send(&in_.z, column, row, pairs);
-      if (column < in_.activated_from) continue;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        T pair[2];
-        std::memcpy(pair, &pairs[i], sizeof(pair));
-        pairs[i] = hopper::RoundedPair<T>(Silu(static_cast<float>(pair[0])),
-                                          Silu(static_cast<float>(pair[1])));
-      }
-      Send(&in_.activated, column - in_.activated_from, row, pairs);
+    for (int i = 0; i < kProjectionPlaces / 16; ++i) {
+      hopper::Product<T, 1>(sums, hopper::Advance(x, i * hopper::kNextColumns),
+                            hopper::Advance(w, i * hopper::kNextRows), i > 0 || step_ > 0);
     }
-  }
-
-  // A box, of which the thread has pairs as wgmma leaves them: (row, row + 8) by 8 columns.
-  __device__ __forceinline__ void Send(const CUtensorMap* to, int column, int row,
-                                       const uint32_t (&pairs)[16]) {
-    const int lane = threadIdx.x % 32;
-    T* const box = memory_.out[threadIdx.x / 32 - 4][next_box_];
-    next_box_ ^= 1;
-    // The box before the last one has been read: its memory is this one's.
-    if (lane == 0) hopper::AwaitReadBoxes<1>();
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int line = lane / 4 + 8 * (i % 2), unit = (i / 2) ^ (line % 8);
-      std::memcpy(reinterpret_cast<char*>(box) + line * 128 + unit * 16 + lane % 4 * 4, &pairs[i],
-                  4);
-    }
-    hopper::FenceAsyncProxy();
-    __syncwarp();
-    if (lane == 0) hopper::SendBox(to, box, column, 0, row);
+    hopper::Commit();
+    hopper::Wait<1>();
+    if (before_ >= 0) memory_.free[before_].ArriveAsWarp();
+    before_ = turn_.stage;
+    turn_.Next<Memory::kStages>();
+    ++step_;
   }
 
   const ProjectionArguments& in_;
   Memory& memory_;
+  Writer writer_;
   const int group_;
-  int next_box_ = 0;
+  int step_ = 0;     // of the tile, the next one
+  int before_ = -1;  // the stage whose products may still be on their way
   hopper::Turn turn_;
 };
 

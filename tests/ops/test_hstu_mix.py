@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
 from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
-from gmeta.ops.attention_device import FUSED_PROJECTION, fuses_projection
 from gmeta.ops.portable import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
 
@@ -100,19 +98,12 @@ def test_the_gradient_of_a_fused_projection_flows_by_what_is_not_activated():
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_a_choice_that_there_is_not_is_refused(monkeypatch):
-    monkeypatch.setenv(FUSED_PROJECTION, "yes")
-    with pytest.raises(ConfigError, match="GMETA_FUSED_PROJECTION='yes': give 1, or 0"):
-        fuses_projection(64)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_graph_of_a_gpu(monkeypatch, fused):
+@pytest.mark.parametrize(("dim", "fused"), [(16, True), (12, False)])
+def test_the_graph_of_a_gpu(monkeypatch, dim, fused):
     """It is built where its kernels aren't."""
-    monkeypatch.setenv(FUSED_PROJECTION, str(int(fused)))
     for name in ("on_gpu", "is_native"):
         monkeypatch.setattr(module, name, lambda *_: True)
-    x, w = (tf.TensorSpec(shape, tf.bfloat16) for shape in ([10, 16], [16, 512]))
+    x, w = (tf.TensorSpec(shape, tf.bfloat16) for shape in ([10, dim], [dim, 512]))
 
     @tf.function(input_signature=[x, w])
     def gradients(x, w):

@@ -56,7 +56,7 @@ def measure(tokens: int, width: int, runs: int) -> list[Result]:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--tokens", type=int, default=65_536)
+    options.add_argument("--tokens", default="2048,16384,65536", help="of a batch (default: %(default)s)")
     options.add_argument("--widths", default="256,512,1024", help="of tokens (default: %(default)s)")
     given = options.parse_args()
     absent = why_missing() if importlib.util.find_spec("torch") else "PyTorch isn't installed"
@@ -65,8 +65,9 @@ def main() -> None:
         return
     import torch
 
-    tokens, runs = (1000, 3) if given.smoke else (given.tokens, 50)
-    results = [x for width in map(int, given.widths.split(",")) for x in measure(tokens, width, runs)]
+    counts, runs = ("1000", 3) if given.smoke else (given.tokens, 50)
+    sizes = [(int(tokens), int(width)) for width in given.widths.split(",") for tokens in counts.split(",")]
+    results = [each for size in sizes for each in measure(*size, runs)]
     facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     report("A projection that is activated as it is written", results, given.json, **facts)
 

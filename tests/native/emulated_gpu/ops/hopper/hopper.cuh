@@ -132,6 +132,16 @@ inline void LoadMatrices(const void* row, uint32_t* words) {
   }
 }
 
+inline void StoreMatrices(void* row, const uint32_t* words) {
+  const uint64_t* rows = emulated::Current().Exchange(SharedAddress(row));
+  const int lane = emulated::Current().lane();
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(emulated::shared_memory + rows[8 * i + lane / 4] + 4 * (lane % 4), &words[i], 4);
+  }
+}
+
+inline float FastExp2(float x) { return std::exp2(x); }
+inline float FastReciprocal(float x) { return 1.0f / x; }
 inline float FastTanh(float x) { return std::tanh(x); }
 
 }  // namespace gmeta::hopper
