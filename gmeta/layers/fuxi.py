@@ -14,6 +14,7 @@ from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import RelativeBias, bias_attention, hstu_attention
 from gmeta.ops.normalisation import rms_norm
+from gmeta.ops.residual import residual
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -103,10 +104,10 @@ class FuXiBlock(SequenceBlock):
         )
         gated = u * rms_norm(tf.reshape(attended, [-1, self.sizes[0]]))
         joined = tf.matmul(self.drop(gated, training=training), self.joined_kernel)
-        joined += self.joined_bias + values
+        joined = residual(values, joined, self.joined_bias)
         z = self.drop(rms_norm(joined), training=training)
         hidden = tf.nn.silu(tf.matmul(z, self.gate_kernel)) * tf.matmul(z, self.up_kernel)
-        return tf.matmul(hidden, self.down_kernel) + joined
+        return residual(joined, tf.matmul(hidden, self.down_kernel))
 
     def _channels(
         self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, offsets: tf.Tensor, view: SequenceView

@@ -13,7 +13,8 @@ from gmeta.layers.sequence_block import SequenceBlock
 from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import hstu_mix
-from gmeta.ops.normalisation import layer_norm
+from gmeta.ops.normalisation import norm_and_pass
+from gmeta.ops.residual import residual
 
 _normal = functools.partial(tf.keras.initializers.RandomNormal, stddev=0.02)
 
@@ -112,9 +113,9 @@ class HSTUBlock(SequenceBlock):
     ) -> tf.Tensor:
         """(total, dim) -> (total, dim)."""
         research = self.form == "research"
-        normed = layer_norm(values, self.norm_scale, self.norm_offset)
+        normed, values = norm_and_pass(values, self.norm_scale, self.norm_offset)
         mixed = hstu_mix(
-            normed if research else tf.matmul(normed, self.uvqk) + self.uvqk_bias,
+            normed if research else residual(None, tf.matmul(normed, self.uvqk), self.uvqk_bias),
             offsets,
             view.visible,
             heads=self.heads,
@@ -129,9 +130,7 @@ class HSTUBlock(SequenceBlock):
             kernel=self.uvqk if research else None,
         )
         out = tf.matmul(self.drop(mixed, training=training), self.output_kernel)
-        if research:
-            out += self.output_bias
-        return values + out
+        return residual(values, out, self.output_bias if research else None)
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

@@ -8,6 +8,7 @@ import warnings
 import tensorflow as tf
 
 from gmeta.core.native import build_info, library_path
+from gmeta.ops.portable import is_portable
 
 WIDTHS = (64, 128, 256)
 """Of heads that the kernels of a GPU take."""
@@ -24,6 +25,17 @@ def on_gpu() -> bool:
 def built_with_cuda() -> bool:
     """Whether the native library has kernels for GPUs."""
     return build_info(library_path("ops"))["cuda"] == "1"
+
+
+def has_row_kernels(x: tf.Tensor) -> bool:
+    """Whether the kernels for rows, which any GPU has, take a matrix where this process computes.
+
+    Args:
+      x: Rows of a multiple of 8 numbers: kernels read and write 16 bytes at a time.
+    """
+    if x.dtype not in DTYPES or is_portable() or not (on_gpu() and built_with_cuda()):
+        return False
+    return x.shape.rank == 2 and bool(x.shape[1]) and x.shape[1] % 8 == 0
 
 
 def is_native(width: int | None, values: int | None, dtype: tf.DType) -> bool:

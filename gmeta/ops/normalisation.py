@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from gmeta.core.native import load_op_library
-from gmeta.ops.attention_device import DTYPES, built_with_cuda, on_gpu
-from gmeta.ops.portable import is_portable
+from gmeta.ops.attention_device import has_row_kernels
 
 _native = load_op_library("ops")
 _WIDEST = 4096  # of the GPU's kernels
@@ -30,24 +31,40 @@ def layer_norm(
       (..., d) of the dtype of x.
     """
     if _has_kernel(x, scale, offset):
-        weights = [
-            tf.zeros([0], x.dtype) if each is None else tf.cast(each, x.dtype) for each in (scale, offset)
-        ]
-        return _native.gmeta_row_norm(x, *weights, epsilon=eps).y
+        return _norm(x, scale, offset, eps, passes=False).y
     return _plain(x, scale, offset, eps)
 
 
+def norm_and_pass(
+    x: tf.Tensor, scale: tf.Tensor | None = None, offset: tf.Tensor | None = None, eps: float = 1e-6
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`layer_norm` of x, and x for who uses it besides, as a residual connection does.
+
+    On a GPU the gradients of both are then added up in the pass that computes the norm's.
+
+    Args:
+      x: (..., d) float.
+      scale: As of `layer_norm`.
+      offset: As of `layer_norm`.
+      eps: As of `layer_norm`.
+
+    Returns:
+      What is normed, and x.
+    """
+    if _has_kernel(x, scale, offset):
+        found = _norm(x, scale, offset, eps, passes=True)
+        return found.y, found.passed
+    return _plain(x, scale, offset, eps), x
+
+
+def _norm(x: tf.Tensor, scale: tf.Tensor | None, offset: tf.Tensor | None, eps: float, passes: bool) -> Any:
+    none = tf.zeros([0], x.dtype)
+    weights = [none if each is None else tf.cast(each, x.dtype) for each in (scale, offset)]
+    return _native.gmeta_row_norm(x, *weights, epsilon=eps, passes=passes)
+
+
 def _has_kernel(x: tf.Tensor, scale: tf.Tensor | None, offset: tf.Tensor | None) -> bool:
-    if x.dtype not in DTYPES or is_portable() or not (on_gpu() and built_with_cuda()):
-        return False
-    width = x.shape[-1]
-    if (
-        x.shape.rank != 2
-        or width is None
-        or width % 8
-        or width > _WIDEST
-        or (scale is None) != (offset is None)
-    ):
+    if not has_row_kernels(x) or x.shape[1] > _WIDEST or (scale is None) != (offset is None):
         return False
     return scale is None or scale.shape.rank == 1
 
@@ -82,15 +99,17 @@ def _over_root_mean_square(x: tf.Tensor, eps: float) -> tf.Tensor:
 
 
 @tf.RegisterGradient("GmetaRowNorm")
-def _gradient(op: tf.Operation, of_y: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+def _gradient(op: tf.Operation, of_y: tf.Tensor, _: tf.Tensor, of_passed: tf.Tensor) -> list[tf.Tensor]:
+    if not op.get_attr("passes"):
+        of_passed = tf.zeros([0], of_y.dtype)
     eps = op.get_attr("epsilon")
-    return list(_native.gmeta_row_norm_gradient(*op.inputs, op.outputs[1], of_y, epsilon=eps))
+    return list(_native.gmeta_row_norm_gradient(*op.inputs, op.outputs[1], of_y, of_passed, epsilon=eps))
 
 
 @tf.RegisterGradient("GmetaRowNormGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
     """By the plain form, in float32: for inner loops that adapt what is below a norm."""
-    x, scale, offset, _, of_y = op.inputs
+    x, scale, offset, _, of_y, of_passed = op.inputs
     wide = [tf.cast(each, tf.float32) for each in (x, scale, offset, of_y)]
     with tf.GradientTape() as outer:
         outer.watch(wide)
@@ -104,4 +123,4 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         first, wide, [tf.cast(each, tf.float32) for each in upstream], unconnected_gradients=zero
     )
     of_x, of_scale, of_offset, of_of_y = (tf.cast(each, x.dtype) for each in found)
-    return [of_x, of_scale, of_offset, None, of_of_y]
+    return [of_x, of_scale, of_offset, None, of_of_y, None if of_passed.shape == [0] else upstream[0]]

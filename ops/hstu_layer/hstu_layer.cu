@@ -1,13 +1,12 @@
 // The C ABI of what a layer of HSTU computes beside products and attention: checks and launches.
 
 #include <algorithm>
-#include <string>
 #include <type_traits>
 
 #include "ops/common/cuda_error.cuh"
-#include "ops/hstu_attention/hstu_attention_abi.h"
 #include "ops/hstu_layer/hstu_layer_abi.h"
 #include "ops/hstu_layer/row_norm.cuh"
+#include "ops/hstu_layer/row_types.cuh"
 #include "ops/hstu_layer/silu.cuh"
 
 namespace gmeta::hstu {
@@ -16,23 +15,6 @@ namespace {
 template <class T>
 T* At(const GmetaRows& rows) {
   return static_cast<T*>(rows.data);
-}
-
-// Calls launch(T()) for a dtype.
-template <class Launch>
-void OfType(int32_t dtype, const Launch& launch) {
-  if (dtype == GMETA_BFLOAT16) return launch(__nv_bfloat16());
-  if (dtype == GMETA_FLOAT16) return launch(__half());
-  throw CudaError(GMETA_CUDA_UNSUPPORTED,
-                  "hstu layer: the GPU's kernels take bfloat16 and float16");
-}
-
-void CheckWidth(int32_t width, int32_t most) {
-  if (width <= 0 || width % 8 != 0 || width > most) {
-    throw CudaError(GMETA_CUDA_UNSUPPORTED,
-                    "hstu layer: rows must have a multiple of 8 numbers, up to " +
-                        std::to_string(most) + ", got " + std::to_string(width));
-  }
 }
 
 // Calls launch(chunks, warps) with what fits rows of a width.

@@ -1,6 +1,6 @@
 // What a layer of HSTU computes beside attention, on the GPU, as C: norms, gates and activations of
-// rows, in one pass over memory each (row_norm.cuh has the formulas), and the product that is
-// activated as it is written (silu_projection.cuh).
+// rows, in one pass over memory each (row_norm.cuh has the formulas), the product that is activated
+// as it is written (silu_projection.cuh), and what a layer adds (residual.cuh).
 //
 // Functions return a status (cuda_abi.h). Pointers are to device memory; work is queued on
 // `stream`.
@@ -75,6 +75,15 @@ struct GmetaRowNormGradients {
 GMETA_CUDA_API int64_t gmeta_row_norm_workspace(int32_t width);
 GMETA_CUDA_API int gmeta_row_norm_back(const GmetaRowNorm* norm, const float* statistics,
                                        const GmetaRowNormGradients* gradients, void* stream);
+
+// y = x + (change + offset), of (rows, width) without gaps, 16-byte aligned; offset is (width,). x
+// and offset may be null. width is a multiple of 8.
+GMETA_CUDA_API int gmeta_add_rows(int32_t dtype, int64_t rows, int32_t width, const void* x,
+                                  const void* change, const void* offset, void* y, void* stream);
+// sums, (width,), of the columns of x, likewise; `workspace` has gmeta_column_sums_workspace bytes.
+GMETA_CUDA_API int64_t gmeta_column_sums_workspace(int32_t width);
+GMETA_CUDA_API int gmeta_column_sums(int32_t dtype, int64_t rows, int32_t width, const void* x,
+                                     void* sums, void* workspace, void* stream);
 
 }  // extern "C"
 

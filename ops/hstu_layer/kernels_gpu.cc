@@ -4,34 +4,23 @@
 #include "ops/common/kernels_gpu.h"
 
 #include <cstdint>
-#include <type_traits>
 
 #include "ops/common/kernels.h"
 #include "ops/hstu_attention/kernels_gpu.h"
 #include "ops/hstu_layer/hstu_layer_abi.h"
+#include "ops/hstu_layer/kernels_gpu.h"
 
 namespace gmeta {
 namespace {
 
+using hstu::Columns;
+using hstu::Data;
+using hstu::kType;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-template <class T>
-constexpr int32_t kType = std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16;
-
-template <class T>
-T* Data(const Tensor& tensor) {
-  return const_cast<T*>(tensor.flat<T>().data());
-}
-
-// Columns of a matrix from one on.
-template <class T>
-GmetaRows Columns(const Tensor& matrix, int64_t from = 0) {
-  return {Data<T>(matrix) + from, matrix.dim_size(1)};
-}
 
 // The norm's weights, inputs `scale` and the one after it, and its settings.
 template <class T>
@@ -85,7 +74,9 @@ class RowNormBase : public OpKernel {
 template <class T>
 class RowNormOp : public RowNormBase {
  public:
-  using RowNormBase::RowNormBase;
+  explicit RowNormOp(OpKernelConstruction* context) : RowNormBase(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("passes", &passes_));
+  }
 
   void Compute(OpKernelContext* context) override {
     GmetaRowNorm norm;
@@ -96,7 +87,13 @@ class RowNormOp : public RowNormBase {
     OP_REQUIRES_OK(context,
                    CudaStatus(gmeta_row_norm(&norm, Columns<T>(*y), Data<float>(*statistics),
                                              CudaStream(context))));
+    if (passes_) return context->set_output(2, context->input(0));
+    Tensor* nothing;
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({0}), &nothing));
   }
+
+ private:
+  bool passes_;
 };
 
 template <class T>
@@ -113,8 +110,14 @@ class RowNormGradientOp : public RowNormBase {
     }
     Tensor room;
     OP_REQUIRES_OK(context, Workspace(context, norm, &room));
+    const Tensor& of_passed = context->input(5);
+    OP_REQUIRES(context,
+                of_passed.NumElements() == 0 || of_passed.shape() == context->input(0).shape(),
+                Invalid("norm: the gradient of what was passed must be of x's shape, got ",
+                        of_passed.shape().DebugString()));
     GmetaRowNormGradients to{};
     to.of_y = Columns<T>(context->input(4));
+    if (of_passed.NumElements() > 0) to.x_added = Columns<T>(of_passed);
     to.of_x = Columns<T>(*outputs[0]);
     to.of_scale = Data<T>(*outputs[1]), to.of_offset = Data<T>(*outputs[2]);
     to.workspace = Data<uint8_t>(room);
@@ -359,19 +362,11 @@ class MixGradientOp : public MixBase<T> {
   }
 };
 
-#define GMETA_REGISTER_KERNEL(name, kernel, T)                                              \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"), \
-                          kernel<T>)
-#define GMETA_REGISTER(T)                                              \
-  GMETA_REGISTER_KERNEL("GmetaSiluProjection", SiluProjectionOp, T);   \
-  GMETA_REGISTER_KERNEL("GmetaRowNorm", RowNormOp, T);                 \
-  GMETA_REGISTER_KERNEL("GmetaRowNormGradient", RowNormGradientOp, T); \
-  GMETA_REGISTER_KERNEL("GmetaHstuMix", MixOp, T);                     \
-  GMETA_REGISTER_KERNEL("GmetaHstuMixGradient", MixGradientOp, T);
-GMETA_REGISTER(tensorflow::bfloat16)
-GMETA_REGISTER(Eigen::half)
-#undef GMETA_REGISTER
-#undef GMETA_REGISTER_KERNEL
+GMETA_REGISTER_ROWS_KERNEL("GmetaSiluProjection", SiluProjectionOp);
+GMETA_REGISTER_ROWS_KERNEL("GmetaRowNorm", RowNormOp);
+GMETA_REGISTER_ROWS_KERNEL("GmetaRowNormGradient", RowNormGradientOp);
+GMETA_REGISTER_ROWS_KERNEL("GmetaHstuMix", MixOp);
+GMETA_REGISTER_ROWS_KERNEL("GmetaHstuMixGradient", MixGradientOp);
 
 }  // namespace
 }  // namespace gmeta

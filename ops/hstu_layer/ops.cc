@@ -7,18 +7,25 @@ namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// Scale and offset have no elements where there are none.
+// Scale and offset have no elements where there are none. Where it passes x on, `passed` is x, and
+// otherwise it has no elements: the gradient of another use of x comes that way and is added to the
+// norm's in one pass.
 REGISTER_OP("GmetaRowNorm")
     .Input("x: T")
     .Input("scale: T")
     .Input("offset: T")
     .Attr("T: {bfloat16, half}")
     .Attr("epsilon: float")
+    .Attr("passes: bool = false")
     .Output("y: T")
     .Output("statistics: float")
+    .Output("passed: T")
     .SetShapeFn([](InferenceContext* c) {
+      bool passes;
+      TF_RETURN_IF_ERROR(c->GetAttr("passes", &passes));
       c->set_output(0, c->input(0));
       c->set_output(1, c->Matrix(c->UnknownDim(), 2));
+      c->set_output(2, passes ? c->input(0) : c->Vector(0));
       return absl::OkStatus();
     });
 
@@ -28,6 +35,7 @@ REGISTER_OP("GmetaRowNormGradient")
     .Input("offset: T")
     .Input("statistics: float")
     .Input("of_y: T")
+    .Input("of_passed: T")
     .Attr("T: {bfloat16, half}")
     .Attr("epsilon: float")
     .Output("of_x: T")
@@ -35,6 +43,29 @@ REGISTER_OP("GmetaRowNormGradient")
     .Output("of_offset: T")
     .SetShapeFn([](InferenceContext* c) {
       for (int output = 0; output < 3; ++output) c->set_output(output, c->input(output));
+      return absl::OkStatus();
+    });
+
+// x + (change + offset); x and the offset, of a row, have no elements where there is none.
+REGISTER_OP("GmetaResidual")
+    .Input("x: T")
+    .Input("change: T")
+    .Input("offset: T")
+    .Attr("T: {bfloat16, half}")
+    .Output("y: T")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaColumnSums")
+    .Input("x: T")
+    .Attr("T: {bfloat16, half}")
+    .Output("sums: T")
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle x;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+      c->set_output(0, c->Vector(c->Dim(x, 1)));
       return absl::OkStatus();
     });
 

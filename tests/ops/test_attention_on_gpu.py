@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from gmeta.layers import HSTUBlock
 from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention, hstu_mix
-from gmeta.ops.normalisation import layer_norm
+from gmeta.ops.normalisation import layer_norm, norm_and_pass
 from gmeta.ops.portable import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
+from gmeta.ops.residual import residual
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")
 
@@ -146,6 +147,31 @@ def test_a_mix_with_its_projection(heads, width, inner):
 def test_norm(rows, width, weighted):
     weights = [1 + drawn(1, width), drawn(2, width)] if weighted else []
     check(layer_norm, [3 + 2 * drawn(0, rows, width), *weights], drawn(3, rows, width), tf.bfloat16)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_norm_and_pass(weighted):
+    weights = [1 + drawn(1, 264), drawn(2, 264)] if weighted else []
+
+    def both(*inputs):
+        normed, passed = norm_and_pass(*inputs)
+        return normed * 3 + passed
+
+    check(both, [3 + 2 * drawn(0, 300, 264), *weights], drawn(3, 300, 264), tf.bfloat16)
+
+
+@pytest.mark.parametrize("has_x", [True, False])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (3000, 264), (20_000, 1024), (77, 4096)])
+def test_residual(rows, width, dtype, has_x):
+    x = [drawn(0, rows, width)] if has_x else []
+    arrays = [*x, drawn(1, rows, width), drawn(2, width)]
+    check(
+        lambda *given: residual(*given) if has_x else residual(None, *given),
+        arrays,
+        1 + drawn(3, rows, width),
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
