@@ -28,6 +28,7 @@ def residual(x: tf.Tensor | None, change: tf.Tensor, offset: tf.Tensor | None = 
       InvalidArgumentError: Shapes that don't fit together.
 
     Example:
+      >>> from gmeta.ops.residual import residual
       >>> residual(tf.ones([2, 1]), tf.ones([2, 1]), tf.constant([0.5])).numpy().tolist()
       [[2.5], [2.5]]
     """
