@@ -1,7 +1,6 @@
 // The C ABI of residual.cuh: checks and launches.
 
 #include <algorithm>
-#include <string>
 
 #include "ops/common/cuda_error.cuh"
 #include "ops/common/cuda_launch.cuh"
