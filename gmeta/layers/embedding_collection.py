@@ -18,7 +18,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import settings
 from gmeta.layers.exchange import SentKeys, exchange_values, fetch_rows, send_keys
 from gmeta.layers.feature_config import FeatureConfig
-from gmeta.layers.feature_ids import Ids, feature_ids, flat_ids, like_ids
+from gmeta.layers.feature_ids import Ids, feature_ids, flat_ids, like_ids, numbers_of_texts
 from gmeta.layers.merge_plan import MergedTable, merge_tables
 from gmeta.layers.plan_check import PlanCheck
 from gmeta.layers.plan_table import plan_table
@@ -67,7 +67,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
     Called on a dict of ids, it gives a dict of vectors:
 
     =============================================  =================  =========================
-    ids of a feature (any integers)                pooling            its vectors
+    ids of a feature (see below)                   pooling            its vectors
     =============================================  =================  =========================
     Tensor (samples,)                              None               (samples, dim)
     Tensor (samples, length)                       None               (samples, length, dim)
@@ -75,8 +75,10 @@ class EmbeddingCollection(tf.keras.layers.Layer):
     Tensor, RaggedTensor or SparseTensor, rank 2   sum, mean, sqrtn   (samples, dim)
     =============================================  =================  =========================
 
-    In a dense Tensor every id counts; where samples have different numbers of ids, pass them ragged or
-    sparse. Rows are float32; under a ``mixed_float16`` policy the vectors that ``call`` gives are float16.
+    Ids are integers from 0 on, below the limit that `plan` shows; with ``FeatureConfig(hash=True)`` they are
+    strings, or any 64-bit integers. In a dense Tensor every id counts; where samples have different numbers
+    of ids, pass them ragged or sparse. Rows are float32; under a ``mixed_float16`` policy the vectors that
+    ``call`` gives are float16.
 
     Training: inside a `gmeta.models.Model`, or within `record_lookups`, the layer may be called any number of
     times in a step and shared between towers; gradients to the same key are summed before one update of each
@@ -174,7 +176,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
           insert: Whether an id that was never seen gets a row of its own; otherwise it reads the row that
             it would start with, and nothing is stored.
         """
-        ids = {feature.name: feature_ids(inputs, feature) for feature in self.features}
+        ids = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
         keys = [self._keys(merged, ids) for merged in self.merged]
         found = self._lookup_here(keys, insert) if self._has_all_rows() else self._exchange(keys, insert)
         positions: dict[str, Ids] = {}
@@ -188,7 +190,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
 
     def _keys(self, merged: MergedTable, ids: Mapping[str, Ids]) -> tf.Tensor:
         return merge_keys(
-            [flat_ids(ids[feature.name]) for feature in merged.features],
+            [merged.ids_of(feature, flat_ids(ids[feature.name])) for feature in merged.features],
             features=[feature.name for feature in merged.features],
             prefixes=[merged.key_prefix(feature) for feature in merged.features],
             id_bits=merged.id_bits,

@@ -42,6 +42,10 @@ class FeatureConfig:
         memory; None: all in float32. Each id's own frequency decides, whatever else is in the table.
       max_length: Of a sample's ids only the last this many are used (the latest, where they stand in the
         order of time); None uses all.
+      hash: Take strings, and any 64-bit numbers, as ids: `gmeta.ops.hash_ids` with the bits that the table
+        leaves (`gmeta.layers.EmbeddingCollection.plan` shows them). A text, and the number that ``gmeta
+        prepare`` has stored of it, read the same row, in exported models too. Whole numbers that fit read
+        the row that they read without ``hash``.
 
     Raises:
       ConfigError: A width or length below 1, or an unknown pooling.
@@ -73,6 +77,7 @@ class FeatureConfig:
     eviction: Eviction | None = None
     precision: TwoPrecisions | None = None
     max_length: int | None = None
+    hash: bool = False
 
     def __post_init__(self) -> None:
         if self.dim < 1:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.feature_config import FeatureConfig
+from gmeta.ops.hash_ids import hash_text
 
 Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
 """A feature's ids: a Tensor of any shape, or ragged."""
@@ -23,7 +24,7 @@ def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
       feature: The feature.
 
     Raises:
-      ConfigError: The feature is missing, or its ids have a shape that doesn't go with it.
+      ConfigError: The feature is missing, or its ids have a shape or a dtype that doesn't go with it.
     """
     if feature.name not in inputs:
         raise ConfigError(f"feature {feature.name!r} is missing from the input; it has {', '.join(inputs)}")
@@ -33,7 +34,22 @@ def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
     elif not isinstance(ids, tf.RaggedTensor):
         ids = tf.convert_to_tensor(ids)
     _check_shape(ids, feature)
+    _check_dtype(ids, feature)
     return ids if feature.max_length is None else ids[:, -feature.max_length :]
+
+
+def numbers_of_texts(ids: Mapping[str, Ids]) -> dict[str, Ids]:
+    """Ids in which each text is its number, `gmeta.ops.hash_text`; all texts are hashed by one op.
+
+    Args:
+      ids: Feature -> its ids.
+    """
+    texts = {name: flat_ids(each) for name, each in ids.items() if each.dtype == tf.string}
+    if not texts:
+        return dict(ids)
+    sizes = [tf.size(each) for each in texts.values()]
+    numbers = tf.split(hash_text(tf.concat(list(texts.values()), axis=0)), sizes, num=len(sizes))
+    return {**ids, **{name: like_ids(ids[name], part) for name, part in zip(texts, numbers, strict=True)}}
 
 
 def flat_ids(ids: Ids) -> tf.Tensor:
@@ -56,6 +72,14 @@ def _ragged_of_sparse(ids: tf.SparseTensor, feature: FeatureConfig) -> tf.Ragged
             f"feature {feature.name!r} takes a SparseTensor of shape (samples, length), got {ids.shape}"
         )
     return tf.RaggedTensor.from_value_rowids(ids.values, ids.indices[:, 0], nrows=ids.dense_shape[0])
+
+
+def _check_dtype(ids: Ids, feature: FeatureConfig) -> None:
+    if ids.dtype == tf.string and not feature.hash:
+        raise ConfigError(
+            f"feature {feature.name!r} got strings: FeatureConfig({feature.name!r}, ..., hash=True) takes"
+            " them"
+        )
 
 
 def _check_shape(ids: Ids, feature: FeatureConfig) -> None:

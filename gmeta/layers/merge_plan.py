@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from gmeta.core.errors import ConfigError
 from gmeta.layers.feature_config import FeatureConfig, RowPolicy
+from gmeta.ops.hash_ids import fold_ids
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class MergedTable:
     def id_limit(self) -> int:
         """Raw ids are in [0, id_limit)."""
         return 1 << self.id_bits
+
+    def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
+        """A feature's ids out of what it was given; folded into `id_bits` if it hashes."""
+        return fold_ids(numbers, self.id_bits) if feature.hash else numbers
 
     def key_prefix(self, feature: FeatureConfig) -> int:
         """What is or-ed into the feature's raw ids."""

@@ -26,7 +26,8 @@ class SampleColumns:
     def __init__(self, tables: Iterable[MergedTable], numbers: Iterable[str] = ()) -> None:
         of = {feature: table for table in tables for feature in table.features}
         self._ids = {feature.name: feature.pooling is not None for feature in of}
-        self._limits = {feature.name: table.id_limit for feature, table in of.items()}
+        # None: the feature hashes, so it takes any number, and text.
+        self._limits = {f.name: None if f.hash else table.id_limit for f, table in of.items()}
         self._numbers = tuple(numbers)
 
     def samples(self, given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def label_array(given: Any, what: str) -> Array:
     return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
 
-def _ids(given: Any, several: bool, limit: int, what: str) -> Any:
+def _ids(given: Any, several: bool, limit: int | None, what: str) -> Any:
     if isinstance(given, tf.SparseTensor):
         given = tf.RaggedTensor.from_value_rowids(given.values, given.indices[:, 0], given.dense_shape[0])
     if isinstance(given, tf.RaggedTensor):
@@ -121,10 +122,11 @@ def _ids(given: Any, several: bool, limit: int, what: str) -> Any:
     try:
         array = np.asarray(given)
     except ValueError:  # lists of different lengths
-        array = np.empty(0, object)
+        array = np.empty(1, object)
     if not array.ndim:
         raise ConfigError(f"{what} must have ids for each sample, got {given!r}")
-    if array.dtype == object or (several and not array.size):
+    rows_of_ids = array.dtype == object and not all(isinstance(each, str | bytes) for each in array.flat)
+    if rows_of_ids or (several and not array.size):
         rows = [np.asarray(row) for row in given]
         flat = np.concatenate([row.reshape(-1) for row in rows if row.size] or [np.zeros(0, np.int64)])
         return _integers(flat, limit, what), np.array([row.size for row in rows], np.int64)
@@ -133,17 +135,32 @@ def _ids(given: Any, several: bool, limit: int, what: str) -> Any:
     return _integers(array, limit, what)
 
 
-def _integers(given: Any, limit: int, what: str) -> Array:
+def _integers(given: Any, limit: int | None, what: str) -> Array:
     array = np.asarray(given)
+    if limit is None and array.dtype.kind in "OSU":
+        return _texts(array, what)
     if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ConfigError(f"{what} must be integer ids, got {array.dtype}")
-    if array.size and (array.min() < 0 or array.max() >= limit):
+        text = array.dtype.kind in "OSU"
+        remedy = ": FeatureConfig(..., hash=True) takes text" if text else ""
+        raise ConfigError(f"{what} must be integer ids, got {'text' if text else array.dtype}{remedy}")
+    if limit is not None and array.size and (array.min() < 0 or array.max() >= limit):
         wrong = array.min() if array.min() < 0 else array.max()
         raise ConfigError(
-            f"{what} holds the id {wrong}; ids are from 0 on and below {limit}: hash them into that range. "
-            "Of several ids a sample give lists, or a tf.RaggedTensor, without padding"
+            f"{what} holds the id {wrong}; ids are from 0 on and below {limit}, and with "
+            "FeatureConfig(..., hash=True) any number is one. Of several ids a sample give lists, or a "
+            "tf.RaggedTensor, without padding"
         )
     return array.astype(np.int64, copy=False)
+
+
+def _texts(array: Array, what: str) -> Array:
+    """Texts as an array of bytes objects, which tensors take as they are."""
+    found = np.empty(array.shape, object)
+    for place, text in np.ndenumerate(array):
+        if not isinstance(text, str | bytes):
+            raise ConfigError(f"{what} must be integer ids or text, got {text!r}")
+        found[place] = text.encode() if isinstance(text, str) else bytes(text)
+    return found
 
 
 def _numbers(given: Any, what: str) -> Array:

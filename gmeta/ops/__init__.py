@@ -13,6 +13,10 @@ from gmeta.ops.dedup_alltoall import route_keys as route_keys
 from gmeta.ops.dedup_alltoall import unpack_rows as unpack_rows
 from gmeta.ops.frozen_table import FrozenTable as FrozenTable
 from gmeta.ops.frozen_table import UnknownRows as UnknownRows
+from gmeta.ops.hash_ids import count_collisions as count_collisions
+from gmeta.ops.hash_ids import fold_ids as fold_ids
+from gmeta.ops.hash_ids import hash_ids as hash_ids
+from gmeta.ops.hash_ids import hash_text as hash_text
 from gmeta.ops.hash_table import HashTable as HashTable
 from gmeta.ops.hstu_attention import bias_attention as bias_attention
 from gmeta.ops.hstu_attention import hstu_attention as hstu_attention

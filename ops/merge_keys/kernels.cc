@@ -54,7 +54,7 @@ class MergeKeysOp : public OpKernel {
     if (good == n) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
         "feature '", features_[feature], "': id ", ids[good], " at position ", good, " of ", n,
-        " is outside [0, ", uint64_t{1} << id_bits_, "): hash it into that range"));
+        " is outside [0, ", uint64_t{1} << id_bits_, "): FeatureConfig(..., hash=True) takes any id"));
   }
 
   std::vector<std::string> features_;

@@ -22,7 +22,7 @@ def merge_keys(ids: Sequence[Ints], features: Sequence[str], prefixes: Sequence[
             if not 0 <= value < limit:
                 raise ValueError(
                     f"feature '{feature}': id {value} at position {position} of {len(values)} "
-                    f"is outside [0, {limit}): hash it into that range"
+                    f"is outside [0, {limit}): FeatureConfig(..., hash=True) takes any id"
                 )
     keys = [np.asarray(v, np.int64) | np.int64(prefix) for v, prefix in zip(ids, prefixes, strict=True)]
     return np.concatenate(keys)

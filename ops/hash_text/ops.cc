@@ -1,0 +1,14 @@
+// Registration of GmetaHashText.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace gmeta {
+
+// Of each text the last 8 bytes of its MD5, little endian, as a signed number.
+REGISTER_OP("GmetaHashText")
+    .Input("texts: string")
+    .Output("numbers: int64")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
+}  // namespace gmeta
