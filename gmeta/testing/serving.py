@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.training.export import PADDING
+from gmeta.training.wire import PADDING, TEXT_PADDING
 
 # As TensorFlow Serving loads it: the graph of one tag, variables, the initializers of tables, a signature. A
 # line in is a request, a line out what came of it: nothing, or an error.
@@ -144,8 +144,12 @@ def _read(path: str) -> Answer:
 
 
 def padded(features: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    """Features as a client sends them: ragged ids as a matrix, its rows filled up."""
+    """Features as a client sends them: ragged ids or text as a matrix, its rows filled up."""
     return {
-        name: (value.to_tensor(PADDING).numpy() if isinstance(value, tf.RaggedTensor) else np.asarray(value))
+        name: (
+            value.to_tensor(TEXT_PADDING if value.dtype == tf.string else PADDING).numpy()
+            if isinstance(value, tf.RaggedTensor)
+            else np.asarray(value)
+        )
         for name, value in features.items()
     }

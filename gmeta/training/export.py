@@ -7,14 +7,15 @@ have started it with, which is computed in the graph (a pure function of seed an
 Clients send tensors by name. A feature with several ids a sample is a dense (samples, width) tensor here, its
 rows filled up with `PADDING`: of the forms that a ragged batch can take, this is the one that TensorFlow
 Serving takes everywhere, because all inputs have the samples as their first dimension (REST's row format and
-the server's own batching need that).
+the server's own batching need that). Ids of a feature that hashes (``FeatureConfig(hash=True)``) are text
+there, padded with the empty one, and the graph hashes them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,8 @@ from gmeta.training.meta_signatures import meta_signatures
 from gmeta.training.signature import Signature as Signature
 from gmeta.training.signature import feature_inputs as feature_inputs
 from gmeta.training.unknown_ids import Unknown, unknown_rows
-
-PADDING = -1
-"""Stands for "no id" in the dense form of ragged inputs. No id is negative."""
+from gmeta.training.wire import PADDING as PADDING
+from gmeta.training.wire import received, wire_specs
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that TensorFlow Serving calls when a client names none."""
@@ -60,6 +60,7 @@ def export_model(
     *,
     signatures: Mapping[str, Signature] | None = None,
     unknown: Unknown = "initial",
+    text_ids: bool = True,
 ) -> Exported:
     """Write a model as a SavedModel without custom ops.
 
@@ -72,6 +73,9 @@ def export_model(
         ``training=False``, whose inputs are a functional model's inputs, or else the features of its
         embedding collections.
       unknown: What an id reads that was never trained; see `gmeta.training.unknown_ids.Unknown`.
+      text_ids: Whether clients send text for the inputs that are called as a feature that hashes. False:
+        they send the numbers that ``gmeta prepare`` would store of it (`gmeta.ops.hash_text`). Where the
+        model itself takes text, clients send text in either case.
 
     Raises:
       NotFiniteError: Weights hold NaN or infinity.
@@ -91,8 +95,10 @@ def export_model(
     collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
     chosen = signatures or _own_signatures(model, collections)
     _check_finite(model)
+    features = [feature for collection in collections for feature in collection.features]
+    texts = {feature.name for feature in features if feature.hash and text_ids}
     with portable_ops(unknown_rows(unknown, collections)) as tables:
-        traced = {name: _trace(name, signature) for name, signature in chosen.items()}
+        traced = {name: _trace(name, signature, texts) for name, signature in chosen.items()}
         module = tf.Module()
         module.tables = list(tables)
     module.variables_read = list({id(v): v for f in traced.values() for v in f.variables}.values())
@@ -110,7 +116,7 @@ def export_model(
             raise GmetaError(f"can't write {folder}: {str(error).splitlines()[0]}") from error
     return Exported(
         folder,
-        {name: _as_sent(signature.inputs) for name, signature in chosen.items()},
+        {name: _described(wire_specs(signature.inputs, texts)) for name, signature in chosen.items()},
         {name: _described(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
     )
@@ -154,13 +160,13 @@ def _own_call(model: tf.keras.Model, collections: Sequence[EmbeddingCollection])
     return Signature(lambda inputs: model(inputs, training=False), feature_inputs(features))
 
 
-def _trace(name: str, signature: Signature) -> tf.types.experimental.ConcreteFunction:
-    specs = {key: _wire_spec(key, spec) for key, spec in signature.inputs.items()}
+def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.experimental.ConcreteFunction:
+    specs = wire_specs(signature.inputs, texts)
 
     @tf.function(autograph=False)
     def serve(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         outputs = signature.function(
-            {key: _received(inputs[key], spec) for key, spec in signature.inputs.items()}
+            {key: received(inputs[key], spec) for key, spec in signature.inputs.items()}
         )
         return dict(outputs) if isinstance(outputs, Mapping) else {"output": outputs}
 
@@ -174,27 +180,6 @@ def _trace(name: str, signature: Signature) -> tf.types.experimental.ConcreteFun
             "doesn't have: it calls a tf.function that was traced before, or changes a table"
         )
     return traced
-
-
-def _wire_spec(name: str, spec: tf.TypeSpec) -> tf.TensorSpec:
-    if isinstance(spec, tf.TensorSpec):
-        return tf.TensorSpec(spec.shape, spec.dtype, name)
-    if isinstance(spec, tf.RaggedTensorSpec) and spec.dtype == tf.int64 and spec.shape.rank == 2:
-        return tf.TensorSpec([spec.shape[0], None], tf.int64, name)
-    raise ConfigError(
-        f"input {name!r} must be a TensorSpec or a RaggedTensorSpec of int64 ids with shape (samples, None), "
-        f"got {spec}"
-    )
-
-
-def _received(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.ragged.boolean_mask(value, tf.not_equal(value, PADDING))
-    return value
-
-
-def _as_sent(inputs: Mapping[str, tf.TypeSpec]) -> dict[str, str]:
-    return _described({name: _wire_spec(name, spec) for name, spec in inputs.items()})
 
 
 def _described(specs: Mapping[str, tf.TensorSpec]) -> dict[str, str]:

@@ -17,8 +17,9 @@ class Signature:
 
     Attributes:
       function: Maps the inputs by name to a tensor, or to tensors by name.
-      inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of int64 ids, (samples, None), which
-        clients send dense and padded, and ``function`` gets ragged.
+      inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of ids, (samples, None), which clients
+        send dense and padded, and ``function`` gets ragged. What is called as a feature that hashes, and is
+        int64, clients send as text; ``function`` gets its numbers (`gmeta.training.wire`).
     """
 
     function: Callable[[dict[str, Any]], tf.Tensor | Mapping[str, tf.Tensor]]
