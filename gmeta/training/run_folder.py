@@ -20,6 +20,7 @@ from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.manifest import Manifest
+from gmeta.training.checkpoint.lock import FILE_NAME, FolderLock
 from gmeta.training.experiment_config import ExperimentConfig
 
 
@@ -37,6 +38,11 @@ class RunFolder:
     def training(self, method: str, seed: int) -> Path:
         """The folder of one training run."""
         return self.path / method / f"seed-{seed}"
+
+    @property
+    def lock(self) -> FolderLock:
+        """What one job at a time trains with."""
+        return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
 
     def begin(self, config: ExperimentConfig, data: Path) -> None:
         """Note the settings, or check that they are those that the folder was begun with.

@@ -47,6 +47,13 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
         raise SystemExit(AGAIN)
 
 
+def job() -> str:
+    """A name of the elastic job that this process is a rank of, the same in all its starts; else empty."""
+    if horovod_elastic.is_driven():
+        return ":".join(os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{part}", "") for part in ("ADDR", "PORT"))
+    return os.environ.get(ELASTIC, "")
+
+
 def is_change_wanted() -> bool:
     """Whether the launcher of an elastic job wants another number of ranks. Rank 0 knows."""
     if horovod_elastic.is_driven():
