@@ -106,11 +106,7 @@ class CheckpointStore:
           ConfigError: Another job saves here; its host and process are named.
           GmetaError: The folder can't be written.
         """
-        self.ranks.from_first(self._claim)
-
-    def _claim(self) -> None:
-        with folders.write_errors_explained(self.root, "the folder can't be locked"):
-            self._lock.take()
+        self.ranks.from_first(self._lock.take)
 
     def save(
         self,
@@ -149,7 +145,7 @@ class CheckpointStore:
         )
         with ranks.together():
             if ranks.rank == 0:
-                self._claim()  # one that slept may have lost the folder to another, whose files these are
+                self._lock.take()  # one that slept may have lost the folder to another, whose files these are
                 self._retire()
         after_save(ranks.from_first)
         return info
@@ -164,7 +160,7 @@ class CheckpointStore:
         ranks = self.ranks
         with ranks.together():
             if ranks.rank == 0:
-                self._claim()
+                self._lock.take()
                 latest = self._existing(self.latest())
                 replace(Manifest.load(latest), metadata=metadata).save(latest)
 
@@ -192,7 +188,7 @@ class CheckpointStore:
 
     def _next_base(self, step: int) -> str | None:
         """The name of the checkpoint that the one of ``step`` continues."""
-        self._claim()
+        self._lock.take()
         latest = self.latest()
         if latest is not None and step <= step_of(latest):
             raise ConfigError(

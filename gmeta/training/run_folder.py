@@ -20,6 +20,7 @@ from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.manifest import Manifest
+from gmeta.preprocess.staging import write_errors_explained
 from gmeta.training.checkpoint.lock import FILE_NAME, FolderLock
 from gmeta.training.experiment_config import ExperimentConfig
 
@@ -49,6 +50,7 @@ class RunFolder:
 
         Raises:
           ConfigError: The folder holds a run of other settings or other data.
+          GmetaError: It can't be written.
         """
         file = self.path / "config.json"
         begun = {
@@ -65,8 +67,8 @@ class RunFolder:
                     f"name another --run, or delete {file.name} and the training folders beside it"
                 )
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(begun, indent=1) + "\n")
+        with write_errors_explained(file):
+            write_atomically(file, json.dumps(begun, indent=1) + "\n")
 
     def load(self) -> tuple[ExperimentConfig, Path]:
         """The settings and the data folder that the run was begun with.

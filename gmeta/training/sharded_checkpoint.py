@@ -261,7 +261,7 @@ def load(
 
 @contextmanager
 def _together(target: Path, ranks: Ranks) -> Iterator[None]:
-    with ranks.together(), folders.write_errors_explained(target, "the checkpoint can't be written"):
+    with ranks.together(), folders.write_errors_explained(target):
         yield
 
 

@@ -48,6 +48,7 @@ class RankEnd:
       seconds: From the start of the job until then.
       ended_here: Whether the launcher ended it.
       tail: The last lines of its stderr.
+      told: What it has told the launcher (`gmeta.core.collectives.telling`).
     """
 
     rank: int
@@ -55,6 +56,17 @@ class RankEnd:
     seconds: float
     ended_here: bool
     tail: tuple[str, ...]
+    told: frozenset[str] = frozenset()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has ended, or was about to, to start again with another number of ranks."""
+        return self.code == AGAIN or telling.LEAVES in self.told
+
+    @property
+    def blames_others(self) -> bool:
+        """Whether it has said that others are gone or didn't come: it isn't what they wait for."""
+        return telling.LOST_PEERS in self.told or any(_LOST.search(line) for line in self.tail)
 
     @property
     def how(self) -> str:
@@ -111,7 +123,7 @@ class Verdict:
     Attributes:
       reason: The rank and what happened to it.
       culprit: That rank.
-      lost: All ranks that failed by themselves; the others could have gone on without them.
+      lost: All ranks that failed by themselves, or hung; the others could have gone on without them.
       hopeless: Whether it would come again: all ranks failed alike, or the program ended too soon.
     """
 
@@ -124,9 +136,11 @@ class Verdict:
 def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
     """Tell the cause of a job's failure from its consequences; `ends` in the order in which they ended."""
     size = len(ends)
-    failed = [end for end in ends if end.code and not end.ended_here]
-    causes = [end for end in failed if not _blames_others(end)]
+    failed = [end for end in ends if end.code and not end.ended_here and not end.leaves]
+    causes = [end for end in failed if not end.blames_others]
     silent = [end for end in ends if end.ended_here]
+    # Who has said that others are gone, or leaves for others to join, may need long to leave, but isn't hung.
+    hung = [end for end in silent if not end.blames_others and not end.leaves]
     left = [end for end in ends if not end.code]
     if len(causes) == size > 1 and len({_reason(end) for end in causes}) == 1:  # such as a wrong setting
         end = causes[0]
@@ -136,10 +150,10 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
         end = causes[0]
         reason = f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s{_reason(end)}"
         return Verdict(reason, end, tuple(causes))
-    if failed and silent:
-        end = silent[0]
-        reason = f"rank {end.rank} of {size} hung: the others waited for it in a collective"
-        return Verdict(reason, end, tuple(silent))
+    if hung and any(end.code and not end.ended_here or end.blames_others for end in ends):
+        them = "it" if len(hung) == 1 else "them"
+        reason = f"{_ranks(hung)} of {size} hung: the others waited for {them} in a collective"
+        return Verdict(reason, hung[0], tuple(hung))
     if failed and left:
         end = left[0]
         reason = f"rank {end.rank} of {size} was done while the others still had collectives to do"
@@ -148,9 +162,12 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
         end = failed[0]
         return Verdict(f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s", end)
     end = silent[0]
-    ranks = ", ".join(str(end.rank) for end in sorted(silent, key=lambda end: end.rank))
-    reason = f"rank{'s' * (len(silent) > 1)} {ranks} of {size} had not ended after {timeout:.0f} s"
-    return Verdict(reason, end, hopeless=True)
+    return Verdict(f"{_ranks(silent)} of {size} had not ended after {timeout:.0f} s", end, hopeless=True)
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    numbers = ", ".join(str(end.rank) for end in sorted(ends, key=lambda end: end.rank))
+    return f"rank{'s' * (len(ends) > 1)} {numbers}"
 
 
 def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
@@ -174,10 +191,6 @@ _LOST = re.compile(
 def _reason(end: RankEnd) -> str:
     """Its last words, if it could say any."""
     return f": {end.tail[-1].strip()}" if end.code > 0 and end.tail else ""
-
-
-def _blames_others(end: RankEnd) -> bool:
-    return any(_LOST.search(line) for line in end.tail)
 
 
 @contextmanager

@@ -67,12 +67,11 @@ def sweep(root: Path) -> None:
 
 
 @contextmanager
-def write_errors_explained(path: Path, what: str) -> Iterator[None]:
-    """Say of a full disk, or of a folder that may not be written, which file it was and what to do.
+def write_errors_explained(folder: Path) -> Iterator[None]:
+    """Say of a full disk, or of a folder that may not be written, which checkpoint and file it hit.
 
     Args:
-      path: Named where the error names no file.
-      what: What failed, such as ``"the checkpoint can't be written"``.
+      folder: The checkpoint.
 
     Raises:
       GmetaError: In place of an ``OSError``.
@@ -80,8 +79,8 @@ def write_errors_explained(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = "" if error.filename in (None, str(path)) else f" ({error.filename})"
+        where = "" if error.filename is None else f" ({error.filename})"
         raise GmetaError(
-            f"{path}: {what}: {error.strerror or error}{where}; make room or mend the folder: the "
-            "checkpoints before it are whole"
+            f"{folder}: the checkpoint can't be written: {error.strerror or error}{where}; make room or "
+            "mend the folder: the checkpoints before it are whole"
         ) from error

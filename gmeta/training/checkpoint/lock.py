@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gmeta.core.collectives.elastic import job
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, GmetaError
 
 FILE_NAME = ".lock"
 
@@ -103,8 +103,16 @@ class FolderLock:
 
         Raises:
           ConfigError: Another process writes there; it is named.
-          OSError: The file can't be written.
+          GmetaError: The file can't be written.
         """
+        try:
+            self._take()
+        except OSError as error:
+            raise GmetaError(
+                f"{self._file}: can't be locked: {error.strerror or error}; make room or mend the folder"
+            ) from error
+
+    def _take(self) -> None:
         with _guard:
             held = _held.get(self._file)
             if held is not None and not held.is_ours():  # lost, or that of the process which has forked this
