@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gmeta.core.collectives import horovod_elastic
+from gmeta.core.collectives.telling import LEAVES, tell
 
 ELASTIC = "GMETA_ELASTIC"
 """Environment variable: the folder."""
@@ -44,6 +45,7 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
         return
     if from_first(is_change_wanted):
         horovod_elastic.start_again_at_exit()
+        tell(LEAVES)
         raise SystemExit(AGAIN)
 
 

@@ -17,14 +17,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
+from gmeta.core.collectives import telling
 from gmeta.core.collectives.backend import HOW_TO_BUILD, horovod_version
 from gmeta.core.collectives.world import LAUNCHER
 from gmeta.core.errors import ConfigError, RanksError
@@ -60,13 +63,17 @@ class RankEnd:
 
     @property
     def leaves(self) -> bool:
-        """Whether it has ended, or was about to, to start again with another number of ranks."""
-        return self.code == AGAIN or telling.LEAVES in self.told
+        """Whether it ended, or was about to, to start again with another number of ranks."""
+        return telling.LEAVES in self.told
 
     @property
     def blames_others(self) -> bool:
-        """Whether it has said that others are gone or didn't come: it isn't what they wait for."""
-        return telling.LOST_PEERS in self.told or any(_LOST.search(line) for line in self.tail)
+        """Whether it has said that others are gone or didn't come: it isn't what they wait for.
+
+        Of a lost connection Gloo's thread speaks in a rank that hangs, too.
+        """
+        said = _SAID if self.ended_here else _LOST
+        return telling.LOST_PEERS in self.told or any(said.search(line) for line in self.tail)
 
     @property
     def how(self) -> str:
@@ -105,8 +112,9 @@ def launch(
         raise ConfigError(f"{size} is no number of ranks; start at least 1")
     if horovod_version() is None:
         raise ConfigError(f"{size} ranks need Horovod, which is not installed: {HOW_TO_BUILD}")
-    with _rendezvous(size) as environments:
-        job = _Job(command, [{**(environment or {}), **own} for own in environments], write or _print)
+    with _rendezvous(size) as environments, tempfile.TemporaryDirectory(prefix="gmeta-told-") as folder:
+        given = [{**(environment or {}), **own, telling.TOLD: folder} for own in environments]
+        job = _Job(command, given, write or _print, Path(folder))
         try:
             ends = job.wait(timeout)
         except BaseException as error:
@@ -150,7 +158,7 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
         end = causes[0]
         reason = f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s{_reason(end)}"
         return Verdict(reason, end, tuple(causes))
-    if hung and any(end.code and not end.ended_here or end.blames_others for end in ends):
+    if hung and any((end.code and not end.ended_here) or end.blames_others for end in ends):
         them = "it" if len(hung) == 1 else "them"
         reason = f"{_ranks(hung)} of {size} hung: the others waited for {them} in a collective"
         return Verdict(reason, hung[0], tuple(hung))
@@ -158,8 +166,8 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
         end = left[0]
         reason = f"rank {end.rank} of {size} was done while the others still had collectives to do"
         return Verdict(reason, end, hopeless=True)
-    if failed:
-        end = failed[0]
+    if failed or not silent:
+        end = [*failed, *ends][0]
         return Verdict(f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s", end)
     end = silent[0]
     return Verdict(f"{_ranks(silent)} of {size} had not ended after {timeout:.0f} s", end, hopeless=True)
@@ -182,10 +190,8 @@ def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
     return "\n".join(lines)
 
 
-_LOST = re.compile(
-    r"has waited \d+ s in|"
-    r"CollectiveError|lost its peers|Horovod has been shut down|[Cc]onnection (closed|reset) by peer"
-)
+_SAID = re.compile(r"has waited \d+ s in|CollectiveError|lost its peers")
+_LOST = re.compile(rf"{_SAID.pattern}|Horovod has been shut down|[Cc]onnection (closed|reset) by peer")
 
 
 def _reason(end: RankEnd) -> str:
@@ -221,9 +227,9 @@ class _Job:
     """The processes of all ranks, the threads that read their output, and how they ended."""
 
     def __init__(
-        self, command: Sequence[str], environments: Sequence[Mapping[str, str]], write: Write
+        self, command: Sequence[str], environments: Sequence[Mapping[str, str]], write: Write, told: Path
     ) -> None:
-        self._write, self._lock = write, threading.Lock()
+        self._write, self._lock, self._told = write, threading.Lock(), told
         self._start = time.monotonic()
         self._tails: list[deque[str]] = [deque(maxlen=_TAIL) for _ in environments]
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -301,7 +307,8 @@ class _Job:
 
     def _end_of(self, rank: int) -> RankEnd:
         code, when = self._processes[rank].returncode, self._when.get(rank, time.monotonic())
-        return RankEnd(rank, code, when - self._start, rank in self._ending, tuple(self._tails[rank]))
+        tail, told = tuple(self._tails[rank]), telling.told(self._told, rank)
+        return RankEnd(rank, code, when - self._start, rank in self._ending, tail, told)
 
     def _watch(self, rank: int) -> None:
         process = self._processes[rank]
