@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
+import tensorflow as tf
 from safetensors import SafetensorError
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.models import checksum
 from gmeta.models.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class FastWeights:
     Bytes are in the `safetensors <https://github.com/huggingface/safetensors>`_ format: a header in JSON that
     names tensors, shapes and dtypes, then the numbers; reading them runs no code. A tensor is called as the
     weight that it belongs to, such as ``"fc1/kernel"``, and a table's are ``"embeddings/item:keys"`` and
-    ``"embeddings/item:rows"``. The header's ``__metadata__`` has the attributes below. The signatures
+    ``"embeddings/item:rows"``. The header's ``__metadata__`` has the attributes below, and a checksum of all
+    bytes (`gmeta.models.checksum`), so that damaged ones are refused. The signatures
     ``adapt`` and ``predict_with`` of an exported model answer and take the same bytes.
 
     =================================================================  ===========  ===========
@@ -112,7 +115,9 @@ class FastWeights:
         for name, (keys, deltas) in self.rows.items():
             tensors[name + KEYS] = keys
             tensors[name + ROWS] = _as_dtype(name, deltas, dtype)
-        return safetensors.numpy.save(tensors, metadata=self.metadata())
+        unsealed = safetensors.numpy.save(tensors, metadata={**self.metadata(), checksum.NAME: checksum.NONE})
+        whole: bytes = checksum.sealed(tf.constant(unsealed)).numpy()
+        return whole
 
     def metadata(self) -> dict[str, str]:
         """What the header says of them."""
@@ -147,6 +152,10 @@ class FastWeights:
             raise DataError(
                 f"fast weights of version {about.get('version')!r}, where this gmeta reads {VERSION}",
                 advice=f"read them with a later gmeta, or {_ADVICE}",
+            )
+        if not bool(checksum.is_whole(tf.constant(data))):
+            raise DataError(
+                f"{len(data):,} bytes of fast weights are damaged: their checksum is another", advice=_ADVICE
             )
         try:
             return cls(

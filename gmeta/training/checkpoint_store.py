@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from gmeta.core.collectives.elastic import after_save
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.training.checkpoint import folder as folders
+from gmeta.training.checkpoint import lock as locks
 from gmeta.training.checkpoint.chain import Link, read_links
 from gmeta.training.checkpoint.manifest import FILE_NAME, Manifest
 from gmeta.training.checkpoint.ranks import Gather, Ranks
@@ -28,7 +30,8 @@ class CheckpointStore:
     anyway, never by rewriting files.
 
     Args:
-      root: The folder, of this run alone; one job at a time saves in it.
+      root: The folder, of this run alone. One job at a time saves in it, from `claim` or its first save until
+        it ends or the store is forgotten (`gmeta.training.checkpoint.lock`).
       keep: How many checkpoints to keep. Those that a kept one continues stay too.
       max_increments: How many increments follow a full checkpoint; 0: all are full.
       journal: About how many removed keys each table notes between two saves; when more are removed, the next
@@ -74,6 +77,8 @@ class CheckpointStore:
         self._keep, self._max_increments = keep, max_increments
         self._journal = journal if max_increments else 0
         self._place = (rank, world_size, gather)
+        self._lock = locks.FolderLock(self.root / locks.FILE_NAME, f"{self.root} is written")
+        weakref.finalize(self, self._lock.release)  # when the process ends, too
 
     @property
     def ranks(self) -> Ranks:
@@ -94,6 +99,15 @@ class CheckpointStore:
         name = self.ranks.from_first(lambda: _name_of(self.latest()))
         return None if name is None else self.root / name
 
+    def claim(self) -> None:
+        """Be the one that saves here; `save` and `describe` do so by themselves. All ranks call it together.
+
+        Raises:
+          ConfigError: Another job saves here; its host and process are named.
+          GmetaError: The folder can't be written.
+        """
+        self.ranks.from_first(self._lock.take)
+
     def save(
         self,
         tables: Tables,
@@ -111,7 +125,7 @@ class CheckpointStore:
           metadata: Likewise.
 
         Raises:
-          ConfigError: The step isn't above the latest one's.
+          ConfigError: The step isn't above the latest one's, or another job saves here.
           GmetaError: As in `gmeta.training.sharded_checkpoint.save`.
           SystemExit: In an elastic job, on all ranks, if it is to go on with another number of them: it
             starts again from this checkpoint (`gmeta.core.collectives.elastic`).
@@ -131,6 +145,7 @@ class CheckpointStore:
         )
         with ranks.together():
             if ranks.rank == 0:
+                self._lock.take()  # one that slept may have lost the folder to another, whose files these are
                 self._retire()
         after_save(ranks.from_first)
         return info
@@ -139,11 +154,13 @@ class CheckpointStore:
         """Replace the latest checkpoint's metadata; what it holds stays. Rank 0 does so.
 
         Raises:
+          ConfigError: Another job saves here.
           DataError: There is no checkpoint, or it is damaged.
         """
         ranks = self.ranks
         with ranks.together():
             if ranks.rank == 0:
+                self._lock.take()
                 latest = self._existing(self.latest())
                 replace(Manifest.load(latest), metadata=metadata).save(latest)
 
@@ -171,6 +188,7 @@ class CheckpointStore:
 
     def _next_base(self, step: int) -> str | None:
         """The name of the checkpoint that the one of ``step`` continues."""
+        self._lock.take()
         latest = self.latest()
         if latest is not None and step <= step_of(latest):
             raise ConfigError(

@@ -45,9 +45,28 @@ def run_training(
       How long all of it has waited for data.
 
     Raises:
-      ConfigError: The folder holds an experiment of other settings; or as `check_experiment`.
+      ConfigError: The folder holds an experiment of other settings, or another job trains in it; or as
+        `check_experiment`.
       DataError: Bad records, or a checkpoint that can't be restored.
     """
+    lock = run.lock
+    with Ranks.of().together():
+        if collectives.world().rank == 0:
+            lock.take()
+    try:
+        return _train_all(config, run, data, progress, on_bad, checkpoint_every)
+    finally:
+        lock.release()
+
+
+def _train_all(
+    config: ExperimentConfig,
+    run: RunFolder,
+    data: Path,
+    progress: TrainingProgress,
+    on_bad: OnBad,
+    checkpoint_every: int | None,
+) -> io.Waiting:
     here = collectives.world()
     check_experiment(config, data, on_bad)
     with Ranks.of().together():

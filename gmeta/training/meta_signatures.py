@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.arguments import whole_number
 from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
-from gmeta.models import MetaModel
+from gmeta.models import MetaModel, checksum
 from gmeta.models.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
 from gmeta.models.fingerprint import fingerprint
 from gmeta.models.meta_checks import check_compiled
@@ -88,7 +88,7 @@ def meta_signatures(
         tensors = {name: tf.cast(delta[0], dtype) for name, delta in weights.items()}
         for name, moved in rows.items():
             tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, dtype)}
-        return {WEIGHTS: encode(tensors, about)}
+        return {WEIGHTS: checksum.sealed(encode(tensors, {**about, checksum.NAME: checksum.NONE}))}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = _decoded(model, given[WEIGHTS], here if stale == "refuse" else None)
@@ -144,6 +144,7 @@ def _decoded(
     decoder = Decoder(data, WEIGHTS, "adapt the task again, by the signature `adapt`")
     decoder.expect("format", FORMAT, "is not what `adapt` answers")
     decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
+    decoder.expect_whole()
     if here is not None:
         decoder.expect("fingerprint", here, f"has deltas from other shared weights than these, {here}")
     deltas = {

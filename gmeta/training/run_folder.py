@@ -20,6 +20,8 @@ from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.manifest import Manifest
+from gmeta.preprocess.staging import write_errors_explained
+from gmeta.training.checkpoint.lock import FILE_NAME, FolderLock
 from gmeta.training.experiment_config import ExperimentConfig
 
 
@@ -38,11 +40,17 @@ class RunFolder:
         """The folder of one training run."""
         return self.path / method / f"seed-{seed}"
 
+    @property
+    def lock(self) -> FolderLock:
+        """What one job at a time trains with."""
+        return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
+
     def begin(self, config: ExperimentConfig, data: Path) -> None:
         """Note the settings, or check that they are those that the folder was begun with.
 
         Raises:
           ConfigError: The folder holds a run of other settings or other data.
+          GmetaError: It can't be written.
         """
         file = self.path / "config.json"
         begun = {
@@ -59,8 +67,8 @@ class RunFolder:
                     f"name another --run, or delete {file.name} and the training folders beside it"
                 )
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(begun, indent=1) + "\n")
+        with write_errors_explained(file):
+            write_atomically(file, json.dumps(begun, indent=1) + "\n")
 
     def load(self) -> tuple[ExperimentConfig, Path]:
         """The settings and the data folder that the run was begun with.

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from gmeta.core.asserted import asserted
+from gmeta.models.checksum import is_whole
 
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
@@ -70,7 +71,21 @@ class Decoder:
         data = self._checked(data, inside, "is no safetensors file, or is cut")
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
-        self._header = _slice(data, tf.constant(8, tf.int64), self._start)
+        header = _slice(data, tf.constant(8, tf.int64), self._start)
+        # Tensors stand in the header as in the file, so the last one says where that ends.
+        last = r'(?s).*"data_offsets":\[\d+,(\d+)\]\}.*'
+        some = tf.strings.regex_full_match(header, last)
+        end = tf.strings.to_number(
+            tf.where(some, tf.strings.regex_replace(header, last, r"\1"), "0"), tf.int64
+        )
+        header = self._checked(header, rest - length >= end, "is cut")
+        self._header = self._checked(header, rest - length <= end, "has bytes behind its end")
+
+    def expect_whole(self) -> None:
+        """Check the checksum, where there is one, before anything that is read afterwards."""
+        with tf.control_dependencies([self._header]):  # what was expected before is said first
+            whole = is_whole(self._data)
+        self._header = self._checked(self._header, whole, "is damaged, as its checksum is another")
 
     def expect(self, key: str, value: str, otherwise: str) -> None:
         """Check an entry of the metadata, before anything that is read afterwards.

@@ -240,7 +240,12 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         return rest
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """From here on the model isn't the one that was restored."""
+        """From here on the model isn't the one that was restored, and no other job saves in the folder.
+
+        Raises:
+          ConfigError: Another job does.
+        """
+        self.store.claim()
         self._restored = None
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:

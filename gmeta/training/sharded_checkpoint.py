@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import uuid
 import warnings
@@ -49,7 +50,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.logical_shards import owned_shards
 from gmeta.ops.hash_table import HashTable
@@ -126,8 +127,8 @@ def save(
       What this rank saved.
 
     Raises:
-      ConfigError: ``folder`` is there already, ``base`` isn't beside it, or a table holds keys of shards that
-        this rank doesn't own.
+      ConfigError: ``folder`` is there already or another process writes it, ``base`` isn't beside it, or a
+        table holds keys of shards that this rank doesn't own.
       DataError: ``base`` is not a whole checkpoint, or a rank saved nothing.
       GmetaError: The disk is full, or the folder can't be written. What was saved before is whole. What fails
         on one rank is raised by all, with its number.
@@ -148,36 +149,36 @@ def save(
         raise ConfigError(
             f"{ranks.size} ranks save together: pass gather=, which gives every rank's object to all"
         )
-    staging = folders.staging_of(target)
-    with ranks.together(), _writing(target):
-        base_manifest = _checked(target, tables, base)
-        if ranks.rank == 0:
-            folders.begin(target)
-    with ranks.together(), _writing(target):
-        written = {
-            name: save_table(
-                staging,
-                name,
-                table,
-                rank=ranks.rank,
-                world_size=ranks.size,
-                base=base_manifest,
-                journal=journal,
-            )
-            for name, table in tables.items()
-        }
-        parts = {name: entry.to_json() for name, (entry, _) in written.items()}
-        write_atomically(staging / _part_name(ranks.rank), json.dumps(parts))
-    with ranks.together(), _writing(target):
-        if ranks.rank == 0:
-            _commit(
-                target,
-                ranks.size,
-                base_manifest,
-                None if base is None else Path(base).resolve().name,
-                dense,
-                metadata or {},
-            )
+    with _staged(target, ranks) as staging:
+        with _together(target, ranks):
+            base_manifest = _checked(target, tables, base)
+            if ranks.rank == 0:
+                folders.begin(target)
+        with _together(target, ranks):
+            written = {
+                name: save_table(
+                    staging,
+                    name,
+                    table,
+                    rank=ranks.rank,
+                    world_size=ranks.size,
+                    base=base_manifest,
+                    journal=journal,
+                )
+                for name, table in tables.items()
+            }
+            parts = {name: entry.to_json() for name, (entry, _) in written.items()}
+            write_atomically(staging / _part_name(ranks.rank), json.dumps(parts))
+        with _together(target, ranks):
+            if ranks.rank == 0:
+                _commit(
+                    target,
+                    ranks.size,
+                    base_manifest,
+                    None if base is None else Path(base).resolve().name,
+                    dense,
+                    metadata or {},
+                )
     with ranks.together():
         manifest = Manifest.load(target)
     for name, table in tables.items():
@@ -259,15 +260,26 @@ def load(
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    """Says of a full disk which checkpoint it hit."""
-    try:
+def _together(target: Path, ranks: Ranks) -> Iterator[None]:
+    with ranks.together(), folders.write_errors_explained(target):
         yield
-    except OSError as error:
-        raise GmetaError(
-            f"{target}: the checkpoint can't be written: {error.strerror or error}; make room or mend the "
-            "folder: the checkpoints before it are whole"
-        ) from error
+
+
+@contextmanager
+def _staged(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """Where the ranks write, locked by rank 0 against other processes; what isn't finished is removed."""
+    lock, staging = folders.lock_of(target), folders.staging_of(target)
+    with _together(target, ranks):
+        if ranks.rank == 0:
+            lock.take()
+    try:
+        yield staging
+    except BaseException:
+        if ranks.rank == 0:  # no rank writes any more: what fails on one has failed on all
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
 
 
 def _checked(target: Path, tables: Tables, base: str | os.PathLike[str] | None) -> Manifest | None:

@@ -95,6 +95,24 @@ def test_too_few_ranks_end_the_job_and_the_lost_one_is_named(tmp_path: Path) -> 
     assert [end.rank for end in caught.value.ends] == [1, 0]
 
 
+def test_only_the_frozen_rank_is_lost_and_not_those_that_leave_slowly(tmp_path: Path) -> None:
+    code = (
+        "if size == 4:\n"
+        "    save()\n"
+        "    if rank == 1: print('rank 1 of 4 lost its peers', file=sys.stderr)\n"
+        "    if rank == 2: Path(os.environ['GMETA_TOLD'], '2.lost-peers').touch()\n"
+        "    (here.parent / f'ready.{rank}').touch()\n"
+        "    while len(list(here.parent.glob('ready.*'))) < 4: time.sleep(0.01)\n"
+        "    rank == 0 and sys.exit('gmeta.core.errors.CollectiveError: rank 0 of 4 lost its peers')\n"
+        "    time.sleep(600)\n"
+    )
+    first, *_ = run(tmp_path, code, 4, min_size=3, script="echo localhost:3; echo localhost:1")
+    assert first.startswith(
+        "rank 3 of 4 hung: the others waited for it in a collective; the job goes on with 3"
+    )
+    assert sizes(tmp_path)[:7] == ["4 of 4"] * 4 + ["3 of 4"] * 3
+
+
 def test_what_fails_again_and_again_before_a_checkpoint_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match=r"^3 starts in a row failed before .*: rank 0 of 2 ended with exit"):
         run(tmp_path, "rank == 0 and sys.exit('no row 7'); time.sleep(600)\n", 4)

@@ -13,6 +13,7 @@ import pytest
 
 from gmeta.core.collectives import launch as module
 from gmeta.core.collectives.launch import RankEnd, launch, report, verdict
+from gmeta.core.collectives.telling import LEAVES, LOST_PEERS
 from gmeta.core.errors import ConfigError, RanksError
 
 # Ranks that are plain Python: they read who they are, and do one thing.
@@ -66,11 +67,19 @@ def test_a_rank_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     assert {end.code for end in error.ends} == {-signal.SIGKILL}
 
 
-def end_of(rank: int, code: int, *tail: str, ended_here: bool = False) -> RankEnd:
-    return RankEnd(rank, code, 7.0, ended_here, tail)
+def end_of(rank: int, code: int, *tail: str, ended_here: bool = False, told: str = "") -> RankEnd:
+    return RankEnd(rank, code, 7.0, ended_here, tail, frozenset(filter(None, [told])))
 
 
 LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
+
+# Ranks that the launcher has ended: two had said that others were gone and one left, and one said nothing.
+SLOW = end_of(1, -15, LOST, ended_here=True)
+TOLD = end_of(2, -15, "its traceback comes last", ended_here=True, told=LOST_PEERS)
+LEAVING = end_of(2, -15, ended_here=True, told=LEAVES)
+FROZEN = end_of(
+    3, -9, "gloo/transport/tcp/pair.cc:589] Read error: Connection reset by peer", ended_here=True
+)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +89,10 @@ LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
         ([end_of(0, 1, LOST), end_of(1, 2, "gmeta: error: x")], "rank 1 of 2 ended with exit code 2"),
         ([end_of(0, 2, "gmeta: error: y"), end_of(1, 2, "gmeta: error: y")], "all 2 ranks alike"),
         ([end_of(0, 75, LOST), end_of(1, -15, ended_here=True)], "rank 1 of 2 hung"),
+        ([end_of(0, 75, LOST), SLOW, TOLD, FROZEN], "rank 3 of 4 hung: the others waited for it"),
+        ([end_of(0, 85, told=LEAVES), SLOW, end_of(2, -15, ended_here=True), FROZEN], "ranks 2, 3 of 4 hung"),
+        ([end_of(0, 75, LOST), SLOW], "rank 0 of 2 ended with exit code 75"),
+        ([end_of(0, 85, "a code of the program's own"), end_of(1, 0)], "rank 0 of 2 ended with exit code 85"),
         ([end_of(1, 0), end_of(0, 1, LOST)], "rank 1 of 2 was done while the others"),
         ([end_of(0, 1, LOST), end_of(1, 1, LOST)], "rank 0 of 2 ended with exit code 1 after 7 s"),
     ],
@@ -93,6 +106,15 @@ def test_the_cause_is_told_from_its_consequences(ends: list[RankEnd], said: str)
     [
         ([end_of(0, 1, LOST), end_of(1, -9), end_of(2, -9)], [1, 2], False),
         ([end_of(0, 75, LOST), end_of(2, 75, LOST), end_of(1, -15, ended_here=True)], [1], False),
+        ([end_of(0, 75, LOST), SLOW, TOLD, FROZEN], [3], False),
+        ([end_of(0, 75, LOST), SLOW, LEAVING, FROZEN], [3], False),
+        ([end_of(0, 75, LOST), SLOW], [], False),
+        # Rank 0 was to start again with others, and both others failed alike: not all did.
+        (
+            [end_of(0, 85, told=LEAVES), end_of(1, 2, "gmeta: error: y"), end_of(2, 2, "gmeta: error: y")],
+            [1, 2],
+            False,
+        ),
         ([end_of(0, 1, LOST), end_of(1, 1, LOST)], [], False),
         ([end_of(0, 2, "gmeta: error: y"), end_of(1, 2, "gmeta: error: y")], [], True),
         ([end_of(1, 0), end_of(0, 1, LOST)], [], True),

@@ -49,7 +49,10 @@ def test_the_last_are_kept_with_what_they_continue(tmp_path):
     assert seen[3] == [1, 2, 3, 4]  # 3 and 4 are kept, and need 1 and 2
     assert seen[4] == [1, 2, 3, 4, 5]
     assert seen[5] == [5, 6]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{s:012d}" for s in seen[-1]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".lock",
+        *(f"step-{s:012d}" for s in seen[-1]),
+    ]
 
 
 def test_a_chain_as_large_as_half_a_full_save_ends(tmp_path):
@@ -148,7 +151,7 @@ while kill < kills or (not (partial and last) and kill < 10 * kills):
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), "the saver failed"
-    partial += any(name.startswith(".") for name in os.listdir(root))
+    partial += any(name.endswith(".partial") for name in os.listdir(root))
     for checkpoint in store.checkpoints():
         step, rows = step_of(checkpoint), {}
         with CheckpointReader(checkpoint) as reader:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from safetensors.numpy import save
 
-from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.core.errors import ConfigError, DataError, NotFiniteError
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml, dlrm
@@ -216,14 +217,17 @@ def test_weights_that_are_damaged_or_of_others_are_refused(served, tmp_path):
     folder, models = served
     model, fast = models["all"][:2]
     data = fast.to_bytes()
-    other = data.replace(fast.fingerprint.encode(), b"0" * 16)
+    other = replace(fast, fingerprint="0" * 16).to_bytes()
+    renamed = {name.replace("kernel", "KERNEL"): delta for name, delta in fast.deltas.items()}
     for sent, message in (
         (b"", "weights_bytes is shorter than a header: adapt the task again"),
         (data[:-1], "weights_bytes is cut"),
         (b"a" * 99, "weights_bytes is no safetensors file, or is cut"),
         (data.replace(b"gmeta.fast_weights", b"gmeta.slow_weights"), "is not what `adapt` answers"),
         (data.replace(b'"version":"1"', b'"version":"2"'), "is not version 1 of the format"),
-        (data.replace(b"fc/kernel", b"fc/KERNEL"), "has no fc/kernel of shape"),
+        (data.replace(b"fc/kernel", b"fc/KERNEL"), "is damaged, as its checksum is another: adapt the task"),
+        (data + b"\0", "weights_bytes has bytes behind its end: adapt the task again"),
+        (replace(fast, deltas=renamed).to_bytes(), "has no fc/kernel of shape"),
         (other, f"has deltas from other shared weights than these, {fast.fingerprint}"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
@@ -231,6 +235,87 @@ def test_weights_that_are_damaged_or_of_others_are_refused(served, tmp_path):
     export_model(model, tmp_path / "1", signatures=meta_signatures(model, stale="apply"))
     answer = here(tmp_path / "1", "predict_with", {**samples(9, 2), "weights_bytes": other})
     np.testing.assert_allclose(answer["rating"], models["all"][5]["rating"], rtol=1e-5)
+
+
+def of_an_earlier_gmeta(fast):
+    """As bytes were before they had a checksum."""
+    tensors = {**fast.deltas}
+    for table, (keys, deltas) in fast.rows.items():
+        tensors |= {f"{table}:keys": keys, f"{table}:rows": deltas}
+    return save(tensors, metadata=fast.metadata())
+
+
+def test_bytes_of_an_earlier_gmeta_are_taken(served):
+    folder, models = served
+    fast, predicted_with = models["all"][1], models["all"][5]
+    earlier = of_an_earlier_gmeta(fast)
+    assert b"checksum" not in earlier
+    assert FastWeights.from_bytes(earlier).fingerprint == fast.fingerprint
+    answer = here(folder / "all", "predict_with", {**samples(9, 2), "weights_bytes": earlier})
+    np.testing.assert_allclose(answer["rating"], predicted_with["rating"], rtol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has bytes behind its end"):
+        here(folder / "all", "predict_with", {**samples(9, 2), "weights_bytes": earlier + b"12"})
+
+
+def damaged(data, rng):
+    """Bits flipped, a piece cut out, bytes appended, or two pieces that have changed places."""
+    begin, end = sorted(rng.integers(0, len(data) + 1, 2).tolist())
+    match rng.integers(5):
+        case 0:
+            changed = np.frombuffer(data, np.uint8).copy()
+            changed[rng.integers(0, len(data), rng.integers(1, 4))] ^= np.uint8(1 << rng.integers(8))
+            return changed.tobytes()
+        case 1:
+            return data[:begin] + data[end:]
+        case 2:
+            return data + rng.bytes(rng.integers(1, 20))
+        case 3:
+            changed = bytearray(data)
+            one, other = rng.integers(0, len(data), 2)
+            changed[one], changed[other] = data[other], data[one]
+            return bytes(changed)
+        case _:
+            size = int(rng.integers(1, 9))
+            one, other = sorted(rng.integers(0, len(data) // size, 2) * size)
+            a, b = data[one : one + size], data[other : other + size]
+            return (
+                data[:one] + b + data[one + size : other] + a + data[other + size :] if one < other else data
+            )
+
+
+def test_damaged_bytes_are_refused_or_answer_what_whole_ones_do(served):
+    folder, models = served
+    rng = np.random.default_rng(5)
+    query = samples(9, 2)
+    for number in range(400):
+        fast = models[("maml", "all")[number % 2]][1]
+        serve = functools.partial(here, folder / ("maml", "all")[number % 2], "predict_with")
+        data = fast.to_bytes(("float32", "float16")[number // 2 % 2])
+        expected = serve({**query, "weights_bytes": data})["rating"]
+        bad = damaged(data, rng)
+        try:
+            answer = serve({**query, "weights_bytes": bad})["rating"]
+        except tf.errors.InvalidArgumentError:
+            pass
+        else:
+            np.testing.assert_array_equal(answer, expected)
+        try:
+            read = FastWeights.from_bytes(bad)
+        except DataError:
+            continue
+        assert_same_tensors(read, FastWeights.from_bytes(data))
+
+
+def assert_same_tensors(one, other):
+    for field in ("model", "algorithm", "steps", "fingerprint"):
+        assert getattr(one, field) == getattr(other, field)
+    assert one.deltas.keys() == other.deltas.keys()
+    assert one.rows.keys() == other.rows.keys()
+    for name, delta in one.deltas.items():
+        np.testing.assert_array_equal(delta, other.deltas[name])
+    for name, rows in one.rows.items():
+        for mine, theirs in zip(rows, other.rows[name], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,14 @@ def test_bytes_that_are_cut_are_refused(data):
         Decoder(tf.constant(cut), "these bytes", "do this").tensor("a", tf.float32, tf.TensorShape([3]))
 
 
+def test_bytes_behind_the_end_are_refused():
+    whole = save({"a": np.ones(3, np.float32), "b": np.ones(1, np.int64)}, metadata={"x": "1"})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="these bytes has bytes behind its end: do this"):
+        Decoder(tf.constant(whole + b"1"), "these bytes", "do this").tensor(
+            "a", tf.float32, tf.TensorShape([3])
+        )
+
+
 def test_what_is_not_there_is_named():
     decoder = Decoder(
         tf.constant(save({"a": np.ones(3, np.float32)}, metadata={"x": "1"})), "this", "do that"

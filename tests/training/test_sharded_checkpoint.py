@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gmeta import ops
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
 from gmeta.ops.reference import logical_shards
+from gmeta.testing import warm
 from gmeta.testing.tables import assert_same_tables, sorted_records
 from gmeta.testing.thread_ranks import run_thread_ranks
 from gmeta.training.checkpoint.chain import CheckpointReader
@@ -262,6 +264,47 @@ def test_a_failed_increment_loses_no_removal(tmp_path, monkeypatch):
     again = new_table()
     load(tmp_path / "b", {"item": again})
     assert_same_tables(again, table)
+
+
+FULL_DISK = r"""
+import resource, sys
+from pathlib import Path
+import gmeta
+import numpy as np
+from gmeta import ops
+from gmeta.core.errors import GmetaError
+from gmeta.training.checkpoint_store import CheckpointStore
+
+root, limit = Path(sys.argv[1]), int(sys.argv[2])
+table = ops.HashTable(64, ops.SGD(0.1))
+store = CheckpointStore(root)
+table.lookup_keys(np.arange(10))
+store.save({"item": table}, 1)
+table.lookup_keys(np.arange(2000))
+dense = lambda folder: (folder / "weights").write_bytes(bytes(600_000))
+# A write beyond it fails, as on a full disk.
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+try:
+    store.save({"item": table}, 2, dense=dense)
+except GmetaError as error:
+    print(error)
+print(sorted(path.name for path in root.iterdir()))
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+print(store.save({"item": table}, 2, dense=dense).folder.name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "file"), [(100_000, "item/rows-00000-of-00001.arrow"), (590_000, None)], ids=["rows", "dense"]
+)
+def test_a_full_disk_is_named_by_its_file_and_leaves_nothing_half_done(tmp_path, limit, file):
+    done = warm.run([sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit)], timeout=300)
+    assert done.returncode == 0, done.stderr
+    said, left, saved = done.stdout.splitlines()
+    assert said.startswith(f"{tmp_path}/step-000000000002: the checkpoint can't be written: File too large")
+    assert file is None or f".step-000000000002.partial/{file})" in said
+    assert left == "['.lock', 'step-000000000001']"
+    assert saved == "step-000000000002"
 
 
 def test_increments_of_ranks_that_loaded_another_number(tmp_path):

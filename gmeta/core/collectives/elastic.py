@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gmeta.core.collectives import horovod_elastic
+from gmeta.core.collectives.telling import LEAVES, tell
 
 ELASTIC = "GMETA_ELASTIC"
 """Environment variable: the folder."""
@@ -44,7 +45,15 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
         return
     if from_first(is_change_wanted):
         horovod_elastic.start_again_at_exit()
+        tell(LEAVES)
         raise SystemExit(AGAIN)
+
+
+def job() -> str:
+    """A name of the elastic job that this process is a rank of, the same in all its starts; else empty."""
+    if horovod_elastic.is_driven():
+        return ":".join(os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{part}", "") for part in ("ADDR", "PORT"))
+    return os.environ.get(ELASTIC, "")
 
 
 def is_change_wanted() -> bool:

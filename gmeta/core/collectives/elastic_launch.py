@@ -5,8 +5,8 @@ takes its embedding rows with it, so the ranks that are left can't just go on: a
 checkpoint. Every start divides the data of a step into the same number of shares (`shares`), so the steps are
 those of a job that was never interrupted.
 
-* A rank fails: the next start has as many fewer. A failure that would come again ends the job: all ranks
-  failed alike, or `FRUITLESS` starts in a row have saved nothing.
+* A rank fails, or hangs: the next start has as many fewer. A failure that would come again ends the job: all
+  ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
 * There is room for another number of ranks: they are told (`elastic`), and leave after their next save,
   together.
 
@@ -25,12 +25,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from gmeta.core.collectives.elastic import AGAIN, CHANGE, ELASTIC, SAVED
 from gmeta.core.collectives.horovod_elastic import FRUITLESS
 from gmeta.core.collectives.launch import Verdict, Write, launch, verdict
 from gmeta.core.collectives.shares import SHARES
+from gmeta.core.collectives.telling import LEAVES
 from gmeta.core.errors import ConfigError, RanksError
 
 EVERY = 1.0
@@ -107,8 +109,11 @@ def _goes_on(ranks: int, size: int) -> str:
 
 
 def _judged(error: RanksError) -> Verdict:
-    """Ranks that left for others to join have not failed."""
-    return verdict([end for end in error.ends if end.code != AGAIN])
+    """Ranks that left for others to join have not failed, and were there."""
+    leaving = frozenset([LEAVES])
+    return verdict(
+        [replace(end, told=end.told | leaving) if end.code == AGAIN else end for end in error.ends]
+    )
 
 
 def _last_word(found: Verdict, left: int, least: int, fruitless: int) -> str:

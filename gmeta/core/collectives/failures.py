@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.collectives.counting import forget_starts
 from gmeta.core.collectives.horovod_elastic import start_again_at_exit
+from gmeta.core.collectives.telling import LOST_PEERS, tell
 from gmeta.core.collectives.world import world
 from gmeta.core.errors import CollectiveError
 
@@ -42,6 +43,7 @@ def named_failures(doing: str = "a collective") -> Iterator[None]:
             raise
         forget_starts()
         if _PEER_IS_GONE.search(str(error.message)):
+            tell(LOST_PEERS)
             start_again_at_exit()
         raise explained from error
 

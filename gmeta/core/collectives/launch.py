@@ -17,14 +17,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
+from gmeta.core.collectives import telling
 from gmeta.core.collectives.backend import HOW_TO_BUILD, horovod_version
 from gmeta.core.collectives.world import LAUNCHER
 from gmeta.core.errors import ConfigError, RanksError
@@ -48,6 +51,7 @@ class RankEnd:
       seconds: From the start of the job until then.
       ended_here: Whether the launcher ended it.
       tail: The last lines of its stderr.
+      told: What it has told the launcher (`gmeta.core.collectives.telling`).
     """
 
     rank: int
@@ -55,6 +59,21 @@ class RankEnd:
     seconds: float
     ended_here: bool
     tail: tuple[str, ...]
+    told: frozenset[str] = frozenset()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it ended, or was about to, to start again with another number of ranks."""
+        return telling.LEAVES in self.told
+
+    @property
+    def blames_others(self) -> bool:
+        """Whether it has said that others are gone or didn't come: it isn't what they wait for.
+
+        Of a lost connection Gloo's thread speaks in a rank that hangs, too.
+        """
+        said = _SAID if self.ended_here else _LOST
+        return telling.LOST_PEERS in self.told or any(said.search(line) for line in self.tail)
 
     @property
     def how(self) -> str:
@@ -93,8 +112,9 @@ def launch(
         raise ConfigError(f"{size} is no number of ranks; start at least 1")
     if horovod_version() is None:
         raise ConfigError(f"{size} ranks need Horovod, which is not installed: {HOW_TO_BUILD}")
-    with _rendezvous(size) as environments:
-        job = _Job(command, [{**(environment or {}), **own} for own in environments], write or _print)
+    with _rendezvous(size) as environments, tempfile.TemporaryDirectory(prefix="gmeta-told-") as folder:
+        given = [{**(environment or {}), **own, telling.TOLD: folder} for own in environments]
+        job = _Job(command, given, write or _print, Path(folder))
         try:
             ends = job.wait(timeout)
         except BaseException as error:
@@ -111,7 +131,7 @@ class Verdict:
     Attributes:
       reason: The rank and what happened to it.
       culprit: That rank.
-      lost: All ranks that failed by themselves; the others could have gone on without them.
+      lost: All ranks that failed by themselves, or hung; the others could have gone on without them.
       hopeless: Whether it would come again: all ranks failed alike, or the program ended too soon.
     """
 
@@ -124,9 +144,11 @@ class Verdict:
 def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
     """Tell the cause of a job's failure from its consequences; `ends` in the order in which they ended."""
     size = len(ends)
-    failed = [end for end in ends if end.code and not end.ended_here]
-    causes = [end for end in failed if not _blames_others(end)]
+    failed = [end for end in ends if end.code and not end.ended_here and not end.leaves]
+    causes = [end for end in failed if not end.blames_others]
     silent = [end for end in ends if end.ended_here]
+    # Who has said that others are gone, or leaves for others to join, may need long to leave, but isn't hung.
+    hung = [end for end in silent if not end.blames_others and not end.leaves]
     left = [end for end in ends if not end.code]
     if len(causes) == size > 1 and len({_reason(end) for end in causes}) == 1:  # such as a wrong setting
         end = causes[0]
@@ -136,21 +158,24 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
         end = causes[0]
         reason = f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s{_reason(end)}"
         return Verdict(reason, end, tuple(causes))
-    if failed and silent:
-        end = silent[0]
-        reason = f"rank {end.rank} of {size} hung: the others waited for it in a collective"
-        return Verdict(reason, end, tuple(silent))
+    if hung and any((end.code and not end.ended_here) or end.blames_others for end in ends):
+        them = "it" if len(hung) == 1 else "them"
+        reason = f"{_ranks(hung)} of {size} hung: the others waited for {them} in a collective"
+        return Verdict(reason, hung[0], tuple(hung))
     if failed and left:
         end = left[0]
         reason = f"rank {end.rank} of {size} was done while the others still had collectives to do"
         return Verdict(reason, end, hopeless=True)
-    if failed:
-        end = failed[0]
+    if failed or not silent:
+        end = [*failed, *ends][0]
         return Verdict(f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s", end)
     end = silent[0]
-    ranks = ", ".join(str(end.rank) for end in sorted(silent, key=lambda end: end.rank))
-    reason = f"rank{'s' * (len(silent) > 1)} {ranks} of {size} had not ended after {timeout:.0f} s"
-    return Verdict(reason, end, hopeless=True)
+    return Verdict(f"{_ranks(silent)} of {size} had not ended after {timeout:.0f} s", end, hopeless=True)
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    numbers = ", ".join(str(end.rank) for end in sorted(ends, key=lambda end: end.rank))
+    return f"rank{'s' * (len(ends) > 1)} {numbers}"
 
 
 def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
@@ -165,19 +190,13 @@ def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
     return "\n".join(lines)
 
 
-_LOST = re.compile(
-    r"has waited \d+ s in|"
-    r"CollectiveError|lost its peers|Horovod has been shut down|[Cc]onnection (closed|reset) by peer"
-)
+_SAID = re.compile(r"has waited \d+ s in|CollectiveError|lost its peers")
+_LOST = re.compile(rf"{_SAID.pattern}|Horovod has been shut down|[Cc]onnection (closed|reset) by peer")
 
 
 def _reason(end: RankEnd) -> str:
     """Its last words, if it could say any."""
     return f": {end.tail[-1].strip()}" if end.code > 0 and end.tail else ""
-
-
-def _blames_others(end: RankEnd) -> bool:
-    return any(_LOST.search(line) for line in end.tail)
 
 
 @contextmanager
@@ -208,9 +227,9 @@ class _Job:
     """The processes of all ranks, the threads that read their output, and how they ended."""
 
     def __init__(
-        self, command: Sequence[str], environments: Sequence[Mapping[str, str]], write: Write
+        self, command: Sequence[str], environments: Sequence[Mapping[str, str]], write: Write, told: Path
     ) -> None:
-        self._write, self._lock = write, threading.Lock()
+        self._write, self._lock, self._told = write, threading.Lock(), told
         self._start = time.monotonic()
         self._tails: list[deque[str]] = [deque(maxlen=_TAIL) for _ in environments]
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -288,7 +307,8 @@ class _Job:
 
     def _end_of(self, rank: int) -> RankEnd:
         code, when = self._processes[rank].returncode, self._when.get(rank, time.monotonic())
-        return RankEnd(rank, code, when - self._start, rank in self._ending, tuple(self._tails[rank]))
+        tail, told = tuple(self._tails[rank]), telling.told(self._told, rank)
+        return RankEnd(rank, code, when - self._start, rank in self._ending, tail, told)
 
     def _watch(self, rank: int) -> None:
         process = self._processes[rank]

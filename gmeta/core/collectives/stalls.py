@@ -16,6 +16,7 @@ import time
 
 from gmeta.core.collectives.counting import finished, waiting
 from gmeta.core.collectives.horovod_elastic import start_again, start_again_at_exit
+from gmeta.core.collectives.telling import LOST_PEERS, tell
 from gmeta.core.collectives.world import World
 from gmeta.core.errors import ConfigError
 
@@ -57,6 +58,7 @@ def _watch(world: World, limit: int) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+            tell(LOST_PEERS)
             start_again_at_exit()
             start_again()  # only under Horovod's driver, which else gave up those that waited
             os._exit(STALLED_EXIT)  # the main thread is inside TensorFlow and can't be interrupted

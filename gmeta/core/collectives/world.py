@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from gmeta.core.collectives import backend, horovod_elastic
+from gmeta.core.collectives import backend, horovod_elastic, telling
 from gmeta.core.collectives.shares import Shares, total_shares
 from gmeta.core.errors import CollectiveError, ConfigError
 
@@ -123,6 +123,7 @@ def init() -> World:
     try:
         hvd.init()
     except Exception as error:  # whatever the network and the rendezvous may raise
+        telling.tell(telling.LOST_PEERS)
         horovod_elastic.start_again_at_exit()
         rank = os.environ.get("HOROVOD_RANK", "unknown")
         raise CollectiveError(

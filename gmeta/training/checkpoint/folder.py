@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from gmeta.core.errors import GmetaError
+from gmeta.training.checkpoint.lock import FolderLock
 
 
 def staging_of(folder: Path) -> Path:
     """Where a checkpoint is written until it is whole: hidden, beside its place, the same for all ranks."""
     return folder.with_name(f".{folder.name}.partial")
+
+
+def lock_of(folder: Path) -> FolderLock:
+    """The lock of a checkpoint that is made: two processes must not write one staging folder."""
+    return FolderLock(folder.with_name(f".{folder.name}.lock"), f"{folder} is written")
 
 
 def begin(folder: Path) -> None:
@@ -52,3 +62,25 @@ def sweep(root: Path) -> None:
     for pattern in (".*.partial", ".*.removed"):
         for path in root.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+    for path in root.glob(".*.lock"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_errors_explained(folder: Path) -> Iterator[None]:
+    """Say of a full disk, or of a folder that may not be written, which checkpoint and file it hit.
+
+    Args:
+      folder: The checkpoint.
+
+    Raises:
+      GmetaError: In place of an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename is None else f" ({error.filename})"
+        raise GmetaError(
+            f"{folder}: the checkpoint can't be written: {error.strerror or error}{where}; make room or "
+            "mend the folder: the checkpoints before it are whole"
+        ) from error

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class _Tap:
     """A binary file that remembers what was written since it was last asked, without copying it."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("wb", buffering=0)
         self._written: list[memoryview] = []
         self.closed = False
@@ -65,8 +67,9 @@ class _Tap:
         view = memoryview(data)
         self._written.append(view)
         rest = view.cast("B") if view.nbytes else view
-        while rest.nbytes:
-            rest = rest[self._file.write(rest) :]
+        with self._named():
+            while rest.nbytes:
+                rest = rest[self._file.write(rest) :]
         return view.nbytes
 
     def take(self) -> list[memoryview]:
@@ -79,8 +82,17 @@ class _Tap:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._file, self._named():
+                os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Of a full disk the system says no file."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 def rows_schema(dim: int, slot_floats: int) -> pa.Schema:
