@@ -26,6 +26,7 @@ from gmeta.layers.pooling import pool
 from gmeta.layers.recorded_lookups import RecordedLookups, active_recording
 from gmeta.layers.step_samples import active_step_samples
 from gmeta.layers.table_arrays import load_table, save_table
+from gmeta.layers.table_weights import HoldsTables
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.merge_keys import merge_keys
 from gmeta.ops.optimizers import Adam, SparseOptimizer
@@ -61,7 +62,7 @@ class _Found(NamedTuple):
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class EmbeddingCollection(tf.keras.layers.Layer):
+class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     r"""Dynamic embeddings of categorical features, as a layer of any Keras model.
 
     Called on a dict of ids, it gives a dict of vectors:

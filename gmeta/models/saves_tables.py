@@ -7,9 +7,10 @@ from typing import Any
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.layers.table_weights import HoldsTables
 
 
-class SavesTables:
+class SavesTables(HoldsTables):
     """Stands before `tf.keras.Model` in a model with dynamic tables.
 
     TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``

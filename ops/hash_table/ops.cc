@@ -210,6 +210,27 @@ REGISTER_OP("GmetaHashTableJournalWhole")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
+// From now on, notes what records were before they change; the number of the snapshot. Tables in
+// host memory alone.
+REGISTER_OP("GmetaHashTableTakeSnapshot")
+    .Input("table: resource")
+    .Output("snapshot: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// All records and the step as they were at a snapshot, which stays.
+REGISTER_OP("GmetaHashTableRestoreSnapshot")
+    .Input("table: resource")
+    .Input("snapshot: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("GmetaHashTableDropSnapshot")
+    .Input("table: resource")
+    .Input("snapshot: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 // With `replace`, the table then holds these records and nothing else, and its step is `step`.
 REGISTER_OP("GmetaHashTableImport")
     .Input("table: resource")
