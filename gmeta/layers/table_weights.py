@@ -90,9 +90,9 @@ def _check(layer: Any, weights: Any, tables: Sequence[HashTable]) -> None:
     name = getattr(layer, "name", type(layer).__name__)
     if not isinstance(weights, Weights):
         raise ConfigError(
-            f"{name}: set_weights got a {type(weights).__name__} without the rows of its {len(tables)} "
-            f"table{'s' * (len(tables) > 1)}, which would stay as they are: give it what get_weights gave, as "
-            "it is, or use save_weights and load_weights"
+            f"{name}: set_weights got a {type(weights).__name__} without the rows of its "
+            f"table{'s' * (len(tables) > 1)}, which would stay as they are: give it what get_weights gave, "
+            "as it is, or use save_weights and load_weights"
         )
     if {id(each.table) for each in weights.tables} != {id(table) for table in tables}:
         raise ConfigError(

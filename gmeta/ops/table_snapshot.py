@@ -42,15 +42,16 @@ class TableSnapshot:
         self.table = table
         self._number: tf.Tensor | None = None
         self._records: Records | None = None
-        self._handle = table.resource_handle
+        self._kind = table.optimizer.kind
         with tf.init_scope():
             self._admission: AdmissionState = table.export_admission()
             if table.device == "gpu":
                 with tf.device("CPU:0"):
                     self._records = Records(*(tf.identity(part) for part in table.export()))
                 return
-            self._number = _native.gmeta_hash_table_take_snapshot(self._handle)
-        weakref.finalize(self, _drop, self._handle, self._number).atexit = False
+            handle = table.resource_handle
+            self._number = _native.gmeta_hash_table_take_snapshot(handle)
+        weakref.finalize(self, _drop, handle, self._number).atexit = False
 
     def restore(self) -> None:
         """Give the table what it held. The snapshot stays, and those that were made later do too.
@@ -58,17 +59,24 @@ class TableSnapshot:
         Raises:
           ConfigError: The table has another optimizer since.
         """
-        if self._handle is not self.table.resource_handle:
-            raise ConfigError(
-                f"table {self.table.name!r} has got another optimizer since the snapshot, whose slots are "
-                "those of the one before: take it after compile"
-            )
         with tf.init_scope():
+            if self._kind != self.table.optimizer.kind:
+                raise ConfigError(self._outdated)
             if self._records is not None:
                 self.table.import_(self._records, replace=True)
             else:
-                _native.gmeta_hash_table_restore_snapshot(self._handle, self._number)
+                try:
+                    _native.gmeta_hash_table_restore_snapshot(self.table.resource_handle, self._number)
+                except tf.errors.InvalidArgumentError as error:
+                    raise ConfigError(self._outdated) from error
             self.table.import_admission(self._admission)
+
+    @property
+    def _outdated(self) -> str:
+        return (
+            f"table {self.table.name!r} has got another optimizer since the snapshot was taken, which has "
+            "the slots of the one before: take snapshots after compile"
+        )
 
 
 def _drop(handle: tf.Tensor, number: tf.Tensor) -> None:

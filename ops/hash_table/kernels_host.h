@@ -140,7 +140,10 @@ class HostEngine {
     return table_.RestoreSnapshot(id, PoolParallelFor(context));
   }
 
-  bool DropSnapshot(OpKernelContext*, int64_t id) { return table_.DropSnapshot(id); }
+  bool DropSnapshot(OpKernelContext*, int64_t id) {
+    table_.DropSnapshot(id);
+    return true;
+  }
 
   absl::Status Import(OpKernelContext* context, const ConstRecordColumns& columns, int64_t n,
                       int64_t step, bool replace) {

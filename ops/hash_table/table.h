@@ -265,8 +265,8 @@ class Table {
   int64_t TakeSnapshot() {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     for (const auto& shard : shards_) shard->TakeSnapshot();
-    snapshots_.push_back({next_snapshot_, step()});
-    return next_snapshot_++;
+    snapshots_.push_back({next_snapshot_++, step()});
+    return snapshots_.back().id;
   }
 
   // Gives all records and the step what they were, but not what admission remembers. False if there
@@ -285,15 +285,14 @@ class Table {
     return true;
   }
 
-  // Forgets a snapshot. False if there is none.
-  bool DropSnapshot(int64_t id) {
+  // Forgets a snapshot, if there is such.
+  void DropSnapshot(int64_t id) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const auto found = FindSnapshot(id);
-    if (found == snapshots_.end()) return false;
+    if (found == snapshots_.end()) return;
     const size_t number = static_cast<size_t>(found - snapshots_.begin());
     for (const auto& shard : shards_) shard->DropSnapshot(number);
     snapshots_.erase(found);
-    return true;
   }
 
   // Replaces the content by n records, whose keys are distinct, and the step count.
@@ -523,7 +522,8 @@ class Table {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::shared_mutex snapshot_;
   std::vector<OpenSnapshot> snapshots_;  // the oldest first
-  int64_t next_snapshot_ = 0;
+  // Of all tables, as one may take another's place.
+  static inline std::atomic<int64_t> next_snapshot_{0};
   std::atomic<int64_t> step_{0};
 };
 

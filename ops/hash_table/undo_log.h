@@ -97,7 +97,7 @@ class UndoLog {
   }
 
  private:
-  static constexpr size_t kPage = 64;  // records
+  static constexpr size_t kPage = 16;  // records; a table has 64 shards, each with pages of its own
   static constexpr uint32_t kAbsent = UINT32_MAX;
 
   struct Layer {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -11,13 +12,15 @@ from tf_keras.src.engine import data_adapter
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
-from gmeta.models.joint_optimizer import JointOptimizer, named_bad_gradients
+from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.nan_guard import NanGuard
 from gmeta.models.ranks.averages import merge_moving_averages
 from gmeta.models.ranks.data import RankData, SameElements, empty_batch, rank_dataset
 from gmeta.models.ranks.metrics import merge_over_ranks
 from gmeta.models.ranks.start import start_together
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.ranks.stopping import StopTogether
+from gmeta.models.table_rule import follow_late
 
 _GENERATOR = ("max_queue_size", "workers", "use_multiprocessing")
 
@@ -46,6 +49,7 @@ class RunsOnRanks:
     """
 
     _joint_optimizer: JointOptimizer
+    _guard: NanGuard
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
         """As `tf.keras.Model.fit`; see `RunsOnRanks`.
@@ -54,15 +58,25 @@ class RunsOnRanks:
           ConfigError: Ranks differ in the model, its settings, or what `fit` is called with; or data that
             they can't train on together.
           CollectiveError: Another rank has ended.
-          NotFiniteError: A rank's gradient isn't finite.
+          NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
-        with named_bad_gradients(), collectives.named_failures("fit"):
+        with self._named_failures("fit"):
             return super().fit(**own)  # type: ignore[misc]
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.train_on_batch`.
+
+        Raises:
+          CollectiveError: Another rank has ended.
+          NotFiniteError: The loss, or a rank's gradient, isn't finite.
+        """
+        with self._named_failures("train_on_batch"):
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.keras.Model.evaluate`; see `RunsOnRanks`.
@@ -114,6 +128,12 @@ class RunsOnRanks:
             self.merge_moving_averages()
             return super().predict(**own)  # type: ignore[misc]
 
+    def make_train_function(self, force: bool = False) -> Any:
+        """As `tf.keras.Model.make_train_function`, when all layers and their tables are there."""
+        if getattr(self, "_joint_optimizer", None) is not None:
+            follow_late(self, self._joint_optimizer.optimizer)
+        return super().make_train_function(force)  # type: ignore[misc]
+
     def test_step(self, data: Any) -> Any:
         """As `tf.keras.Model.test_step`."""
         with rank_step(self, data) as step:
@@ -145,6 +165,12 @@ class RunsOnRanks:
         joint = getattr(self, "_joint_optimizer", None)
         if joint is not None and collectives.world().size > 1:
             merge_moving_averages(self, joint.seen)
+
+    @contextmanager
+    def _named_failures(self, doing: str) -> Iterator[None]:
+        guard = getattr(self, "_guard", None)
+        with guard.named() if guard else nullcontext(), collectives.named_failures(doing):
+            yield
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `fit` for this rank."""
