@@ -26,8 +26,8 @@ def fault_of_samples(data: Any) -> str:
                 shown = np.asarray(getattr(values, "flat_values", values)).reshape(len(bad), -1)[first]
                 value = shown[~np.isfinite(shown)][0]
                 return (
-                    f"{int(bad.sum())} of {len(bad)} values of {called} in the batch are not finite, the first "
-                    f"is {value} at place {first}: mend the data, or leave these samples out"
+                    f"{int(bad.sum())} of {len(bad)} values of {called} in the batch are not finite, the "
+                    f"first is {value} at place {first}: mend the data, or leave these samples out"
                 )
     return ""
 
@@ -72,8 +72,8 @@ def fault_of_weights(model: Any) -> str:
         if not bool(tf.reduce_all(tf.math.is_finite(variable))):
             return f"the weights {variable.name} aren't finite any more: load the last checkpoint"
     return (
-        "labels, features and dense weights are finite, so training diverges: lower the learning rate, or clip "
-        "gradients with clipnorm="
+        "labels, features and dense weights are finite, so training diverges: lower the learning rate, or "
+        "clip gradients with clipnorm="
     )
 
 

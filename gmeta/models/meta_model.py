@@ -36,17 +36,17 @@ from gmeta.models.meta_checks import (
 )
 from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
 from gmeta.models.nan_guard import NanGuard
-from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
 from gmeta.models.table_rule import follow
+from gmeta.models.task_batches import LoopsOverTasks
 from gmeta.models.task_loops import TaskLoops
 from gmeta.models.task_losses import SampleLoss, TaskMetrics, without_single_output
 from gmeta.models.task_view import Part, TaskBatch, TaskView
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Model):
+class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.Model):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is

@@ -70,7 +70,10 @@ class NanGuard:
         )
 
     def _look(self, data: Any, skips: bool) -> bool:
-        self._found = self._find(data)
+        try:
+            self._found = self._find(data)
+        except Exception:  # a model of the user's own may not stand it; the loss is bad all the same
+            self._found = ""
         if skips and not self._found:
             return True
         self._found = self._found or fault_of_weights(self._model)

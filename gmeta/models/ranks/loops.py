@@ -12,6 +12,7 @@ from tf_keras.src.engine import data_adapter
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
+from gmeta.core.asserted import named_refusals
 from gmeta.models.joint_optimizer import JointOptimizer
 from gmeta.models.nan_guard import NanGuard
 from gmeta.models.ranks.averages import merge_moving_averages
@@ -64,6 +65,7 @@ class RunsOnRanks:
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
+        own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
         with self._named_failures("fit"):
             return super().fit(**own)  # type: ignore[misc]
@@ -78,6 +80,15 @@ class RunsOnRanks:
         with self._named_failures("train_on_batch"):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.test_on_batch`.
+
+        Raises:
+          CollectiveError: Another rank has ended.
+        """
+        with self._named_failures("test_on_batch"):
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.keras.Model.evaluate`; see `RunsOnRanks`.
 
@@ -86,8 +97,11 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
         """
         of_fit = kwargs.get("_use_cached_eval_dataset")  # which has prepared the data
-        if collectives.world().shares.total == 1 or of_fit:
+        if of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        if collectives.world().shares.total == 1:
+            with self._named_failures("evaluate"):
+                return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         data = rank_dataset(
             own["x"],
@@ -101,7 +115,7 @@ class RunsOnRanks:
         own["x"] = data.dataset
         own["callbacks"] = _added(own["callbacks"], last=_checks(data, "test"))
         own["verbose"] = _verbose(own["verbose"])
-        with collectives.named_failures("evaluate"):
+        with self._named_failures("evaluate"):
             self.merge_moving_averages()
             return super().evaluate(**own)  # type: ignore[misc]
 
@@ -169,7 +183,8 @@ class RunsOnRanks:
     @contextmanager
     def _named_failures(self, doing: str) -> Iterator[None]:
         guard = getattr(self, "_guard", None)
-        with guard.named() if guard else nullcontext(), collectives.named_failures(doing):
+        named = guard.named() if guard else nullcontext()
+        with named, collectives.named_failures(doing), named_refusals():
             yield
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +229,10 @@ class RunsOnRanks:
         spec = training.dataset.element_spec
         start_together(self, spec, empty_batch(spec), loop)
         own["verbose"] = _verbose(own["verbose"])
+        return own
+
+    def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `fit`, where Keras' way with ``class_weight`` isn't the model's."""
         return own
 
     def _with_callbacks(self, given: Any) -> Any:
