@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+
+_SENTENCE = re.compile(r"gmeta refuses: (.*?)\.\.\.")
 
 
 def asserted(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int | None = None) -> Any:
@@ -31,3 +37,38 @@ def asserted(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int
     check = tf.debugging.Assert(tf.reduce_all(holds), list(told), summarize=summarize)
     with tf.control_dependencies([] if check is None else [check]):
         return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+
+
+def refused(tensors: Any, holds: tf.Tensor, sentence: str) -> Any:
+    """`asserted` for what is the user's to mend.
+
+    Args:
+      tensors: Of any nest.
+      holds: Booleans of any shape, all of which must be true.
+      sentence: What the error says.
+
+    Returns:
+      The same tensors.
+
+    Raises:
+      ConfigError: It doesn't hold; of a graph, where it is run within `named_refusals`.
+    """
+    if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
+        raise ConfigError(sentence)
+    return asserted(tensors, holds, [f"gmeta refuses: {sentence}..."])
+
+
+@contextmanager
+def named_refusals() -> Iterator[None]:
+    """Turn the error of a graph that `refused` tensors into its sentence alone.
+
+    Raises:
+      ConfigError: The sentence.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _SENTENCE.search(str(error.message))
+        if found is None:
+            raise
+        raise ConfigError(found[1]) from None

@@ -26,11 +26,13 @@ from gmeta.layers.pooling import pool
 from gmeta.layers.recorded_lookups import RecordedLookups, active_recording
 from gmeta.layers.step_samples import active_step_samples
 from gmeta.layers.table_arrays import load_table, save_table
+from gmeta.layers.table_weights import HoldsTables
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.merge_keys import merge_keys
 from gmeta.ops.optimizers import Adam, SparseOptimizer
 from gmeta.ops.portable import is_portable
 from gmeta.ops.table_device import DEVICE_NAMES, Device, Place
+from gmeta.ops.table_optimizer import take_records_of
 
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -61,7 +63,7 @@ class _Found(NamedTuple):
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class EmbeddingCollection(tf.keras.layers.Layer):
+class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     r"""Dynamic embeddings of categorical features, as a layer of any Keras model.
 
     Called on a dict of ids, it gives a dict of vectors:
@@ -88,10 +90,12 @@ class EmbeddingCollection(tf.keras.layers.Layer):
     Args:
       features: The features. Tables of equal width and policy (initial rows, admission, eviction,
         precision) are merged into one physical table (see `gmeta.layers.merge_plan`); `plan` tells how.
-      optimizer: The sparse optimizer, fused into the tables' update. Where its ``learning_rate`` is a number
-        or a schedule, that is the tables' rate; where it is None, they follow the current rate of the Keras
-        optimizer, schedules and callbacks included. Without an optimizer: ``Adam(learning_rate=None)``. What
-        else the Keras optimizer has (clipping, weight decay, moving averages) is for dense weights alone.
+      optimizer: The sparse optimizer, fused into the tables' update, of `gmeta.ops`. Where its
+        ``learning_rate`` is a number or a schedule, that is the tables' rate; where it is None, they follow
+        the current rate of the Keras optimizer, schedules and callbacks included. What else the Keras
+        optimizer has is then for dense weights alone. None: the tables follow the Keras optimizer that a
+        model is compiled with, in kind, hyperparameters, rate, decay and clipping
+        (`gmeta.models.table_rule`); in loops without `compile` they have ``Adam(learning_rate=None)``.
       seed: Initial rows are a pure function of (seed, key).
       wire_dtype: What rows and gradients travel as between ranks. ``"float16"`` and ``"bfloat16"`` halve the
         bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says by how much.
@@ -130,6 +134,11 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
+        if optimizer is not None and not isinstance(optimizer, SparseOptimizer):
+            raise ConfigError(
+                f"{name}: optimizer must be one of gmeta.ops (SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, "
+                f"AdamW, Ftrl), got {optimizer!r}; leave it out to follow the one that compile is given"
+            )
         if wire_dtype not in WIRE_DTYPES:
             raise ConfigError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}")
         self.features = tuple(features)
@@ -153,12 +162,18 @@ class EmbeddingCollection(tf.keras.layers.Layer):
             )
             for merged in self.merged
         ]
+        for table in self.tables if optimizer is None else ():
+            table.chosen_by, table.take_records_of = "nobody", take_records_of
         self._plan_check = PlanCheck(self.name, self.merged)
 
     @property
     def optimizer(self) -> SparseOptimizer:
         """The tables' optimizer."""
         return self.tables[0].optimizer
+
+    @property
+    def _has_own_optimizer(self) -> bool:
+        return self.tables[0].chosen_by == "user"
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features became tables, one line for each physical table.
@@ -327,7 +342,7 @@ class EmbeddingCollection(tf.keras.layers.Layer):
         return {
             **super().get_config(),
             "features": [settings.to_config(feature) for feature in self.features],
-            "optimizer": settings.to_config(self.optimizer),
+            "optimizer": settings.to_config(self.optimizer) if self._has_own_optimizer else None,
             "seed": self.seed,
             "wire_dtype": self.wire_dtype,
             "device": self.device,

@@ -17,11 +17,16 @@ _HEADINGS = (
 def plan_table(plan: Sequence[MergedTable], tables: Sequence[HashTable]) -> str:
     """One line for each physical table, under headings."""
     lines = [_HEADINGS, *(_cells(merged, table) for merged, table in zip(plan, tables, strict=True))]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
-    return "\n".join(
+    return "\n".join(aligned(lines))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
-    )
+    ]
 
 
 def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:

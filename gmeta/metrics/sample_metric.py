@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.asserted import refused
 from gmeta.core.errors import ConfigError
 
 _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
@@ -57,6 +58,7 @@ class SampleMetric(tf.keras.metrics.Metric):
             )
         real = tf.where(weight > 0)[:, 0]
         label, score, group, weight = (tf.gather(x, real) for x in (label, score, group, weight))
+        label = refused(label, ~tf.math.is_nan(label), nan_labels(self.name))
         clicked = label >= self.positive
         with tf.device("CPU:0"):
             self._append([group, score, tf.where(clicked, weight, 0), tf.where(clicked, 0.0, weight)])
@@ -99,6 +101,13 @@ class SampleMetric(tf.keras.metrics.Metric):
             for variable, column in zip(self.columns, columns, strict=True):
                 variable.scatter_nd_update(places, column)
         self.count.assign(end)
+
+
+def nan_labels(name: str) -> str:
+    """What a metric says of labels that are NaN."""
+    return (
+        f"{name}: labels hold NaN, which is neither class: leave these samples out, or give them the weight 0"
+    )
 
 
 def auc_of_groups(

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.lifted import lifted
@@ -20,8 +21,10 @@ def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any
       jit_compile: As given.
 
     Raises:
-      ConfigError: Accumulation of fewer than one batch, XLA, or several replicas in one process.
+      ConfigError: A launcher's rank that hasn't called `gmeta.init`, accumulation of fewer than one batch,
+        XLA, or several replicas in one process.
     """
+    collectives.check_init()
     whole_number("accumulate_steps", accumulate_steps, least=1)
     if jit_compile:
         raise ConfigError("XLA can't compile lookups in dynamic tables: leave jit_compile off")

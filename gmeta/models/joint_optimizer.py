@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.errors import NotFiniteError
 from gmeta.core.lifted import lifted
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.gradient_accumulator import GradientAccumulator
+from gmeta.models.nan_guard import refusal
 from gmeta.models.ranks.gradients import Gradient, all_finite, global_means, times_samples
+from gmeta.models.table_rule import Clipping
 
 
 class JointOptimizer:
     """A Keras optimizer that takes the rows of embedding tables along.
 
     Dense variables step with the Keras optimizer; then each table makes one update at its own rate or at the
-    Keras optimizer's rate of that step. Loss scaling (``mixed_float16``) holds for both: a step whose
-    gradients aren't all finite changes neither, and lowers the scale.
+    Keras optimizer's rate of that step, with gradients clipped as its are (`gmeta.models.table_rule`). Loss
+    scaling (``mixed_float16``) holds for both: a step whose gradients aren't all finite changes neither, and
+    lowers the scale.
 
     With accumulation over k batches, gradients are summed, weighted with the batches' numbers of samples, and
     every k-th call makes one step with their mean: that of a k times larger batch, for a loss that is a mean
@@ -37,6 +37,8 @@ class JointOptimizer:
     Args:
       optimizer: A Keras optimizer.
       accumulate_steps: k.
+      raises: Whether a step whose gradients aren't finite is an error, where loss scaling doesn't deal with
+        it.
 
     Attributes:
       optimizer: The Keras optimizer.
@@ -48,9 +50,11 @@ class JointOptimizer:
 
     # Not a Trackable on purpose: what is kept here is for the moment and belongs to no checkpoint.
 
-    def __init__(self, optimizer: Any, accumulate_steps: int = 1) -> None:
+    def __init__(self, optimizer: Any, accumulate_steps: int = 1, *, raises: bool = True) -> None:
         self.optimizer = optimizer
+        self._raises = raises
         self._scaling = hasattr(optimizer, "get_scaled_loss")
+        self._clipping = Clipping.of(optimizer)
         # Keras' optimizers do nothing at all where there are no variables: no step is counted, no schedule
         # moves, no loss scale. A model of embeddings alone gives them this one.
         self._stand_in = tf.Variable(0.0, name="no_dense_variables")
@@ -65,7 +69,8 @@ class JointOptimizer:
         return self._accumulator is not None
 
     @property
-    def _skips_bad_steps(self) -> bool:
+    def skips_bad_steps(self) -> bool:
+        """Whether loss scaling leaves out steps whose gradients aren't finite."""
         return self._scaling and self.optimizer.dynamic
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -83,6 +88,7 @@ class JointOptimizer:
         lookups: RecordedLookups,
         row_gradients: Sequence[Gradient],
         samples: tf.Tensor,
+        finite: tf.Tensor,
     ) -> None:
         """Take one batch's gradients: a step, or with accumulation a k-th part of one.
 
@@ -92,9 +98,10 @@ class JointOptimizer:
           lookups: The step's lookups.
           row_gradients: The gradients of ``lookups.rows``.
           samples: How many samples the loss is a mean of, a scalar; accumulation and several ranks ask.
+          finite: Whether the loss is finite, () bool.
 
         Raises:
-          tf.errors.InvalidArgumentError: On several ranks, a gradient isn't finite.
+          tf.errors.InvalidArgumentError: The loss isn't finite, or on several ranks a gradient.
         """
         accumulator = self._accumulator
         if collectives.world().size > 1:
@@ -102,13 +109,16 @@ class JointOptimizer:
             self.seen.assign_add(tf.cast(samples, tf.int64))
             gradients = times_samples(gradients, samples)
             row_gradients = times_samples(row_gradients, samples)
-            finite = all_finite([*gradients, *row_gradients])
+            finite &= all_finite([*gradients, *row_gradients])
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step_of_ranks(gradients, variables, tables, samples, finite)
             else:
                 accumulator.add_sums(gradients, variables, tables, samples, finite)
         else:
+            if self._raises:
+                with tf.control_dependencies(refusal(finite, tf.reshape(~finite, [1]))):
+                    gradients, row_gradients = map(_held, (gradients, row_gradients))
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step(gradients, variables, tables)
@@ -149,8 +159,8 @@ class JointOptimizer:
         self.stop_agreed.assign(means.stop)
         good = ~tf.reduce_any(means.bad_ranks)
         dense, scale = means.dense, means.scale
-        if not self._skips_bad_steps:
-            with tf.control_dependencies(_refusal(good, means.bad_ranks)):
+        if self._raises and not self.skips_bad_steps:
+            with tf.control_dependencies(refusal(good, means.bad_ranks)):
                 dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
                 scale = tf.identity(scale)
         self._step(dense, variables, [part.times(scale) for part in tables], good)
@@ -162,6 +172,7 @@ class JointOptimizer:
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None = None,
     ) -> None:
+        gradients, tables = self._clipping.clipped(gradients, tables)
         pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
         # A data set that has run out ends a step where its data is used. Counting the step uses none.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
@@ -178,7 +189,7 @@ class JointOptimizer:
             with lifted():
                 self.optimizer.build(stepping)
         rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
-        if not self._skips_bad_steps:
+        if not self.skips_bad_steps:
             self.optimizer.apply_gradients(pairs)
             _update(tables, rate)
             return
@@ -193,8 +204,9 @@ class JointOptimizer:
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:
     """The learning rate of the step that `apply_gradients` will make."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    # A current Keras optimizer has its schedule here, and as `learning_rate` what it gave for the last step;
-    # a legacy one has its schedule there.
+    if hasattr(optimizer, "_decayed_lr"):  # a legacy one, whose decay is besides its rate
+        return optimizer._decayed_lr(tf.float32)
+    # The schedule is here; `learning_rate` is what it gave for the last step.
     rate = getattr(optimizer, "_learning_rate", optimizer.learning_rate)
     return tf.convert_to_tensor(rate(optimizer.iterations) if callable(rate) else rate)
 
@@ -215,34 +227,12 @@ def _nothing() -> tf.Tensor:
     return tf.constant(True)
 
 
-def _refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
-    check = tf.debugging.Assert(good, [_NOT_FINITE, tf.where(bad_ranks)[:, 0]], summarize=1024)
-    return [] if check is None else [check]
-
-
-_NOT_FINITE = "gradients are not finite on the ranks"
-
-
-@contextmanager
-def named_bad_gradients() -> Iterator[None]:
-    """Turn the error of a step whose gradients aren't finite into one that is easy to read.
-
-    Raises:
-      NotFiniteError: It names the ranks that the gradients came from.
-    """
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        # "... on the ranks] [0 1]" out of a graph, "... on the ranks'\n0, 1" where steps run eagerly
-        found = re.search(rf"{_NOT_FINITE}\W*(\d[\d, ]*)", str(error.message))
-        if found is None:
-            raise
-        ranks = ", ".join(re.findall(r"\d+", found[1]))
-        raise NotFiniteError(
-            f"the gradient of rank {ranks} of {collectives.world().size} isn't finite, and no rank has made "
-            "the step: look at the loss and the data there, lower the learning rate, or under mixed_float16 "
-            "use a LossScaleOptimizer, which leaves such steps out"
-        ) from error
+def _held(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """The same, to be had only if what the code around this depends on has happened."""
+    return [
+        None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
+        for each in gradients
+    ]
 
 
 def _plus(gradient: Gradient, number: tf.Tensor) -> Gradient:

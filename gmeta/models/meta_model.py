@@ -9,6 +9,7 @@ shared weights and to the embedding rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from gmeta.layers.task_network import TaskNetwork
 from gmeta.meta.reduction import Reduction
 from gmeta.models.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
 from gmeta.models.adapts_to_tasks import AdaptsToTasks
+from gmeta.models.batch_faults import fault_of_tasks
 from gmeta.models.compile_settings import check_compile
 from gmeta.models.inner_rates import InnerRates
 from gmeta.models.joint_optimizer import JointOptimizer
@@ -33,16 +35,18 @@ from gmeta.models.meta_checks import (
     check_something_adapts,
 )
 from gmeta.models.meta_gradients import OuterGradients, reptile, through_the_steps
-from gmeta.models.ranks.loops import RunsOnRanks
+from gmeta.models.nan_guard import NanGuard
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
+from gmeta.models.table_rule import follow
+from gmeta.models.task_batches import LoopsOverTasks
 from gmeta.models.task_loops import TaskLoops
 from gmeta.models.task_losses import SampleLoss, TaskMetrics, without_single_output
 from gmeta.models.task_view import Part, TaskBatch, TaskView
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Model):
+class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.Model):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is
@@ -71,9 +75,9 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
     tasks, of all ranks, so a step is that of one rank with all their tasks. A task adapts where its samples
     are: only outer gradients travel, never task parameters (G-Meta, section 2.1.3).
 
-    Compile with any Keras optimizer and loss; the tables update with their own fused optimizer, at the rate
-    that it states or else at the Keras optimizer's current one. Metrics see the real query samples only, as
-    (samples, outputs); a `gmeta.metrics.TaskMetric` sees them task by task.
+    Compile with any Keras optimizer and loss; the tables follow that optimizer, or update with a fused one of
+    their own, at the rate that it states or else at the Keras optimizer's current one. Metrics see the real
+    query samples only, as (samples, outputs); a `gmeta.metrics.TaskMetric` sees them task by task.
 
     Example:
       >>> from gmeta.layers import FeatureConfig
@@ -135,6 +139,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         *,
         inner: meta.InnerLoop | None = None,
         accumulate_steps: int = 1,
+        nan: Literal["raise", "allow"] = "raise",
         **kwargs: Any,
     ) -> None:
         """As `tf.keras.Model.compile`; the loss must be one that gives a value for each sample.
@@ -145,6 +150,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
           metrics: As in Keras, and `gmeta.metrics.TaskMetric` among them.
           inner: The inner loop, in place of the one that the model was made with.
           accumulate_steps: Make one outer step of every k batches of tasks; see `gmeta.models.Model.compile`.
+          nan: As there: ``"raise"``, or ``"allow"`` to train on where the loss isn't finite.
           **kwargs: As in Keras.
 
         Raises:
@@ -153,6 +159,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
             layers which the network doesn't have.
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        self._guard = NanGuard(self, nan, partial(fault_of_tasks, self))
         if kwargs.get("loss_weights") is not None:
             raise ConfigError(
                 f"{self.name}: loss_weights don't reach the inner and the outer loss; make a loss of your "
@@ -163,9 +170,15 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
         self._task_metrics, others = TaskMetrics.among(metrics)
         super().compile(optimizer=optimizer, loss=loss, metrics=others, **kwargs)
         self._compile_config = Config(
-            optimizer=optimizer, loss=loss, metrics=metrics, accumulate_steps=accumulate_steps, **kwargs
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            accumulate_steps=accumulate_steps,
+            **({} if self._guard.raises else {"nan": nan}),
+            **kwargs,
         )
-        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps)
+        follow(self, self.optimizer)
+        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps, raises=self._guard.raises)
         self._sample_loss = SampleLoss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
 
@@ -203,13 +216,16 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, RunsOnRanks, tf.keras.Mod
             variables, trains_rows = self.trainable_variables, self.collection.trainable
             gradients = step.end_forward([*outer.dense, *(outer.rows if trains_rows else ())])
         self.mark("outer", *(g for g in gradients if g is not None))
+        joint = self._joint_optimizer
+        finite = self._guard.finite(outer.loss, batch, counted, joint.skips_bad_steps)
         with made_ops() as updates:
-            self._joint_optimizer.apply_gradients(
+            joint.apply_gradients(
                 gradients[: len(variables)],
                 variables,
                 self.collection.recorded(lookup) if trains_rows else RecordedLookups(),
                 gradients[len(variables) :],
                 counted,
+                finite,
             )
         with tf.control_dependencies(updates):
             self.mark("update")

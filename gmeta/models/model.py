@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -13,9 +13,11 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import record_lookups
 from gmeta.models.compile_settings import check_compile, make_metrics
 from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.nan_guard import NanGuard
 from gmeta.models.ranks.loops import RunsOnRanks
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.saves_tables import SavesTables
+from gmeta.models.table_rule import follow
 
 _ACCUMULATE = "accumulate_steps"
 _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
@@ -78,6 +80,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         loss: Any = None,
         *args: Any,
         accumulate_steps: int = 1,
+        nan: Literal["raise", "allow"] = "raise",
         **kwargs: Any,
     ) -> None:
         """As `tf.keras.Model.compile`.
@@ -90,6 +93,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             larger batch: the mean over all their samples. The loss must be a mean over samples, as Keras'
             are. A window that is open at the end of an epoch is closed there, as a last batch may be smaller.
             Lookups count as uses of a row once a batch, not once a step.
+          nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
+            what is at fault. ``"allow"``: train on.
           **kwargs: As in Keras.
 
         Raises:
@@ -97,6 +102,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             of fewer than one batch, or a loss that is a sum with accumulation or on several ranks.
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        self._guard = NanGuard(self, nan)
         ranks = collectives.world().size
         if (accumulate_steps > 1 or ranks > 1) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
             who = "accumulate_steps" if ranks == 1 else f"training on {ranks} ranks"
@@ -106,7 +112,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             )
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
-        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps)
+        follow(self, self.optimizer)
+        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps, raises=self._guard.raises)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One batch: forward, backward, and a step of dense weights and tables."""
@@ -120,7 +127,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             logs = measure()
             gradients = step.end_forward(gradients)
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
-        joint.apply_gradients(dense, variables, lookups, rows, samples)
+        finite = self._guard.finite(loss, data, samples, joint.skips_bad_steps)
+        joint.apply_gradients(dense, variables, lookups, rows, samples, finite)
         return logs
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
@@ -147,7 +155,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was called with."""
         config = super().get_compile_config()
-        return config if config is None else {**config, _ACCUMULATE: self._accumulate_steps}
+        if config is None:
+            return None
+        nan = {} if self._guard.raises else {"nan": "allow"}
+        return {**config, _ACCUMULATE: self._accumulate_steps, **nan}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """`compile` with what `get_compile_config` gave."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+from tf_keras.src.utils import io_utils
+
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.layers.plan_table import aligned
+from gmeta.layers.table_weights import HoldsTables, tables_of
+from gmeta.ops import HashTable
 
 
-class SavesTables:
+class SavesTables(HoldsTables):
     """Stands before `tf.keras.Model` in a model with dynamic tables.
 
     TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
@@ -52,6 +60,14 @@ class SavesTables:
             )
         super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """As `tf.keras.Model.summary`, and after it the tables: rows, width, and bytes that they take."""
+        super().summary(*args, **kwargs)  # type: ignore[misc]
+        bound = inspect.signature(tf.keras.Model.summary).bind(self, *args, **kwargs)
+        say = bound.arguments.get("print_fn") or io_utils.print_msg
+        for line in table_lines(tables_of(self)):
+            say(line)
+
     def export(self, filepath: str | Path) -> None:
         """Keras' SavedModel for serving, which can't hold tables.
 
@@ -62,6 +78,20 @@ class SavesTables:
             f"{filepath}: Keras' export would leave the dynamic tables out: "
             "gmeta.training.export.export_model writes a SavedModel of TensorFlow's own ops with them in it"
         )
+
+
+def table_lines(tables: Sequence[HashTable]) -> list[str]:
+    """What tables hold: a line each, under headings; of several ranks what this one owns."""
+    if not tables:
+        return []
+    here = collectives.world()
+    owner = f" of rank {here.rank} of {here.size}" if here.size > 1 else ""
+    lines = [(f"Table{owner}", "Rows", "Width", "Bytes", "Optimizer")]
+    for table in tables:
+        statistics = table.statistics()
+        counts = (int(statistics.size), table.dim, int(statistics.bytes))
+        lines.append((table.name, *(f"{count:,}" for count in counts), type(table.optimizer).__name__))
+    return aligned(lines)
 
 
 def _refuse_a_part(filepath: str | Path) -> None:

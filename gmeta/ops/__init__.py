@@ -59,6 +59,7 @@ from gmeta.ops.relative_bias import RelativeBias as RelativeBias
 from gmeta.ops.relative_bias import time_bucket as time_bucket
 from gmeta.ops.statistics import Statistics as Statistics
 from gmeta.ops.table_saving import tables_saved_elsewhere as tables_saved_elsewhere
+from gmeta.ops.table_snapshot import TableSnapshot as TableSnapshot
 from gmeta.ops.unique import Unique as Unique
 from gmeta.ops.unique import UniqueByOwner as UniqueByOwner
 from gmeta.ops.unique import unique as unique

@@ -6,7 +6,8 @@ The engine is native: ``ops/hash_table/table.h`` describes how it works and why 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -84,6 +85,11 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       >>> int(table.size())
       3
     """
+
+    # Of a table that is to follow a Keras optimizer, and of what it does with a checkpoint of another kind
+    # (`gmeta.ops.table_optimizer`).
+    chosen_by: Literal["user", "nobody", "compile"] = "user"
+    take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
 
     def __init__(
         self,
@@ -482,13 +488,16 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
         if not restored_tensors:  # saved elsewhere
             return None
+        records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
         layout = restored_tensors["-layout"]
         if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
-            raise ConfigError(
-                f"{self._owner} is {self._layout()}, but the checkpoint holds {layout.numpy().decode()}: "
-                "restore it into a table of that form"
-            )
-        records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
+            saved = json.loads(layout.numpy())
+            if self.take_records_of is None or saved["dim"] != self._dim:
+                raise ConfigError(
+                    f"{self._owner} is {self._layout()}, but the checkpoint holds {layout.numpy().decode()}: "
+                    "restore it into a table of that form"
+                )
+            records = self.take_records_of(self, saved["optimizer"])(records)
         admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
         replaced = self.import_(records, replace=True)
         with tf.control_dependencies([] if replaced is None else [replaced]):

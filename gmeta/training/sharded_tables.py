@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -275,7 +275,8 @@ def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
         )
     mine, entry = layout(table), tables[name]
     saved = {key: getattr(entry, key) for key in mine}
-    if mine != saved:
+    follows = table.take_records_of is not None and mine["dim"] == saved["dim"]
+    if mine != saved and not follows:
         raise ConfigError(
             f"{path}: table {name!r} was saved with {_in_words(saved)}, but the table to fill has "
             f"{_in_words(mine)}: make it with the saved dim and optimizer"
@@ -304,6 +305,8 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
     """
     baselines.pop(table, None)
     entry = reader.manifest.tables[name]
+    follows = table.take_records_of if entry.optimizer != table.optimizer.kind else None
+    fitted: Callable[[Records], Records] = follows(table, entry.optimizer) if follows else lambda read: read
     nothing = np.empty(0, np.int64)
     empty = Records(
         nothing,
@@ -313,21 +316,20 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
         nothing,
         np.int64(entry.step),
     )
-    table.import_(empty, replace=True)
+    table.import_(fitted(empty), replace=True)
     table.reserve(entry.live_in(shards))
     rows = 0
     for columns in _batches(reader, name, shards):
         rows += len(columns["key"])
-        table.import_(
-            Records(
-                columns["key"],
-                columns["weights"],
-                columns["slots"],
-                columns["frequency"].astype(np.int64),
-                columns["last_step"].astype(np.int64),
-                np.int64(entry.step),
-            )
+        read = Records(
+            columns["key"],
+            columns["weights"],
+            columns["slots"],
+            columns["frequency"].astype(np.int64),
+            columns["last_step"].astype(np.int64),
+            np.int64(entry.step),
         )
+        table.import_(fitted(read))
     return rows, *load_admission(reader, name, table, shards)
 
 

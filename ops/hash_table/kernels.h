@@ -10,6 +10,7 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,22 +53,32 @@ class HashTableResource : public tensorflow::ResourceBase {
       : name_(std::move(name)), table_(std::move(table)) {}
 
   const std::string& name() const { return name_; }
-  Engine& table() { return *table_; }
+  // Whoever works on it holds it: another may take its place meanwhile.
+  std::shared_ptr<Engine> table() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return table_;
+  }
+
+  void Swap(HashTableResource* other) {
+    std::scoped_lock lock(mutex_, other->mutex_);
+    std::swap(table_, other->table_);
+  }
 
   std::string DebugString() const override {
     return absl::StrCat("gmeta hash table '", name_, "' on the ", Engine::kDevice, ": dim ",
-                        table_->dim(), ", ", Counts()[0], " rows");
+                        table()->dim(), ", ", Counts()[0], " rows");
   }
   int64_t MemoryUsed() const override { return Counts()[2]; }
 
  private:
   StatisticsArray Counts() const {
     StatisticsArray counts{};
-    return table_->Statistics(&counts).ok() ? counts : StatisticsArray{};
+    return table()->Statistics(&counts).ok() ? counts : StatisticsArray{};
   }
 
   const std::string name_;
-  const std::unique_ptr<Engine> table_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Engine> table_;
 };
 
 // An op on a table: finds it and, if the op has keys, checks them.
@@ -89,7 +100,8 @@ class TableOp : public OpKernel {
                   Invalid("table '", resource->name(), "': at most ", Engine::kMaxKeys,
                           " keys in a call, got ", keys.NumElements(), ": split the batch"));
     }
-    Run(context, resource->name(), resource->table());
+    const std::shared_ptr<Engine> table = resource->table();
+    Run(context, resource->name(), *table);
   }
 
  protected:

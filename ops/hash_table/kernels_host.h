@@ -130,6 +130,21 @@ class HostEngine {
     return absl::OkStatus();
   }
 
+  absl::Status TakeSnapshot(OpKernelContext*, int64_t* id) {
+    *id = table_.TakeSnapshot();
+    return absl::OkStatus();
+  }
+
+  // False: there is no such snapshot.
+  bool RestoreSnapshot(OpKernelContext* context, int64_t id) {
+    return table_.RestoreSnapshot(id, PoolParallelFor(context));
+  }
+
+  bool DropSnapshot(OpKernelContext*, int64_t id) {
+    table_.DropSnapshot(id);
+    return true;
+  }
+
   absl::Status Import(OpKernelContext* context, const ConstRecordColumns& columns, int64_t n,
                       int64_t step, bool replace) {
     if (replace) {

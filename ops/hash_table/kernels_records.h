@@ -112,6 +112,22 @@ class ExportShardsOp : public TableOp<Engine> {
   }
 };
 
+// Two tables take each other's place, for every graph that has captured one of them.
+template <class Engine>
+class SwapOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    tensorflow::core::RefCountPtr<HashTableResource<Engine>> tables[2];
+    for (int i = 0; i < 2; ++i) {
+      OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                  context, tensorflow::HandleFromInput(context, i), &tables[i]));
+    }
+    if (tables[0].get() != tables[1].get()) tables[0]->Swap(tables[1].get());
+  }
+};
+
 template <class Engine>
 class StartJournalOp : public TableOp<Engine> {
  public:
@@ -256,6 +272,9 @@ class ImportAdmissionOp : public TableOp<Engine> {
 
 // Records go to files and come from them: they are in host memory, wherever the table is.
 #define GMETA_REGISTER_RECORD_KERNELS(DEVICE, ENGINE)                                            \
+  REGISTER_KERNEL_BUILDER(                                                                       \
+      Name("GmetaHashTableSwap").Device(DEVICE).HostMemory("table").HostMemory("other"),         \
+      SwapOp<ENGINE>);                                                                           \
   REGISTER_KERNEL_BUILDER(Name("GmetaHashTableExport")                                           \
                               .Device(DEVICE)                                                    \
                               .HostMemory("table")                                               \

@@ -190,6 +190,13 @@ REGISTER_OP("GmetaHashTableExportShards")
       return absl::OkStatus();
     });
 
+// Two tables take each other's place.
+REGISTER_OP("GmetaHashTableSwap")
+    .Input("table: resource")
+    .Input("other: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 // From now on, notes up to about `limit` removed keys; 0: none.
 REGISTER_OP("GmetaHashTableStartJournal")
     .Input("table: resource")
@@ -209,6 +216,28 @@ REGISTER_OP("GmetaHashTableJournalWhole")
     .Output("whole: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// From now on, notes what records were before they change; the number of the snapshot. Tables in
+// host memory alone.
+REGISTER_OP("GmetaHashTableTakeSnapshot")
+    .Input("table: resource")
+    .Output("snapshot: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// All records and the step as they were at a snapshot, which stays. The table must have it.
+REGISTER_OP("GmetaHashTableRestoreSnapshot")
+    .Input("table: resource")
+    .Input("snapshot: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Of a snapshot that the table doesn't have, nothing.
+REGISTER_OP("GmetaHashTableDropSnapshot")
+    .Input("table: resource")
+    .Input("snapshot: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // With `replace`, the table then holds these records and nothing else, and its step is `step`.
 REGISTER_OP("GmetaHashTableImport")

@@ -46,6 +46,7 @@
 #include "ops/hash_table/row_store.h"
 #include "ops/hash_table/rows.h"
 #include "ops/hash_table/statistics.h"
+#include "ops/hash_table/undo_log.h"
 
 namespace gmeta {
 
@@ -66,6 +67,7 @@ class alignas(128) Shard {
       : recipe_(recipe),
         index_(GrowthLoad(shard, shards)),
         rows_(MakeRows(recipe->layout, recipe->half_below, arenas)),
+        undo_(recipe->layout),
         admission_(BeginAdmission(recipe->admission, shards)),
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
                                    : EvictionSchedule()) {}
@@ -136,9 +138,10 @@ class alignas(128) Shard {
               rows.template PrefetchRecord<Intent::kWrite>(row);
               PrefetchBytes<Intent::kRead>(distinct[item], sizeof(float) * dim);
             };
-            const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
+            const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
               if (row == kNoRow) return;
               ++updates;
+              undo_.Note(rows, item.key, hash, row);
               rows.header(row)->last_step = step;
               rows.Change(row, [&](float* weights, float* slots) {
                 optimizer(dim, distinct[item], weights, slots);
@@ -258,6 +261,34 @@ class alignas(128) Shard {
         rows_);
   }
 
+  // Snapshots, see undo_log.h. They have numbers, the oldest 0.
+  void TakeSnapshot() {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    undo_.Begin();
+  }
+  void DropSnapshot(size_t number) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    undo_.Drop(number);
+  }
+  void RestoreSnapshot(size_t number) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Break();
+    std::visit(
+        [&](auto& rows) {
+          undo_.Undo(number, [&](const UndoLog::Record& record) {
+            if (record.values == nullptr) {
+              RemoveRow(record.key, MurmurHash3(record.key));
+              return;
+            }
+            const int64_t frequency = record.header.frequency, last_step = record.header.last_step;
+            const float* slots = record.values + recipe_->layout.dim();
+            ImportRow(&rows, {record.key, 0},
+                      {&record.key, record.values, slots, &frequency, &last_step});
+          });
+        },
+        rows_);
+  }
+
   // Makes room in the index for `keys` keys in all.
   void ReserveKeys(uint64_t keys) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -267,6 +298,14 @@ class alignas(128) Shard {
   void Clear() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
+    if (undo_.is_open()) {
+      std::visit(
+          [&](const auto& rows) {
+            index_.ForEach(
+                [&](int64_t key, uint32_t row) { undo_.Note(rows, key, MurmurHash3(key), row); });
+          },
+          rows_);
+    }
     index_.Clear();
     std::visit([](auto& rows) { rows.Clear(); }, rows_);
     std::visit([](auto& admission) { admission.Clear(); }, admission_);
@@ -299,7 +338,7 @@ class alignas(128) Shard {
       std::shared_lock<std::shared_mutex> lock(mutex_);
       sum->size += index_.size();
       sum->capacity += index_.capacity();
-      sum->bytes += index_.bytes() + journal_.bytes();
+      sum->bytes += index_.bytes() + journal_.bytes() + undo_.bytes();
       std::visit(
           [&](const auto& rows) {
             sum->bytes += rows.directory_bytes();
@@ -329,8 +368,11 @@ class alignas(128) Shard {
           ++*rejects;
           return;
         }
+        undo_.Note(*rows, item.key, hash, kNoRow);
         row = InsertInitial(rows, item.key, hash);
         ++*inserts;
+      } else {
+        undo_.Note(*rows, item.key, hash, row);
       }
       const uint32_t touched = rows->Touch(row, step);
       if (touched != row) *index_.FindValue(item.key, hash) = touched;
@@ -441,6 +483,7 @@ class alignas(128) Shard {
     const RowHeader header = {static_cast<uint32_t>(from.frequency[position]),
                               static_cast<uint32_t>(from.last_step[position])};
     uint32_t row = index_.Find(key, hash);
+    undo_.Note(*rows, key, hash, row);
     if (row == kNoRow) {
       row = rows->Allocate(header.frequency);
       index_.Insert(key, hash, row);
@@ -458,11 +501,17 @@ class alignas(128) Shard {
     });
   }
 
-  // Takes a key out with its record. Every removal goes through here, so that the journal sees it.
+  // Takes a key out with its record. Every removal of one goes through here, so that the journal
+  // and the snapshots see it.
   bool RemoveRow(int64_t key, uint64_t hash) {
     const uint32_t row = index_.Erase(key, hash);
     if (row == kNoRow) return false;
-    std::visit([&](auto& rows) { rows.Free(row); }, rows_);
+    std::visit(
+        [&](auto& rows) {
+          undo_.Note(rows, key, hash, row);
+          rows.Free(row);
+        },
+        rows_);
     journal_.Note(key);
     return true;
   }
@@ -485,6 +534,7 @@ class alignas(128) Shard {
   const RowRecipe* const recipe_;
   KeyIndex index_;
   Rows rows_;
+  UndoLog undo_;
   RemovalJournal journal_;
   AdmissionState admission_;
   const EvictionSchedule schedule_;

@@ -260,6 +260,41 @@ class Table {
                        [](const auto& shard) { return shard->journal_whole(); });
   }
 
+  // Notes from now on what changes (undo_log.h), so that RestoreSnapshot can put it back. No batch
+  // runs meanwhile. Returns the snapshot's id.
+  int64_t TakeSnapshot() {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    for (const auto& shard : shards_) shard->TakeSnapshot();
+    snapshots_.push_back({next_snapshot_++, step()});
+    return snapshots_.back().id;
+  }
+
+  // Gives all records and the step what they were, but not what admission remembers. False if there
+  // is no such snapshot. No batch runs meanwhile.
+  template <class ParallelFor>
+  bool RestoreSnapshot(int64_t id, const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const auto found = FindSnapshot(id);
+    if (found == snapshots_.end()) return false;
+    const size_t number = static_cast<size_t>(found - snapshots_.begin());
+    parallel_for(shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) shards_[i]->RestoreSnapshot(number);
+                 });
+    step_.store(found->step, std::memory_order_relaxed);
+    return true;
+  }
+
+  // Forgets a snapshot, if there is such.
+  void DropSnapshot(int64_t id) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const auto found = FindSnapshot(id);
+    if (found == snapshots_.end()) return;
+    const size_t number = static_cast<size_t>(found - snapshots_.begin());
+    for (const auto& shard : shards_) shard->DropSnapshot(number);
+    snapshots_.erase(found);
+  }
+
   // Replaces the content by n records, whose keys are distinct, and the step count.
   template <class ParallelFor>
   void Replace(const ConstRecordColumns& columns, size_t n, int64_t step,
@@ -471,12 +506,24 @@ class Table {
               [&](Shard& shard, BatchItems items) { shard.Import(items, columns); });
   }
 
+  struct OpenSnapshot {
+    int64_t id;
+    int64_t step;
+  };
+  std::vector<OpenSnapshot>::iterator FindSnapshot(int64_t id) {
+    return std::find_if(snapshots_.begin(), snapshots_.end(),
+                        [&](const OpenSnapshot& each) { return each.id == id; });
+  }
+
   const SparseOptimizer optimizer_;
   const RowRecipe recipe_;
   const int log2_shards_;
   RowArenas arenas_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::shared_mutex snapshot_;
+  std::vector<OpenSnapshot> snapshots_;  // the oldest first
+  // Of all tables, as one may take another's place.
+  static inline std::atomic<int64_t> next_snapshot_{0};
   std::atomic<int64_t> step_{0};
 };
 

@@ -18,7 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gmeta.core.collectives.backend import HOW_TO_BUILD, built_backends, horovod_version, import_horovod
-from gmeta.core.collectives.world import World, init, world
+from gmeta.core.collectives.world import World, check_init, init, world
 
 if TYPE_CHECKING:
     from gmeta.core.collectives.agreement import check_agreement
@@ -44,6 +44,7 @@ __all__ = [
     "broadcast_variables",
     "built_backends",
     "check_agreement",
+    "check_init",
     "count_collectives",
     "horovod_version",
     "import_horovod",

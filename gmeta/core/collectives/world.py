@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 from gmeta.core.collectives import backend, horovod_elastic, telling
+from gmeta.core.collectives.first_words import say_errors_first
 from gmeta.core.collectives.shares import Shares, total_shares
 from gmeta.core.errors import CollectiveError, ConfigError
 
@@ -86,6 +87,20 @@ def launched_size() -> int:
     return 1
 
 
+def check_init() -> None:
+    """Refuse to train alone in a process that a launcher has started as one of several ranks.
+
+    Raises:
+      ConfigError: `init` wasn't called.
+    """
+    size = launched_size()
+    if size > 1 and _world is _ALONE:
+        raise ConfigError(
+            f"a launcher started this process as one of {size} ranks, but gmeta.init() wasn't called, so "
+            "each would train a model of its own: call gmeta.init() right after the imports"
+        )
+
+
 def init() -> World:
     """Become a rank of the job that the launcher started. ``gmeta.init()`` in a user's script.
 
@@ -134,6 +149,7 @@ def init() -> World:
     if driven:
         horovod_elastic.watch_hosts()
     _world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
+    say_errors_first(_world.rank, _world.size)
     # Before anything is computed or exchanged: NCCL refuses two ranks on one GPU.
     _take_gpu(_world.local_rank, hvd.local_size())
     # These import TensorFlow.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -11,13 +12,16 @@ from tf_keras.src.engine import data_adapter
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
-from gmeta.models.joint_optimizer import JointOptimizer, named_bad_gradients
+from gmeta.core.asserted import named_refusals
+from gmeta.models.joint_optimizer import JointOptimizer
+from gmeta.models.nan_guard import NanGuard
 from gmeta.models.ranks.averages import merge_moving_averages
 from gmeta.models.ranks.data import RankData, SameElements, empty_batch, rank_dataset
 from gmeta.models.ranks.metrics import merge_over_ranks
 from gmeta.models.ranks.start import start_together
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.ranks.stopping import StopTogether
+from gmeta.models.table_rule import follow_late
 
 _GENERATOR = ("max_queue_size", "workers", "use_multiprocessing")
 
@@ -46,6 +50,7 @@ class RunsOnRanks:
     """
 
     _joint_optimizer: JointOptimizer
+    _guard: NanGuard
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
         """As `tf.keras.Model.fit`; see `RunsOnRanks`.
@@ -54,15 +59,35 @@ class RunsOnRanks:
           ConfigError: Ranks differ in the model, its settings, or what `fit` is called with; or data that
             they can't train on together.
           CollectiveError: Another rank has ended.
-          NotFiniteError: A rank's gradient isn't finite.
+          NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
+        own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
-        with named_bad_gradients(), collectives.named_failures("fit"):
+        with self._named_failures("fit"):
             return super().fit(**own)  # type: ignore[misc]
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.train_on_batch`.
+
+        Raises:
+          CollectiveError: Another rank has ended.
+          NotFiniteError: The loss, or a rank's gradient, isn't finite.
+        """
+        with self._named_failures("train_on_batch"):
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.test_on_batch`.
+
+        Raises:
+          CollectiveError: Another rank has ended.
+        """
+        with self._named_failures("test_on_batch"):
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.keras.Model.evaluate`; see `RunsOnRanks`.
@@ -72,8 +97,11 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
         """
         of_fit = kwargs.get("_use_cached_eval_dataset")  # which has prepared the data
-        if collectives.world().shares.total == 1 or of_fit:
+        if of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        if collectives.world().shares.total == 1:
+            with self._named_failures("evaluate"):
+                return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         data = rank_dataset(
             own["x"],
@@ -87,7 +115,7 @@ class RunsOnRanks:
         own["x"] = data.dataset
         own["callbacks"] = _added(own["callbacks"], last=_checks(data, "test"))
         own["verbose"] = _verbose(own["verbose"])
-        with collectives.named_failures("evaluate"):
+        with self._named_failures("evaluate"):
             self.merge_moving_averages()
             return super().evaluate(**own)  # type: ignore[misc]
 
@@ -113,6 +141,12 @@ class RunsOnRanks:
         with collectives.named_failures("predict"):
             self.merge_moving_averages()
             return super().predict(**own)  # type: ignore[misc]
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As `tf.keras.Model.make_train_function`, when all layers and their tables are there."""
+        if getattr(self, "_joint_optimizer", None) is not None:
+            follow_late(self, self._joint_optimizer.optimizer)
+        return super().make_train_function(force)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
         """As `tf.keras.Model.test_step`."""
@@ -145,6 +179,13 @@ class RunsOnRanks:
         joint = getattr(self, "_joint_optimizer", None)
         if joint is not None and collectives.world().size > 1:
             merge_moving_averages(self, joint.seen)
+
+    @contextmanager
+    def _named_failures(self, doing: str) -> Iterator[None]:
+        guard = getattr(self, "_guard", None)
+        named = guard.named() if guard else nullcontext()
+        with named, collectives.named_failures(doing), named_refusals():
+            yield
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `fit` for this rank."""
@@ -188,6 +229,10 @@ class RunsOnRanks:
         spec = training.dataset.element_spec
         start_together(self, spec, empty_batch(spec), loop)
         own["verbose"] = _verbose(own["verbose"])
+        return own
+
+    def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `fit`, where Keras' way with ``class_weight`` isn't the model's."""
         return own
 
     def _with_callbacks(self, given: Any) -> Any:

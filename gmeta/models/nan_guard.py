@@ -1,0 +1,117 @@
+"""Stops training at a loss or gradient that isn't finite, before the step is made, and says what is at fault.
+
+Each step looks at its loss, one number. Where that isn't finite, and only then, the batch is looked through
+in Python: at its labels, its columns of floats, the weights, and, of a model that adapts, its tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.models.batch_faults import fault_of_samples, fault_of_weights
+
+_NOT_FINITE = "gradients are not finite on the ranks"
+
+
+class NanGuard:
+    """What keeps a model from learning NaN.
+
+    Args:
+      model: The model.
+      nan: ``"raise"``, or ``"allow"``: train on.
+      find: What in a batch is at fault, in words; empty if nothing is.
+
+    Raises:
+      ConfigError: ``nan`` is neither.
+    """
+
+    def __init__(self, model: Any, nan: str, find: Callable[[Any], str] = fault_of_samples) -> None:
+        if nan not in ("raise", "allow"):
+            raise ConfigError(f"compile: nan must be 'raise' or 'allow', got {nan!r}")
+        self.raises = nan == "raise"
+        self._model, self._find = model, find
+        self._found = ""
+
+    def finite(self, loss: tf.Tensor, data: Any, samples: tf.Tensor, skips: bool = False) -> tf.Tensor:
+        """Whether a step may be made of a loss, () bool.
+
+        Args:
+          loss: The loss.
+          data: The batch that it is of.
+          samples: How many samples it is a mean of; of none, any loss will do.
+          skips: Whether the optimizer leaves out steps whose gradients aren't finite. A loss that isn't
+            finite then is its business, unless the batch is at fault, which no later step would mend.
+        """
+        if not self.raises:
+            return tf.constant(True)
+        parts = tf.nest.flatten(data, expand_composites=True)
+        parts = [part for part in parts if part is not None]
+
+        def look(*tensors: tf.Tensor) -> tf.Tensor:
+            given = iter(tensors)
+            filled = [
+                None if part is None else next(given)
+                for part in tf.nest.flatten(data, expand_composites=True)
+            ]
+            return self._look(tf.nest.pack_sequence_as(data, filled, expand_composites=True), skips)
+
+        good = tf.math.is_finite(loss) | tf.equal(tf.cast(samples, tf.float32), 0.0)
+        return tf.cond(
+            good,
+            lambda: tf.constant(True),
+            lambda: tf.ensure_shape(tf.py_function(look, parts, tf.bool), []),
+        )
+
+    def _look(self, data: Any, skips: bool) -> bool:
+        try:
+            self._found = self._find(data)
+        except Exception:  # a model of the user's own may not stand it; the loss is bad all the same
+            self._found = ""
+        if skips and not self._found:
+            return True
+        self._found = self._found or fault_of_weights(self._model)
+        return False
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Turn the error of a step that was refused into one that is easy to read.
+
+        Raises:
+          NotFiniteError: It says what is at fault; on several ranks it names those that it came from.
+        """
+        self._found = ""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            # "... on the ranks] [0 1]" out of a graph, "... on the ranks'\n0, 1" where steps run eagerly
+            found = re.search(rf"{_NOT_FINITE}\W*(\d[\d, ]*)", str(error.message))
+            if found is None:
+                raise
+            raise NotFiniteError(self._message(re.findall(r"\d+", found[1]))) from error
+
+    def _message(self, ranks: list[str]) -> str:
+        here = collectives.world()
+        if here.size == 1:
+            return (
+                f"{self._model.name}: the loss isn't finite, and no step was made: {self._found}; "
+                "compile(nan='allow') trains on"
+            )
+        cause = f"rank {here.rank}: {self._found}; " if self._found else ""
+        return (
+            f"the gradient of rank {', '.join(ranks)} of {here.size} isn't finite, and no rank has made "
+            f"the step: {cause}look at the loss and the data there, lower the learning rate, or under "
+            "mixed_float16 use a LossScaleOptimizer, which leaves such steps out"
+        )
+
+
+def refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
+    """What a step has to wait for, so that it isn't made unless all is finite; `NanGuard.named` reads it."""
+    check = tf.debugging.Assert(good, [_NOT_FINITE, tf.where(bad_ranks)[:, 0]], summarize=1024)
+    return [] if check is None else [check]
