@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
 from gmeta.layers.relative_bias import RelativeBiasTables
 from gmeta.layers.sequence_view import SequenceView, sequence_view
 from gmeta.layers.settings import from_config, to_config
-from gmeta.ops import AttentionMask, Jagged
+from gmeta.ops import AttentionMask, Jagged, jagged
 
 
 class SequenceLayer(tf.keras.layers.Layer):
@@ -25,36 +26,52 @@ class SequenceLayer(tf.keras.layers.Layer):
         super().__init__(**kwargs)
         self.mask = AttentionMask() if mask is None else mask
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether calls need ``times``: for a bias of times, or for a mask ``by_time``."""
+        return self.mask.by_time
+
     def call(
         self,
-        sequences: Jagged,
+        sequences: Jagged | tf.RaggedTensor,
         contexts: Any = None,
         targets: Any = None,
         times: Any = None,
         view: SequenceView | None = None,
         training: bool | None = None,
-    ) -> Jagged:
+    ) -> Jagged | tf.RaggedTensor:
         """Transform the tokens.
 
         Args:
-          sequences: Values (total, dim), each sequence ``[contexts | history | targets]``.
+          sequences: Values (total, dim), each sequence ``[contexts | history | targets]``; or the same as a
+            ragged tensor (batch, None, dim).
           contexts: (batch,) integers: how many contextual tokens each sequence has; None: none.
           targets: (batch,) integers: how many targets.
-          times: (total,) integers: when each token was.
+          times: (total,) integers: when each token was; or ragged (batch, None).
           view: What `sequence_view` made of those three, where that is known already.
           training: Whether to drop out.
 
         Returns:
-          Jagged: values (total, dim), and the offsets as they came.
+          Values (total, dim), and the offsets as they came; or ragged, of what was ragged.
 
         Raises:
-          ConfigError: Times are needed, for a bias or for a mask ``by_time``, and there are none.
+          ConfigError: Times are needed, for a bias or for a mask ``by_time``, and there are none; or a tensor
+            that is no sequences.
+          InvalidArgumentError: Ragged times of other lengths than the sequences.
         """
-        sequences = Jagged(*sequences)
+        tokens = as_jagged(self.name, sequences)
         if view is None:
-            view = sequence_view(self.mask, sequences.offsets, contexts, targets, times)
-        values = self.transform(sequences.values, sequences.offsets, SequenceView(*view), training)
-        return Jagged(values, sequences.offsets)
+            times = _flat_times(self.name, times, tokens)
+            if times is None and self.needs_times:
+                raise ConfigError(
+                    f"{self.name} needs times: pass times=, when each token was, or make it with "
+                    "bias_by_time=False and a mask that isn't by_time"
+                )
+            view = sequence_view(self.mask, tokens.offsets, contexts, targets, times)
+        values = self.transform(tokens.values, tokens.offsets, SequenceView(*view), training)
+        if isinstance(sequences, tf.RaggedTensor):
+            return sequences.with_values(values)
+        return Jagged(values, tokens.offsets)
 
     def transform(
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
@@ -133,9 +150,21 @@ class SequenceBlock(SequenceLayer):
             dtype=self.dtype_policy,
         )
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether calls need ``times``."""
+        return self.bias_by_time or super().needs_times
+
     def width(self, input_shape: Any) -> int:
         """The width of the tokens, of the shapes that `build` is given."""
-        return int(tf.TensorShape(input_shape[0])[-1])
+        ragged = isinstance(input_shape, tf.TensorShape)
+        shape = tf.TensorShape(input_shape if ragged else input_shape[0])
+        if shape.rank != (3 if ragged else 2) or shape[-1] is None:
+            raise ConfigError(
+                f"{self.name} takes a tf.RaggedTensor of shape (batch, None, dim), or a gmeta.ops.Jagged of "
+                f"values (total, dim), dim known, got {shape}"
+            )
+        return int(shape[-1])
 
     def weight(self, name: str, shape: list[int], initializer: str | Callable[..., Any]) -> tf.Variable:
         """A weight; its seed is its own, as initialisers of one seed give one sequence."""
@@ -150,3 +179,38 @@ class SequenceBlock(SequenceLayer):
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again."""
         return {**super().get_config(), **{name: getattr(self, name) for name in self._SETTINGS}}
+
+
+def as_jagged(name: str, sequences: Any) -> Jagged:
+    """Sequences in whichever form they come.
+
+    Args:
+      name: The layer's.
+      sequences: Jagged, or ragged (batch, None, dim).
+
+    Raises:
+      ConfigError: They are neither.
+    """
+    if isinstance(sequences, tf.RaggedTensor):
+        if sequences.shape.rank != 3:
+            raise ConfigError(
+                f"{name} takes a tf.RaggedTensor of shape (batch, None, dim), got {sequences.shape}"
+            )
+        return jagged.from_ragged(sequences)
+    if not isinstance(sequences, tuple | list) or len(sequences) != len(Jagged._fields):
+        raise ConfigError(
+            f"{name} takes a tf.RaggedTensor of shape (batch, None, dim) or a gmeta.ops.Jagged, got "
+            f"{type(sequences).__name__}; jagged.from_padded makes sequences of a padded tensor"
+        )
+    return Jagged(*sequences)
+
+
+def _flat_times(name: str, times: Any, tokens: Jagged) -> Any:
+    """Times as a vector, once ragged ones are found to be as long as their sequences."""
+    if not isinstance(times, tf.RaggedTensor):
+        return times
+    own = jagged.from_ragged(times)
+    same = tf.size(own.offsets) == tf.size(tokens.offsets)
+    least = tf.minimum(tf.size(own.offsets), tf.size(tokens.offsets))
+    same &= tf.reduce_all(own.offsets[:least] == tokens.offsets[:least])
+    return asserted(own.values, same, [f"{name}: rows of times= have other lengths than the sequences"])

@@ -53,6 +53,11 @@ class SequenceStack(SequenceLayer):
             for number in range(blocks)
         ]
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether calls need ``times``."""
+        return self.blocks[0].needs_times
+
     def transform(
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:

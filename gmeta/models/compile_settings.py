@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -47,3 +48,39 @@ def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
     if container is not None and not container.built:
         with lifted():
             container.build(y_pred, container._conform_to_outputs(y_pred, y_true))
+
+
+def refuse_settings(model: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
+    """Refuse arguments of `compile` that a model with a loss of its own has no use for.
+
+    Args:
+      model: The model's name.
+      given: Argument -> its value; None where it wasn't given.
+      instead: Argument -> what to use in its place.
+
+    Raises:
+      ConfigError: One was given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{model}: compile takes no {name}, got {value!r}: {instead[name]}")
+
+
+def only_columns(model: str, data: Any) -> Any:
+    """The columns of a batch that has nothing beside them.
+
+    Args:
+      model: The name of a model that finds its labels among a batch's columns.
+      data: A batch, as Keras gives it to ``train_step``.
+
+    Raises:
+      ConfigError: There are labels or sample weights beside the columns, which the model would ignore.
+    """
+    x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
+    for given, what in ((y, "labels (y)"), (weights, "sample weights")):
+        if given is not None:
+            raise ConfigError(
+                f"{model}: a batch is a dict of columns, what is learnt among them, and {what} beside it "
+                "have no use: leave them out"
+            )
+    return x

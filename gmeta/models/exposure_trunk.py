@@ -101,8 +101,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
                 "depend on how many targets stand before it: make it with bias_by_place=False, and give "
                 "time= for a bias of times"
             )
-        by_time = self.backbone.mask.by_time or any(getattr(b, "bias_by_time", False) for b in blocks)
-        if by_time and self.columns.time is None:
+        if self.backbone.needs_times and self.columns.time is None:
             raise ConfigError(
                 f"{self.name}: {self.backbone.name} needs times: name their column by time=, or make it with "
                 "bias_by_time=False and a mask that isn't by_time"

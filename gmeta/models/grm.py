@@ -14,7 +14,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, MMoE, TaskHeads
 from gmeta.losses import MultiTaskBCE
 from gmeta.metrics import AUC, UserGAUC
+from gmeta.models.compile_settings import only_columns, refuse_settings
 from gmeta.models.exposure_trunk import ExposureTrunk
+from gmeta.models.label_metrics import LabelMetrics
 from gmeta.models.model import Model
 from gmeta.models.ranks.step import rank_step
 from gmeta.models.sequence_columns import Batch, Layout, SequenceColumns
@@ -22,6 +24,11 @@ from gmeta.ops import AttentionMask
 from gmeta.ops.optimizers import SparseOptimizer
 
 _LAYERS = ("collection", "backbone", "mixture", "heads")
+_INSTEAD = {
+    "loss": "it is the cross-entropy of the labels that the model was made with, labels=",
+    "loss_weights": "weigh labels where the model is made, by weights={label: weight}",
+    "weighted_metrics": "exposures have no weights; give metrics=",
+}
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -41,8 +48,8 @@ class GRM(Model):
 
     A prediction is {task or product: ragged (users, None)}, the logits of the users' exposures. Measured is,
     of each label, its loss, ``auc_{task}`` and ``gauc_{task}``, exactly and over all ranks; the latter two
-    when an evaluation is over. ``{mixture}/{task}/importance_cv2`` and ``.../load_cv2`` report how evenly
-    experts are used (`gmeta.layers.MMoE`).
+    when an evaluation is over; and what `compile` is given. ``{mixture}/{task}/importance_cv2`` and
+    ``.../load_cv2`` report how evenly experts are used (`gmeta.layers.MMoE`).
 
     Args:
       collection: The embeddings. A feature that events and exposures both have is named alike in both.
@@ -130,6 +137,7 @@ class GRM(Model):
         self.mean = tf.keras.metrics.Mean(name="loss")
         self.means = {task: tf.keras.metrics.Mean(name=f"{task}_loss") for task in labels}
         self.aucs = {task: (AUC(name=f"auc_{task}"), UserGAUC(name=f"gauc_{task}")) for task in labels}
+        self._of_compile = LabelMetrics(name, list(labels), None, [])
         self._build()
 
     def _build(self) -> None:
@@ -159,6 +167,41 @@ class GRM(Model):
         if idle:
             raise ConfigError(f"{self.name}: no label trains {', '.join(idle)}, alone or in a product")
 
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        """As `gmeta.models.Model.compile`, but for the loss, which is the labels'.
+
+        Args:
+          optimizer: As in Keras.
+          loss: None.
+          metrics: Keras metrics of labels and probabilities, such as ``["accuracy"]``: one or several for
+            every label, or label -> one or several. A result is called ``{metric}_{label}``.
+          loss_weights: None; ``weights`` of the model weigh labels.
+          weighted_metrics: None.
+          *args: As in Keras.
+          accumulate_steps: As for `gmeta.models.Model.compile`.
+          **kwargs: As there.
+
+        Raises:
+          ConfigError: A loss, weights, or metrics that can't be measured; and as there.
+        """
+        given = {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics}
+        refuse_settings(self.name, given, _INSTEAD)
+        taken = [metric.name for metric in (*self._sums, *self._ranked)]
+        self._of_compile = LabelMetrics(self.name, list(self.labels), metrics, taken)
+        none = (None,) * 4  # loss and metrics are not Keras' to compute
+        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+        self._compile_config.config["metrics"] = metrics
+
     @tf.autograph.experimental.do_not_convert
     def call(self, x: Batch, training: bool | None = None) -> dict[str, tf.RaggedTensor]:
         """Task or product -> ragged (users, None): the logits of the exposures."""
@@ -183,13 +226,15 @@ class GRM(Model):
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """The mean loss over exposures, and how many those are."""
-        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        x = only_columns(self.name, data)
         logits, layout = self.logits(x, training=True)
-        loss, means = self._loss(logits, self.columns.labels(x, self.labels))
+        labels = self.columns.labels(x, self.labels)
+        loss, means = self._loss(logits, labels)
         loss = tf.add_n([loss, *self.losses])
 
         def measure() -> dict[str, tf.Tensor]:
             self._count(loss, means, layout.exposures)
+            self._of_compile.update(labels, logits)
             return self.get_metrics_result()
 
         return loss, layout.exposures, measure
@@ -197,12 +242,13 @@ class GRM(Model):
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Losses; exposures are kept for the order that they are in when all have been seen."""
-        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        x = only_columns(self.name, data)
         with rank_step(self, data) as step:
             logits, layout = self.logits(x, training=False)
             labels = self.columns.labels(x, self.labels)
             loss, means = self._loss(logits, labels)
             self._count(loss, means, layout.exposures)
+            self._of_compile.update(labels, logits)
             users = self.columns.users(x, layout)
             for task, (auc, gauc) in self.aucs.items():
                 auc.update_state(labels[task], logits[task])
@@ -224,20 +270,23 @@ class GRM(Model):
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """Losses, the balance of experts, and what evaluation ranks by; reset at each epoch."""
-        ranked = [metric for pair in self.aucs.values() for metric in pair]
-        return [*self._sums, *ranked]
+        return [*self._sums, *self._of_compile.metrics, *self._ranked]
 
     @property
     def _sums(self) -> list[tf.keras.metrics.Metric]:
         return [self.mean, *self.means.values(), *self.mixture.metrics]
 
+    @property
+    def _ranked(self) -> list[Any]:
+        return [metric for pair in self.aucs.values() for metric in pair]
+
     def get_metrics_result(self) -> dict[str, tf.Tensor]:
         """What sums can tell; AUC takes a sort of all samples, and is told when an evaluation is over."""
-        return {metric.name: metric.result() for metric in self._sums}
+        return {metric.name: metric.result() for metric in (*self._sums, *self._of_compile.metrics)}
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
         found = super()._validate_and_get_metrics_result(logs)
-        measured = [metric for pair in self.aucs.values() for metric in pair if metric.count > 0]
+        measured = [metric for metric in self._ranked if metric.count > 0]
         return {**found, **{metric.name: float(metric.result()) for metric in measured}}
 
     def get_config(self) -> dict[str, Any]:

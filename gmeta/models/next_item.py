@@ -10,13 +10,22 @@ import tensorflow as tf
 from gmeta.core.arguments import whole_number
 from gmeta.core.config import from_mapping, to_mapping
 from gmeta.core.errors import ConfigError
-from gmeta.layers import EmbeddingCollection
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.sequence_view import sequence_view
 from gmeta.losses import SampledSoftmax, mean_loss, uniform_negatives
 from gmeta.metrics import NextItem, catalogue_ranks
+from gmeta.models.catalogue import Catalogue, Items, top_items
+from gmeta.models.compile_settings import only_columns, refuse_settings
 from gmeta.models.model import Model
 from gmeta.models.ranks.step import rank_step
 from gmeta.ops import Jagged, jagged
+
+_INSTEAD = {
+    "loss": "the loss is that of the model, made with loss=gmeta.losses.SampledSoftmax(...)",
+    "metrics": "hit rate, NDCG and MRR are measured in evaluate, at the ks= that the model was made with",
+    "loss_weights": "there is one loss",
+    "weighted_metrics": "histories have no weights",
+}
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -38,9 +47,11 @@ class NextItemModel(Model):
     catalogue (`gmeta.metrics.NextItem`): ``hr@10``, ``ndcg@10``, ``mrr``.
 
     Args:
-      collection: The embeddings; of them ``item``'s alone is looked up.
+      collection: The embedding of ``item``, its only feature.
       backbone: A layer over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`.
-      items: V; the catalogue's ids are from 0 to V - 1.
+      items: The catalogue: V, for the ids from 0 to V - 1; or a vector of ids, int64 or texts, such as the
+        hashes that ``gmeta prepare`` writes (their feature then has ``hash=True``). Negatives are drawn from
+        it, all of it is ranked, and `fit` and `evaluate` refuse histories with another id.
       max_length: The longest history that is read, as the backbone's.
       item: The column of items, and their feature.
       time: The column of times; None: the backbone gets none.
@@ -49,6 +60,9 @@ class NextItemModel(Model):
       dropout: The share of the numbers of embedded tokens that are dropped in training.
       seed: Of places, dropout and negatives.
       ks: The k of what is measured.
+
+    Raises:
+      ConfigError: Parts that don't go together.
 
     Example:
       >>> collection = EmbeddingCollection([FeatureConfig("item", 16)])
@@ -65,7 +79,7 @@ class NextItemModel(Model):
         collection: EmbeddingCollection,
         backbone: tf.keras.layers.Layer,
         *,
-        items: int,
+        items: Items,
         max_length: int,
         item: str = "item",
         time: str | None = None,
@@ -77,11 +91,14 @@ class NextItemModel(Model):
         name: str = "next_item",
     ) -> None:
         super().__init__(name=name)
-        dims = {feature.name: feature.dim for feature in collection.features}
-        if item not in dims:
-            raise ConfigError(f"{name}: item={item!r} is no feature of the collection: {', '.join(dims)}")
-        self.collection, self.backbone, self.dim = collection, backbone, dims[item]
-        self.items = whole_number(f"{name}: items", items, least=1)
+        self.collection, self.backbone = collection, backbone
+        self.dim = _item_feature(name, collection, item).dim
+        if time is None and backbone.needs_times:
+            raise ConfigError(
+                f"{name}: {backbone.name} needs times: name their column by time=, or make it with "
+                "bias_by_time=False and a mask that isn't by_time"
+            )
+        self.catalogue = Catalogue(items, name)
         self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
         self.negatives = whole_number(f"{name}: negatives", negatives, least=1)
         self.item, self.time, self.seed = item, time, seed
@@ -98,6 +115,37 @@ class NextItemModel(Model):
         self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
         self.built = True
 
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        """As `gmeta.models.Model.compile`, but for the loss and the metrics, which the model has.
+
+        Args:
+          optimizer: As in Keras.
+          loss: None.
+          metrics: None.
+          loss_weights: None.
+          weighted_metrics: None.
+          *args: As in Keras.
+          accumulate_steps: As for `gmeta.models.Model.compile`.
+          **kwargs: As there.
+
+        Raises:
+          ConfigError: A loss, metrics or weights; and as there.
+        """
+        given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
+        refuse_settings(self.name, {**given, "weighted_metrics": weighted_metrics}, _INSTEAD)
+        none = (None,) * 4  # what was refused
+        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+
     @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """(users, d): what comes after each history, to be compared with the items' vectors.
@@ -112,8 +160,43 @@ class NextItemModel(Model):
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """(V, d): the vectors of the catalogue; items that were never trained have their initial ones."""
-        ids = tf.range(self.items, dtype=tf.int64)
-        return self._normed(self.collection({self.item: ids}, training=False)[self.item])
+        return self._normed(self.collection({self.item: self.catalogue.all_ids}, training=False)[self.item])
+
+    @property
+    def items(self) -> int:
+        """V, the size of the catalogue."""
+        return self.catalogue.size
+
+    @tf.autograph.experimental.do_not_convert
+    def recommend(
+        self, x: Mapping[str, Any], k: int = 10, *, leave_out_seen: bool = False, vectors: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The items that most likely come next, among all of the catalogue.
+
+        Args:
+          x: A batch.
+          k: How many.
+          leave_out_seen: Whether the items of a history, as far as it is read, are left out.
+          vectors: Those of `item_vectors`, where they are known already.
+
+        Returns:
+          (users, k) ids, the likeliest first, and (users, k) scores, their products with what `predict`
+          gives. Where fewer than k are left, -1 or the empty text, of score -inf.
+
+        Raises:
+          ConfigError: The catalogue has fewer than k items.
+        """
+        k = whole_number(f"{self.name}: k", k, least=1)
+        if k > self.items:
+            raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
+        vectors = self.item_vectors() if vectors is None else vectors
+        seen = None
+        if leave_out_seen:
+            ids = self._sequences(x, self.max_length)[0]
+            seen = jagged.to_ragged(Jagged(self.catalogue.find(ids.values), ids.offsets))
+        numbers, scores = top_items(self(x, training=False), vectors, k, without=seen)
+        nothing = tf.constant("" if self.catalogue.dtype == tf.string else -1, self.catalogue.dtype)
+        return tf.where(numbers < 0, nothing, self.catalogue.ids(tf.maximum(numbers, 0))), scores
 
     # AutoGraph would rewrite 200 functions, most of them Keras' own, for the first step: 8 s for nothing.
     @tf.autograph.experimental.do_not_convert
@@ -123,18 +206,20 @@ class NextItemModel(Model):
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Every token's loss at telling the next."""
-        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        x = only_columns(self.name, data)
         ids, times = self._sequences(x, self.max_length + 1)
+        numbers = self.catalogue.numbers(ids.values)
         # The optimizer's steps are those of all ranks, of one that has no users in a step too.
         step = self.optimizer.iterations
         drawn = uniform_negatives(self.negatives, self.items, seed=self.seed, step=step)
-        found = {self.item: tf.concat([ids.values, drawn], axis=0)}
+        # Embedded are ids that have been found in the catalogue.
+        found = {self.item: self.catalogue.ids(tf.concat([numbers, drawn], axis=0))}
         vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
         queries, positives = self._asked(Jagged(vectors[:total], ids.offsets), times, training=True)
         losses = self.loss_of(
             queries.values,
             positives.values,
-            _but_first(ids).values,
+            _but_first(Jagged(numbers, ids.offsets)).values,
             negatives=vectors[total:],
             negative_ids=drawn,
         )
@@ -149,13 +234,15 @@ class NextItemModel(Model):
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Each history's last item, at its rank among all; a history of one item counts nothing."""
-        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        x = only_columns(self.name, data)
         with rank_step(self, data) as step:
             ids, times = self._sequences(x, self.max_length + 1)
-            vectors = self.collection({self.item: ids.values}, training=False)[self.item]
+            numbers = Jagged(self.catalogue.numbers(ids.values), ids.offsets)
+            found = self.catalogue.ids(numbers.values)
+            vectors = self.collection({self.item: found}, training=False)[self.item]
             queries, _ = self._asked(Jagged(vectors, ids.offsets), times, training=False)
             last = self._normed(jagged.last(queries))
-            ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(ids))
+            ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(numbers))
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
             self.ranking.update_state(ranks, sample_weight=known)
             return step.end_forward(self.ranking.result())
@@ -174,13 +261,14 @@ class NextItemModel(Model):
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this model again, as JSON can hold them."""
         serialize = tf.keras.saving.serialize_keras_object
-        names = ("items", "max_length", "item", "time", "negatives", "seed", "name")
+        names = ("max_length", "item", "time", "negatives", "seed", "name")
         return {
             "collection": serialize(self.collection),
             "backbone": serialize(self.backbone),
             "loss": to_mapping(self.loss_of),
             "dropout": self.drop.rate,
             "ks": self.ranking.ks,
+            "items": self.catalogue.config,
             **{name: getattr(self, name) for name in names},
         }
 
@@ -201,13 +289,23 @@ class NextItemModel(Model):
             raise ConfigError(f"{self.name}: the batch lacks {', '.join(missing)}; it has {', '.join(x)}")
         found = []
         for name in columns:
-            if not isinstance(x[name], tf.RaggedTensor):
-                kind = type(x[name]).__name__
-                raise ConfigError(f"{self.name}: {name} must be ragged, a row a user, got {kind}")
-            column = jagged.from_ragged(x[name])
-            column = column._replace(values=tf.cast(column.values, tf.int64))
+            column = jagged.from_ragged(self._ragged(name, x[name]))
+            if column.values.dtype.is_integer:
+                column = column._replace(values=tf.cast(column.values, tf.int64))
             found.append(jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0)))
         return found[0], found[1] if self.time is not None else None
+
+    def _ragged(self, name: str, column: Any) -> tf.RaggedTensor:
+        if not isinstance(column, tf.RaggedTensor):
+            kind = type(column).__name__
+            raise ConfigError(
+                f"{self.name}: {name} must be ragged, a row a user, got {kind}; of a matrix padded with -1 "
+                "tf.ragged.boolean_mask(x, x != -1) makes one"
+            )
+        if not column.dtype.is_integer and (name != self.item or column.dtype != tf.string):
+            wanted = "integers or texts" if name == self.item else "integers, such as seconds"
+            raise ConfigError(f"{self.name}: {name} must be {wanted}, got {column.dtype.name}")
+        return column
 
     def _queries(
         self, tokens: Jagged, times: Jagged | None, following: Jagged | None, training: bool | None
@@ -223,6 +321,21 @@ class NextItemModel(Model):
 
     def _normed(self, vectors: tf.Tensor) -> tf.Tensor:
         return tf.math.l2_normalize(vectors, axis=-1, epsilon=1e-12) if self.loss_of.normalize else vectors
+
+
+def _item_feature(name: str, collection: EmbeddingCollection, item: str) -> FeatureConfig:
+    features = {feature.name: feature for feature in collection.features}
+    if item not in features:
+        raise ConfigError(f"{name}: item={item!r} is no feature of the collection: {', '.join(features)}")
+    others = [each for each in features if each != item]
+    if others:
+        raise ConfigError(
+            f"{name}: the collection embeds {', '.join(others)} besides {item!r}, which nothing would read: "
+            "leave them out"
+        )
+    if features[item].pooling is not None:
+        raise ConfigError(f"{name}: feature {item!r} has a pooling, and every item is a token: leave it out")
+    return features[item]
 
 
 def _but_first(sequences: Jagged) -> Jagged:

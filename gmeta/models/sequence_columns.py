@@ -122,8 +122,7 @@ class SequenceColumns:
         """
         times: list[tf.Tensor | None] = [None, None]
         if self.time is not None:
-            found = [self._column(batch, part, self.time).values for part in ("history", "targets")]
-            times = [tf.cast(of_part, tf.int64) for of_part in found]
+            times = [self._times(batch, part, self.time) for part in ("history", "targets")]
         offsets = [
             self._column(batch, part, getattr(self, part)[0]).offsets for part in ("history", "targets")
         ]
@@ -147,10 +146,7 @@ class SequenceColumns:
         for part in ("history", "targets"):
             for name in getattr(self, part):
                 found.setdefault(name, []).append(self._column(batch, part, name).values)
-        return {
-            name: parts[0] if len(parts) == 1 else tf.concat([tf.cast(p, tf.int64) for p in parts], axis=0)
-            for name, parts in found.items()
-        }
+        return {name: parts[0] if len(parts) == 1 else _joined(name, parts) for name, parts in found.items()}
 
     def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
         """What became of `ids`, by part: contexts [(users, dim)], history [(events, dim)], targets.
@@ -191,6 +187,14 @@ class SequenceColumns:
             found[name] = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
         return found
 
+    def _times(self, batch: Batch, part: str, name: str) -> tf.Tensor:
+        times = self._column(batch, part, name).values
+        if not times.dtype.is_integer:
+            raise ConfigError(
+                f"{part} {name!r} must be times as integers, such as seconds, got {times.dtype.name}"
+            )
+        return tf.cast(times, tf.int64)
+
     def _column(self, batch: Batch, part: str, name: str) -> Jagged:
         """A column, as long as the part's first one in each row."""
         first = getattr(self, part)[0]
@@ -210,10 +214,26 @@ def _given(batch: Batch, part: str, name: str) -> Any:
     return batch[part][name]
 
 
+def _joined(name: str, parts: list[Any]) -> tf.Tensor:
+    """The ids of a feature that several parts have, one after another."""
+    kinds = {part.dtype for part in parts}
+    if kinds == {tf.string}:
+        return tf.concat(parts, axis=0)
+    if not all(kind.is_integer for kind in kinds):
+        raise ConfigError(
+            f"feature {name!r} must be integer ids, or texts, alike in all parts, got "
+            f"{', '.join(sorted(kind.name for kind in kinds))}"
+        )
+    return tf.concat([tf.cast(part, tf.int64) for part in parts], axis=0)
+
+
 def _jagged(batch: Batch, part: str, name: str) -> Jagged:
     column = _given(batch, part, name)
     if not isinstance(column, tf.RaggedTensor):
-        raise ConfigError(f"{part} {name!r} must be ragged, a row a user, got {type(column).__name__}")
+        raise ConfigError(
+            f"{part} {name!r} must be ragged, a row a user, got {type(column).__name__}: gmeta.io.sequences "
+            "reads it so, and of a matrix padded with -1 tf.ragged.boolean_mask(x, x != -1) makes it"
+        )
     return jagged.from_ragged(column)
 
 

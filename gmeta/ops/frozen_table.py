@@ -18,8 +18,8 @@ UnknownRows = Callable[[tf.Tensor], tf.Tensor]
 _ABSENT = -1
 
 
-class _RowNumbers(tf.saved_model.experimental.TrackableResource):
-    """A static hash table from the values of a variable to their positions.
+class RowNumbers(tf.saved_model.experimental.TrackableResource):
+    """A static hash table from the values of a variable, int64 or texts, to their positions; -1 for others.
 
     Not a ``tf.lookup.StaticHashTable``, whose initializers write the keys into the graph.
     """
@@ -33,7 +33,9 @@ class _RowNumbers(tf.saved_model.experimental.TrackableResource):
             self._initialize()
 
     def _create_resource(self) -> tf.Tensor:
-        return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name)
+        return tf.raw_ops.HashTableV2(
+            key_dtype=self._variable.dtype, value_dtype=tf.int64, shared_name=self._shared_name
+        )
 
     def _initialize(self) -> None:
         """Fill the table. A SavedModel's loader calls it when the variables have been restored."""
@@ -42,9 +44,11 @@ class _RowNumbers(tf.saved_model.experimental.TrackableResource):
         tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=keys, values=values)
 
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.LookupTableFindV2(
+        """Where keys stand, int64 of their shape."""
+        found = tf.raw_ops.LookupTableFindV2(
             table_handle=self.resource_handle, keys=keys, default_value=tf.constant(_ABSENT, tf.int64)
         )
+        return tf.ensure_shape(found, keys.shape)
 
 
 def _all_absent(keys: tf.Tensor) -> tf.Tensor:
@@ -76,7 +80,7 @@ class FrozenTable(tf.Module):
         self._keys = tf.Variable(keys, trainable=False, name="keys")
         self._rows = tf.Variable(rows, trainable=False, name="rows")
         # TensorFlow can't fill a static table with nothing.
-        self._index = _RowNumbers(self._keys) if self._keys.shape[0] else _all_absent
+        self._index = RowNumbers(self._keys) if self._keys.shape[0] else _all_absent
 
     @property
     def size(self) -> int:

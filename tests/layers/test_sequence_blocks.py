@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, FuXi, FuXiBlock, HSTUBlock
 from gmeta.ops import AttentionMask, Jagged
 from gmeta.testing.sequences import draw_sequences
@@ -89,6 +90,45 @@ def test_dropout_is_of_training_alone_and_by_seed(make):
     assert np.abs(one - two).max() > 1e-3
     assert np.abs(one - still).max() > 1e-3
     np.testing.assert_array_equal(still, same)
+
+
+@every_block
+def test_ragged_sequences_give_the_same_numbers_ragged(make):
+    drawn = draw_sequences(10, [(1, 9, 2), (0, 0, 0), (0, 7, 1)], DIM, AttentionMask())
+    layer = make()
+    expected = called(layer, drawn)
+    lengths = np.diff(drawn.offsets)
+    x = tf.RaggedTensor.from_row_lengths(tf.constant(drawn.x, tf.float32), lengths)
+    times = tf.RaggedTensor.from_row_lengths(drawn.times, lengths)
+    for given in (times, drawn.times):
+        out = layer(x, **{**drawn.arguments, "times": given})
+        assert out.row_lengths().numpy().tolist() == lengths.tolist()
+        np.testing.assert_array_equal(out.values, expected)
+    other = tf.RaggedTensor.from_row_lengths(drawn.times, lengths[::-1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="rows of times= have other lengths"):
+        layer(x, **{**drawn.arguments, "times": other})
+
+
+@every_block
+def test_a_functional_model_is_made_of_ragged_inputs(make):
+    layer = make()
+    tokens = tf.keras.Input([None, DIM], ragged=True)
+    times = tf.keras.Input([None], ragged=True, dtype=tf.int64)
+    model = tf.keras.Model([tokens, times], layer(tokens, times=times))
+    drawn = draw_sequences(11, [(0, 9, 0), (0, 4, 0)], DIM, AttentionMask())
+    lengths = np.diff(drawn.offsets)
+    given = [tf.RaggedTensor.from_row_lengths(each, lengths) for each in (drawn.x.astype("f"), drawn.times)]
+    np.testing.assert_allclose(
+        model.predict(given, verbose=0).values, called(layer, drawn), rtol=1e-5, atol=1e-6
+    )
+
+
+@every_block
+def test_what_is_no_sequences_is_refused(make):
+    with pytest.raises(ConfigError, match=r"takes a tf.RaggedTensor of shape \(batch, None, dim\)"):
+        make()(tf.zeros([2, 3, DIM]))
+    with pytest.raises(ConfigError, match=r"shape \(batch, None, dim\).* got \(2, None\)"):
+        make()(tf.ragged.constant([[1.0, 2.0], [3.0]]))
 
 
 @every_block

@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, FeatureConfig, record_lookups
 from gmeta.losses import product_cross_entropy
+from gmeta.metrics import AUC
 from gmeta.models import grm
 from gmeta.ops import Adam, Normal
 from gmeta.testing.exposures import draw_exposures, of_user, with_targets
@@ -154,6 +155,56 @@ def test_it_learns_and_measures_by_user(tmp_path):
     other = tf.keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(flat(other(batch)), flat(model(batch)))
     assert float(other.train_step(batch)["loss"]) == pytest.approx(learnt(model, batch)[0], rel=1e-6)
+
+
+def test_metrics_of_compile_are_measured_label_by_label(tmp_path):
+    model, batch = make_model(), draw_exposures(13, [5] * 8, [6] * 8)
+    data = tf.data.Dataset.from_tensor_slices(batch).batch(3)
+    model.compile("adam", metrics={"ctr": ["accuracy", tf.keras.metrics.AUC(name="area")], "ctcvr": "mae"})
+    assert {"accuracy_ctr", "area_ctr", "mae_ctcvr"} <= set(model.fit(data, verbose=0).history)
+    measured = model.evaluate(data, verbose=0, return_dict=True)
+    logits, labels = model(batch), batch["labels"]
+    click, buy = (labels[name].values.numpy() for name in ("click", "buy"))
+    np.testing.assert_allclose(measured["accuracy_ctr"], np.mean((flat(logits, "ctr") > 0) == click))
+    probability = 1 / (1 + np.exp(-flat(logits, "ctcvr").astype(np.float64)))
+    np.testing.assert_allclose(measured["mae_ctcvr"], np.mean(np.abs(probability - buy)), rtol=1e-5)
+    model.compile("adam", metrics=["mse"])
+    assert {"mse_ctr", "mse_ctcvr"} <= set(model.evaluate(data, verbose=0, return_dict=True))
+    model.save(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert {"mse_ctr", "mse_ctcvr"} <= set(other.evaluate(data, verbose=0, return_dict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss": "mse"}, r"grm: compile takes no loss, got 'mse': .*labels="),
+        ({"loss_weights": {"ctr": 2.0}}, r"takes no loss_weights.*weights=\{label: weight\}"),
+        ({"weighted_metrics": ["mae"]}, "takes no weighted_metrics.*give metrics="),
+        ({"metrics": {"cvr": "mae"}}, "metrics name 'cvr', but the labels are ctr, ctcvr"),
+        ({"metrics": [AUC()]}, "auc_ctr and gauc_ctr are always measured"),
+        ({"metrics": ["mae", "mae"]}, "mae_ctcvr, mae_ctr would be measured twice"),
+    ],
+)
+def test_compile_refuses_what_it_would_ignore(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        make_model().compile("adam", **settings)
+
+
+def test_labels_and_weights_beside_a_batch_are_refused():
+    model, batch = make_model(), draw_exposures(2, [3, 2], [2, 2])
+    with pytest.raises(ConfigError, match=r"labels \(y\) beside it"):
+        model.fit(tf.data.Dataset.from_tensors((batch, tf.ones(2))), verbose=0)
+    with pytest.raises(ConfigError, match="sample weights beside it"):
+        model.evaluate(tf.data.Dataset.from_tensors((batch, None, tf.ones(2))), verbose=0)
+
+
+def test_float_ids_and_times_are_refused():
+    model, batch = make_model(), draw_exposures(2, [3, 2], [2, 2])
+    for name, told in (("item", "feature 'item' must be integer ids"), ("time", "'time' must be times as")):
+        wrong = {**batch, "history": {**batch["history"], name: tf.cast(batch["history"][name], tf.float32)}}
+        with pytest.raises(ConfigError, match=told):
+            model(wrong)
 
 
 @pytest.mark.parametrize(

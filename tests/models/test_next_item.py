@@ -127,6 +127,105 @@ def test_what_it_cannot_read_is_named():
         model({**batch, "item": batch["item"].to_tensor()})
     with pytest.raises(ConfigError, match="item='film' is no feature"):
         make_model(item="film")
+    with pytest.raises(ConfigError, match="item must be integers or texts, got float32"):
+        model({**batch, "item": tf.cast(batch["item"], tf.float32)})
+    with pytest.raises(ConfigError, match="time must be integers, such as seconds, got float32"):
+        model({**batch, "time": tf.cast(batch["time"], tf.float64)})
+    with pytest.raises(ConfigError, match=r"next_item: hstu.* needs times: name their column by time="):
+        NextItemModel(model.collection, model.backbone, items=ITEMS, max_length=6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss": "mse"}, r"takes no loss, got 'mse': .*loss=gmeta.losses.SampledSoftmax"),
+        ({"metrics": ["mae"]}, r"takes no metrics, got \['mae'\]: .* ks="),
+        ({"loss_weights": [2.0]}, r"takes no loss_weights"),
+        ({"weighted_metrics": ["mae"]}, r"takes no weighted_metrics"),
+    ],
+)
+def test_compile_refuses_what_it_would_ignore(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        make_model().compile("adam", **settings)
+
+
+def test_labels_and_weights_beside_a_batch_are_refused():
+    model, batch = make_model(), histories(3)
+    for data, told in (((batch, tf.ones(3)), "labels"), ((batch, None, tf.ones(3)), "sample weights")):
+        with pytest.raises(ConfigError, match=told):
+            model.fit(tf.data.Dataset.from_tensors(data), verbose=0)
+        with pytest.raises(ConfigError, match=told):
+            model.evaluate(tf.data.Dataset.from_tensors(data), verbose=0)
+
+
+@pytest.mark.parametrize("wrong", [ITEMS, -1])
+def test_items_beyond_the_catalogue_are_refused_in_fit_and_evaluate(wrong):
+    model, batch = make_model(), histories(3)
+    values = tf.concat([batch["item"].values[:-2], [wrong], batch["item"].values[-1:]], axis=0)
+    data = tf.data.Dataset.from_tensors({**batch, "item": batch["item"].with_values(values)})
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"the item {wrong} is not in the catalogue; items=12"
+        ):
+            run(data, verbose=0)
+
+
+def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tmp_path):
+    numbered, batch = make_model(negatives=64), histories(64)
+    ids = np.arange(ITEMS) * 10**15 + 7
+    model = make_model(items=ids, negatives=64)
+    other = {**batch, "item": batch["item"].with_values(tf.gather(ids, batch["item"].values))}
+    for each, given in ((numbered, batch), (model, other)):
+        data = tf.data.Dataset.from_tensor_slices(given).batch(16)
+        each.fit(data, epochs=25, verbose=0)
+        assert each.evaluate(data, verbose=0, return_dict=True)["ndcg@5"] > 0.9
+    model.save(tmp_path / "model.keras")
+    for each in (model, tf.keras.models.load_model(tmp_path / "model.keras")):
+        items, scores = each.recommend(other, 3)
+        expected = ids[(5 * batch["item"][:, -1:].values.numpy() + 1) % ITEMS]
+        assert np.mean(items[:, 0].numpy() == expected) > 0.9
+        products = each.predict(other, verbose=0) @ each.item_vectors().numpy().T
+        np.testing.assert_allclose(scores, -np.sort(-products, axis=1)[:, :3], rtol=1e-5, atol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"the item \d+ is not in the catalogue"):
+        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+
+
+def test_items_that_were_seen_are_left_out_of_recommendations():
+    model, batch = make_model(), histories(8)
+    items, scores = model.recommend(batch, ITEMS, leave_out_seen=True)
+    for row, found, score in zip(batch["item"].to_list(), items.numpy(), scores.numpy(), strict=True):
+        left = ITEMS - len(set(row))
+        assert set(found[:left]) == set(range(ITEMS)) - set(row)
+        assert (found[left:] == -1).all()
+        assert np.isneginf(score[left:]).all()
+    with pytest.raises(ConfigError, match="k must be at most 12"):
+        model.recommend(batch, ITEMS + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"items": 0}, "items must be a whole number from 1 on, got 0"),
+        ({"items": [3, 4, 3]}, "items must be distinct ids, got 3 twice"),
+        ({"items": [3, -1]}, "items can't hold -1"),
+        ({"items": ["a", ""]}, "items can't hold b''"),
+        ({"items": [0.5, 1.5]}, "integers or texts, got float64"),
+        ({"items": []}, "of shape"),
+    ],
+)
+def test_catalogues_that_make_no_sense_are_refused(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        make_model(**settings)
+
+
+def test_features_that_nothing_would_read_are_refused():
+    backbone = HSTU(blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=False)
+    two = EmbeddingCollection([FeatureConfig("item", 8), FeatureConfig("city", 8)])
+    with pytest.raises(ConfigError, match="embeds city besides 'item'"):
+        NextItemModel(two, backbone, items=ITEMS, max_length=6)
+    pooled = EmbeddingCollection([FeatureConfig("item", 8, pooling="mean")])
+    with pytest.raises(ConfigError, match="has a pooling"):
+        NextItemModel(pooled, backbone, items=ITEMS, max_length=6)
 
 
 def test_it_is_saved_whole(tmp_path):
