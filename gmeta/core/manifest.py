@@ -12,6 +12,7 @@ from typing import Any
 from gmeta.core.errors import DataError
 from gmeta.core.files import ReadablePath, write_atomically
 from gmeta.core.group_index import LAYOUTS, Layout
+from gmeta.core.roles import Roles
 from gmeta.core.schema import Schema
 
 FILE_NAME = "manifest.json"
@@ -97,6 +98,11 @@ class Manifest:
                 for name, split in self.splits.items()
             },
         }
+
+    @property
+    def roles(self) -> Roles:
+        """What the columns are for: the task, the time, the label, and which are hashed text."""
+        return Roles.of(self.schema, self.config)
 
     @property
     def digest(self) -> str:

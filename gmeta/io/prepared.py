@@ -7,14 +7,18 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import ReadablePath
 from gmeta.core.group_index import Layout
-from gmeta.core.manifest import Manifest, Shard
+from gmeta.core.manifest import FILE_NAME, Manifest, Shard
 from gmeta.core.on_bad import OnBad
+from gmeta.core.roles import Roles
 from gmeta.core.schema import Schema
 from gmeta.io.remote import located
+
+_MOST = 8  # splits or data sets that a message names
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class PreparedSplit:
     Attributes:
       folder: The data set's, on a local or another file system.
       schema: The columns of every row.
+      roles: What the columns are for.
       layout: How rows are encoded.
       shards: Those that hold groups, in order.
       digest: Of the data set and the split's name: two of one digest hold the same groups in the same order.
@@ -31,6 +36,7 @@ class PreparedSplit:
 
     folder: ReadablePath
     schema: Schema
+    roles: Roles
     layout: Layout
     shards: Sequence[Shard]
     digest: str
@@ -39,6 +45,11 @@ class PreparedSplit:
     def groups(self) -> int:
         """Groups in all shards."""
         return sum(shard.groups for shard in self.shards)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all shards."""
+        return sum(shard.rows for shard in self.shards)
 
     @property
     def files(self) -> list[str]:
@@ -60,10 +71,13 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
         size is warned of, and what can be read of it is read.
 
     Raises:
-      ConfigError: There is no such split.
-      DataError: No manifest, or one that doesn't match its shards; or the split holds no group.
+      ConfigError: There is no such split, or no data set that it could be of.
+      DataError: A manifest that can't be read, or one that doesn't match its shards; or the split holds no
+        group.
     """
     path = located(path)
+    if isinstance(path, Path):
+        _check_there(path)
     manifest = Manifest.load(path.parent, check_shards=on_bad == "raise")
     if path.name not in manifest.splits:
         raise ConfigError(
@@ -79,4 +93,28 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
     digest = hashlib.sha256(f"{manifest.digest} {path.name}".encode()).hexdigest()
     # With few groups and many shards some are empty; a file without a record is otherwise a fault.
     full = tuple(shard for shard in split.shards if shard.groups > 0)
-    return PreparedSplit(path.parent, manifest.schema, manifest.layout, full, digest)
+    return PreparedSplit(path.parent, manifest.schema, manifest.roles, manifest.layout, full, digest)
+
+
+def _check_there(path: Path) -> None:
+    """Refuse a path beside which there is no data set, and say which splits there are instead."""
+    folder = path.parent
+    own = (path / FILE_NAME).exists()
+    if (folder / FILE_NAME).exists() or not (own or folder.is_dir()) or any(folder.glob("*.tfrecord")):
+        return  # nothing there, or shards that lack their manifest, is for `Manifest.load` to refuse
+    if own:
+        found = [path / FILE_NAME]
+    else:
+        found = [*sorted(path.glob(f"*/{FILE_NAME}")), *sorted(folder.glob(f"*/{FILE_NAME}"))]
+    splits = [f"{manifest.parent / name}" for manifest in found[:_MOST] for name in _splits(manifest)]
+    raise ConfigError(
+        f"{path} is no split of a prepared data set: name FOLDER/SPLIT, where FOLDER is what `gmeta prepare "
+        f"--out` made" + (f"; there are {', '.join(splits[:_MOST])}" if splits else "")
+    )
+
+
+def _splits(manifest: Path) -> list[str]:
+    try:
+        return list(Manifest.load(manifest.parent, check_shards=False).splits)
+    except DataError:
+        return []

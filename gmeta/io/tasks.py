@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.errors import ConfigError
 from gmeta.core.on_bad import OnBad
-from gmeta.core.schema import Schema
+from gmeta.io.chosen_columns import chosen_features, chosen_label, chosen_weight
 from gmeta.io.epoch_plan import EpochPlan
 from gmeta.io.groups import groups, settled
 from gmeta.io.prepared import open_split
@@ -28,7 +27,7 @@ def tasks(
     support: int | None = None,
     rows: Rows | None = None,
     resample: bool = False,
-    label: str | Sequence[str] = "rating",
+    label: str | Sequence[str] | None = None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
     pad_value: int | None = None,
@@ -78,10 +77,12 @@ def tasks(
         `Flag` name the rows themselves; support and query keep the task's order then.
       resample: Draw anew in each epoch, a pure function of (seed, epoch, task, batch). False: rows that are
         drawn are the same in each epoch, a pure function of (seed, task, batch).
-      label: The column to predict, or several of them; cast to float32.
+      label: The column to predict, or several of them; cast to float32. None: the one that `gmeta prepare`
+        was told of, or else ``label`` or ``rating``.
       weight: A column of float32 to weigh rows by: it stands in the masks in place of ones.
       features: The columns to hand on, of int64 or float32, the task's column among them if you like. None:
-        all int64 columns but the task, the batch, ``timestamp``, the labels and what ``query`` names.
+        all columns but the task, the batch, the time, the labels, the weight and what ``query`` names; which
+        one is the time, `gmeta prepare` was told (`gmeta.core.manifest.Manifest.roles`).
       pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
         list of the element.
       shuffle: Whether the order changes with the epoch, or is the shards'.
@@ -133,15 +134,20 @@ def tasks(
     """
     tasks_per_batch = whole_number("tasks: tasks_per_batch", tasks_per_batch, least=1)
     support = None if support is None else whole_number("tasks: support", support, least=1)
-    schema = open_split(path, on_bad).schema
+    opened = open_split(path, on_bad)
+    schema, roles = opened.schema, opened.roles
     query = checked(query, schema)
-    label = _label(schema, label)
+    label = chosen_label("tasks", schema, roles, label)
+    weight = chosen_weight("tasks", schema, weight)
+    labels = (label,) if isinstance(label, str) else label
+    asked = (query.column,) if isinstance(query, After | Flag) else ()
+    kept_back = (schema.task, roles.time, weight, *labels, *asked)
     split = TaskSplit(
         path=os.fspath(path),
         schema=schema,
-        features=_features(schema, features, label, query),
+        features=chosen_features("tasks", schema, features, kept_back),
         label=label,
-        weight=_weight(schema, weight),
+        weight=weight,
         query=query,
         support=support,
         rows=rows,
@@ -172,35 +178,3 @@ def tasks(
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
     return settled(batches if position is None else position.counted(batches))
-
-
-def _label(schema: Schema, label: str | Sequence[str]) -> str | tuple[str, ...]:
-    names = (label,) if isinstance(label, str) else tuple(label)
-    for name in names:
-        if schema[name].is_list or name in (schema.task, schema.batch):
-            raise ConfigError(
-                f"tasks: label={name!r} must be a column of one value a record, and not the key's"
-            )
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"tasks: label must name a column, or several, each once; got {list(names)}")
-    return label if isinstance(label, str) else names
-
-
-def _features(
-    schema: Schema, features: Sequence[str] | None, label: str | Sequence[str], query: Query
-) -> list[str]:
-    if features is None:
-        labels = (label,) if isinstance(label, str) else label
-        asked = (query.column,) if isinstance(query, After | Flag) else ()
-        kept_back = (schema.task, schema.batch, "timestamp", *labels, *asked)
-        return [c.name for c in schema if c.dtype == "int64" and c.name not in kept_back]
-    for name in features:
-        if schema[name].name == schema.batch:
-            raise ConfigError(f"tasks: {name!r} numbers the batches of a task, it is no feature")
-    return list(features)
-
-
-def _weight(schema: Schema, name: str | None) -> str | None:
-    if name is not None and (schema[name].dtype != "float32" or schema[name].is_list):
-        raise ConfigError(f"tasks: weight={name!r} must be a float32 column of one value a record")
-    return name

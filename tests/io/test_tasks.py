@@ -70,12 +70,14 @@ def test_batches_are_the_reference_s(tmp_path_factory, sizes, per_batch, query, 
 
 def test_specs_and_the_columns_taken_by_default(prepared):
     spec = tasks(prepared, query=3).element_spec
-    assert set(spec["features"]) == {"item", "genre"}
+    assert set(spec["features"]) == {"item", "genre", "weights"}
     assert isinstance(spec["features"]["genre"], tf.RaggedTensorSpec)
     assert spec["label"].dtype == tf.float32
     assert spec["query"]["index"].shape.as_list() == [None, 3]
     assert spec["support"]["mask"].dtype == tf.float32
-    assert set(tasks(prepared, query=3, label="item").element_spec["features"]) == {"genre"}
+    assert set(tasks(prepared, query=3, label="item").element_spec["features"]) == {
+        *("genre", "weights", "rating")
+    }
 
 
 def test_gathering_by_index_gives_the_rows_of_each_task(prepared):
@@ -259,6 +261,11 @@ def test_folders_and_splits_that_arent_there(prepared, tmp_path):
         tasks(prepared.with_name("hot"))
     with pytest.raises(DataError, match="no manifest"):
         tasks(tmp_path / "nowhere" / "warm")
+    (tmp_path / "data").mkdir()
+    path = write_folder(tmp_path / "data", [3, 4])
+    for wrong in (path.parent, tmp_path / "dok", tmp_path):
+        with pytest.raises(ConfigError, match=f"^{wrong} is no split of a prepared .*; there are {path}$"):
+            tasks(wrong)
     Manifest(SCHEMA, {"empty": Split(())}, layout="example").save(tmp_path)
     with pytest.raises(DataError, match="the split holds no group"):
         tasks(tmp_path / "empty")

@@ -8,6 +8,7 @@ page cache, as they are from the second epoch on where memory allows.
 columnar        `gmeta.io.groups` over the columnar layout, in order and shuffled, by number of threads
 columnar_zstd   the same with compressed records
 example         the same over ``tf.train.Example`` records
+rows            `gmeta.io.rows`: the same groups' rows, shuffled, in batches of 1,024
 streaming       `gmeta.io.group_batch`, from beginning to end on one thread
 tensorflow      over the same Examples: ``parse_single_example`` and ``batch``; ``group_by_window``; batched
                 ``parse_example``; and ``TFRecordDataset`` alone, which parses nothing
@@ -49,7 +50,7 @@ def size(path: Path) -> int:
 
 def drain(dataset: tf.data.Dataset) -> None:
     """Take every element out, in TensorFlow."""
-    dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1).numpy()
+    dataset.reduce(tf.constant(0, tf.int64), lambda count, *_: count + 1).numpy()
 
 
 def features() -> dict[str, tf.io.FixedLenFeature]:
@@ -99,6 +100,10 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
                 ways[key] = (lambda _, dataset=dataset: drain(dataset)), path, rows[path]
         stream = io.group_batch(shards(path), SCHEMA, layout=name, groups_per_element=32)
         ways[f"io/{name}/groups32/streaming"] = (lambda _, stream=stream: drain(stream)), path, rows[path]
+    for threads in (1, 2):
+        samples = io.rows(columnar, batch_size=BATCH, label="f0", threads=threads)
+        key = f"io/columnar/rows{BATCH}/shuffled/threads{threads}"
+        ways[key] = (lambda _, samples=samples: drain(samples)), columnar, rows[columnar]
     for threads in (1, 2):
         dataset = io.groups(packed, groups_per_element=32, shuffle=False, threads=threads)
         key = f"io/columnar_zstd/groups32/in_order/threads{threads}"
