@@ -1,6 +1,7 @@
 """Readers: what preprocessing wrote, as ``tf.data`` datasets.
 
-`tasks` gives task batches for meta-learning, whose query rows `After` and `Flag` may name; `sequences` users'
+`tasks` gives task batches for meta-learning, whose query rows `After` and `Flag` may name, and
+whose tasks a `TaskChoice`; `sequences` users'
 histories and exposures, which `SequenceSplit` cuts out of groups; `groups` the groups under both,
 `group_batch` those of files that have no index; `epoch_plan` says what is left of an epoch, `ReaderStats`
 what was read, skipped and bad; `ReadingTime` whether training waits for its data; `data_errors` and
@@ -36,4 +37,5 @@ from gmeta.io.reading_time import from_memory as from_memory
 from gmeta.io.sequence_cost import SequenceCost as SequenceCost
 from gmeta.io.sequence_split import SequenceSplit as SequenceSplit
 from gmeta.io.sequences import sequences as sequences
+from gmeta.io.task_choice import TaskChoice as TaskChoice
 from gmeta.io.tasks import tasks as tasks
