@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
+
 TAGS = ("new", "sale", "red", "wool", "home", "toys", "books", "garden")
 
 
@@ -52,3 +54,24 @@ def write_click_log(folder: Path, **options: int) -> Path:
     pyarrow.parquet.write_table(table.slice(0, half), folder / "part-0.parquet")
     pyarrow.parquet.write_table(table.slice(half), folder / "part-1.parquet")
     return folder / "*.parquet"
+
+
+SPEC = TableSpec(
+    task="user_id",
+    time="ts",
+    label="click",
+    columns={
+        "user_id": ColumnSpec(hash=True),
+        "item_id": ColumnSpec(hash=True),
+        "city": ColumnSpec(hash=True),
+        "tags": ColumnSpec(hash=True, is_list=True),
+        "price": ColumnSpec(),
+    },
+)
+"""What `gmeta prepare --task user_id --time ts --label click` makes of it."""
+
+
+def prepared_clicks(folder: Path, config: PrepareConfig | None = None, **options: int) -> Path:
+    """Prepare a log of clicks below ``folder``."""
+    prepare(str(write_click_log(folder / "clicks", **options)), folder / "data", config, spec=SPEC)
+    return folder / "data"

@@ -55,9 +55,8 @@ class ItemMeans:
             items.append(_items(batch, item))
         known, position = np.unique(np.concatenate(items), return_inverse=True)
         values = np.concatenate(labels)
-        sums = np.bincount(position, weights=values)
-        counts = np.bincount(position, weights=np.ones(len(position)))
-        return cls(float(values.mean()), known, sums, counts)
+        sums, counts = np.bincount(position, weights=values), np.bincount(position)
+        return cls(float(values.mean()), known, sums.astype(np.float64), counts.astype(np.float64))
 
     def of_items(self, items: NDArray[np.int64], damping: float = 0.0) -> Floats:
         """The means of some items, damped; of items that nobody has rated the mean of all."""

@@ -106,8 +106,12 @@ def _ahead(evaluation: Evaluation, best: Standing) -> str:
     before = evaluation.spread(best.method, 0, evaluation.error)
     if best.steps == 0 or not before.defined or level(before, best.spread):
         return "what it has learnt of the features holds for new tasks too, whose own rows add little to it"
-    steps = "one step" if best.steps == 1 else f"{best.steps} steps"
-    return f"{steps} on a task’s own rows take it there from {before.mean:.3f}"
+    steps = (
+        "one step on a task’s own rows takes"
+        if best.steps == 1
+        else f"{best.steps} steps on a task’s own rows take"
+    )
+    return f"{steps} it there from {before.mean:.3f}"
 
 
 def _behind(evaluation: Evaluation, best: Standing) -> str:
