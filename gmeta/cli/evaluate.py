@@ -20,7 +20,7 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | 
     """Measure adaptation to new users, and write the report.
 
     The tasks of every test split are measured before adaptation and after several inner steps, beside joint
-    training and the item mean, over all seeds of the run.
+    training, item means and biases, over all seeds of the run.
     """
     if start_ranks(size):
         return
@@ -29,6 +29,7 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | 
     from gmeta.core.collectives import world
     from gmeta.training.measuring import evaluate as measure
     from gmeta.training.report import write_report
+    from gmeta.training.report.findings import headline
     from gmeta.training.run_folder import RunFolder
     from gmeta.training.table import rich_table
 
@@ -37,6 +38,8 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | 
         return
     for section in evaluation.sections:
         Console().print(rich_table(section))
+    for sentence in headline(evaluation)[:1]:
+        click.echo(sentence)
     if json_path:
         evaluation.save(json_path)
         click.echo(f"table as data: {json_path}")

@@ -16,7 +16,8 @@ from gmeta.cli.options import run_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    required=True,
+    default=Path("serving"),
+    show_default=True,
     help="The model's folder, as TensorFlow Serving's --model_base_path names it.",
 )
 @click.option("--method", help="Which method of the run.  [default: the first]")
@@ -62,8 +63,8 @@ def export(
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
     It has TensorFlow's own ops only, and three signatures: `predict` takes the features of samples and gives
-    their ratings by the shared weights; `adapt` takes a new task's samples with their labels and gives what
-    it has learned, as bytes to keep; `predict_with` takes features and those bytes. A feature with several
+    predictions by the shared weights; `adapt` takes a new task's samples with their labels and gives what it
+    has learned, as bytes to keep; `predict_with` takes features and those bytes. A feature with several
     ids a sample is sent as a matrix, its rows filled up with -1. OUT/VERSION appears whole or not at all.
     """
     from gmeta.training.export_run import export_run

@@ -8,8 +8,16 @@ import click
 
 from gmeta.core.on_bad import ON_BAD
 
+DATA = Path("data")
+"""What `gmeta prepare` makes, and `gmeta train` reads, where no folder is named."""
+
 run_option = click.option(
-    "--run", "run_path", required=True, type=click.Path(path_type=Path), help="Folder of the run."
+    "--run",
+    "run_path",
+    default=Path("runs/default"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the run.",
 )
 
 on_bad_option = click.option(

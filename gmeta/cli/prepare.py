@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gmeta.cli.options import on_bad_option
+from gmeta.cli.options import DATA, on_bad_option
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import CODECS, LAYOUTS
 from gmeta.core.on_bad import OnBad
@@ -19,7 +19,9 @@ _DEFAULT = PrepareConfig()
 
 
 @click.command("prepare")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=DATA, show_default=True, help="Folder to make."
+)
 @click.option(
     "--data",
     multiple=True,

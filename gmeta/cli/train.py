@@ -6,19 +6,25 @@ from pathlib import Path
 
 import click
 
-from gmeta.cli.options import on_bad_option, run_option
+from gmeta.cli.options import DATA, on_bad_option, run_option
 from gmeta.cli.ranks import elastic_of, elastic_options, ranks_option, start_ranks
+from gmeta.core.errors import DataError
+from gmeta.core.manifest import FILE_NAME as MANIFEST
 from gmeta.core.on_bad import OnBad
 
 
 @click.command("train")
 @run_option
-@click.option("--data", type=click.Path(path_type=Path), help="A prepared data set.  [default: RUN/data]")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="A prepared data set.  [default: RUN/data, or else data]",
+)
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="Settings in TOML.  [default: MeLU on MovieLens]",
+    help="Settings in TOML.  [default: MeLU on MovieLens; of your own data what the data set says]",
 )
 @on_bad_option
 @click.option(
@@ -42,6 +48,9 @@ def train(
 ) -> None:
     """Train on a prepared data set; resume where a run stopped.
 
+    On a data set of your own it predicts the label that the data were prepared with, from all their other
+    columns, and says what it has decided; --config names what is to differ.
+
     Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so;
     with another --np too. With --elastic it does so by itself when a rank is lost.
     """
@@ -51,20 +60,26 @@ def train(
     from rich.console import Console
 
     from gmeta.core.collectives import check_agreement, world
-    from gmeta.core.config import load_toml, to_mapping
+    from gmeta.core.config import read_toml, to_mapping
     from gmeta.training.experiment import run_training
-    from gmeta.training.experiment_config import ExperimentConfig
+    from gmeta.training.own_data import plan_experiment
     from gmeta.training.progress import TrainingProgress
     from gmeta.training.run_folder import RunFolder
 
-    config = load_toml(ExperimentConfig, config_path) if config_path else ExperimentConfig()
+    data = data or _prepared(RunFolder(run_path).data)
+    planned = plan_experiment(
+        read_toml(config_path) if config_path else {}, data, str(config_path or "config")
+    )
+    config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     run, first = RunFolder(run_path), world().rank == 0
+    for note in planned.notes if first else ():
+        click.echo(note, err=True)
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
         waiting = run_training(
             config,
             run,
-            data or run.data,
+            data,
             progress=progress,
             on_bad=on_bad,
             checkpoint_every=checkpoint_every,
@@ -73,3 +88,15 @@ def train(
         if waiting.elements:
             click.echo(str(waiting), err=True)
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+
+
+def _prepared(own: Path) -> Path:
+    """The run's own data set, or else the one that `gmeta prepare` makes where it isn't told."""
+    for folder in (own, DATA):
+        if (folder / MANIFEST).exists():
+            return folder
+    raise DataError(
+        f"no prepared data set, neither here nor in {DATA}",
+        path=own,
+        advice="run `gmeta prepare` first, or name one with --data",
+    )

@@ -41,13 +41,15 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _choose(value: Any, union: Any) -> Any:
-    """A text is a word or a name, a list a tuple, and a mapping the first dataclass that has all its keys."""
+    """A text is a word or a name, a list a tuple, a mapping a table or a dataclass with all its keys."""
     kinds = [kind for kind in get_args(union) if kind is not type(None)]
     if value is None and type(None) in get_args(union):
         return None
     if isinstance(value, Mapping):
         fitting: list[Any] = [
-            k for k in kinds if is_dataclass(k) and value.keys() <= {f.name for f in fields(k)}
+            k
+            for k in kinds
+            if get_origin(k) is Mapping or (is_dataclass(k) and value.keys() <= {f.name for f in fields(k)})
         ]
         keys = f"the keys {', '.join(value)}"
     elif isinstance(value, list | tuple):
@@ -101,10 +103,18 @@ def load_toml(cls: type[T], path: Path) -> T:
     Raises:
       ConfigError: The file can't be read, isn't TOML, or doesn't fit the dataclass (see `from_mapping`).
     """
+    return from_mapping(cls, read_toml(path), where=str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as nested mappings.
+
+    Raises:
+      ConfigError: The file can't be read or isn't TOML.
+    """
     try:
-        value = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    return from_mapping(cls, value, where=str(path))

@@ -1,8 +1,8 @@
 """Readers: what preprocessing wrote, as ``tf.data`` datasets.
 
 `rows` gives shuffled batches of samples for ordinary models; `tasks` task batches for meta-learning, whose
-query rows `After` and `Flag` may name; `sequences` users' histories and exposures,
-which `SequenceSplit` cuts out of groups; `groups` the groups under all of them,
+query rows `After` and `Flag` may name, and whose tasks a `TaskChoice`; `sequences` users' histories and
+exposures, which `SequenceSplit` cuts out of groups; `groups` the groups under all of them,
 `group_batch` those of files that have no index; `epoch_plan` says what is left of an epoch, `ReaderStats`
 what was read, skipped and bad; `ReadingTime` whether training waits for its data; `data_errors` and
 `as_data_error` turn TensorFlow's errors into one line. `balance_over_ranks` and `balanced_elements` deal
@@ -38,4 +38,5 @@ from gmeta.io.rows import rows as rows
 from gmeta.io.sequence_cost import SequenceCost as SequenceCost
 from gmeta.io.sequence_split import SequenceSplit as SequenceSplit
 from gmeta.io.sequences import sequences as sequences
+from gmeta.io.task_choice import TaskChoice as TaskChoice
 from gmeta.io.tasks import tasks as tasks

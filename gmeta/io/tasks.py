@@ -16,6 +16,7 @@ from gmeta.io.prepared import open_split
 from gmeta.io.query_rule import After, Flag, Query, checked, least_rows
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.reading_position import ReadingPosition
+from gmeta.io.task_choice import TaskChoice
 from gmeta.io.task_split import Rows, TaskSplit
 
 
@@ -31,6 +32,7 @@ def tasks(
     weight: str | None = None,
     features: Sequence[str] | None = None,
     pad_value: int | None = None,
+    only: TaskChoice | None = None,
     shuffle: bool = True,
     shuffle_buffer: int | None = None,
     seed: int = 0,
@@ -85,6 +87,8 @@ def tasks(
         one is the time, `gmeta prepare` was told (`gmeta.core.manifest.Manifest.roles`).
       pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
         list of the element.
+      only: Which tasks are read. Those that it passes over leave their element smaller, or empty, and tasks
+        that are too small to split are among them, no bad records. None: all tasks.
       shuffle: Whether the order changes with the epoch, or is the shards'.
       shuffle_buffer: Groups that are permuted among each other; the order is uniform if it holds all of them.
         None: as many as fill 64 MiB.
@@ -170,11 +174,13 @@ def tasks(
         resume=resume,
         passed=passed,
         shard=shard,
-        min_rows=least_rows(query),
+        min_rows=least_rows(query) if only is None else 1,
         threads=threads,
         on_bad=on_bad,
         stats=stats,
     )
+    if only is not None:
+        elements = elements.map(only.at_least(least_rows(query)), num_parallel_calls=tf.data.AUTOTUNE)
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
     return settled(batches if position is None else position.counted(batches))

@@ -46,17 +46,21 @@ def left_out(
     about: About,
 ) -> tuple[dict[str, Any], tf.Tensor]:
     """The element and ``chosen`` (rows,) without the tasks, and their rows, that aren't ``sound`` (T,)."""
+    rows = tf.repeat(sound, element["row_splits"][1:] - element["row_splits"][:-1])
+    return kept(counted(element, sound, queries, stats, about), sound), tf.boolean_mask(chosen, rows)
+
+
+def kept(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
+    """The element without the tasks, and their rows, that aren't ``sound`` (T,)."""
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
     rows = tf.repeat(sound, lengths)
-    element = counted(element, sound, queries, stats, about)
-    kept = {
+    return {
         **element,
         "columns": {name: _masked(values, rows) for name, values in element["columns"].items()},
         "task": tf.boolean_mask(element["task"], sound),
         "batch_id": tf.boolean_mask(element["batch_id"], sound),
         "row_splits": tf.concat([[0], tf.cumsum(tf.boolean_mask(lengths, sound))], axis=0),
     }
-    return kept, tf.boolean_mask(chosen, rows)
 
 
 def counted(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from gmeta.core import collectives
 from gmeta.models import MetaModel
-from gmeta.training.metrics import rating_metrics
 
 Floats = NDArray[np.float64]
 
@@ -26,30 +25,23 @@ class QueryRows:
 
     Attributes:
       labels: (rows,).
-      items: (rows,): their item ids.
       row_splits: (tasks + 1,): where each task's rows begin and end.
     """
 
     labels: Floats
-    items: NDArray[np.int64]
     row_splits: NDArray[np.int64]
-
-    def measure(self, predictions: Floats) -> dict[str, float]:
-        """The metrics of predictions for these rows."""
-        return rating_metrics(self.labels, predictions, self.row_splits)
 
 
 def query_rows(batches: Iterable[Mapping[str, Any]]) -> QueryRows:
     """Collect the query rows of all batches."""
-    labels, items, lengths = [], [], []
+    labels, lengths = [], []
     for batch in batches:
         mask = batch["query"]["mask"].numpy() > 0
         index = batch["query"]["index"].numpy()[mask]
         labels.append(batch["label"].numpy()[index])
-        items.append(batch["features"]["item"].numpy()[index])
         lengths.append(mask.sum(axis=1))
     splits = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-    return QueryRows(np.concatenate(labels).astype(np.float64), np.concatenate(items), splits)
+    return QueryRows(np.concatenate(labels).astype(np.float64), splits)
 
 
 def predict_after(
@@ -110,22 +102,6 @@ def _of_all_ranks(own: list[Floats]) -> list[Floats]:
     """What the ranks have of their batches, in the order of all batches."""
     ranks = collectives.allgather_objects(own)
     return [of_rank[turn] for turn in range(len(ranks[0])) for of_rank in ranks if turn < len(of_rank)]
-
-
-def item_means(batches: Iterable[Mapping[str, Any]], rows: QueryRows) -> Floats:
-    """The baseline that knows nothing of users: an item's mean label among ``batches``.
-
-    An item that is not among them is predicted as the mean of all labels.
-    """
-    items, labels = [], []
-    for batch in batches:
-        items.append(batch["features"]["item"].numpy())
-        labels.append(batch["label"].numpy())
-    known, position = np.unique(np.concatenate(items), return_inverse=True)
-    values = np.concatenate(labels).astype(np.float64)
-    means = np.bincount(position, weights=values) / np.bincount(position)
-    found = np.minimum(np.searchsorted(known, rows.items), len(known) - 1)
-    return np.where(known[found] == rows.items, means[found], values.mean())
 
 
 def _latest_support(batch: Mapping[str, Any], size: int | None) -> Mapping[str, Any]:

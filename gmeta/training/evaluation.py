@@ -16,7 +16,7 @@ from typing import Any
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
-from gmeta.training.metrics import METRICS
+from gmeta.training.metrics import ERRORS, METRICS
 from gmeta.training.spread import Spread
 
 FORMAT, VERSION = "gmeta-evaluation", 2
@@ -200,6 +200,11 @@ class Evaluation:
             for metric in metrics
         }
         return [metric for metric in METRICS if metric in present]
+
+    @property
+    def error(self) -> str:
+        """The metric that methods are compared by; ``"mae"`` where they have no error at all."""
+        return next((metric for metric in ERRORS if metric in self.metrics), ERRORS[0])
 
     def spread(self, method: str, steps: int, metric: str) -> Spread:
         """Mean and spread of one cell of the table; undefined (no values) where it is absent."""

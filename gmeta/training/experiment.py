@@ -14,6 +14,7 @@ from gmeta.models import MetaModel
 from gmeta.training.checkpoint.ranks import Ranks
 from gmeta.training.evaluation import TrainingRun
 from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.training.experiment_data import folder_of
 from gmeta.training.experiment_models import build_model, experiment_features
 from gmeta.training.progress import TrainingProgress
 from gmeta.training.run_folder import RunFolder
@@ -112,13 +113,16 @@ def check_experiment(config: ExperimentConfig, data: Path, on_bad: OnBad = "rais
     """
     for method in config.methods:
         build_model(config, method, config.seeds[0])
+    needed = config.columns or [each.name for each in experiment_features(config)]
+    needed = list(dict.fromkeys([*needed, config.label, *([config.item] if config.item else [])]))
     for split in dict.fromkeys((config.train_split, *config.test_splits)):
-        columns = [column.name for column in open_split(data / split, on_bad).schema]
-        missing = [each.name for each in experiment_features(config) if each.name not in columns]
+        path = data / folder_of(config, split)
+        columns = [column.name for column in open_split(path, on_bad).schema]
+        missing = [name for name in needed if name not in columns]
         if missing:
+            named = "the experiment" if config.own_columns else f"features={config.features!r}"
             raise ConfigError(
-                f"{data / split}: features={config.features!r} needs the columns {', '.join(missing)}; there "
-                f"are {', '.join(columns)}"
+                f"{path}: {named} needs the columns {', '.join(missing)}; there are {', '.join(columns)}"
             )
 
 

@@ -7,16 +7,22 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gmeta.core.errors import ConfigError
+from gmeta.training.column_settings import FeatureSettings, NumberScale
 from gmeta.training.method_config import MethodConfig as MethodConfig
 from gmeta.training.method_config import default_methods
 
 Loss = Literal["mse", "binary_crossentropy"]
-Features = Literal["movielens", "melu"]
+NamedFeatures = Literal["movielens", "melu"]
+HELD_OUT = "held-out"
+"""What the tasks are called as a split that `ExperimentConfig.held_out` keeps from training."""
 
 
 @dataclass(frozen=True)
 class ExperimentConfig:
-    """A cold-start experiment.
+    """A cold-start experiment, with everything decided.
+
+    The defaults are those of MovieLens. What a data set of one's own has for defaults, and which keys a
+    settings file may leave out then, says `gmeta.training.own_data`.
 
     Attributes:
       seeds: One training run a seed and method: initial weights, initial rows and the order of tasks.
@@ -24,17 +30,24 @@ class ExperimentConfig:
       train_split: The split that is trained on.
       test_splits: The splits that are measured, each in a table of its own. The first one is also measured
         after each epoch, and for the curve of error against support size.
-      query: Rows of a task's query set; the others are its support set.
+      held_out: One of so many tasks of ``train_split``, by a hash of its id, is never trained on; they are
+        measured as the split ``"held-out"``. 0: all its tasks are trained on.
+      query: Rows of a task's query set, or the share of a task's rows that they are; the others are its
+        support set.
       rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, by the task
         alone, so that every method and seed is measured on the same rows.
       resample: In training, draw support and query anew in each epoch.
       features: Which columns are embedded: ``"movielens"`` are year, genre, gender, age, occupation and area;
         ``"melu"`` are those of MeLU's MovieLens-1M, rate, genre, director, actor, gender, age, occupation and
-        zipcode.
-      loss: ``"mse"``: ratings are regressed. ``"binary_crossentropy"``: the output is the logit of a rating
-        of at least ``positive``, and is measured by AUC and nDCG alone.
-      positive: That rating.
-      embedding_dim: Width of every embedding.
+        zipcode. Or a table, column -> `FeatureSettings`.
+      numbers: Columns of numbers that the network takes as they are but for their scale.
+      label: The column to predict.
+      label_scale: With ``"mse"``, the scale on which labels are learnt; None: they are learnt as they are.
+      item: The column whose means the baselines take; None: there is none, and they know the mean alone.
+      loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit of a label of
+        at least ``positive``; of ratings it is measured by AUC and nDCG alone.
+      positive: That label: a rating, or 0.5 where labels are 0 and 1.
+      embedding_dim: Width of embeddings that say nothing else.
       hidden: Units of the hidden layers.
       evaluation_steps: Inner steps after which tasks are measured.
       support_sizes: How many of a task's last support samples it may see, for the curve of error against
@@ -56,10 +69,15 @@ class ExperimentConfig:
     tasks_per_batch: int = 32
     train_split: str = "warm"
     test_splits: tuple[str, ...] = ("cold",)
-    query: int = 10
+    held_out: int = 0
+    query: int | float = 10
     rows: Literal["latest", "random"] = "latest"
     resample: bool = False
-    features: Features = "movielens"
+    features: NamedFeatures | Mapping[str, FeatureSettings] = "movielens"
+    numbers: Mapping[str, NumberScale] = field(default_factory=dict)
+    label: str = "rating"
+    label_scale: NumberScale | None = None
+    item: str | None = "item"
     loss: Loss = "mse"
     positive: float = 4.0
     embedding_dim: int = 32
@@ -74,12 +92,22 @@ class ExperimentConfig:
             raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
         if not self.test_splits or len(set(self.test_splits)) != len(self.test_splits):
             raise ConfigError(f"test_splits must be given, each once, got {list(self.test_splits)}")
-        if min(self.tasks_per_batch, self.query, self.embedding_dim, *self.hidden, *self.support_sizes) < 1:
-            raise ConfigError(
-                "tasks_per_batch, query, embedding_dim, hidden and support_sizes must be at least 1"
-            )
+        if self.query <= 0 or (isinstance(self.query, float) and self.query >= 1):
+            raise ConfigError(f"query must be a number of rows or a share below 1, got {self.query}")
+        if min(self.tasks_per_batch, self.embedding_dim, *self.hidden, *self.support_sizes) < 1:
+            raise ConfigError("tasks_per_batch, embedding_dim, hidden and support_sizes must be at least 1")
         if not self.evaluation_steps or min(*self.evaluation_steps, self.support_steps) < 0:
             raise ConfigError(f"evaluation_steps must be given and not negative, got {self.evaluation_steps}")
+        if (HELD_OUT in self.test_splits) != (self.held_out > 1):
+            raise ConfigError(
+                f"held_out={self.held_out} keeps one of so many tasks for the test split {HELD_OUT!r}: give "
+                f"both held_out of at least 2 and test_splits with {HELD_OUT!r}, or neither"
+            )
+        if not self.features:
+            raise ConfigError("features must name at least one column of ids")
+        both = sorted(set(self.numbers) & set(self.features)) if self.own_columns else []
+        if both:
+            raise ConfigError(f"{', '.join(both)} can't be among features and numbers: leave one out")
         if self.support_sizes and self.loss != "mse":
             raise ConfigError(
                 f"support_sizes are for a curve of rating errors, which loss={self.loss!r} has none of: "
@@ -87,3 +115,13 @@ class ExperimentConfig:
             )
         if not self.methods:
             raise ConfigError("an experiment needs at least one method")
+
+    @property
+    def own_columns(self) -> bool:
+        """Whether features are columns of the user's own, and not MovieLens'."""
+        return not isinstance(self.features, str)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of ids and numbers that the network takes, where they are the user's own."""
+        return [] if isinstance(self.features, str) else [*self.features, *self.numbers]

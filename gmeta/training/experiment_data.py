@@ -8,8 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta import io
+from gmeta.core.group_index import GroupIndex
+from gmeta.core.manifest import Manifest
 from gmeta.core.on_bad import OnBad
-from gmeta.training.experiment_config import ExperimentConfig
+from gmeta.io.query_rule import least_rows
+from gmeta.training.experiment_config import HELD_OUT, ExperimentConfig
 
 
 def training_tasks(config: ExperimentConfig, data: Path, seed: int, **options: Any) -> tf.data.Dataset:
@@ -24,10 +27,11 @@ def training_tasks(config: ExperimentConfig, data: Path, seed: int, **options: A
     return io.tasks(
         data / config.train_split,
         tasks_per_batch=config.tasks_per_batch,
-        query=config.query,
         rows=None if config.resample else config.rows,
         resample=config.resample,
         seed=seed,
+        **_columns(config),
+        only=_choice(config, config.train_split),
         **options,
     )
 
@@ -45,12 +49,50 @@ def measured_tasks(
     What is drawn is drawn by the task alone, whatever the method and its seed.
     """
     return io.tasks(
-        data / split,
+        data / folder_of(config, split),
         tasks_per_batch=config.tasks_per_batch,
-        query=config.query,
         rows=config.rows,
         shuffle=False,
+        **_columns(config),
+        only=_choice(config, split),
         on_bad=on_bad,
         stats=stats,
         shard=shard,
     )
+
+
+def count_tasks(config: ExperimentConfig, data: Path, split: str) -> tuple[int, int]:
+    """How many tasks a split has for the experiment, and how many more are too small for a query set."""
+    shards = Manifest.load(data).splits[folder_of(config, split)].shards
+    choice = _choice(config, split)
+    if choice is None:
+        return sum(shard.groups for shard in shards), 0
+    own = small = 0
+    for shard in shards:
+        groups = GroupIndex.load(data / shard.name).groups
+        task, rows = (tf.constant(groups[name].copy()) for name in ("task", "rows"))
+        whole = int(tf.math.count_nonzero(choice.keeps(task, rows + 2**40)))
+        kept = int(tf.math.count_nonzero(choice.at_least(least_rows(config.query)).keeps(task, rows)))
+        own, small = own + kept, small + whole - kept
+    return own, small
+
+
+def folder_of(config: ExperimentConfig, split: str) -> str:
+    """The split of the data set that a split of the experiment is, or is a part of."""
+    return config.train_split if split == HELD_OUT else split
+
+
+def _choice(config: ExperimentConfig, split: str) -> io.TaskChoice | None:
+    if not config.own_columns:
+        return None  # MovieLens' tasks have rows enough, and a split of their own that is measured
+    parts = config.held_out if folder_of(config, split) == config.train_split else 0
+    return io.TaskChoice(max(parts, 1), held_out=split == HELD_OUT)
+
+
+def _columns(config: ExperimentConfig) -> dict[str, Any]:
+    """What is read of a row."""
+    columns: dict[str, Any] = {"query": config.query, "label": config.label}
+    if config.own_columns:
+        also = [config.item] if config.item else []
+        columns["features"] = list(dict.fromkeys([*config.columns, *also]))
+    return columns

@@ -13,14 +13,18 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import FeatureConfig
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
+from gmeta.models.dlrm import DLRMNetwork
 from gmeta.models.melu_features import published_features
+from gmeta.models.scaled_numbers import ScaledNumbers
 from gmeta.ops.initializers import Normal
 from gmeta.ops.optimizers import Adam
+from gmeta.training.column_settings import FeatureSettings
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.method_config import MethodConfig
 from gmeta.training.rated_at_least import RatedAtLeast, RatedAtLeastAUC
+from gmeta.training.scaled_error import ScaledError
 
 Options = dict[str, Any]
 Build = Callable[[ExperimentConfig, Sequence[FeatureConfig], Options], MetaModel]
@@ -32,24 +36,60 @@ FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
 
 
 def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
-    return melu(features, hidden=config.hidden, **options)
+    if not _has_scales(config):
+        return melu(features, hidden=config.hidden, **options)
+    units = {f"fc{number}": width for number, width in enumerate(config.hidden, 1)}
+    stack = DenseStack({**units, "linear_out": 1}, seed=options["seed"], name="decision")
+    return _scaled(config, features, stack, options, "melu")
 
 
 def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
     """The first attention block reads the item's attributes, the second the user's."""
+    if config.own_columns:
+        raise ConfigError(
+            "cbml tells items' attributes from users', which only MovieLens' are: take melu or dlrm"
+        )
     items = [feature.name for feature in features if feature.name not in _OF_USERS]
     return cbml(features, items=items, hidden=config.hidden, **options)
 
 
 def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
     """Rows start N(0, 1/dim), so that their products start as large as their entries would be at N(0, 1)."""
-    start = Normal(0.0, config.embedding_dim**-0.5)
-    return dlrm(
-        [replace(feature, initializer=start) for feature in features],
-        top=config.hidden,
-        head="rating",  # any number: a rating, or the logit that the other loss takes
-        **options,
+    features = [replace(each, initializer=Normal(0.0, each.dim**-0.5)) for each in features]
+    top: Options = {"top": config.hidden, "head": "rating"}  # any number: a label, or its logit
+    if not _has_scales(config):
+        return dlrm(features, **top, **options)
+    width, *others = sorted({feature.dim for feature in features})
+    if others:
+        raise ConfigError(f"dlrm takes features of one width, got {[width, *others]}")
+    names = [feature.name for feature in features]
+    network = DLRMNetwork(names, width, floats=list(config.numbers), seed=options["seed"], **top)
+    return _scaled(config, features, network, options, "dlrm")
+
+
+def _has_scales(config: ExperimentConfig) -> bool:
+    return bool(config.numbers) or config.label_scale is not None
+
+
+def _scaled(
+    config: ExperimentConfig,
+    features: Sequence[FeatureConfig],
+    network: tf.keras.layers.Layer,
+    options: Options,
+    name: str,
+) -> MetaModel:
+    """A model whose network takes columns of numbers beside the vectors, or answers on a label's scale."""
+    answer = config.label_scale
+    scaled = ScaledNumbers(
+        network,
+        [feature.name for feature in features],
+        [feature.dim for feature in features],
+        {column: (scale.mean, scale.deviation) for column, scale in config.numbers.items()},
+        answer=None if answer is None else (answer.mean, answer.deviation),
     )
+    collection = EmbeddingCollection(features, optimizer=options["optimizer"], seed=options["seed"])
+    own = {key: options[key] for key in ("inner", "outer_samples")}
+    return MetaModel(collection, scaled, name=name, **own)
 
 
 MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
@@ -72,7 +112,22 @@ _OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
 
 def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:
     """The columns that an experiment embeds."""
-    return FEATURES[config.features](config.embedding_dim)
+    if isinstance(config.features, str):
+        return FEATURES[config.features](config.embedding_dim)
+    return [_feature(name, settings, config) for name, settings in config.features.items()]
+
+
+def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> FeatureConfig:
+    """Rows start small: most ids of a log are rare, and should say little until they have been seen."""
+    own: Any = {"hash": True} if settings.hash else {}
+    return FeatureConfig(
+        name,
+        settings.dim or config.embedding_dim,
+        pooling=settings.pooling,
+        table=settings.table,
+        max_length=settings.max_length,
+        **own,
+    )
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
@@ -93,9 +148,13 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
     metric = tf.keras.metrics.MeanAbsoluteError("mae") if regresses else RatedAtLeastAUC(config.positive)
     model.compile(
         optimizer=tf.keras.optimizers.Adam(settings.learning_rate),
-        loss="mse" if regresses else RatedAtLeast(config.positive),
+        loss=_error(config) if regresses else RatedAtLeast(config.positive),
         metrics=[metric],
     )
     # A checkpoint restores the optimizer's moments into variables that exist, so they have to exist now.
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _error(config: ExperimentConfig) -> Any:
+    return "mse" if config.label_scale is None else ScaledError(config.label_scale.deviation)

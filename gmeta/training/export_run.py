@@ -51,7 +51,9 @@ def export_run(
         raise ConfigError(f"{run.path} has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
     model, _ = trained(config, run, method, seed)
     folder = out / str(next_version(out) if version is None else version)
-    signatures = meta_signatures(model, steps=steps, dtype=dtype, stale=stale)
+    signatures = meta_signatures(
+        model, steps=steps, dtype=dtype, stale=stale, answer=config.label, of_logits=config.loss != "mse"
+    )
     return export_model(model, folder, signatures=signatures, unknown=unknown)
 
 

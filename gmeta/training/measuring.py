@@ -1,4 +1,4 @@
-"""Every method of a trained experiment on every split that it names, beside the item mean."""
+"""Every method of a trained experiment on every split that it names, beside two simple baselines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from gmeta import io
 from gmeta.core.config import to_mapping
 from gmeta.core.manifest import Manifest
 from gmeta.core.on_bad import OnBad
-from gmeta.training import cold_start
+from gmeta.training import baselines, cold_start
+from gmeta.training.baselines import ItemMeans, as_logits
 from gmeta.training.cold_start import Floats, QueryRows
 from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, SplitResult, TrainingRun
 from gmeta.training.experiment import trained
 from gmeta.training.experiment_config import ExperimentConfig
-from gmeta.training.experiment_data import measured_tasks
-from gmeta.training.metrics import OF_RATINGS
+from gmeta.training.experiment_data import count_tasks, measured_tasks
+from gmeta.training.label_metrics import click_metrics, number_metrics
+from gmeta.training.metrics import OF_ORDER, rating_metrics
 from gmeta.training.run_folder import RunFolder
 
-ITEM_MEAN = "item_mean"
-"""The baseline that every evaluation has beside the methods that are trained."""
+ITEM_MEAN, BIASES = "item_mean", "biases"
+"""The baselines that every evaluation has beside the methods that are trained."""
 
 Results = dict[int, dict[str, list[float]]]
 """Inner steps -> metric -> one value a seed."""
@@ -34,24 +36,48 @@ _EVERYTHING = (0, 1)  # ranks divide the predictions, not the tasks
 class _Split:
     """A split's batches and their query rows."""
 
+    config: ExperimentConfig
     batches: Sequence[Mapping[str, Any]]
     rows: QueryRows
-    ratings: bool
 
     @classmethod
     def read(cls, config: ExperimentConfig, data: Path, name: str, on_bad: OnBad) -> _Split:
         """All of a split, as every rank has it."""
         batches = list(measured_tasks(config, data, name, on_bad, shard=_EVERYTHING))
-        return cls(batches, cold_start.query_rows(batches), config.loss == "mse")
+        return cls(config, batches, cold_start.query_rows(batches))
 
     def measure(self, predictions: Floats) -> dict[str, float]:
-        """The metrics that the predictions have; logits are no ratings."""
-        found = self.rows.measure(predictions)
-        return {name: value for name, value in found.items() if self.ratings or name not in OF_RATINGS}
+        """The metrics of a network's outputs, which are logits where the labels are a yes or no."""
+        labels, splits, ratings = self.rows.labels, self.rows.row_splits, not self.config.own_columns
+        if self.config.loss == "mse":
+            return (
+                rating_metrics(labels, predictions, splits)
+                if ratings
+                else number_metrics(labels, predictions)
+            )
+        if ratings:
+            found = rating_metrics(labels, predictions, splits)
+            return {name: found[name] for name in OF_ORDER}
+        return click_metrics(labels, predictions, splits, self.config.positive)
+
+    def baselines(self, means: ItemMeans) -> dict[str, dict[str, float]]:
+        """The metrics of what needs no training; ratings are ordered by their means as they are."""
+        config, rates = self.config, _yes(self.config) is not None
+        damping = baselines.ITEM_DAMPING if config.own_columns else 0.0
+        found = {
+            ITEM_MEAN: baselines.item_means(means, self.batches, config.item, damping),
+            BIASES: baselines.biases(means, self.batches, config.item, _yes(config)),
+        }
+        return {name: self.measure(as_logits(each) if rates else each) for name, each in found.items()}
+
+
+def _yes(config: ExperimentConfig) -> float | None:
+    """From which label on rows count as 1, where it is a rate that is predicted."""
+    return config.positive if config.own_columns and config.loss != "mse" else None
 
 
 def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
-    """Measure every method of a trained experiment on its test splits, beside the item mean.
+    """Measure every method of a trained experiment on its test splits, beside the baselines.
 
     On several ranks all call it together, and all get the whole of it.
 
@@ -63,7 +89,8 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
     manifest = Manifest.load(data)
     with io.data_errors():
         splits = {name: _Split.read(config, data, name, on_bad) for name in config.test_splits}
-        warm = list(measured_tasks(config, data, config.train_split, on_bad, shard=_EVERYTHING))
+        warm = measured_tasks(config, data, config.train_split, on_bad, shard=_EVERYTHING)
+        means = ItemMeans.of(warm, config.item, _yes(config))
     first = splits[config.test_splits[0]]
     results: dict[str, dict[str, Results]] = {name: {} for name in splits}
     curves: dict[str, dict[int, list[float]]] = {}
@@ -82,35 +109,65 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
                 limited = cold_start.predict_after(model, first.batches, [steps], support_size=size)
                 values.append(first.measure(limited[steps])["mae"])
     for name, split in splits.items():
-        means = split.measure(cold_start.item_means(warm, split.rows))
-        _add(results[name].setdefault(ITEM_MEAN, {}), {0: means})
+        for baseline, found in split.baselines(means).items():
+            _add(results[name].setdefault(baseline, {}), {0: found})
     for size in config.support_sizes:
         curves.setdefault(ITEM_MEAN, {})[size] = results[config.test_splits[0]][ITEM_MEAN][0]["mae"]
     about = {name: (settings.label, settings.description) for name, settings in config.methods.items()}
-    about[ITEM_MEAN] = (
-        "item mean",
-        f"The mean rating of the item among the {config.train_split} users; knows nothing of the user.",
-    )
+    about |= _about_baselines(config)
     primary, *others = config.test_splits
     return Evaluation(
         title="Cold-start evaluation",
         data=DataDescription(
             name=str(manifest.config.get("source", data.name)),
-            warm_tasks=manifest.splits[config.train_split].groups,
-            cold_tasks=manifest.splits[primary].groups,
+            warm_tasks=count_tasks(config, data, config.train_split)[0],
+            cold_tasks=count_tasks(config, data, primary)[0],
             rows=sum(split.rows for split in manifest.splits.values()),
             split=primary,
         ),
         config={"experiment": to_mapping(config), "data": dict(manifest.config)},
         seeds=config.seeds,
         methods={name: MethodResult(*about[name], found) for name, found in results[primary].items()},
-        splits={name: SplitResult(manifest.splits[name].groups, results[name]) for name in others},
+        splits={name: SplitResult(count_tasks(config, data, name)[0], results[name]) for name in others},
         support_curve=curves if config.support_sizes else {},
         support_steps=config.support_steps if config.support_sizes else None,
         training=training,
-        notes=[f"{count} input records left out: {reason}" for reason, count in manifest.dropped.items()],
+        notes=[
+            *_notes(config, data),
+            *(f"{count} input records left out: {reason}" for reason, count in manifest.dropped.items()),
+        ],
         seconds={"evaluate": time.monotonic() - started},
     )
+
+
+def _about_baselines(config: ExperimentConfig) -> dict[str, tuple[str, str]]:
+    rows, kind = f"the {config.train_split} tasks", "rating" if not config.own_columns else config.label
+    if config.item is None:
+        first = "mean", f"The mean {kind} of {rows}: no column is named as the item."
+        second = "task bias", "That mean, and how far a task's own support rows lie off it, damped."
+        return {ITEM_MEAN: first, BIASES: second}
+    return {
+        ITEM_MEAN: (
+            "item mean",
+            f"The mean {kind} of the item ({config.item}) among {rows}; knows nothing of the user.",
+        ),
+        BIASES: (
+            "user and item biases",
+            "The mean, how far the item lies off it, and how far the user's own support rows do, damped.",
+        ),
+    }
+
+
+def _notes(config: ExperimentConfig, data: Path) -> list[str]:
+    """What a reader of the table has to know of how it came about."""
+    notes = []
+    for split in (config.train_split, *config.test_splits):
+        _, small = count_tasks(config, data, split)
+        if small:
+            notes.append(f"{small:,} {split} tasks are too small for a support and a query set: passed over")
+    if all(method.inner.steps for method in config.methods.values()):
+        notes.append("No method was trained without an inner loop: what meta-learning adds can't be told.")
+    return notes
 
 
 def _add(results: Results, measured: Mapping[int, Mapping[str, float]]) -> None:

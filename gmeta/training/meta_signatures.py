@@ -34,6 +34,8 @@ def meta_signatures(
     steps: int | None = None,
     dtype: DeltaDtype = "float32",
     stale: Stale = "refuse",
+    answer: str = RATING,
+    of_logits: bool = False,
 ) -> dict[str, Signature]:
     """The three signatures of a meta-learned model.
 
@@ -45,13 +47,15 @@ def meta_signatures(
     ``predict_with``  the features of n samples, ``weights_bytes``          ``rating``
     ================  ====================================================  =====================
 
-    ``rating`` is (n,) float32, or (n, outputs) if the network has several. ``label`` is (samples,) float32,
-    or (samples, outputs). ``weights_bytes`` is () string: the very bytes of `gmeta.models.FastWeights`, which
-    a client keeps in a store and sends as they are. So ``FastWeights.from_bytes`` takes what ``adapt``
-    answers, and ``predict_with`` takes ``FastWeights.to_bytes`` of either dtype.
+    ``rating``, or what ``answer`` calls it, is (n,) float32, or (n, outputs) if the network has several.
+    ``label`` is (samples,) float32, or (samples, outputs). ``weights_bytes`` is () string: the very bytes
+    of `gmeta.models.FastWeights`, which a client keeps in a store and sends as they are. So
+    ``FastWeights.from_bytes`` takes what ``adapt`` answers, and ``predict_with`` takes
+    ``FastWeights.to_bytes`` of either dtype.
 
-    ``adapt`` runs the inner steps in the graph: `MetaModel.adapt`, with the same values to rounding.
-    ``predict`` is by the shared weights, those that adaptation starts from.
+    ``adapt`` runs the inner steps in the graph:
+    `MetaModel.adapt`, with the same values to rounding. ``predict`` is by the shared weights, those that
+    adaptation starts from.
 
     Args:
       model: The model, compiled.
@@ -60,6 +64,9 @@ def meta_signatures(
       stale: What ``predict_with`` makes of deltas from other shared weights, such as those of the version
         that was served before: ``"refuse"``, so that clients adapt again, or ``"apply"``, which adds them to
         the present weights.
+      answer: The name of what is predicted, such as the label's.
+      of_logits: The network's outputs are logits: ``answer`` is their probability, and beside it stands
+        ``<answer>_logit``.
 
     Raises:
       ConfigError: The model isn't compiled; a setting that there isn't; a feature with a name of ours.
@@ -78,8 +85,11 @@ def meta_signatures(
     here = fingerprint(model).numpy().decode()
     about = metadata(model.name, model.inner.algorithm, steps, here)
 
+    def answers(outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {answer: tf.sigmoid(outputs), f"{answer}_logit": outputs} if of_logits else {answer: outputs}
+
     def predict(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return {RATING: outputs_with(model, _checked(given), {}, {})}
+        return answers(outputs_with(model, _checked(given), {}, {}))
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         given = _checked(given)
@@ -93,7 +103,7 @@ def meta_signatures(
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = _decoded(model, given[WEIGHTS], here if stale == "refuse" else None)
         features = _checked({name: given[name] for name in inputs})
-        return {RATING: outputs_with(model, features, deltas, rows)}
+        return answers(outputs_with(model, features, deltas, rows))
 
     outputs = _outputs(model, inputs)
     label = tf.TensorSpec([None] if outputs == 1 else [None, outputs], tf.float32)

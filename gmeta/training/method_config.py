@@ -64,3 +64,33 @@ def default_methods() -> dict[str, MethodConfig]:
             epochs=12,
         ),
     }
+
+
+_STEPS = 1500
+
+
+def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
+    """MAML and joint training on data of one's own, for as many epochs as make about 1,500 steps.
+
+    Args:
+      steps_per_epoch: How many steps an epoch has; 3 epochs at least and 60 at most.
+    """
+    epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 60)
+    inner = InnerLoop(steps=2, learning_rate=0.1, order=2)
+    return {
+        "maml": MethodConfig(
+            "MAML",
+            "Trained by second-order MAML: the decision layers adapt to a task in the inner loop.",
+            inner=inner,
+            learning_rate=5e-3,
+            epochs=epochs,
+        ),
+        "joint": MethodConfig(
+            "joint training",
+            "The same network trained on all rows without an inner loop; its steps are fine-tuning.",
+            inner=InnerLoop(steps=0, learning_rate=0.1),
+            outer_samples="all",
+            learning_rate=2e-3,
+            epochs=epochs,
+        ),
+    }

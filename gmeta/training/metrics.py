@@ -1,4 +1,4 @@
-"""Metrics of predicted ratings: how far off they are, and how well they rank a task's items.
+"""Metrics of predictions: how far off they are, and how well they rank a task's items.
 
 Rows come flat, task after task, with the offsets of the tasks (``row_splits``), so that tasks with query
 sets of different sizes need no padding and no mask.
@@ -26,16 +26,29 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
-    "mae": Metric("MAE", "lower", "mean absolute error, in rating points"),
-    "rmse": Metric("RMSE", "lower", "root mean squared error, in rating points"),
-    "auc": Metric("AUC", "higher", "area under the ROC curve of rating ≥ 4, over all query rows together"),
+    "mae": Metric("MAE", "lower", "mean absolute error, in the label's own unit, such as rating points"),
+    "rmse": Metric("RMSE", "lower", "root mean squared error, in the label's own unit"),
+    "logloss": Metric("log loss", "lower", "mean negative logarithm of the probability of what happened"),
+    "auc": Metric("AUC", "higher", "area under the ROC curve of all query rows together; of ratings, ≥ 4"),
+    "gauc": Metric(
+        "GAUC", "higher", "a task's own AUC, mean weighted by its rows; tasks of one class left out"
+    ),
     "ndcg@1": Metric("nDCG@1", "higher", "gain of the item ranked first, mean over tasks; 1 is ideal"),
     "ndcg@3": Metric("nDCG@3", "higher", "discounted gain of the first three items, mean over tasks"),
 }
-"""The metrics of `rating_metrics`, in the order of its keys."""
+"""All that is measured, in the order in which it is shown."""
 
-OF_RATINGS = ("mae", "rmse")
-"""The metrics that a prediction must be a rating for; the others ask for its order alone."""
+ERRORS = ("mae", "logloss")
+"""What methods are compared by: the first of these that an evaluation has."""
+
+OF_RATINGS = ("mae", "rmse", "auc", "ndcg@1", "ndcg@3")
+"""The metrics of `rating_metrics`."""
+
+OF_ORDER = ("auc", "ndcg@1", "ndcg@3")
+"""Those that ask for the order of predictions alone, so that logits will do."""
+
+OF_NUMBERS = ("mae", "rmse")
+"""Those of labels that are no ratings."""
 
 POSITIVE = 4.0
 """A rating from here on is a positive example of the AUC."""
@@ -55,7 +68,7 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
         ``row_splits[t]`` up to ``row_splits[t + 1]``. A task may be empty.
 
     Returns:
-      Metric name -> value; the keys are those of `METRICS`. nan where a metric is undefined: without rows,
+      Metric name -> value; the keys are `OF_RATINGS`. nan where a metric is undefined: without rows,
       `auc` with ratings on one side of the threshold only, `ndcg` without a task that can be ranked.
 
     Raises:
@@ -70,7 +83,7 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
 
     truth, guess, splits = _checked(labels, predictions, row_splits)
     if not truth.size or not np.isfinite(guess).all():
-        return dict.fromkeys(METRICS, np.nan)
+        return dict.fromkeys(OF_RATINGS, np.nan)
     return {
         "mae": float(mean_absolute_error(truth, guess)),
         "rmse": float(root_mean_squared_error(truth, guess)),

@@ -60,7 +60,9 @@ class RunFolder:
         }
         if file.exists():
             held = self._read(file)
-            differing = _differences(held, _plain(begun))
+            # Settings that there weren't yet when the run was begun have their defaults.
+            known = from_mapping(ExperimentConfig, held["experiment"], where=str(file))
+            differing = _differences(held | {"experiment": _plain(to_mapping(known))}, _plain(begun))
             if differing:
                 raise ConfigError(
                     f"{self.path} was begun with other settings ({'; '.join(differing)}): "

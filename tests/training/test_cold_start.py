@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.testing.small_experiment import small_config, small_data
-from gmeta.training.cold_start import QueryRows, item_means, predict_after, query_rows
+from gmeta.training.cold_start import predict_after, query_rows
 from gmeta.training.experiment_data import measured_tasks
 from gmeta.training.experiment_models import build_model
 
@@ -64,12 +64,3 @@ def test_predicting_stores_nothing(model_and_batches):
     model, batches = model_and_batches
     predict_after(model, batches, [1])
     assert int(model.collection.tables[0].size()) == 0
-
-
-def test_item_means_fall_back_to_the_mean_of_all():
-    batch = {
-        "features": {"item": tf.constant([5, 5, 9], tf.int64)},
-        "label": tf.constant([1.0, 2.0, 5.0]),
-    }
-    rows = QueryRows(np.zeros(4), np.array([9, 5, 1, 77]), np.array([0, 4]))
-    np.testing.assert_allclose(item_means([batch], rows), [5.0, 1.5, 8 / 3, 8 / 3], rtol=1e-6)

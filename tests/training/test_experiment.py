@@ -50,7 +50,7 @@ def test_a_second_call_says_that_all_is_done(trained):
 
 def test_the_evaluation_has_every_cell(trained, tmp_path):
     evaluation = evaluate(trained[0])
-    assert list(evaluation.methods) == ["maml", "joint", "item_mean"]
+    assert list(evaluation.methods) == ["maml", "joint", "item_mean", "biases"]
     for method in ("maml", "joint"):
         assert sorted(evaluation.methods[method].results) == [0, 1, 3, 5]
         assert sorted(evaluation.support_curve[method]) == [1, 4]

@@ -49,7 +49,7 @@ def test_every_split_is_measured_and_shown(data, tmp_path):
     evaluation = evaluated(config(), data, tmp_path)
     assert [one.data.split for one in evaluation.sections] == list(SPLITS)
     for one in evaluation.sections:
-        assert list(one.methods) == ["maml", "joint", "item_mean"]
+        assert list(one.methods) == ["maml", "joint", "item_mean", "biases"]
         assert one.data.cold_tasks == 40
         assert np.isfinite(one.spread("maml", 1, "mae").mean)
     means = [one.spread("item_mean", 0, "mae").mean for one in evaluation.sections]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
-from gmeta.training.metrics import METRICS, auc, ndcg, rating_metrics
+from gmeta.training.metrics import OF_RATINGS, auc, ndcg, rating_metrics
 
 
 def naive_auc(labels, predictions):
@@ -66,7 +66,7 @@ def test_equals_the_definitions_written_out(case):
         "ndcg@1": naive_ndcg(labels, predictions, splits, 1),
         "ndcg@3": naive_ndcg(labels, predictions, splits, 3),
     }
-    assert list(measured) == list(METRICS)
+    assert list(measured) == list(OF_RATINGS)
     assert measured == pytest.approx(expected, nan_ok=True)
 
 
@@ -102,7 +102,7 @@ def test_no_rows_at_all_are_undefined():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_diverged_run_has_no_metrics(bad):
     measured = rating_metrics([1, 4, 5], [1.0, bad, 2.0], [0, 3])
-    assert list(measured) == list(METRICS)
+    assert list(measured) == list(OF_RATINGS)
     assert all(math.isnan(value) for value in measured.values())
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gmeta.training.evaluation import TRAIN_LOSS, VALIDATION_MAE, Evaluation
+from gmeta.training.metrics import METRICS
 from gmeta.training.report.findings import after, capital, change, level, standings
 from gmeta.training.report.marks import Line, curves, fit_training, mean_curve, training_runs
 from gmeta.training.report.style import MUTED, canvas, label_lines
@@ -41,20 +42,22 @@ def draw(evaluation: Evaluation) -> list[Drawing]:
 
 
 def error_by_steps(evaluation: Evaluation) -> Drawing | None:
-    """MAE on cold tasks against gradient steps on their support ratings."""
+    """The error on cold tasks against gradient steps on their support ratings."""
+    error = evaluation.error
+    metric = METRICS[error]
     lines = _defined(
         {
-            name: {float(steps): evaluation.spread(name, steps, "mae") for steps in sorted(method.results)}
+            name: {float(steps): evaluation.spread(name, steps, error) for steps in sorted(method.results)}
             for name, method in evaluation.methods.items()
         }
     )
     if not any(len(line) > 1 for line in lines.values()):
         return None
-    first, *others = standings(evaluation, "mae")
+    first, *others = standings(evaluation, error)
     title = f"{capital(first.label)} reaches the lowest error{first.where}"
     if others and level(first.spread, others[0].spread):
         title = f"{capital(first.label)} and {others[0].label} reach the same error, within the spread"
-    subtitle = _subtitle(evaluation, f"MAE on the query ratings of {evaluation.data.split} tasks")
+    subtitle = _subtitle(evaluation, f"{metric.label} on the query rows of {evaluation.data.split} tasks")
     figure, (axes,) = canvas(title, subtitle, 3.9, label=_longest_label(evaluation, lines))
     ticks = sorted({steps for line in lines.values() for steps in line})
     axes.set_xlim(ticks[0] - 0.03 * ticks[-1], ticks[-1] * 1.03)
@@ -62,8 +65,8 @@ def error_by_steps(evaluation: Evaluation) -> Drawing | None:
     axes.set_xlabel("gradient steps on a task’s support ratings", fontsize=10, color=MUTED)
     curves(axes, evaluation, lines)
     caption = (
-        "Mean absolute error, in rating points, on the query ratings of tasks that training has not seen, "
-        "after each number of inner (or fine-tuning) steps on the task’s support ratings. "
+        f"{capital(metric.description)}, on the query rows of tasks that training has not seen, "
+        "after each number of inner (or fine-tuning) steps on the task’s support rows. "
     )
     return Drawing(NAMES[0], title, caption + _band(evaluation), figure)
 
@@ -131,7 +134,7 @@ def training_curves(evaluation: Evaluation) -> Drawing | None:
             label_lines(axes, names)
     caption = (
         "Training loss is what each method minimises, so its level can’t be compared between methods. "
-        "Validation MAE is the mean absolute error, in rating points, on tasks held out of training."
+        "Validation MAE is the mean absolute error, in the label’s own unit, on tasks held out of training."
     )
     return Drawing(NAMES[2], title, caption, figure)
 

@@ -56,8 +56,9 @@ def standings(evaluation: Evaluation, metric: str) -> list[Standing]:
 
 
 def headline(evaluation: Evaluation) -> list[str]:
-    """The report's opening: what adaptation did, who is best by error, who is best by ranking."""
-    sentences = [adaptation(evaluation), lowest_error(evaluation), ranking(evaluation), caution(evaluation)]
+    """The report's opening: who wins and why, what adaptation did, who is best by error and by ranking."""
+    parts = (winner, adaptation, lowest_error, ranking, caution)
+    sentences = [part(evaluation) for part in parts]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -68,24 +69,79 @@ def change(before: Spread, now: Spread) -> str:
     return f"{'falls' if now.mean < before.mean else 'rises'} from {before.mean:.3f} to {now.mean:.3f}"
 
 
+def winner(evaluation: Evaluation) -> str:
+    """Which method has the lowest error, by how much below the best simple baseline, and what made it so.
+
+    A method that takes steps and is best after some of them wins by them, as far as its error before
+    them lies above; one that is best before them wins by what it has learnt of the features.
+    """
+    metric = METRICS[evaluation.error].label
+    order = standings(evaluation, evaluation.error)
+    simple = [standing for standing in order if not standing.adapts]
+    trained = [standing for standing in order if standing.adapts]
+    if not simple or not trained:
+        return ""
+    best, baseline = trained[0], simple[0]
+    where = f"on {evaluation.data.split} tasks"
+    values = f"{best.spread.mean:.3f}{best.where}"
+    if level(best.spread, baseline.spread):
+        return (
+            f"No method wins {where}: {best.label}’s {metric} of {values} is level with the "
+            f"{baseline.spread.mean:.3f} of {baseline.label}, a simple baseline, so features and steps have "
+            "added nothing to means."
+        )
+    if best.spread.mean > baseline.spread.mean:
+        return (
+            f"A simple baseline wins {where}: {baseline.label} reaches {metric} {baseline.spread.mean:.3f}, "
+            f"and the best trained method, {best.label}, {values}, because {_behind(evaluation, best)}."
+        )
+    gap = baseline.spread.mean - best.spread.mean
+    return (
+        f"{capital(best.label)} wins {where}: its {metric} of {values} is {gap:.3f} below that of the best "
+        f"simple baseline, {baseline.label} ({baseline.spread.mean:.3f}), because {_ahead(evaluation, best)}."
+    )
+
+
+def _ahead(evaluation: Evaluation, best: Standing) -> str:
+    before = evaluation.spread(best.method, 0, evaluation.error)
+    if best.steps == 0 or not before.defined or level(before, best.spread):
+        return "what it has learnt of the features holds for new tasks too, whose own rows add little to it"
+    steps = (
+        "one step on a task’s own rows takes"
+        if best.steps == 1
+        else f"{best.steps} steps on a task’s own rows take"
+    )
+    return f"{steps} it there from {before.mean:.3f}"
+
+
+def _behind(evaluation: Evaluation, best: Standing) -> str:
+    tasks = f"{evaluation.data.warm_tasks:,} tasks"
+    before = evaluation.spread(best.method, 0, evaluation.error)
+    if best.steps and before.defined and not level(before, best.spread):
+        return f"its steps, from {before.mean:.3f}, end above what damped means say after {tasks} of training"
+    return f"its steps on a task’s own rows don’t help, and {tasks} have taught it less than damped means say"
+
+
 def adaptation(evaluation: Evaluation) -> str:
     """What the first step does to the error of the first method that adapts; empty if there is none."""
+    metric = evaluation.error
     for name, method in evaluation.methods.items():
-        steps = [n for n in sorted(method.results) if evaluation.spread(name, n, "mae").defined]
+        steps = [n for n in sorted(method.results) if evaluation.spread(name, n, metric).defined]
         if len(steps) > 1 and steps[0] == 0:
-            before, now = (evaluation.spread(name, n, "mae") for n in steps[:2])
-            where = f"{method.label}’s MAE on {evaluation.data.split} tasks"
+            before, now = (evaluation.spread(name, n, metric) for n in steps[:2])
+            where = f"{method.label}’s {METRICS[metric].label} on {evaluation.data.split} tasks"
             return f"{capital(after(steps[1]))}, {where} {change(before, now)}."
     return ""
 
 
 def lowest_error(evaluation: Evaluation) -> str:
     """Who has the lowest error, and whether the runner-up is really behind."""
-    order = standings(evaluation, "mae")
+    order = standings(evaluation, evaluation.error)
     if len(order) < 2:
         return ""
     first, second, *others = order
-    sentence = f"{capital(first.label)} reaches the lowest MAE, {first.spread.mean:.3f}{first.where}"
+    metric = METRICS[evaluation.error].label
+    sentence = f"{capital(first.label)} reaches the lowest {metric}, {first.spread.mean:.3f}{first.where}"
     runner_up = f"{second.label}’s {second.spread.mean:.3f}{second.where}"
     if level(first.spread, second.spread):
         sentence += f", but {runner_up} is level with it"
@@ -99,9 +155,9 @@ def lowest_error(evaluation: Evaluation) -> str:
 
 
 def ranking(evaluation: Evaluation) -> str:
-    """Who orders a task's items best, by AUC and nDCG@3."""
+    """Who orders a task's items best, by AUC, GAUC and nDCG@3."""
     parts = []
-    for metric in ("auc", "ndcg@3"):
+    for metric in ("auc", "gauc", "ndcg@3"):
         order = standings(evaluation, metric)
         if len(order) < 2:
             continue
