@@ -105,9 +105,7 @@ class SampleMetric(tf.keras.metrics.Metric):
 
 def nan_labels(name: str) -> str:
     """What a metric says of labels that are NaN."""
-    return (
-        f"{name}: labels hold NaN, which is neither class: leave these samples out, or give them the weight 0"
-    )
+    return f"{name}: labels hold NaN, which is of neither class: leave these samples out, or weigh them 0"
 
 
 def auc_of_groups(

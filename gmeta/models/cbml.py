@@ -183,7 +183,7 @@ def cbml(
       scale: See `CBML`.
       inner: The inner loop.
       outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer; Adam at the Keras optimizer's rate where it isn't said.
+      optimizer: The tables' sparse optimizer; they follow the Keras optimizer where it isn't said.
       seed: Of the initial weights and rows.
     """
     units = {f"fc{number}": width for number, width in enumerate(hidden, 1)}

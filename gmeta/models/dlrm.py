@@ -203,7 +203,7 @@ def dlrm(
       outputs: How many, such as 2 for clicks and conversions, with labels (samples, 2).
       inner: The inner loop.
       outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer; Adam at the Keras optimizer's rate where it isn't said.
+      optimizer: The tables' sparse optimizer; they follow the Keras optimizer where it isn't said.
       seed: Of the initial weights and rows.
       name: The model's name.
 

@@ -53,7 +53,7 @@ def melu(
       hidden: Units of the hidden layers.
       inner: The inner loop.
       outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer; Adam at the Keras optimizer's rate where it isn't said.
+      optimizer: The tables' sparse optimizer; they follow the Keras optimizer where it isn't said.
       seed: Of the initial weights and rows.
 
     Example:

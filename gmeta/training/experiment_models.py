@@ -97,7 +97,7 @@ MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
 
 
 def _options(method: MethodConfig, seed: int) -> Options:
-    """What every model takes. Without an optimizer of their own, rows follow the Keras optimizer's rate."""
+    """What every model takes. Without an optimizer of their own, rows follow the Keras optimizer."""
     own_rate = method.row_learning_rate
     return {
         "inner": method.inner,

@@ -14,6 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives import failures, stalls, tensors
 from gmeta.core.collectives.world import launched_size
 from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.models import Model
 
 
 @pytest.mark.parametrize("module", ["agreement", "counting", "tensors", "world"])
@@ -92,3 +93,34 @@ def test_a_launcher_that_says_no_number_of_ranks_is_refused(monkeypatch: pytest.
     monkeypatch.setenv("HOROVOD_SIZE", "two")
     with pytest.raises(ConfigError, match="HOROVOD_SIZE='two' is no number of ranks"):
         launched_size()
+
+
+@pytest.mark.parametrize("variable", ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_rank_that_has_not_called_init_is_told_so_at_compile(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    inputs = tf.keras.Input([1])
+    model = Model(inputs, tf.keras.layers.Dense(1)(inputs))
+    monkeypatch.setenv(variable, "1")
+    model.compile("sgd", "mse")
+    monkeypatch.setenv(variable, "4")
+    with pytest.raises(ConfigError, match=r"one of 4 ranks, but gmeta\.init\(\) wasn't called"):
+        model.compile("sgd", "mse")
+
+
+def test_an_error_that_ends_a_rank_is_said_in_the_first_line() -> None:
+    code = """
+from gmeta.core.collectives.first_words import say_errors_first
+from gmeta.core.errors import ConfigError
+say_errors_first(1, 2)
+try:
+    raise RuntimeError("Horovod has been shut down")
+except RuntimeError as error:
+    raise ConfigError("mend this") from error
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    lines = found.stderr.splitlines()
+    assert lines[0] == "gmeta: error on rank 1 of 2: mend this"
+    assert "Horovod has been shut down" in found.stderr
+    assert lines[-1] == "gmeta.core.errors.ConfigError: mend this"
+    assert found.returncode == 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.metrics import AUC, GAUC, UserGAUC
+from gmeta.models import Model
 
 ROW = st.tuples(
     st.integers(-1, 2),  # user
@@ -129,3 +130,31 @@ def test_it_is_made_again_from_its_config(make):
 def test_numbers_of_elements_that_differ_are_refused():
     with pytest.raises(ConfigError, match=r"user_gauc: labels, predictions, groups .* got 2, 2, 3, 2"):
         UserGAUC().update_state([1.0, 0.0], [0.1, 0.2], [1, 2, 3])
+
+
+NAN = [1.0, float("nan"), 0.0]
+
+
+@pytest.mark.parametrize("make", [AUC, UserGAUC])
+def test_labels_that_are_nan_are_no_negatives(make):
+    metric = make()
+    others = {"users": [1, 1, 1]} if make is UserGAUC else {}
+    with pytest.raises(ConfigError, match="labels hold NaN, which is of neither class"):
+        metric.update_state(NAN, [0.1, 0.2, 0.3], **others)
+    metric.update_state(NAN, [0.1, 0.2, 0.3], **others, sample_weight=[1.0, 0.0, 1.0])
+    assert float(metric.result()) == 0.0
+
+
+def test_gauc_of_tasks_refuses_labels_that_are_nan_outside_of_the_padding():
+    with pytest.raises(ConfigError, match="labels hold NaN"):
+        GAUC().update_state([NAN], [[0.1, 0.2, 0.3]], [[1.0, 1.0, 1.0]])
+    GAUC().update_state([NAN], [[0.1, 0.2, 0.3]], [[1.0, 0.0, 1.0]])
+
+
+def test_evaluate_says_in_one_line_that_labels_are_nan():
+    x = tf.keras.Input([1])
+    model = Model(x, tf.keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse", metrics=[AUC()])
+    with pytest.raises(ConfigError, match="^auc: labels hold NaN, which is of neither class") as raised:
+        model.evaluate(np.zeros([3, 1]), np.array(NAN), verbose=0)
+    assert "\n" not in str(raised.value)
