@@ -30,10 +30,20 @@ help:  ## Name the targets
 setup:  ## Make .venv with the pins, Horovod and the native libraries; seconds when it is there [PYTHON=python3.11]
 	@PYTHON='$(PYTHON)' sh tools/dev/setup.sh
 
-demo: setup  ## Prepare, train, evaluate, report [DATA=a MovieLens folder] [RUN=a folder]
-	$(BIN)/gmeta prepare --out '$(RUN)/data' $(if $(DATA),--data '$(DATA)')
+# Without DATA: a generated log of clicks, all the way to predictions for a new user in stock TensorFlow.
+demo: setup  ## Prepare, train, evaluate, export, predict [DATA=a MovieLens folder: to the report] [RUN=a folder]
+ifeq ($(DATA),)
+	$(BIN)/python tools/dev/demo_clicks.py '$(RUN)/clicks'
+	$(BIN)/gmeta prepare --data '$(RUN)/clicks/*.parquet' --task user_id --time ts --label click --out '$(RUN)/data'
+else
+	$(BIN)/gmeta prepare --out '$(RUN)/data' --data '$(DATA)'
+endif
 	$(BIN)/gmeta train --run '$(RUN)'
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
+ifeq ($(DATA),)
+	$(BIN)/gmeta export --run '$(RUN)' --out '$(RUN)/serving'
+	$(BIN)/python tools/dev/demo_client.py '$(RUN)/serving' '$(RUN)/clicks/new_user.json'
+endif
 
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)

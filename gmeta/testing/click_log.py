@@ -48,7 +48,11 @@ def click_log(users: int = 200, rows: int = 40, *, items: int = 60, seed: int = 
 
 def write_click_log(folder: Path, **options: int) -> Path:
     """Write `click_log` as two Parquet files below ``folder``; the pattern that names them."""
-    table = click_log(**options)
+    return write_parts(click_log(**options), folder)
+
+
+def write_parts(table: pa.Table, folder: Path) -> Path:
+    """Write a table as two Parquet files below ``folder``; the pattern that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     half = table.num_rows // 2
     pyarrow.parquet.write_table(table.slice(0, half), folder / "part-0.parquet")

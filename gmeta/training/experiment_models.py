@@ -119,14 +119,13 @@ def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:
 
 def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> FeatureConfig:
     """Rows start small: most ids of a log are rare, and should say little until they have been seen."""
-    own: Any = {"hash": True} if settings.hash else {}
     return FeatureConfig(
         name,
         settings.dim or config.embedding_dim,
         pooling=settings.pooling,
         table=settings.table,
         max_length=settings.max_length,
-        **own,
+        hash=bool(settings.hash),
     )
 
 
