@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import ProgressColumn, Task, TaskID
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +13,8 @@ from rich.text import Text
 from gmeta.core.bars import Bars
 from gmeta.preprocess import PrepareSummary
 from gmeta.preprocess.progress import STAGES
+
+_COLUMNS = 8  # that are left out and named in the table
 
 
 class _Rate(ProgressColumn):
@@ -90,8 +93,14 @@ def _table(summary: PrepareSummary) -> Table:
     table.add_column("rows", justify="right")
     for name, split in summary.splits.items():
         table.add_row(name, f"{split.tasks:,}", f"{split.rows:,}")
+    of_all = f" of {summary.rows_read:,}"
     for entry in summary.left_out:
-        table.add_row(f"left out: {entry.reason}", f"{entry.tasks:,}", f"{entry.rows:,}")
+        table.add_row(f"left out: {entry.reason}", f"{entry.tasks:,}", f"{entry.rows:,}{of_all}")
     for kind in summary.bad:
-        table.add_row(f"bad: {kind.reason} ({kind.file})", "", f"{kind.count:,}")
+        count = f"{kind.count:,}{of_all if kind.of_rows else ''}"
+        table.add_row(f"bad: {kind.reason} ({kind.file})", "", count)
+    for what, names in (("hashed", summary.columns_hashed), ("left out", summary.columns_left_out)):
+        if names:
+            shown = ", ".join(names[:_COLUMNS]) + (", ..." if len(names) > _COLUMNS else "")
+            table.add_row(f"{what}: {escape(shown)}", "", f"{len(names):,} of {summary.columns:,} columns")
     return table

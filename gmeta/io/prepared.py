@@ -105,7 +105,7 @@ def _check_there(path: Path) -> None:
     if own:
         found = [path / FILE_NAME]
     else:
-        found = [*sorted(path.glob(f"*/{FILE_NAME}")), *sorted(folder.glob(f"*/{FILE_NAME}"))]
+        found = sorted(path.glob(f"*/{FILE_NAME}")) or sorted(folder.glob(f"*/{FILE_NAME}"))
     splits = [f"{manifest.parent / name}" for manifest in found[:_MOST] for name in _splits(manifest)]
     raise ConfigError(
         f"{path} is no split of a prepared data set: name FOLDER/SPLIT, where FOLDER is what `gmeta prepare "

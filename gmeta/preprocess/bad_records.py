@@ -7,6 +7,7 @@ the place to a `BadRecords`, which alone knows the rule.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -33,6 +34,11 @@ class Reason(Enum):
     WRONG_TYPE = "wrong type"
     MISSING_COLUMN = "missing column"
     MALFORMED = "malformed line"
+
+
+WHOLE_NUMBER = "a whole number"
+"""What an int64 column is expected to hold, in messages; text in one is most often an id."""
+_TEXT_ID = re.compile(rf"{WHOLE_NUMBER}, got (?!'-?[0-9.]+')")
 
 
 class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom an error of the run
@@ -78,6 +84,11 @@ class BadRecords:
         """
         if self.on_bad == "raise":
             advice = "mend it, or leave such records out with --on-bad skip"
+            if error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
+                advice = (
+                    "if it is an id, say hash = true for its column in --spec, which stores text and numbers "
+                    "alike; if not, mend it"
+                )
             raise DataError(f"{error.reason.value}: {error}", path=path, line=line, advice=advice) from error
         key = (path.name, error.reason)
         self.counts[key] = self.counts.get(key, 0) + count

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from gmeta.preprocess.bad_records import Reason
+from gmeta.preprocess.bad_records import WHOLE_NUMBER, Reason
 from gmeta.preprocess.table_spec import ColumnSpec
 
 Mask = NDArray[np.bool_]
@@ -87,13 +87,15 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
             null = given.is_null().to_numpy(zero_copy_only=False)
             faults.append((Reason.NULL, null, "given"))
         else:
-            values = np.where(missing, np.asarray(column.default, values.dtype), values)
+            text = isinstance(column.default, str)
+            default = hash_text(str(column.default)) if text else column.default
+            values = np.where(missing, np.asarray(default, values.dtype), values)
     return Parsed(values, faults)
 
 
 def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
     """int64 values."""
-    kind, expected = given.type, "a whole number"
+    kind, expected = given.type, WHOLE_NUMBER
     if is_text(kind):
         return _parse(given, pa.int64(), _WHOLE, expected)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from gmeta.preprocess.table_spec import TableSpec
 if TYPE_CHECKING:
     import duckdb
 
+_FIELDS = re.compile(r"Expected Number of Columns: (\d+) Found: (\d+)")
 _REASONS = {
     "MISSING COLUMNS": Reason.MISSING_FIELD,
     "TOO MANY COLUMNS": Reason.EXTRA_FIELD,
@@ -34,14 +36,10 @@ class CsvScan(Scan):
         columns = ", ".join(f"{quoted(name)}: 'VARCHAR'" for name in self.names())
         kinds = f"auto_detect=false, columns={{{columns}}}, store_rejects=true"
         if spec is None:
-            kinds = (
-                "ignore_errors=true"
-                if self._form.header
-                else f"names={list(self._form.names)!r}, ignore_errors=true"
-            )
+            kinds = f"names=[{', '.join(map(quoted, self.names()))}], ignore_errors=true"
         quote, delimiter = quoted(self._form.quote), quoted(csv_delimiter(self.file.path, self._form))
         return (
-            f"read_csv({quoted(str(self.file.path))}, header={str(self._form.header).lower()}, "
+            f"read_csv({quoted(str(self._plain))}, header={str(self._form.header).lower()}, "
             f"delim={delimiter}, quote={quote}, escape={quote}, hive_partitioning=false, {kinds})"
         )
 
@@ -78,7 +76,7 @@ class CsvScan(Scan):
             "FROM reject_errors GROUP BY line ORDER BY line"
         )
         for line, kind, message, text in cursor.execute(query).fetchall():
-            message = one_line(message).rstrip(".")
+            message = _FIELDS.sub(r"\1 fields expected, got \2", one_line(message).rstrip("."))
             shown = repr((text or "").strip("\r\n").split("\n")[0][:60])
             reason = _REASONS.get(str(kind), Reason.MALFORMED)
             self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown}"))

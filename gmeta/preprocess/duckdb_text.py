@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # In words of the Python package, where it has seen the signal, or of DuckDB.
 _INTERRUPTED = re.compile(r"^Query interrupted|^INTERRUPT Error")
+_SPECIAL = re.compile(r"[^\w /.,:=+@%#&~-]")
 _NO_ROOM = r"No space left|disk is full|temp_directory|temporary (file|block)|File too large"
 
 
@@ -30,9 +32,40 @@ def named(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
+class PlainPath:
+    """A path that DuckDB takes for the one file it names, whatever characters are in it.
+
+    DuckDB takes ``*``, ``?`` and ``[`` in a path for a pattern, cuts it at backslashes, and replaces a tilde
+    at its beginning. A path with such a character is read through a link of a plain name.
+
+    Args:
+      path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._plain = path, str(path.absolute())
+        if _SPECIAL.search(self._plain):
+            self._folder = tempfile.TemporaryDirectory(prefix="gmeta-")  # goes with this object
+            ends = "".join(end for end in path.suffixes[-2:] if end.isascii() and end[1:].isalnum())
+            link = Path(self._folder.name) / f"file{ends}"
+            link.symlink_to(path.absolute())
+            self._plain = str(link)
+
+    def __str__(self) -> str:
+        return self._plain
+
+    def renamed(self, message: str) -> str:
+        """A message of DuckDB's, naming the file as it was given."""
+        return message.replace(self._plain, str(self._path))
+
+
 @contextmanager
-def errors_explained(path: Path) -> Iterator[None]:
+def errors_explained(path: Path, plain: PlainPath | None = None) -> Iterator[None]:
     """DuckDB's errors as ours, in one line.
+
+    Args:
+      path: The file that is read.
+      plain: What DuckDB knows it by.
 
     Raises:
       DataError: The file is damaged, or not what it is taken for.
@@ -48,7 +81,7 @@ def errors_explained(path: Path) -> Iterator[None]:
             raise KeyboardInterrupt from error
         if not isinstance(error, duckdb.Error):
             raise
-        text = one_line(str(error))
+        text = one_line(str(error) if plain is None else plain.renamed(str(error)))
         if str(error).startswith("Out of Memory"):
             raise GmetaError(f"{path}: too little memory: {text}; allow more with --memory-limit") from error
         if re.search(_NO_ROOM, str(error)):

@@ -31,7 +31,7 @@ from gmeta.preprocess.progress import PartsProgress, Progress, no_progress
 from gmeta.preprocess.raw_file import RawFile
 from gmeta.preprocess.shard_files import save_manifest, shard_name
 from gmeta.preprocess.source import Named, Source
-from gmeta.preprocess.staging import resumable_folder
+from gmeta.preprocess.staging import restore, resumable_folder
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
 from gmeta.preprocess.table_source import TableSource
 from gmeta.preprocess.table_spec import TableSpec
@@ -102,6 +102,7 @@ def prepare(
     """
     started = time.perf_counter()
     out = Path(out)
+    restore(out)
     config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
     memory_limit = memory_limit or memory.default_limit()
     raw = synthetic.files(synthetic.SyntheticConfig(seed=config.seed)) if data is None else {}
@@ -184,7 +185,7 @@ def _sort(
             part, own, bad, stages.of(number), connection, staging / _RUNS, memory_limit
         )
         results.append(EngineResult.of(nothing, part, own, tasks, sizes))
-    summarise(staging, source, config, EngineResult.together(results), bad).save(staging)
+    summarise(staging, source, source.spec, config, EngineResult.together(results), bad).save(staging)
 
 
 def _merge(
@@ -237,7 +238,7 @@ def describe_plan(
 
 
 def summarise(
-    out: Path, source: Named, config: PlanConfig, result: EngineResult, bad: BadRecords
+    out: Path, source: Named, spec: TableSpec, config: PlanConfig, result: EngineResult, bad: BadRecords
 ) -> PrepareSummary:
     """The account of a run."""
     return PrepareSummary(
@@ -258,6 +259,9 @@ def summarise(
         task_sizes=result.task_sizes,
         min_rows=config.min_rows,
         max_rows=config.max_rows,
+        columns=len({*spec.sources.values()}) + len(spec.unused),
+        columns_left_out=spec.unused,
+        columns_hashed=tuple(name for name, column in spec.columns.items() if column.hash),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
@@ -12,6 +14,7 @@ from pathlib import Path
 from gmeta.core.errors import GmetaError
 
 _LOCK = "lock"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 
 
 @contextmanager
@@ -106,16 +109,45 @@ def clear(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Give a folder its name; what stands there goes, but not before."""
-    previous = target.with_name(f".{target.name}.{os.getpid()}.previous")
+    """Give a folder its name; what stands there goes, but not before.
+
+    Where the file system can exchange two names at once, a reader finds the old folder or the new one, even
+    if the process is killed. Elsewhere the old one has another name for a moment, from which `restore` brings
+    it back.
+    """
+    if not target.exists():
+        partial.rename(target)
+        return
+    if _exchange(partial, target):
+        shutil.rmtree(partial, ignore_errors=True)
+        return
+    previous = _previous(target)
+    shutil.rmtree(previous, ignore_errors=True)
+    target.rename(previous)
     try:
-        if target.exists():
-            target.rename(previous)
-        try:
-            partial.rename(target)
-        except BaseException:
-            if previous.exists():
-                previous.rename(target)
-            raise
-    finally:
-        shutil.rmtree(previous, ignore_errors=True)
+        partial.rename(target)
+    except BaseException:
+        previous.rename(target)
+        raise
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def restore(final: Path) -> None:
+    """Bring back a folder that a process was killed while replacing."""
+    target = Path(os.path.realpath(final))
+    if not target.exists() and _previous(target).exists():
+        with contextlib.suppress(FileNotFoundError):  # another process did
+            _previous(target).rename(target)
+
+
+def _previous(target: Path) -> Path:
+    return target.with_name(f".{target.name}.previous")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names at once; False where that can't be done."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)

@@ -73,6 +73,9 @@ class PrepareSummary:
       task_sizes: Number of rows -> number of tasks that have as many, before the selection.
       min_rows: Fewest rows of a task that the selection keeps.
       max_rows: Most rows of a task that the selection keeps; 0: any number.
+      columns: How many columns the table has; 0: not counted.
+      columns_left_out: The table's columns that nothing is stored of.
+      columns_hashed: The columns of the data set whose text is hashed.
       seconds: Wall time, reading to renaming; 0 if nothing had to be done.
       reused: Whether ``out`` was there already, made from the same input by the same plan.
     """
@@ -86,6 +89,9 @@ class PrepareSummary:
     task_sizes: Mapping[int, int]
     min_rows: int = 1
     max_rows: int = 0
+    columns: int = 0
+    columns_left_out: tuple[str, ...] = ()
+    columns_hashed: tuple[str, ...] = ()
     seconds: float = 0.0
     reused: bool = False
 
@@ -148,6 +154,8 @@ class PrepareSummary:
             value["bad"] = tuple(
                 BadKind(**{**kind, "examples": tuple(kind["examples"])}) for kind in value["bad"]
             )
+            for name in ("columns_left_out", "columns_hashed"):
+                value[name] = tuple(value.get(name, ()))
             value["task_sizes"] = {int(size): count for size, count in value["task_sizes"].items()}
             return replace(cls(out=folder, **value), reused=True)
         except OSError as error:

@@ -35,6 +35,7 @@ from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.engine import refuse_empty
 from gmeta.preprocess.prepare import check_replaceable, describe_plan, holds, summarise
 from gmeta.preprocess.shard_files import save_manifest
+from gmeta.preprocess.staging import restore
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_files import TableFile, csv_delimiter, csv_names
 from gmeta.preprocess.table_source import TableSource
@@ -180,6 +181,7 @@ class TableJob:
           GmetaError: Something else is there, and may not be replaced.
         """
         out = Path(self.out)
+        restore(out)
         if not self.overwrite and (out / MANIFEST).exists() and holds(out, self.plan):
             return True
         check_replaceable(out)
@@ -199,7 +201,7 @@ class TableJob:
         bad = BadRecords(self.on_bad)
         tally.report(bad, self.path_of)
         result = census.result(shards, tally.rows_read)
-        summary = summarise(Path(self.out), _Named(self.name), self.config, result, bad)
+        summary = summarise(Path(self.out), _Named(self.name), self.spec, self.config, result, bad)
         save_manifest(folder, self.spec.schema, shards, self.config, self.plan, summary)
         return summary
 

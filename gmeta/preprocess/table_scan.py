@@ -6,6 +6,7 @@ that are to be hashed are hashed here, natively. Folders such as ``day=1`` aren'
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Collection, Generator, Sequence
 from functools import cached_property
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from gmeta.preprocess.bad_records import Reason
-from gmeta.preprocess.duckdb_text import arrow_batches, errors_explained, named, quoted
+from gmeta.preprocess.duckdb_text import PlainPath, arrow_batches, errors_explained, named, quoted
 from gmeta.preprocess.table_files import TableFile
-from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
+from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec, check_names
 
 if TYPE_CHECKING:
     import duckdb
@@ -57,12 +58,13 @@ class Scan:
 
     def __init__(self, file: TableFile, form: CsvForm, connection: duckdb.DuckDBPyConnection) -> None:
         self.file, self._form = file, form
+        self._plain = PlainPath(file.path)
         self._connection = connection
         self.rejects: list[Reject] = []
 
     def table(self, spec: TableSpec | None, *, skip: bool) -> str:
         """The table in SQL."""
-        return f"read_parquet({quoted(str(self.file.path))}, hive_partitioning=false)"
+        return f"read_parquet({quoted(str(self._plain))}, hive_partitioning=false)"
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -74,8 +76,13 @@ class Scan:
         return self._described()
 
     def _described(self) -> pa.Schema:
+        import pyarrow.parquet as pq
+
+        if self.file.format == "parquet":  # DuckDB would give one of two such columns another name
+            with contextlib.suppress(OSError, pa.ArrowException), self.file.path.open("rb") as file:
+                check_names(pq.read_schema(file).names, "the file has")
         query = f"SELECT * FROM {self.table(None, skip=False)} LIMIT 0"
-        with errors_explained(self.file.path):
+        with errors_explained(self.file.path, self._plain):
             return self._connection.sql(query).to_arrow_table().schema
 
     def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
@@ -99,7 +106,7 @@ class Scan:
         query = f"SELECT {selected or 'NULL'} FROM {self.table(spec, skip=skip)}"
         cursor = self._connection.cursor()
         try:
-            with errors_explained(self.file.path):
+            with errors_explained(self.file.path, self._plain):
                 try:
                     yield from arrow_batches(cursor.sql(query), _ROWS)
                 finally:

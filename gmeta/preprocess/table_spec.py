@@ -13,6 +13,9 @@ from gmeta.core.config import load_toml
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Column, DType, Schema
 
+RESERVED = "_gmeta_"
+"""What the names of columns begin with that engines add to rows."""
+
 
 @dataclass(frozen=True)
 class ColumnSpec:
@@ -24,13 +27,16 @@ class ColumnSpec:
         whole numbers, booleans (0 and 1), dates and times (microseconds since 1970, UTC).
       is_list: Whether a row holds any number of values. None: as the source's; text files hold single values
         unless this says otherwise.
-      hash: Store the low 64 bits of the MD5 of the text, as a signed number: for ids that are text. Python's
+      hash: Store the low 64 bits of the MD5 of the text, as a signed number: for ids that are text, and the
+        rule for every column of text that has no ``dtype`` and is neither the time nor the label. Python's
         hashlib, DuckDB (``md5_number_lower``) and Spark all compute it, so ids that are hashed anywhere, also
         later when serving, agree; a hash that only one of them knows would tie the data to it. Of a million
         ids, two collide with a probability of 3e-8.
       min: The smallest value that is in range; None: any.
       max: The largest value that is in range; None: any.
       default: What is stored in place of null and NaN; None: such a row is bad. A list that is null is empty.
+        For a hashed column a text, also the empty one, which is hashed like any other; a number is stored as
+        it is.
       separator: What stands between the values of a list in text files (CSV).
     """
 
@@ -40,7 +46,7 @@ class ColumnSpec:
     hash: bool = False
     min: float | None = None
     max: float | None = None
-    default: float | None = None
+    default: int | float | str | None = None
     separator: str = "|"
 
     def __post_init__(self) -> None:
@@ -48,8 +54,12 @@ class ColumnSpec:
             raise ConfigError("hash makes an int64 without bounds: leave out dtype, min and max")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"min={self.min:g} is more than max={self.max:g}")
-        if self.default is not None and self.dtype == "int64" and self.default != int(self.default):
-            raise ConfigError(f"default={self.default:g} isn't an int64")
+        if isinstance(self.default, int) and not isinstance(self.default, bool):
+            object.__setattr__(self, "default", float(self.default))  # one number, one manifest
+        if isinstance(self.default, float) and (self.hash or self.dtype == "int64"):
+            _check_whole(self.default)
+        if isinstance(self.default, str) and self.dtype is not None and not self.hash:
+            raise ConfigError(f"default={self.default!r} is text: it goes with hash = true")
         if not self.separator:
             raise ConfigError("separator must not be empty")
 
@@ -88,9 +98,10 @@ class TableSpec:
       label: The column to predict; float32 unless it says otherwise.
       unique: Columns whose values may not come twice in a task, such as the item; the first row stays.
       batch: The name of the column that numbers a task's batches; the plan adds it.
-      columns: Name -> column. Empty: all columns of numbers, and of lists of numbers. Those that are named
-        above are stored in any case.
+      columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Those that are
+        named above are stored in any case.
       csv: The form of CSV files.
+      unused: The table's columns that nothing is stored of; `resolve` finds them.
 
     Example:
       >>> spec = TableSpec("user", time="ts", label="click", columns={"item": ColumnSpec(hash=True)})
@@ -104,6 +115,7 @@ class TableSpec:
     batch: str = "batch_id"
     columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
     csv: CsvForm = field(default_factory=CsvForm)
+    unused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch in self.columns or self.batch in self.roles:
@@ -180,12 +192,14 @@ class TableSpec:
         """
         given = dict(self.columns)
         if not given:
-            given = {
-                f.name: ColumnSpec() for f in table if _numbers(_element(f.type)) and f.name != self.batch
-            }
-        names = dict.fromkeys((*self.roles, *given))
+            kinds = {f.name: _element(f.type) for f in table if f.name != self.batch}
+            given = {name: ColumnSpec() for name, kind in kinds.items() if _numbers(kind) or _text(kind)}
+        names = list(dict.fromkeys((*self.roles, *given)))
+        check_names(table.names, "the table has")
+        check_names([*names, self.batch], "the spec stores")
         columns = {name: self._resolve(name, given.get(name, ColumnSpec()), table) for name in names}
-        return replace(self, columns=columns)
+        used = {column.source for column in columns.values()}
+        return replace(self, columns=columns, unused=tuple(n for n in table.names if n not in used))
 
     def _resolve(self, name: str, column: ColumnSpec, table: pa.Schema) -> ColumnSpec:
         source = column.source or name
@@ -198,19 +212,30 @@ class TableSpec:
                 f"column {name!r} holds lists: it can't be the task, the time, the label or a key"
             )
         kind = _element(kind)
-        dtype = column.dtype
+        dtype, hashes = column.dtype, column.hash
         if dtype is None:
-            if column.hash or name == self.task:
+            if hashes or (_text(kind) and name not in (self.time, self.label)):
+                dtype, hashes = "int64", True
+            elif name in (self.task, self.time):
                 dtype = "int64"
             elif name == self.label or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
                 dtype = "float32"
             elif _numbers(kind) or pa.types.is_null(kind):
                 dtype = "int64"
             else:
-                raise ConfigError(
-                    f"column {name!r} is {kind}: say hash = true to store ids of text, or a dtype for numbers"
-                )
-        return replace(column, source=source, dtype=dtype, is_list=is_list)
+                raise ConfigError(f"column {name!r} is {kind}: neither numbers nor text can be made of it")
+        if hashes and (column.min is not None or column.max is not None):
+            raise ConfigError(
+                f"column {name!r} is text, of which ids are made: leave out min and max, or say a dtype"
+            )
+        if isinstance(column.default, str) and not hashes:
+            raise ConfigError(
+                f"column {name!r} holds numbers, and default={column.default!r} is text: give a number, or "
+                "say hash = true"
+            )
+        if isinstance(column.default, float) and dtype == "int64":
+            _check_whole(column.default)
+        return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest keeps of it."""
@@ -218,6 +243,27 @@ class TableSpec:
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
             "columns": {name: asdict(column) for name, column in self.columns.items()},
         }
+
+
+def _check_whole(default: float) -> None:
+    if default != default or default in (float("inf"), float("-inf")) or default != int(default):
+        raise ConfigError(f"default={default:g} isn't an int64")
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuse names that an engine would take for one another, or for its own."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigError(
+                f"{what} columns {other!r} and {name!r}, which differ in case alone, and SQL can't "
+                "tell them apart: rename one"
+            )
+        if name.lower().startswith(RESERVED):
+            raise ConfigError(
+                f"{what} a column {name!r}: names from {RESERVED!r} on are gmeta's own, rename it"
+            )
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -237,6 +283,12 @@ def _numbers(kind: pa.DataType) -> bool:
         or types.is_decimal(kind)
         or types.is_temporal(kind)
     )
+
+
+def _text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _shown(names: Sequence[str], most: int = 20) -> str:

@@ -60,10 +60,43 @@ def test_a_file_is_read_and_decided_by_the_table(tmp_path):
     assert spec.resolve(TABLE) == spec
 
 
-def test_without_columns_all_numbers_are_taken():
-    spec = TableSpec("item").resolve(TABLE)
-    assert [column.name for column in spec.schema] == ["item", "batch_id", "ts", "price", "tags", "click"]
-    assert spec.order == ("item", "ts", "price", "tags", "click")
+def test_without_columns_all_numbers_and_text_are_taken_and_the_rest_is_named():
+    table = TABLE.append(pa.field("where", pa.struct({"x": pa.int64()}))).append(
+        pa.field("batch_id", pa.int8())
+    )
+    spec = TableSpec("item").resolve(table)
+    names = [column.name for column in spec.schema]
+    assert names == ["item", "batch_id", "ts", "user", "price", "tags", "title", "click"]
+    assert spec.order == ("item", "ts", "user", "price", "tags", "title", "click")
+    assert [name for name, column in spec.columns.items() if column.hash] == ["user", "title"]
+    assert spec.unused == ("where", "batch_id")
+    assert spec.resolve(table) == spec
+
+
+def test_text_is_hashed_unless_it_is_the_time_or_the_label_or_has_a_type():
+    table = pa.schema({name: pa.string() for name in ("user", "ts", "click", "number", "id")})
+    columns = {"number": ColumnSpec(dtype="int64"), "id": ColumnSpec(default="unknown")}
+    spec = TableSpec("user", time="ts", label="click", columns=columns).resolve(table)
+    assert {name: (c.dtype, c.hash) for name, c in spec.columns.items()} == {
+        **{"user": ("int64", True), "ts": ("int64", False), "click": ("float32", False)},
+        **{"number": ("int64", False), "id": ("int64", True)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"item": ColumnSpec(default="unknown")}, "'item' holds numbers, and default='unknown' is text"),
+        ({"title": ColumnSpec(default=0.5)}, "default=0.5 isn't an int64"),
+        ({"title": ColumnSpec(min=3)}, "'title' is text, .*leave out min and max"),
+        ({"Price": ColumnSpec("price"), "price": ColumnSpec()}, "'Price' and 'price', which differ in case"),
+        ({"_gmeta_number": ColumnSpec("item")}, "names from '_gmeta_' on are gmeta's own"),
+        ({"BATCH_ID": ColumnSpec("item")}, "'BATCH_ID' and 'batch_id', which differ in case alone"),
+    ],
+)
+def test_columns_that_do_not_fit_or_would_be_taken_for_others(columns, said):
+    with pytest.raises(ConfigError, match=said):
+        TableSpec("user", columns=columns).resolve(TABLE)
 
 
 def test_what_the_manifest_keeps_is_json():
@@ -83,6 +116,8 @@ def test_what_the_manifest_keeps_is_json():
         ('task = "user"\n[columns.x]\nmin = 3\nmax = 2', "min=3 is more than max=2"),
         ('task = "user"\n[columns.x]\nhash = true\nmin = 3', "hash makes an int64 without bounds"),
         ('task = "user"\n[columns.x]\ndtype = "int64"\ndefault = 0.5', "default=0.5 isn't an int64"),
+        ('task = "user"\n[columns.x]\ndtype = "int64"\ndefault = "no"', "default='no' is text"),
+        ('task = "user"\n[columns.x]\ndefault = true', "nothing here takes True"),
         ('task = "user"\n[columns.user]\ndtype = "float32"', "'user' is the task and must be an int64"),
         ('task = "user"\n[columns.user]\nis_list = true', "'user' must have one value a row"),
         ('task = "batch_id"', "'batch_id' is made by the plan"),
@@ -102,10 +137,10 @@ def test_a_file_that_makes_no_sense(tmp_path, text, said):
     [
         (TableSpec("uid"), "no column 'uid' in the table; it has ts, user, item"),
         (TableSpec("item", columns={"a": ColumnSpec("b")}), "no column 'b' in the table"),
-        (TableSpec("item", columns={"title": ColumnSpec()}), "'title' is string: say hash = true"),
+        (TableSpec("item", columns={"raw": ColumnSpec()}), "'raw' is binary: neither numbers nor text"),
         (TableSpec("tags"), "'tags' holds lists: it can't be the task"),
     ],
 )
 def test_a_spec_that_does_not_fit_its_table(spec, said):
     with pytest.raises(ConfigError, match=said):
-        spec.resolve(TABLE)
+        spec.resolve(TABLE.append(pa.field("raw", pa.binary())))
