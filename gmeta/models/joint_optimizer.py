@@ -117,7 +117,7 @@ class JointOptimizer:
                 accumulator.add_sums(gradients, variables, tables, samples, finite)
         else:
             if self._raises:
-                with tf.control_dependencies(refusal(finite, tf.reshape(~finite, [1]))):
+                with tf.control_dependencies([finite]):
                     gradients, row_gradients = map(_held, (gradients, row_gradients))
             tables = lookups.by_table(row_gradients)
             if accumulator is None:

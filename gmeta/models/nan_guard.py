@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
@@ -40,7 +41,7 @@ class NanGuard:
         self._found = ""
 
     def finite(self, loss: tf.Tensor, data: Any, samples: tf.Tensor, skips: bool = False) -> tf.Tensor:
-        """Whether a step may be made of a loss, () bool.
+        """Whether a step may be made of a loss, () bool; on one rank, it can be had only if that is so.
 
         Args:
           loss: The loss.
@@ -62,12 +63,21 @@ class NanGuard:
             ]
             return self._look(tf.nest.pack_sequence_as(data, filled, expand_composites=True), skips)
 
-        good = tf.math.is_finite(loss) | tf.equal(tf.cast(samples, tf.float32), 0.0)
-        return tf.cond(
-            good,
-            lambda: tf.constant(True),
-            lambda: tf.ensure_shape(tf.py_function(look, parts, tf.bool), []),
-        )
+        def bad() -> tf.Tensor:
+            passes = tf.ensure_shape(tf.py_function(look, parts, tf.bool), [])
+            if collectives.world().size > 1:  # others would wait for this rank
+                return passes
+            with tf.control_dependencies(refusal(passes, tf.reshape(~passes, [1]))):
+                return tf.identity(passes)
+
+        good = tf.math.is_finite(loss)
+        if collectives.world().size > 1:
+            good |= tf.equal(tf.cast(samples, tf.float32), 0.0)
+        verdict = tf.cond(good, lambda: tf.constant(True), bad)
+        if not tf.executing_eagerly():
+            # One op that calls a function, rather than a switch for each part of the batch.
+            verdict.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
+        return verdict
 
     def _look(self, data: Any, skips: bool) -> bool:
         try:

@@ -86,8 +86,6 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       3
     """
 
-    # Of a table that is to follow a Keras optimizer, and of what it does with a checkpoint of another kind
-    # (`gmeta.ops.table_optimizer`).
     chosen_by: Literal["user", "nobody", "compile"] = "user"
     take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
 
@@ -491,13 +489,10 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
         layout = restored_tensors["-layout"]
         if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
-            saved = json.loads(layout.numpy())
-            if self.take_records_of is None or saved["dim"] != self._dim:
-                raise ConfigError(
-                    f"{self._owner} is {self._layout()}, but the checkpoint holds {layout.numpy().decode()}: "
-                    "restore it into a table of that form"
-                )
-            records = self.take_records_of(self, saved["optimizer"])(records)
+            if self.take_records_of is None:
+                held = f"but the checkpoint holds {layout.numpy().decode()}"
+                raise ConfigError(f"{self._owner} is {self._layout()}, {held}: restore it into one like that")
+            records = self.take_records_of(self, json.loads(layout.numpy())["optimizer"])(records)
         admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
         replaced = self.import_(records, replace=True)
         with tf.control_dependencies([] if replaced is None else [replaced]):

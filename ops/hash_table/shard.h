@@ -1,20 +1,11 @@
 // Shard: one of a table's sub-tables, a key index and a row store under one lock, and the passes
 // that a batch makes over it.
 //
-// A pass takes blocks of 32 keys through four stages, so that many cache misses are in flight at
-// once and a batch is bound by memory bandwidth rather than by latency:
-//   1. hash the key, ask for its home group            (a block ahead of the others)
-//   2. find its row number
-//   3. ask for the record and for the key's row in the caller's batch
-//   4. read or update the record
-// Each stage is a loop of its own, not a step of one loop over keys: a prefetch waits for its
-// address translation before it retires, so misses overlap only as far as the processor's window
-// reaches, and a window holds dozens of turns of a short loop but three or four of a long one.
-//
-// A row number found in stage 2 holds through stage 4: rows never move, and nothing is erased in a
-// pass (but half rows are promoted, rows.h). Passes over records are compiled for each form of rows
-// and each admission, and chosen once a batch. A lookup that inserts evicts before its pass
-// (eviction.h), and asks in stage 4 whether a missing key is admitted (admission.h).
+// A pass goes through four stages (key_pipeline.h). A row number found in stage 2 holds through
+// stage 4: rows never move, and nothing is erased in a pass (but half rows are promoted, rows.h).
+// Passes over records are compiled for each form of rows and each admission, and chosen once a
+// batch. A lookup that inserts evicts before its pass (eviction.h), and asks in stage 4 whether a
+// missing key is admitted (admission.h).
 
 #ifndef GMETA_OPS_HASH_TABLE_SHARD_H_
 #define GMETA_OPS_HASH_TABLE_SHARD_H_
@@ -35,13 +26,14 @@
 #include "ops/hash_table/admission.h"
 #include "ops/hash_table/distinct_gradients.h"
 #include "ops/hash_table/eviction.h"
-#include "ops/hash_table/initializer.h"
 #include "ops/hash_table/key_index.h"
+#include "ops/hash_table/key_pipeline.h"
 #include "ops/hash_table/logical_shards.h"
 #include "ops/hash_table/optimizers.h"
 #include "ops/hash_table/record_columns.h"
 #include "ops/hash_table/removal_journal.h"
 #include "ops/hash_table/row_ranking.h"
+#include "ops/hash_table/row_recipe.h"
 #include "ops/hash_table/row_record.h"
 #include "ops/hash_table/row_store.h"
 #include "ops/hash_table/rows.h"
@@ -49,16 +41,6 @@
 #include "ops/hash_table/undo_log.h"
 
 namespace gmeta {
-
-// How rows are made and unmade; the same for all shards of a table.
-struct RowRecipe {
-  RowLayout layout;
-  Initializer initializer;
-  float initial_slot;  // of the first slot, at most dim floats; the others start at 0
-  Admission admission;
-  std::optional<Eviction> eviction;
-  uint32_t half_below;  // rows of a frequency below it are half; 0: none
-};
 
 class alignas(128) Shard {
  public:
@@ -93,7 +75,7 @@ class alignas(128) Shard {
               PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
               if (row != kNoRow) rows.PrefetchWeights(row);
             };
-            Pipeline(items, ask, use);
+            Pipeline(index_, items, ask, use);
           },
           rows_);
     }
@@ -147,7 +129,7 @@ class alignas(128) Shard {
                 optimizer(dim, distinct[item], weights, slots);
               });
             };
-            Pipeline(distinct.items(), ask, use);
+            Pipeline(index_, distinct.items(), ask, use);
           },
           rows_);
       index_.Drain(DrainShare(items.size));
@@ -172,7 +154,7 @@ class alignas(128) Shard {
     const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
       out[item.position] = row != kNoRow;
     };
-    Pipeline(items, ask, use);
+    Pipeline(index_, items, ask, use);
   }
 
   // Writes all records to places `start`, start + 1, ... of the columns.
@@ -351,8 +333,6 @@ class alignas(128) Shard {
   }
 
  private:
-  static constexpr size_t kBlock = 32;
-
   template <class AdmissionOfShard, class RowsOfShard>
   void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission,
                       RowsOfShard* rows, float* out, uint64_t* inserts, uint64_t* rejects) {
@@ -387,7 +367,7 @@ class alignas(128) Shard {
         rows->PrefetchWeights(row);
       }
     };
-    Pipeline(items, ask, use);
+    Pipeline(index_, items, ask, use);
   }
 
   // Evicts the expired rows if `sweep`, and, if the shard then is above a high mark, the rows of
@@ -426,32 +406,6 @@ class alignas(128) Shard {
     const uint64_t size = index_.size();
     return size * Eviction::kIndexBytes +
            std::visit([&](const auto& rows) { return rows.bytes(size); }, rows_);
-  }
-
-  // Calls ask(item, row) for each item, which prefetches, and a block later use(item, hash, row),
-  // both in order; row may be kNoRow.
-  template <class Ask, class Use>
-  void Pipeline(BatchItems items, const Ask& ask, const Use& use) {
-    uint64_t hashes[2][kBlock];  // of this block and the next
-    uint32_t rows[kBlock];
-    const auto hash_block = [&](size_t begin, uint64_t* to) {
-      const size_t end = std::min(items.size, begin + kBlock);
-      for (size_t i = begin; i < end; ++i) {
-        to[i - begin] = MurmurHash3(items.data[i].key);
-        index_.Prefetch(to[i - begin]);
-      }
-    };
-    hash_block(0, hashes[0]);
-    int side = 0;
-    for (size_t begin = 0; begin < items.size; begin += kBlock, side ^= 1) {
-      const BatchItem* block = items.data + begin;
-      const uint64_t* hash = hashes[side];
-      const size_t size = std::min(items.size - begin, kBlock);
-      for (size_t i = 0; i < size; ++i) rows[i] = index_.Find(block[i].key, hash[i]);
-      for (size_t i = 0; i < size; ++i) ask(block[i], rows[i]);
-      hash_block(begin + kBlock, hashes[side ^ 1]);
-      for (size_t i = 0; i < size; ++i) use(block[i], hash[i], rows[i]);
-    }
   }
 
   template <class RowsOfShard>

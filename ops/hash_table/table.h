@@ -58,31 +58,12 @@
 
 #include "ops/common/partition.h"
 #include "ops/hash_table/logical_shards.h"
+#include "ops/hash_table/open_snapshots.h"
 #include "ops/hash_table/optimizers.h"
+#include "ops/hash_table/record_columns.h"
 #include "ops/hash_table/shard.h"
 
 namespace gmeta {
-
-// How much an export of logical shards holds.
-struct ShardExportSizes {
-  uint64_t rows;
-  uint64_t removed;
-  uint64_t waiting;
-  int64_t step;
-  bool journal_whole;  // `removed` is complete: the save may be an increment
-};
-
-// Where it goes. Splits have an entry more than there are logical shards, as a ragged tensor's.
-struct ShardExportColumns {
-  RecordColumns records;
-  int64_t* row_splits;
-  int64_t* removed;
-  int64_t* removed_splits;
-  int64_t* live;  // rows of each logical shard, saved or not
-  int64_t* waiting;
-  int64_t* waiting_counts;
-  int64_t* waiting_splits;
-};
 
 struct TableOptions {
   size_t dim = 1;
@@ -265,8 +246,7 @@ class Table {
   int64_t TakeSnapshot() {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     for (const auto& shard : shards_) shard->TakeSnapshot();
-    snapshots_.push_back({next_snapshot_++, step()});
-    return snapshots_.back().id;
+    return snapshots_.Add(step());
   }
 
   // Gives all records and the step what they were, but not what admission remembers. False if there
@@ -274,25 +254,23 @@ class Table {
   template <class ParallelFor>
   bool RestoreSnapshot(int64_t id, const ParallelFor& parallel_for) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
-    const auto found = FindSnapshot(id);
-    if (found == snapshots_.end()) return false;
-    const size_t number = static_cast<size_t>(found - snapshots_.begin());
+    const std::optional<size_t> number = snapshots_.Number(id);
+    if (!number) return false;
     parallel_for(shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
                  [&](size_t first, size_t last) {
-                   for (size_t i = first; i < last; ++i) shards_[i]->RestoreSnapshot(number);
+                   for (size_t i = first; i < last; ++i) shards_[i]->RestoreSnapshot(*number);
                  });
-    step_.store(found->step, std::memory_order_relaxed);
+    step_.store(snapshots_.Step(*number), std::memory_order_relaxed);
     return true;
   }
 
   // Forgets a snapshot, if there is such.
   void DropSnapshot(int64_t id) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
-    const auto found = FindSnapshot(id);
-    if (found == snapshots_.end()) return;
-    const size_t number = static_cast<size_t>(found - snapshots_.begin());
-    for (const auto& shard : shards_) shard->DropSnapshot(number);
-    snapshots_.erase(found);
+    const std::optional<size_t> number = snapshots_.Number(id);
+    if (!number) return;
+    for (const auto& shard : shards_) shard->DropSnapshot(*number);
+    snapshots_.Drop(*number);
   }
 
   // Replaces the content by n records, whose keys are distinct, and the step count.
@@ -506,24 +484,13 @@ class Table {
               [&](Shard& shard, BatchItems items) { shard.Import(items, columns); });
   }
 
-  struct OpenSnapshot {
-    int64_t id;
-    int64_t step;
-  };
-  std::vector<OpenSnapshot>::iterator FindSnapshot(int64_t id) {
-    return std::find_if(snapshots_.begin(), snapshots_.end(),
-                        [&](const OpenSnapshot& each) { return each.id == id; });
-  }
-
   const SparseOptimizer optimizer_;
   const RowRecipe recipe_;
   const int log2_shards_;
   RowArenas arenas_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::shared_mutex snapshot_;
-  std::vector<OpenSnapshot> snapshots_;  // the oldest first
-  // Of all tables, as one may take another's place.
-  static inline std::atomic<int64_t> next_snapshot_{0};
+  OpenSnapshots snapshots_;
   std::atomic<int64_t> step_{0};
 };
 

@@ -155,6 +155,6 @@ def test_evaluate_says_in_one_line_that_labels_are_nan():
     x = tf.keras.Input([1])
     model = Model(x, tf.keras.layers.Dense(1)(x))
     model.compile("sgd", "mse", metrics=[AUC()])
-    with pytest.raises(ConfigError, match="^auc: labels hold NaN, which is of neither class") as raised:
+    with pytest.raises(ConfigError, match=r"^auc: labels hold NaN, which is of neither class") as raised:
         model.evaluate(np.zeros([3, 1]), np.array(NAN), verbose=0)
     assert "\n" not in str(raised.value)
