@@ -24,7 +24,7 @@ def sequences(
     *,
     history: Sequence[str] = (),
     targets: Sequence[str] = (),
-    labels: Sequence[str] = (),
+    labels: Sequence[str] | None = None,
     contexts: Sequence[str] = (),
     exposed: Query | None = None,
     history_of: Flag | None = None,
@@ -63,7 +63,8 @@ def sequences(
         (`gmeta.ops.AttentionMask`) needs the time of the targets too: where exposures lie between events, it
         is that alone which keeps a target from seeing what came after it.
       targets: Columns of the exposures, as far as they are known before the user answers.
-      labels: Columns of what the user answered, such as click and order; cast to float32.
+      labels: Columns of what the user answered, such as click and order; cast to float32. None: where
+        ``targets`` are named, the label that `gmeta prepare` was told of, if there is one.
       contexts: Columns of the user, such as age or home town: the value of the user's first row, whatever the
         others say. The task's own column, the user's id, may be one of them.
       exposed: Which rows are exposures. None: none is.
@@ -127,6 +128,9 @@ def sequences(
     References:
       MTGenRec, section 3.4 and appendix A.
     """
+    opened = open_split(path, on_bad)
+    if labels is None:
+        labels = (opened.roles.label,) if targets and opened.roles.label else ()
     split = SequenceSplit(
         contexts=contexts,
         history=history,
@@ -138,7 +142,7 @@ def sequences(
         unexposed=unexposed,
         path=os.fspath(path),
         stats=stats,
-    ).fitted(open_split(path, on_bad).schema)
+    ).fitted(opened.schema)
     if balance is not None and balance.longest is None and balance.tokens is None:
         balance = replace(balance, longest=longest)
     elements = groups(

@@ -84,6 +84,8 @@ class BadRecords:
         """
         if self.on_bad == "raise":
             advice = "mend it, or leave such records out with --on-bad skip"
+            if error.reason is Reason.NULL:
+                advice = f'say a default for its column in --spec, default = "unknown" for text, {advice}'
             if error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
                 advice = (
                     "if it is an id, say hash = true for its column in --spec, which stores text and numbers "

@@ -19,6 +19,7 @@ SPEC = TableSpec(
     time="ts",
     label="click",
     columns={
+        "user": ColumnSpec(dtype="int64"),
         "item": ColumnSpec(hash=True),
         "price": ColumnSpec(dtype="float32"),
         "tags": ColumnSpec(dtype="int64", is_list=True),

@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -23,3 +24,14 @@ def test_an_interruption_leaves_the_old_file_and_no_other(tmp_path, monkeypatch)
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as the system calls say it: without a name
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_atomically(tmp_path / "a.json", "new")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "a.json"))
+    assert list(tmp_path.iterdir()) == []

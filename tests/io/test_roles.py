@@ -7,7 +7,7 @@ import pytest
 from gmeta.core.errors import ConfigError
 from gmeta.core.manifest import Manifest
 from gmeta.core.roles import Roles
-from gmeta.io import rows, tasks
+from gmeta.io import rows, sequences, tasks
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
 from gmeta.testing.grouped_data import write_folder
 
@@ -66,3 +66,11 @@ def test_data_of_older_manifests_has_the_usual_names(tmp_path):
     path = write_folder(tmp_path, [3, 4])
     assert json.loads((tmp_path / "manifest.json").read_text())["config"] == {}
     assert Manifest.load(path.parent).roles == Roles("task", "batch_id", "timestamp", "rating")
+
+
+def test_sequences_have_the_label_of_their_targets(table):
+    path = prepared(table, time="ts", label="click")
+    batch = next(iter(sequences(path, history=["item"], targets=["item"], exposed=2)))
+    assert list(batch["labels"]) == ["click"]
+    assert sequences(path, targets=["item"], exposed=2, labels=[]).element_spec["labels"] == {}
+    assert sequences(path, history=["item"]).element_spec["labels"] == {}
