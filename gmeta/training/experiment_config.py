@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.json_values import folder_name
 from gmeta.training.method_config import MethodConfig as MethodConfig
 from gmeta.training.method_config import default_methods
 
@@ -87,3 +88,16 @@ class ExperimentConfig:
             )
         if not self.methods:
             raise ConfigError("an experiment needs at least one method")
+        for name in self.methods:  # it names a folder of the run
+            try:
+                plain = not folder_name(name, "a method's name").startswith(".") and name not in _TAKEN
+            except ValueError:
+                plain = False
+            if not plain:
+                raise ConfigError(
+                    f"method {name!r}: a method's name is its folder's in the run: give it no slash, no dot "
+                    f"in front, and none of {', '.join(_TAKEN)}"
+                )
+
+
+_TAKEN = ("data", "figures", "config.json", "evaluation.json", "report.html")
