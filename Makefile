@@ -87,7 +87,9 @@ test-tsan:  ## ... under the thread sanitizer
 fuzz: setup  ## Make up damaged files for all that parses files, under sanitizers [MINUTES=10] [SEED=0]
 	$(BIN)/cmake -S . -B build/fuzz -DGMETA_BUILD_OPS=OFF -DGMETA_BUILD_FUZZ=ON -DGMETA_CUDA=OFF
 	$(BIN)/cmake --build build/fuzz --target fuzz --parallel $(JOBS)
-	nice build/fuzz/fuzz --minutes $(MINUTES) --seed $(SEED) --out build/fuzz
+	nice $(BIN)/python tools/dev/fuzz_manifests.py --minutes $(MINUTES) --seed $(SEED) --out build/fuzz & \
+	  manifests=$$!; nice build/fuzz/fuzz --minutes $(MINUTES) --seed $(SEED) --out build/fuzz; found=$$?; \
+	  wait $$manifests && exit $$found
 
 soak: setup  ## Random table operations, saves and kills, against the reference [MINUTES=10] [SEED=0]
 	$(BIN)/python tools/dev/soak.py --minutes $(MINUTES) --seed $(SEED)

@@ -12,6 +12,7 @@ from typing import Any
 from gmeta.core.errors import DataError
 from gmeta.core.files import ReadablePath, write_atomically
 from gmeta.core.group_index import LAYOUTS, Layout
+from gmeta.core.json_values import MOST, folder_name, items, mapping, short, whole
 from gmeta.core.roles import Roles
 from gmeta.core.schema import Schema
 
@@ -37,6 +38,19 @@ class Shard:
     rows: int
     bytes: int
     index: int
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Shard:
+        """The inverse of `dataclasses.asdict`.
+
+        Raises:
+          ValueError: A value isn't what gmeta writes; KeyError and TypeError too.
+        """
+        shard = cls(**mapping(value, "a shard"))
+        folder_name(shard.name, "a shard's name")
+        for name in ("groups", "rows", "bytes", "index"):
+            whole(getattr(shard, name), f"shard {shard.name!r}: {name}", most=2**64 - 1)
+        return shard
 
 
 @dataclass(frozen=True)
@@ -132,20 +146,24 @@ class Manifest:
             value = json.loads(path.read_text())
         except OSError as error:
             raise DataError(f"no manifest: {error.strerror}", path=path, advice=advice) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise DataError(f"not a {FORMAT} manifest", path=path, advice=advice)
         if value.get("version") != VERSION:
             raise DataError(
-                f"a manifest of version {value.get('version')}, this gmeta reads version {VERSION}",
+                f"a manifest of version {short(value.get('version'))}, this gmeta reads version {VERSION}",
                 path=path,
                 advice="prepare the data again with this gmeta",
             )
+
+        def counts(what: str) -> dict[str, int]:
+            return {name: whole(count, name) for name, count in mapping(value[what], what).items()}
+
         try:
             splits = {
-                name: Split(tuple(Shard(**shard) for shard in split["shards"]))
-                for name, split in value["splits"].items()
+                name: Split(tuple(Shard.from_json(shard) for shard in items(split["shards"], "shards")))
+                for name, split in mapping(value["splits"], "splits").items()
             }
             schema = Schema.from_json(value["schema"])
             if value["layout"] not in LAYOUTS:
@@ -153,15 +171,16 @@ class Manifest:
             manifest = cls(
                 schema,
                 splits,
-                value["config"],
-                value["dropped"],
+                mapping(value["config"], "config"),
+                counts("dropped"),
                 value["layout"],
-                value["seed"],
-                value["versions"],
+                whole(value["seed"], "seed", -MOST),
+                counts("versions"),
             )
             digest = manifest.digest
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise DataError(f"incomplete: {error}", path=path, advice=advice) from error
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            said = " ".join(str(error).split())  # a name in it may have a line of its own
+            raise DataError(f"incomplete: {said}", path=path, advice=advice) from error
         if digest != value.get("digest"):
             raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
         for split in splits.values():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.json_values import items, text
 
 DType = Literal["int64", "float32"]
 
@@ -77,6 +78,14 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Schema:
-        """The inverse of `to_json`."""
-        columns: Sequence[Mapping[str, Any]] = value["columns"]
+        """The inverse of `to_json`.
+
+        Raises:
+          ValueError: A value is of another type; KeyError and TypeError too.
+        """
+        columns: Sequence[Mapping[str, Any]] = items(value["columns"], "columns")
+        for column in columns:
+            text(column["name"], "a column's name")
+            if type(column["is_list"]) is not bool:
+                raise ValueError(f"is_list of column {column['name']!r} must be true or false")
         return cls(tuple(Column(**column) for column in columns), value["task"], value["batch"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.json_values import folder_name
 from gmeta.training.column_settings import FeatureSettings, NumberScale
 from gmeta.training.method_config import MethodConfig as MethodConfig
 from gmeta.training.method_config import default_methods
@@ -115,6 +116,16 @@ class ExperimentConfig:
             )
         if not self.methods:
             raise ConfigError("an experiment needs at least one method")
+        for name in self.methods:  # it names a folder of the run
+            try:
+                plain = not folder_name(name, "a method's name").startswith(".") and name not in _TAKEN
+            except ValueError:
+                plain = False
+            if not plain:
+                raise ConfigError(
+                    f"method {name!r}: a method's name is its folder's in the run: give it no slash, no dot "
+                    f"in front, and none of {', '.join(_TAKEN)}"
+                )
 
     @property
     def own_columns(self) -> bool:
@@ -125,3 +136,6 @@ class ExperimentConfig:
     def columns(self) -> list[str]:
         """The columns of ids and numbers that the network takes, where they are the user's own."""
         return [] if isinstance(self.features, str) else [*self.features, *self.numbers]
+
+
+_TAKEN = ("data", "figures", "config.json", "evaluation.json", "report.html")

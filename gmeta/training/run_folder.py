@@ -88,10 +88,12 @@ class RunFolder:
     def _read(file: Path) -> dict[str, Any]:
         try:
             held = json.loads(file.read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"not JSON: {error}", path=file, advice="delete it to begin anew") from error
         if not isinstance(held, dict) or not {"data", "experiment"} <= held.keys():
             raise DataError("incomplete", path=file, advice="delete it to begin anew")
+        if not isinstance(held["data"], str) or not isinstance(held["experiment"], dict):
+            raise DataError("not what gmeta writes", path=file, advice="delete it to begin anew")
         return held
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.json_values import whole
 from gmeta.io.groups import reads_ranges
 from gmeta.ops.hash_table import HashTable
 from gmeta.ops.table_saving import tables_saved_elsewhere
 from gmeta.training.checkpoint.chain import CheckpointReader
+from gmeta.training.checkpoint.record_file import RESTORE_ADVICE
 from gmeta.training.checkpoint_store import CheckpointStore, step_of
 from gmeta.training.epoch_metrics import Sums, add_sums, results_of, sums_of
 from gmeta.training.resumed_fit import Data, Stages, fit_on
@@ -126,8 +129,15 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         info = self.store.load(tables_of(model), chosen)
         with self.store.ranks.together():
             _read_dense(model, chosen)
-        self._batches, self._epochs = step_of(chosen), int(info.metadata["epochs"])
-        self._before = _stages(info.metadata)
+        self._batches = step_of(chosen)
+        try:
+            self._epochs, self._before = whole(info.metadata["epochs"], "epochs"), _stages(info.metadata)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"its metadata isn't what this callback writes: {error}",
+                path=chosen,
+                advice="name a folder of checkpoints that ShardedCheckpoint has saved",
+            ) from error
         self._last_batch, self._goes_on = -1, False
         self._sums, self.results_before = _read_metrics(chosen) if self._before else ({}, {})
         return self._epochs
@@ -330,8 +340,9 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
 def _stages(metadata: Mapping[str, Any]) -> Stages:
     if "stages" in metadata:
-        return tuple((int(ranks), int(steps)) for ranks, steps in metadata["stages"])
-    ranks, batches = int(metadata.get("shares", 1)), int(metadata["batches_of_epoch"])
+        return tuple((whole(ranks, "ranks", 1), whole(steps, "steps")) for ranks, steps in metadata["stages"])
+    ranks = whole(metadata.get("shares", 1), "shares", 1)
+    batches = whole(metadata["batches_of_epoch"], "batches_of_epoch")
     return ((ranks, batches // ranks),) if batches else ()
 
 
@@ -346,8 +357,13 @@ def _read_metrics(checkpoint: Path) -> tuple[Sums, dict[str, float]]:
     file = checkpoint / "dense" / _METRICS
     if not file.exists():
         return {}, {}
-    with np.load(file) as parts:
-        named = {name: parts[name] for name in parts}
+    try:
+        with np.load(file) as parts:
+            named = {name: parts[name] for name in parts}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"the metrics' sums can't be read: {error}", path=file, advice=RESTORE_ADVICE
+        ) from error
     sums = {name.removeprefix("sum/"): value for name, value in named.items() if name.startswith("sum/")}
     results = {
         name.removeprefix("result/"): float(v) for name, v in named.items() if name.startswith("result/")

@@ -22,6 +22,7 @@ from gmeta.ops.hash_table import HashTable
 from gmeta.ops.records import Records
 from gmeta.training.checkpoint.chain import CheckpointReader
 from gmeta.training.checkpoint.manifest import (
+    FILE_NAME,
     FULL,
     INCREMENT,
     Manifest,
@@ -114,7 +115,7 @@ def save_table(
     if not increment:  # before anything is read, so that nothing that is removed from now on is missed
         baselines.pop(table, None)
         table.start_journal(journal)
-    place = folder / urllib.parse.quote(name, safe=" +@")
+    place = folder / _folder_of(name)
     place.mkdir(exist_ok=True)
     suffix = f"{rank:05d}-of-{world_size:05d}.arrow"
     described = {f"gmeta.{key}": json.dumps(value) for key, value in {"table": name, **layout(table)}.items()}
@@ -162,6 +163,14 @@ def save_table(
         "admission": repr(table.admission),
     }
     return TableEntry(**layout(table), settings=settings, filter=filters, parts=(part,)), steps[0]
+
+
+def _folder_of(name: str) -> str:
+    """A table's folder in a checkpoint, whatever its name; it is no other part of the checkpoint."""
+    quoted = urllib.parse.quote(name, safe=" +@")
+    if quoted.startswith((".", "part-")) or quoted in ("dense", FILE_NAME):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted or "%"
 
 
 def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str:
@@ -316,6 +325,7 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
         nothing,
         np.int64(entry.step),
     )
+    reader.open_files(name, shards)  # before there is room made for what the manifest says they have
     table.import_(fitted(empty), replace=True)
     table.reserve(entry.live_in(shards))
     rows = 0

@@ -46,6 +46,12 @@ def read_links(folder: Path) -> list[Link]:
     links = [Link(folder, Manifest.load(folder))]
     while links[0].manifest.base is not None:
         later = links[0]
+        if later.manifest.base in {link.folder.name for link in links}:
+            raise DataError(
+                f"this checkpoint is an increment on {later.manifest.base}, which is an increment on it",
+                path=later.folder,
+                advice=RESTORE_ADVICE,
+            )
         base = later.folder.parent / str(later.manifest.base)
         try:
             manifest = Manifest.load(base)
@@ -98,6 +104,24 @@ class CheckpointReader:
     def bytes_read(self) -> int:
         """Bytes of records read so far."""
         return sum(file.bytes_read for file in self._files.values())
+
+    def open_files(self, table: str, shards: range) -> None:
+        """Open the files of some logical shards, which compares their sizes with what the manifest says.
+
+        Raises:
+          DataError: A file is missing or of another size.
+        """
+        entry = self.manifest.tables[table]
+        schema = rows_schema(entry.dim, entry.slot_floats)
+        for link in self.links:
+            for part in link.manifest.tables[table].parts if table in link.manifest.tables else ():
+                if part.first_shard < shards.stop and shards.start < part.last_shard:
+                    self._file(link.folder / part.rows.name, schema, part.rows.bytes)
+
+    def _file(self, path: Path, schema: Any, size: int) -> RecordFileReader:
+        if path not in self._files:
+            self._files[path] = self._stack.enter_context(RecordFileReader(path, schema, size))
+        return self._files[path]
 
     def read_shard(self, table: str, shard: int) -> Columns:
         """The records of one logical shard, sorted by key.
@@ -172,6 +196,13 @@ class CheckpointReader:
             if part.filter is not None:
                 for columns in self._segments(link, part.filter, filter_schema(), first):
                     found = columns["counter"]
+                    if entry.filter is None or len(found) != entry.filter.counters:
+                        raise DataError(
+                            f"table {table!r}: filter {number} has {len(found)} counters, not as many as the "
+                            "manifest says",
+                            path=link.folder / part.filter.name,
+                            advice=RESTORE_ADVICE,
+                        )
                     merged = found if merged is None else np.maximum(merged, found)
         return merged
 
@@ -191,9 +222,7 @@ class CheckpointReader:
         segment = self._places[path].get(shard)
         if segment is None:
             return
-        if path not in self._files:
-            self._files[path] = self._stack.enter_context(RecordFileReader(path, schema, file.bytes))
-        yield self._files[path].read(segment)
+        yield self._file(path, schema, file.bytes).read(segment)
 
     def verify(self) -> None:
         """Read everything once.

@@ -19,11 +19,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.json_values import folder_name, inner_path, items, mapping, short, text, whole, wholes
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.training.checkpoint.record_file import Segment
 
@@ -49,9 +51,22 @@ class SegmentFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SegmentFile:
-        """The inverse of `to_json`."""
-        columns = [value["segments"][f.name] for f in fields(Segment)]
-        return cls(value["name"], value["bytes"], tuple(map(Segment, *columns)))
+        """The inverse of `to_json`.
+
+        Raises:
+          ValueError: As in `Manifest.load`, for the reason; KeyError and TypeError too.
+        """
+        name = inner_path(value["name"], "a file")
+        size = whole(value["bytes"], f"{name!r}: bytes")
+        columns = {f.name: wholes(value["segments"][f.name], f"{name!r}: {f.name}") for f in fields(Segment)}
+        segments = tuple(starmap(Segment, zip(*columns.values(), strict=True)))
+        if len({segment.shard for segment in segments}) < len(segments):
+            raise ValueError(f"{name!r} has a logical shard twice")
+        for segment in segments:
+            ends = segment.offset + segment.bytes <= size
+            if not ends or segment.shard >= LOGICAL_SHARDS or segment.rows > segment.bytes:
+                raise ValueError(f"{name!r}: {segment} isn't in a file of {size} bytes")
+        return cls(name, size, segments)
 
 
 @dataclass(frozen=True)
@@ -103,8 +118,28 @@ class Part:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
         """The inverse of `to_json`."""
-        files = {name: value[name] and SegmentFile.from_json(value[name]) for name in _FILES}
-        return cls(**{**value, "live": tuple(value["live"]), **files})
+        files = {name: None if value[name] is None else SegmentFile.from_json(value[name]) for name in _FILES}
+        part = cls(**{**value, "live": tuple(wholes(value["live"], "live")), **files})
+        for name in ("rank", "since", "step"):
+            whole(getattr(part, name), name)
+        whole(part.first_shard, "first_shard", 0, LOGICAL_SHARDS - 1)
+        whole(part.last_shard, "last_shard", part.first_shard + 1, LOGICAL_SHARDS)
+        text(part.reason, "reason")
+        if part.kind not in (FULL, INCREMENT):
+            raise ValueError(f"a part must be {FULL!r} or {INCREMENT!r}, got {short(part.kind)}")
+        if part.rows is None or len(part.live) != part.last_shard - part.first_shard:
+            raise ValueError(f"the part of rank {part.rank} lacks rows, or counts of some of its shards")
+        for file in filter(None, (part.rows, part.removed, part.waiting)):
+            for segment in file.segments:
+                if not part.first_shard <= segment.shard < part.last_shard:
+                    raise ValueError(
+                        f"{file.name!r} has logical shard {segment.shard}, which another part has"
+                    )
+        rows = {segment.shard: segment.rows for segment in part.rows.segments}
+        counted = dict(zip(range(part.first_shard, part.last_shard), part.live, strict=True))
+        if part.kind == FULL and rows != {shard: count for shard, count in counted.items() if count}:
+            raise ValueError(f"the part of rank {part.rank} counts other rows than it has")
+        return part
 
 
 @dataclass(frozen=True)
@@ -125,6 +160,16 @@ class FilterLayout:
     def width(self) -> int:
         """Logical shards that share a filter."""
         return LOGICAL_SHARDS // self.shards
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FilterLayout:
+        """The inverse of `dataclasses.asdict`."""
+        layout = cls(**value)
+        for f in fields(cls):
+            whole(getattr(layout, f.name), f"filter: {f.name}", 1)
+        if LOGICAL_SHARDS % layout.shards:
+            raise ValueError(f"{layout.shards} filters don't divide {LOGICAL_SHARDS} logical shards")
+        return layout
 
     def meeting(self, shards: range) -> range:
         """The filters that have keys of some logical shards."""
@@ -190,9 +235,25 @@ class TableEntry:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableEntry:
         """The inverse of `to_json`."""
-        parts = tuple(Part.from_json(part) for part in value["parts"])
-        layout = None if value["filter"] is None else FilterLayout(**value["filter"])
-        return cls(**{**value, "slots": tuple(value["slots"]), "filter": layout, "parts": parts})
+        parts = tuple(Part.from_json(part) for part in items(value["parts"], "parts"))
+        layout = None if value["filter"] is None else FilterLayout.from_json(value["filter"])
+        slots = tuple(text(slot, "a slot") for slot in items(value["slots"], "slots"))
+        table = cls(**{**value, "slots": slots, "filter": layout, "parts": parts})
+        whole(table.dim, "dim", 1, 2**31 - 1)
+        whole(table.slot_floats, "slot_floats", 0, 2**31 - 1)
+        text(table.optimizer, "optimizer")
+        mapping(table.settings, "settings")
+        return table
+
+    def check_whole(self) -> None:
+        """Check that the parts have all logical shards.
+
+        Raises:
+          ValueError: One is missing, or in two parts.
+        """
+        ends = [0, *(part.last_shard for part in self.parts)]
+        if [part.first_shard for part in self.parts] != ends[:-1] or ends[-1] != LOGICAL_SHARDS:
+            raise ValueError(f"its parts don't have all {LOGICAL_SHARDS} logical shards once, in order")
 
 
 @dataclass(frozen=True)
@@ -260,7 +321,8 @@ class Manifest:
         """Read the manifest of a checkpoint.
 
         Raises:
-          DataError: There is none, or it isn't what was written.
+          DataError: There is none, or it isn't what was written; also one with a right digest that names
+            files outside its folder, or has values that gmeta doesn't write.
         """
         path = folder / FILE_NAME
         advice = "name the folder of a whole checkpoint"
@@ -268,20 +330,46 @@ class Manifest:
             value = json.loads(path.read_bytes())
         except OSError as error:
             raise DataError(f"no checkpoint here: {error.strerror}", path=path, advice=advice) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"damaged: {error}", path=path, advice=advice) from error
         if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, VERSION):
             raise DataError(f"not a {FORMAT} manifest of version {VERSION}", path=path, advice=advice)
-        if value.pop("digest", None) != _digest(value):
-            raise DataError("damaged: its digest doesn't match its content", path=path, advice=advice)
+        try:
+            if value.pop("digest", None) != _digest(value):
+                raise DataError("damaged: its digest doesn't match its content", path=path, advice=advice)
+            return cls._from_json(value)
+        except DataError:
+            raise
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise DataError(f"not what gmeta writes: {reason}", path=path, advice=advice) from error
+
+    @classmethod
+    def _from_json(cls, value: Mapping[str, Any]) -> Manifest:
+        base, base_id = value["base"], value["base_id"]
+        if whole(value["logical_shards"], "logical_shards") != LOGICAL_SHARDS:
+            raise ValueError(f"{value['logical_shards']} logical shards, not {LOGICAL_SHARDS}")
+        files = {}
+        for name, file in mapping(value["files"], "files").items():
+            numbers = {
+                key: whole(number, f"{name!r}: {key}") for key, number in mapping(file, f"{name!r}").items()
+            }
+            files[inner_path(name, "a file")] = OtherFile(**numbers)
+        tables = {}
+        for name, table in mapping(value["tables"], "tables").items():
+            try:
+                tables[name] = TableEntry.from_json(table)
+                tables[name].check_whole()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"table {short(name)}: {error}") from error
         return cls(
-            id=value["id"],
-            base=value["base"],
-            base_id=value["base_id"],
-            world_size=value["world_size"],
-            metadata=value["metadata"],
-            files={name: OtherFile(**file) for name, file in value["files"].items()},
-            tables={name: TableEntry.from_json(table) for name, table in value["tables"].items()},
+            id=text(value["id"], "id"),
+            base=None if base is None else folder_name(base, "base"),
+            base_id=None if base_id is None else text(base_id, "base_id"),
+            world_size=whole(value["world_size"], "world_size", 1),
+            metadata=mapping(value["metadata"], "metadata"),
+            files=files,
+            tables=tables,
         )
 
 

@@ -23,6 +23,8 @@ from gmeta.core.errors import DataError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
+_SCHEMA_BYTES = 1 << 20  # far more than a schema takes
+
 RESTORE_ADVICE = "bring the file back from a copy, or load the checkpoint before"
 
 
@@ -198,7 +200,7 @@ class RecordFileReader:
       bytes_read: How many bytes have been read.
 
     Raises:
-      DataError: The file is missing or of another size.
+      DataError: The file is missing, of another size or of other columns.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, size: int) -> None:
@@ -211,6 +213,21 @@ class RecordFileReader:
         if found != size:
             self._file.close()
             raise DataError(f"{found} bytes, the manifest says {size}", path=path, advice=RESTORE_ADVICE)
+        if not self._has_columns():
+            self._file.close()
+            raise DataError("other columns than the manifest says", path=path, advice=RESTORE_ADVICE)
+
+    def _has_columns(self) -> bool:
+        """Whether the schema in the file is the expected one: a batch says nothing of its columns itself."""
+        magic = b"ARROW1\0\0"
+        start = os.pread(self._file.fileno(), len(magic) + 8, 0)
+        length = int.from_bytes(start[-4:], "little")
+        try:
+            message = os.pread(self._file.fileno(), 8 + min(length, _SCHEMA_BYTES), len(magic))
+            found = pa.ipc.read_schema(pa.py_buffer(message))
+        except (pa.ArrowException, OSError):
+            return False
+        return start.startswith(magic) and bool(found.equals(self._schema))
 
     def read(self, segment: Segment) -> dict[str, npt.NDArray[Any]]:
         """The columns of one batch, (n,) or (n, width), as views of the bytes that were read.

@@ -1,0 +1,122 @@
+"""Values of a JSON file that somebody else may have written: each is of its type and in its bounds, or named.
+
+A manifest is read by whoever is given its folder, and says which files to open. So nothing of it is used
+before it is known to be what it should be, and a name in it never leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePosixPath
+from typing import Any
+
+MOST = 2**63 - 1
+
+
+def whole(value: Any, what: str, least: int = 0, most: int = MOST) -> int:
+    """A whole number within bounds.
+
+    Args:
+      value: What was read.
+      what: What to call it in the error.
+      least: The smallest.
+      most: The largest.
+
+    Raises:
+      ValueError: It is something else, such as a text, a fraction, true or NaN.
+
+    Example:
+      >>> whole(3, "rows")
+      3
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} must be a whole number from {least} to {most}, got {short(value)}")
+    return value
+
+
+def wholes(values: Any, what: str, most: int = MOST) -> list[int]:
+    """A list of whole numbers from 0 on.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    if type(values) is not list:
+        raise ValueError(f"{what} must be a list, got {short(values)}")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= most:
+            whole(value, f"a number in {what}", 0, most)
+    return values
+
+
+def text(value: Any, what: str) -> str:
+    """A text.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    if type(value) is not str:
+        raise ValueError(f"{what} must be a text, got {short(value)}")
+    return value
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    """An object.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    if type(value) is not dict:
+        raise ValueError(f"{what} must be an object, got {short(value)}")
+    return value
+
+
+def items(value: Any, what: str) -> list[Any]:
+    """A list.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    if type(value) is not list:
+        raise ValueError(f"{what} must be a list, got {short(value)}")
+    return value
+
+
+def inner_path(value: Any, what: str) -> str:
+    """The path of a file inside a folder, relative to it.
+
+    Raises:
+      ValueError: It is something else, or would lead out of the folder.
+
+    Example:
+      >>> inner_path("item/rows.arrow", "a file")
+      'item/rows.arrow'
+      >>> inner_path("../rows.arrow", "a file")
+      Traceback (most recent call last):
+      ValueError: a file must be a path inside the folder, got '../rows.arrow'
+    """
+    path = PurePosixPath(text(value, what))
+    leads_out = path.is_absolute() or {".", ".."} & {value, *path.parts}
+    if leads_out or str(path) != value or not value.isprintable() or not _can_name_files(path):
+        raise ValueError(f"{what} must be a path inside the folder, got {short(value)}")
+    return str(value)
+
+
+def _can_name_files(path: PurePosixPath) -> bool:
+    return len(path.parts) < 16 and all(len(os.fsencode(part)) < 256 for part in path.parts)
+
+
+def folder_name(value: Any, what: str) -> str:
+    """The name of a folder or file beside others: no path.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    if "/" in inner_path(value, what):
+        raise ValueError(f"{what} must be a name without slashes, got {short(value)}")
+    return str(value)
+
+
+def short(value: Any) -> str:
+    """A value as an error shows it, in one line."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"

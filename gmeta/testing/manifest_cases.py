@@ -1,0 +1,183 @@
+"""What `gmeta.testing.manifest_damage` damages: a checkpoint that continues another, and a data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmeta.core.group_index import index_path
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.core.manifest import Manifest as DataManifest
+from gmeta.core.manifest import Shard, Split
+from gmeta.core.schema import Column, Schema
+from gmeta.testing.manifest_damage import inside, outcome
+from gmeta.training.checkpoint.chain import CheckpointReader
+from gmeta.training.checkpoint.manifest import (
+    FILE_NAME,
+    FULL,
+    INCREMENT,
+    Manifest,
+    Part,
+    SegmentFile,
+    TableEntry,
+)
+from gmeta.training.checkpoint.record_file import (
+    RecordFileWriter,
+    removed_schema,
+    rows_schema,
+    waiting_schema,
+)
+
+_DIM, _SLOTS = 2, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A manifest in its folder.
+
+    Attributes:
+      name: What it is.
+      root: The folder that nothing may lead out of.
+      file: The manifest.
+      manifest: What it says.
+      read: What is read by it: tables' records, or names and sizes of shards.
+      written: What is read of the manifest as it is.
+    """
+
+    name: str
+    root: Path
+    file: Path
+    manifest: Any
+    read: Callable[[], tuple[Any, ...]]
+    written: tuple[Any, ...]
+
+    def holds(self, content: bytes) -> bool:
+        """Whether a manifest of this content is read, and not refused; it may name less than the whole one.
+
+        Raises:
+          AssertionError: It breaks the rule.
+        """
+        self.file.write_bytes(content)
+        with inside(self.root):
+            found = outcome(self.read)
+        if found is not None and not all(each in self.written for each in found):
+            raise AssertionError(f"read something else than was written: {str(found)[:200]}")
+        return found is not None
+
+
+def checkpoint_case(root: Path) -> Case:
+    """An increment, on a full checkpoint, of one table that two ranks have saved."""
+    rng = np.random.default_rng(1)
+    shards = {0: [7, 9], 3: [1], 600: [2, 5, 8], 1023: [4]}
+    base = _save(root / "step-000000000001", None, FULL, shards, {}, shards, rng)
+    now = {0: [9], 3: [1, 6], 600: [2, 5, 8], 1023: [4]}
+    _save(root / "step-000000000002", base, INCREMENT, {3: [6], 600: [5]}, {0: [7]}, now, rng)
+    file = root / "step-000000000002" / FILE_NAME
+    return _case("checkpoint", root, file, lambda: _rows(file.parent))
+
+
+def _save(
+    folder: Path,
+    base: Manifest | None,
+    kind: str,
+    rows: dict[int, list[int]],
+    removed: dict[int, list[int]],
+    live: dict[int, list[int]],
+    rng: np.random.Generator,
+) -> Manifest:
+    (folder / "item").mkdir(parents=True)
+    (folder / "dense").mkdir()
+    (folder / "dense" / "weights").write_bytes(b"")
+    half = LOGICAL_SHARDS // 2
+    parts = []
+    for rank, own in enumerate((range(half), range(half, LOGICAL_SHARDS))):
+        files = {}
+        for name, schema, keys in (
+            ("rows", rows_schema(_DIM, _SLOTS), rows),
+            ("removed", removed_schema(), removed),
+            ("waiting", waiting_schema(), {5: [3], 700: [11]}),
+        ):
+            path = folder / "item" / f"{name}-{rank:05d}-of-00002.arrow"
+            with RecordFileWriter(path, schema, {"table": "item"}) as file:
+                for shard in sorted(keys.keys() & set(own)):
+                    file.write(shard, _columns(np.array(keys[shard], np.int64), rng))
+            files[name] = SegmentFile(f"item/{path.name}", file.bytes, tuple(file.segments))
+        counts = tuple(len(live.get(shard, ())) for shard in own)
+        since = int(kind == INCREMENT)
+        parts.append(
+            Part(
+                *(rank, own.start, own.stop, kind, since, since + 1, counts, files["rows"]),
+                removed=files["removed"] if kind == INCREMENT else None,
+                waiting=files["waiting"],
+            )
+        )
+    entry = TableEntry(_DIM, "sgd", ("m",), _SLOTS, {"seed": 1}, None, tuple(parts))
+    manifest = Manifest(
+        id=folder.name,
+        base=None if base is None else base.id,
+        base_id=None if base is None else base.id,
+        world_size=2,
+        metadata={"epochs": 1},
+        tables={"item": entry},
+    )
+    manifest.save(folder)
+    return manifest
+
+
+def _columns(keys: Any, rng: np.random.Generator) -> dict[str, Any]:
+    return {
+        "key": keys,
+        "weights": rng.normal(size=(len(keys), _DIM)).astype(np.float32),
+        "slots": rng.normal(size=(len(keys), _SLOTS)).astype(np.float32),
+        "frequency": np.ones(len(keys), np.uint32),
+        "last_step": np.ones(len(keys), np.uint32),
+        "count": np.ones(len(keys), np.uint32),
+    }
+
+
+def _rows(folder: Path) -> tuple[Any, ...]:
+    """By table, the records that a checkpoint has, by key."""
+    with CheckpointReader(folder) as reader:
+        reader.verify()
+        tables = []
+        for name in reader.manifest.tables:
+            found = [reader.read_shard(name, shard) for shard in range(LOGICAL_SHARDS)]
+            joined = {column: np.concatenate([each[column] for each in found]) for column in found[0]}
+            order = np.argsort(joined["key"])
+            tables.append({column: values[order].tolist() for column, values in joined.items()})
+        return tuple(tables)
+
+
+def data_set_case(root: Path) -> Case:
+    """A data set of two splits; its shards' content is not looked at."""
+    root.mkdir(parents=True)
+    splits = {}
+    for split in ("warm", "cold"):
+        shards = []
+        for number in range(2):
+            path = root / f"{split}-{number}.tfrecord"
+            path.write_bytes(b"\1" * (30 + number))
+            index_path(path).write_bytes(b"")
+            shards.append(Shard(path.name, 1, 2, 30 + number, 7))
+        splits[split] = Split(tuple(shards))
+    schema = Schema(
+        (Column("task"), Column("batch_id"), Column("item", is_list=True), Column("price", "float32"))
+    )
+    saved = DataManifest(schema, splits, {"table": {"label": "y"}}, {"no time": 3}, versions={"plan": 1})
+    saved.save(root)
+    file = root / "manifest.json"
+    return _case("data-set", root, file, lambda: _shards(root))
+
+
+def _shards(root: Path) -> tuple[Any, ...]:
+    splits = DataManifest.load(root).splits.values()
+    return tuple((shard.name, shard.bytes) for split in splits for shard in split.shards)
+
+
+def _case(name: str, root: Path, file: Path, read: Callable[[], tuple[Any, ...]]) -> Case:
+    return Case(name, root, file, json.loads(file.read_bytes()), read, read())
