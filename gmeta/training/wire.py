@@ -7,13 +7,9 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers.feature_ids import PADDING as PADDING
+from gmeta.layers.feature_ids import TEXT_PADDING as TEXT_PADDING
 from gmeta.ops import hash_text
-
-PADDING = -1
-"""Stands for "no id" in the dense form of ragged inputs. No id is negative."""
-
-TEXT_PADDING = b""
-"""Stands for "no id" where ids are text."""
 
 
 def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dict[str, tf.TensorSpec]:
