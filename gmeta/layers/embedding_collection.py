@@ -78,9 +78,9 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     =============================================  =================  =========================
 
     Ids are integers from 0 on, below the limit that `plan` shows; with ``FeatureConfig(hash=True)`` they are
-    strings, or any 64-bit integers. In a dense Tensor every id counts; where samples have different numbers
-    of ids, pass them ragged or sparse. Rows are float32; under a ``mixed_float16`` policy the vectors that
-    ``call`` gives are float16.
+    strings, or any 64-bit integers. Where samples have different numbers of ids, pass them ragged or sparse;
+    or, for a feature with a pooling, as a dense Tensor filled up with -1 (``""`` among strings), which stands
+    for no id. Rows are float32; under a ``mixed_float16`` policy the vectors that ``call`` gives are float16.
 
     Training: inside a `gmeta.models.Model`, or within `record_lookups`, the layer may be called any number of
     times in a step and shared between towers; gradients to the same key are summed before one update of each

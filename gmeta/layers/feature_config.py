@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers.keras_initializer import table_initializer
 from gmeta.ops.initializers import Initializer, Uniform
 from gmeta.ops.policies import Admission, Always, Eviction, TwoPrecisions
 
@@ -34,7 +35,8 @@ class FeatureConfig:
         None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes.
       table: Name of the embedding table. Features that name the same table share its rows; None gives the
         feature a table of its own.
-      initializer: Distribution of a row that is seen for the first time.
+      initializer: Distribution of a row that is seen for the first time: one of `gmeta.ops`; or a Keras
+        initializer, or the name of one, that has an equal there.
       admission: Which ids get a row of their own when they are first seen; all of them by default.
       eviction: Which rows go, and when; none by default. A bound is that of the merged table, for all its
         features together.
@@ -48,7 +50,8 @@ class FeatureConfig:
         the row that they read without ``hash``.
 
     Raises:
-      ConfigError: A width or length below 1, or an unknown pooling.
+      ConfigError: A width or length below 1, an unknown pooling, an initializer that tables don't have, or a
+        ``hash`` that isn't True or False.
 
     Example:
       >>> FeatureConfig("genre", dim=32, pooling="mean").table_name
@@ -80,6 +83,9 @@ class FeatureConfig:
     hash: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "initializer", table_initializer(self.initializer, f"feature {self.name!r}"))
+        if not isinstance(self.hash, bool):
+            raise ConfigError(f"feature {self.name!r}: hash must be True or False, got {self.hash!r}")
         if self.dim < 1:
             raise ConfigError(f"feature {self.name!r}: dim must be at least 1, got {self.dim}")
         if self.pooling not in (None, "sum", "mean", "sqrtn"):

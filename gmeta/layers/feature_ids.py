@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from gmeta.core.asserted import refused
 from gmeta.core.errors import ConfigError
 from gmeta.layers.feature_config import FeatureConfig
 from gmeta.ops.hash_ids import hash_text
@@ -14,9 +15,17 @@ from gmeta.ops.hash_ids import hash_text
 Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
 """A feature's ids: a Tensor of any shape, or ragged."""
 
+PADDING = -1
+"""Stands for "no id" in a dense matrix of ids that are pooled."""
+
+TEXT_PADDING = b""
+"""Stands for "no id" where ids are text."""
+
 
 def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
     """The ids of one feature, of a shape that goes with its pooling, cut to its ``max_length``.
+
+    Of a dense matrix of ids that are pooled come ragged ids without its padding.
 
     Args:
       inputs: Feature name -> Tensor, RaggedTensor, SparseTensor (its columns are the order of a sample's
@@ -35,6 +44,8 @@ def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
         ids = tf.convert_to_tensor(ids)
     _check_shape(ids, feature)
     _check_dtype(ids, feature)
+    if isinstance(ids, tf.Tensor) and ids.shape.rank > 1:
+        ids = _without_padding(ids, feature)
     return ids if feature.max_length is None else ids[:, -feature.max_length :]
 
 
@@ -74,11 +85,33 @@ def _ragged_of_sparse(ids: tf.SparseTensor, feature: FeatureConfig) -> tf.Ragged
     return tf.RaggedTensor.from_value_rowids(ids.values, ids.indices[:, 0], nrows=ids.dense_shape[0])
 
 
+def _without_padding(ids: tf.Tensor, feature: FeatureConfig) -> Ids:
+    padding = TEXT_PADDING if ids.dtype == tf.string else PADDING
+    present = tf.not_equal(ids, tf.constant(padding, ids.dtype)) if not ids.dtype.is_unsigned else None
+    if feature.pooling is not None:
+        present = tf.ones_like(ids, tf.bool) if present is None else present
+        lengths = tf.math.count_nonzero(present, axis=1)
+        return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, present), lengths, validate=False)
+    if not feature.hash or present is None:  # without a hash, a lookup refuses negative ids by itself
+        return ids
+    return refused(
+        ids,
+        present,
+        f"feature {feature.name!r}: {padding!r} stands for no id where ids are pooled, and this feature has "
+        "no pooling: give ragged ids, or the feature a pooling",
+    )
+
+
 def _check_dtype(ids: Ids, feature: FeatureConfig) -> None:
     if ids.dtype == tf.string and not feature.hash:
         raise ConfigError(
             f"feature {feature.name!r} got strings: FeatureConfig({feature.name!r}, ..., hash=True) takes"
             " them"
+        )
+    if ids.dtype != tf.string and (not ids.dtype.is_integer or ids.dtype == tf.uint64):
+        raise ConfigError(
+            f"feature {feature.name!r}: ids must be integers (int64){' or strings' * feature.hash}, got "
+            f"{ids.dtype.name}: cast them, or give such numbers to the network beside the embeddings"
         )
 
 

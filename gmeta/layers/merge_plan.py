@@ -46,6 +46,12 @@ class MergedTable:
         """Raw ids are in [0, id_limit)."""
         return 1 << self.id_bits
 
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Of its tables those whose ids are hashed."""
+        names = {feature.table_name for feature in self.features if feature.hash}
+        return tuple(table for table in self.tables if table in names)
+
     def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
         """A feature's ids out of what it was given; folded into `id_bits` if it hashes."""
         return fold_ids(numbers, self.id_bits) if feature.hash else numbers
@@ -71,7 +77,13 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     if twice:
         raise ConfigError(f"features named twice: {', '.join(twice)}")
     policies: dict[str, RowPolicy] = {}
+    hashed: dict[str, bool] = {}
     for feature in features:
+        if hashed.setdefault(feature.table_name, feature.hash) != feature.hash:
+            raise ConfigError(
+                f"feature {feature.name!r} shares table {feature.table_name!r} with hash={feature.hash}, but "
+                f"the table has hash={not feature.hash}: give all of its features the same"
+            )
         if policies.setdefault(feature.table_name, feature.policy) != feature.policy:
             raise ConfigError(
                 f"feature {feature.name!r} shares table {feature.table_name!r} but asks for "

@@ -29,7 +29,12 @@ class PlanCheck(tf.train.experimental.PythonState):
 
     def __init__(self, owner: str, plan: Sequence[MergedTable]) -> None:
         self._owner = owner
-        self._plan = [{"dim": merged.dim, "tables": list(merged.tables)} for merged in plan]
+        self._plan: list[dict[str, Any]] = [
+            {"dim": merged.dim, "tables": list(merged.tables)}
+            # Said only where there are some: what was saved before tables could hash stays readable.
+            | ({"hashed": list(merged.hashed)} if merged.hashed else {})
+            for merged in plan
+        ]
 
     def serialize(self) -> str:
         """The plan as JSON."""
@@ -59,4 +64,8 @@ class PlanCheck(tf.train.experimental.PythonState):
 
 
 def _shown(plan: Sequence[dict[str, Any]]) -> str:
-    return "; ".join(f"{', '.join(merged['tables'])} ({merged['dim']} wide)" for merged in plan)
+    return "; ".join(
+        f"{', '.join(merged['tables'])} ({merged['dim']} wide"
+        + (f", ids of {', '.join(merged['hashed'])} hashed)" if merged.get("hashed") else ")")
+        for merged in plan
+    )

@@ -47,5 +47,6 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
 
 def _feature(feature: FeatureConfig) -> str:
     """Its name, how it is pooled, and its table where that has another name."""
-    pooled = feature.name if feature.pooling is None else f"{feature.name} ({feature.pooling})"
+    how = [*([] if feature.pooling is None else [feature.pooling]), *(["hashed"] if feature.hash else [])]
+    pooled = f"{feature.name} ({', '.join(how)})" if how else feature.name
     return pooled if feature.table_name == feature.name else f"{pooled} -> {feature.table_name}"

@@ -31,7 +31,22 @@ def _functional(cls: Any) -> Any:
     model, subclassed ones of the same base could no longer be made.
     """
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (cls, _Functional), same)
+    return type(cls)(cls.__name__, (cls, _KeepsIds, _Functional), same)
+
+
+class _KeepsIds:
+    """Stands before Keras' functional models, which cast inputs, and so would truncate floats to ids."""
+
+    def _conform_to_reference_input(self, tensor: Any, ref_input: Any) -> Any:
+        given, wanted = getattr(tensor, "dtype", None), ref_input.dtype
+        if given is not None and wanted.is_integer and (given.is_floating or given == tf.string):
+            remedy = (
+                "make it tf.keras.Input(..., dtype=tf.string), of a feature with hash=True"
+                if given == tf.string
+                else "cast them if they are ids, or make the input one of floats"
+            )
+            raise ConfigError(f"input {ref_input.name!r} takes {wanted.name}, got {given.name}: {remedy}")
+        return super()._conform_to_reference_input(tensor, ref_input)  # type: ignore[misc]
 
 
 class Model(SavesTables, RunsOnRanks, tf.keras.Model):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers.feature_ids import PADDING, TEXT_PADDING
 from gmeta.layers.merge_plan import MergedTable
 
 Array = npt.NDArray[Any]
@@ -132,10 +133,15 @@ def _ids(given: Any, several: bool, limit: int | None, what: str) -> Any:
         return _integers(flat, limit, what), np.array([row.size for row in rows], np.int64)
     if array.ndim not in (1, 2):
         raise ConfigError(f"{what} must be (samples,), (samples, ids) or ragged, got shape {array.shape}")
-    return _integers(array, limit, what)
+    ids = _integers(array, limit, what, several and array.ndim == 2)
+    if several and ids.ndim == 2:
+        present = ids != (TEXT_PADDING if ids.dtype == object else PADDING)
+        if not present.all():
+            return ids[present], present.sum(axis=1)
+    return ids
 
 
-def _integers(given: Any, limit: int | None, what: str) -> Array:
+def _integers(given: Any, limit: int | None, what: str, padded: bool = False) -> Array:
     array = np.asarray(given)
     if limit is None and array.dtype.kind in "OSU":
         return _texts(array, what)
@@ -143,12 +149,16 @@ def _integers(given: Any, limit: int | None, what: str) -> Array:
         text = array.dtype.kind in "OSU"
         remedy = ": FeatureConfig(..., hash=True) takes text" if text else ""
         raise ConfigError(f"{what} must be integer ids, got {'text' if text else array.dtype}{remedy}")
-    if limit is not None and array.size and (array.min() < 0 or array.max() >= limit):
-        wrong = array.min() if array.min() < 0 else array.max()
+    if (
+        limit is not None
+        and array.size
+        and (array.min() < (PADDING if padded else 0) or array.max() >= limit)
+    ):
+        wrong = array.min() if array.min() < (PADDING if padded else 0) else array.max()
         raise ConfigError(
             f"{what} holds the id {wrong}; ids are from 0 on and below {limit}, and with "
-            "FeatureConfig(..., hash=True) any number is one. Of several ids a sample give lists, or a "
-            "tf.RaggedTensor, without padding"
+            "FeatureConfig(..., hash=True) any number is one. Of several ids a sample give lists, a "
+            "tf.RaggedTensor, or, for a feature with a pooling, a matrix filled up with -1"
         )
     return array.astype(np.int64, copy=False)
 

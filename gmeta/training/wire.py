@@ -7,13 +7,9 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers.feature_ids import PADDING as PADDING
+from gmeta.layers.feature_ids import TEXT_PADDING as TEXT_PADDING
 from gmeta.ops import hash_text
-
-PADDING = -1
-"""Stands for "no id" in the dense form of ragged inputs. No id is negative."""
-
-TEXT_PADDING = b""
-"""Stands for "no id" where ids are text."""
 
 
 def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dict[str, tf.TensorSpec]:
@@ -40,7 +36,10 @@ def received(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor
         return wanted
     if isinstance(wanted, tf.RaggedTensor):
         return wanted.with_flat_values(hash_text(wanted.flat_values))
-    return hash_text(wanted)
+    numbers = hash_text(wanted)
+    if wanted.shape.rank is None or wanted.shape.rank < 2:
+        return numbers
+    return tf.where(tf.equal(wanted, TEXT_PADDING), tf.constant(PADDING, tf.int64), numbers)
 
 
 def _wire_spec(name: str, spec: tf.TypeSpec, text: bool) -> tf.TensorSpec:

@@ -72,3 +72,17 @@ def test_a_meta_model_adapts_to_text(tmp_path):
     fast = model.adapt(samples, labels)
     found = np.asarray(model.predict(samples, weights=fast)).reshape(-1)
     np.testing.assert_allclose(answer["rating"], found, rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_text_fills_up_a_dense_matrix(tmp_path):
+    tags = tf.keras.Input([3], name="tags", dtype=tf.int64)
+    vectors = EmbeddingCollection(FEATURES[1:])({"tags": tags})["tags"]
+    model = models.Model({"tags": tags}, tf.keras.layers.Dense(1)(vectors))
+    export_model(model, tmp_path / "1")
+    sent = np.array([[b"red", b"", b"new"], [b"", b"", b""]], object)
+    ragged = tf.ragged.constant([["red", "new"], []])
+    answer = ask(tmp_path / "1", "serving_default", {"tags": sent})["output"]
+    filled = np.array([[*ops.hash_text(["red", "new"]).numpy(), -1], [-1, -1, -1]])
+    np.testing.assert_allclose(answer, model({"tags": tf.constant(filled)}), rtol=1e-5, atol=1e-6)
+    by_hand = model.layers[-1](EmbeddingCollection(FEATURES[1:])({"tags": ragged})["tags"])
+    np.testing.assert_allclose(answer, by_hand, rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
 from gmeta.core.asserted import named_refusals
+from gmeta.models.bad_ids import named_bad_ids
 from gmeta.models.joint_optimizer import JointOptimizer
 from gmeta.models.nan_guard import NanGuard
 from gmeta.models.ranks.averages import merge_moving_averages
@@ -127,7 +128,8 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
         """
         if collectives.world().size == 1:
-            return super().predict(*args, **kwargs)  # type: ignore[misc]
+            with self._named_failures("predict"):
+                return super().predict(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.predict, self, args, kwargs)
         own["x"] = rank_dataset(
             own["x"],
@@ -138,7 +140,7 @@ class RunsOnRanks:
             **_generator(own),
         ).dataset
         own["verbose"] = _verbose(own["verbose"])
-        with collectives.named_failures("predict"):
+        with self._named_failures("predict"):
             self.merge_moving_averages()
             return super().predict(**own)  # type: ignore[misc]
 
@@ -184,7 +186,7 @@ class RunsOnRanks:
     def _named_failures(self, doing: str) -> Iterator[None]:
         guard = getattr(self, "_guard", None)
         named = guard.named() if guard else nullcontext()
-        with named, collectives.named_failures(doing), named_refusals():
+        with named, collectives.named_failures(doing), named_refusals(), named_bad_ids():
             yield
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
