@@ -32,7 +32,7 @@ def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
       optimizer: The new optimizer.
 
     Returns:
-      Whether rows have lost their slots.
+      Whether rows that were updated before have lost their slots.
     """
     before, table._optimizer = table.optimizer, optimizer
     if dataclasses.replace(before, learning_rate=None) == dataclasses.replace(optimizer, learning_rate=None):
@@ -58,7 +58,7 @@ def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
         made.import_admission(admission)
         with tf.device(table._resource_device):
             _native.gmeta_hash_table_swap(table.resource_handle, made.resource_handle)
-    return not keeps and bool(before.slots) and int(tf.size(records.keys)) > 0
+    return not keeps and bool(before.slots) and int(tf.size(records.keys)) > 0 and int(records.step) > 0
 
 
 def with_fresh_slots(records: Records, optimizer: SparseOptimizer, dim: int) -> Records:
