@@ -73,9 +73,9 @@ def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
     """MAML and joint training on data of one's own, for as many epochs as make about 1,500 steps.
 
     Args:
-      steps_per_epoch: How many steps an epoch has; 3 epochs at least and 60 at most.
+      steps_per_epoch: How many steps an epoch has; 3 epochs at least and 40 at most.
     """
-    epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 60)
+    epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 40)
     inner = InnerLoop(steps=2, learning_rate=0.1, order=2)
     return {
         "maml": MethodConfig(

@@ -72,6 +72,16 @@ def test_other_settings_or_data_are_refused(trained, tmp_path):
         go_on(small_config(epochs=2, seeds=(0, 1)), run, other)
 
 
+def test_a_run_that_was_begun_before_a_setting_existed_goes_on(trained):
+    run, data, _ = trained
+    file = run.path / "config.json"
+    held = json.loads(file.read_text())
+    for name in ("held_out", "numbers", "label", "item", "label_scale"):
+        del held["experiment"][name]
+    file.write_text(json.dumps(held))
+    assert "all 2 epochs were done before" in go_on(small_config(epochs=2, seeds=(0, 1)), run, data)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
