@@ -47,11 +47,12 @@ class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom
     Args:
       reason: Which rule it breaks.
       message: What was received and what was expected; the place is added by who knows it.
+      of_table: Whether a spec describes its columns, which may then be what has to be mended.
     """
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, *, of_table: bool = False) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.of_table = reason, of_table
 
 
 @dataclass
@@ -84,9 +85,9 @@ class BadRecords:
         """
         if self.on_bad == "raise":
             advice = "mend it, or leave such records out with --on-bad skip"
-            if error.reason is Reason.NULL:
+            if error.of_table and error.reason is Reason.NULL:
                 advice = f'say a default for its column in --spec, default = "unknown" for text, {advice}'
-            if error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
+            if error.of_table and error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
                 advice = (
                     "if it is an id, say hash = true for its column in --spec, which stores text and numbers "
                     "alike; if not, mend it"

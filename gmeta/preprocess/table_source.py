@@ -167,7 +167,7 @@ class TableSource:
         if bad.on_bad == "raise":
             found.sort(key=lambda one: one[1] or 0)
         for reason, line, message, count in found:
-            bad.add(BadRecord(reason, message), scan.file.path, line, count)
+            bad.add(BadRecord(reason, message, of_table=True), scan.file.path, line, count)
 
     def _estimate(self) -> int | None:
         """Rows of all files: known of Parquet, guessed by the length of the first lines of text."""

@@ -105,7 +105,7 @@ class Tally:
             examples = self.examples[file, reason]
             for place, message in enumerate(examples):
                 rest = count - len(examples) if place + 1 == len(examples) else 0
-                bad.add(BadRecord(reason, message), path_of(file), None, 1 + rest)
+                bad.add(BadRecord(reason, message, of_table=True), path_of(file), None, 1 + rest)
 
 
 def good_rows(batch: pa.RecordBatch, spec: TableSpec, file: int, tally: Tally) -> Columns | None:
