@@ -189,7 +189,10 @@ def test_a_users_script_outlives_a_killed_rank_and_takes_another_in(
 
 
 @pytest.mark.slow
-def test_horovods_elastic_driver_runs_the_same_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", ["horovod.runner.launch", "gmeta.core.collectives.horovodrun"])
+def test_horovods_elastic_driver_runs_the_same_script(
+    script: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
     # A machine under three names: Horovod gives up the whole host of a rank that failed.
     hosts, three = "localhost:1 Localhost:1", "localhost:1 Localhost:1 LOCALHOST:1"
     folder = job_folder(script, hosts)
@@ -198,7 +201,7 @@ def test_horovods_elastic_driver_runs_the_same_script(script: Path, monkeypatch:
     discover.chmod(0o755)
     job = subprocess.run(
         [
-            *(sys.executable, "-m", "horovod.runner.launch", "-np", "2", "--min-np", "1", "--max-np", "2"),
+            *(sys.executable, "-m", launcher, "-np", "2", "--min-np", "1", "--max-np", "2"),
             *("--host-discovery-script", discover, "--network-interface", "lo"),
             *(sys.executable, script, folder, hosts, hosts + " ", three),
         ],

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gmeta.core.collectives import horovod_elastic
+from gmeta.core.collectives.rendezvous import server_name
 from gmeta.core.collectives.telling import LEAVES, tell
 
 ELASTIC = "GMETA_ELASTIC"
@@ -52,7 +53,7 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
 def job() -> str:
     """A name of the elastic job that this process is a rank of, the same in all its starts; else empty."""
     if horovod_elastic.is_driven():
-        return ":".join(os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{part}", "") for part in ("ADDR", "PORT"))
+        return server_name()
     return os.environ.get(ELASTIC, "")
 
 

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import json
 import os
+import struct
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from gmeta.core.collectives.rendezvous import SECRET, ask, server_name, signature
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import CollectiveError, ConfigError
 
@@ -29,6 +33,9 @@ FRUITLESS = 3
 
 _AGAIN = "GMETA_STARTED_AGAIN"  # how many times it has, since the last checkpoint
 _NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # as the driver tells it
+
+WORKER_ADDRESSES = "worker_addresses"  # where the driver learns how to tell a process of hosts
+_LONGEST = 1 << 16  # bytes of what it tells
 
 _again = threading.Event()
 _hosts_changed = threading.Event()
@@ -61,12 +68,52 @@ def find_place() -> None:
 
 
 def watch_hosts() -> None:
-    """Hear of it when hosts come or go; the driver tells rank 0."""
-    from horovod.runner.elastic.worker import WorkerNotificationManager
+    """Hear of it when hosts come or go; the driver tells rank 0.
 
-    manager = WorkerNotificationManager()
-    manager.init()
-    manager.register_listener(_Listener())
+    Horovod's own service would unpickle what it is told, and its key goes to the driver readable by all.
+    """
+    from horovod.runner.common.util import codec, secret
+    from horovod.runner.elastic.worker import WorkerNotificationService
+
+    own = os.environ.get(SECRET)
+    name = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+    key = secret.make_secret_key() if own is None else worker_key(own, name)
+    service = WorkerNotificationService(key, os.environ.get("HOROVOD_GLOO_IFACE"), _Listener())
+    service._wire = safe_wire(key)  # nobody knows the key before it is sent
+    told = json.dumps(service.addresses()).encode()
+    if own is None:  # `horovodrun` itself
+        told = codec.dumps_base64((service.addresses(), key), to_ascii=False)
+    try:
+        ask("PUT", f"/{WORKER_ADDRESSES}/{name}", told)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CollectiveError(
+            f"horovodrun at {server_name()} can't be told where {name} is: {error}; its own output says why"
+        ) from error
+
+
+def worker_key(secret: str, name: str) -> bytes:
+    """What signs the driver's messages to a process, in a job with a secret."""
+    return signature(secret, b"worker", name.encode()).encode()
+
+
+def safe_wire(key: bytes) -> Any:
+    """Horovod's way to send objects, but it unpickles none: a signed message's name says all."""
+    from horovod.runner.common.util import network, secret
+    from horovod.runner.elastic.worker import HostsUpdatedRequest, WorkerNotificationService
+
+    class Ping(network.PingRequest):
+        service_name = WorkerNotificationService.NAME  # as an answer it has this one
+
+    class Wire(network.Wire):
+        def read(self, rfile: Any) -> Any:
+            digest = rfile.read(secret.DIGEST_LENGTH)
+            (size,) = struct.unpack("i", rfile.read(4))
+            message = rfile.read(size) if 0 <= size <= _LONGEST else b""
+            if not secret.check_digest(key, message, digest):
+                raise ValueError("a message without this job's signature")
+            return HostsUpdatedRequest(0) if HostsUpdatedRequest.__name__.encode() in message else Ping()
+
+    return Wire(key)
 
 
 def have_hosts_changed() -> bool:
@@ -101,25 +148,20 @@ def start_again() -> None:
 
 
 class _Listener:
-    def on_hosts_updated(self, timestamp: int, update: int) -> None:
+    def handle_hosts_updated(self, timestamp: int, update: int) -> None:
         _hosts_changed.set()
 
 
 def _place() -> list[int]:
     """What the driver answers when all processes have asked, or failed."""
-    host, port = (os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT"))
     slot = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
-    connection = http.client.HTTPConnection(host, int(port))  # `urllib` would go through a proxy
     try:
-        connection.request("GET", f"/rank_and_size/{slot}")
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        if answer.status != http.HTTPStatus.OK:
-            raise ValueError(f"it answers {answer.status}")
-        return [int(number) for number in text.split(",")]
+        status, answer = ask("GET", f"/rank_and_size/{slot}")
+        if status != http.HTTPStatus.OK:
+            raise ValueError(f"it answers {status}")
+        return [int(number) for number in answer.decode().split(",")]
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise CollectiveError(
-            f"horovodrun at {host}:{port} has no place for {slot}: {error}; its own output says why it ended"
+            f"horovodrun at {server_name()} has no place for {slot}: {error}; its own output says why it "
+            "ended"
         ) from error
-    finally:
-        connection.close()

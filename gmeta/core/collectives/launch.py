@@ -29,6 +29,7 @@ from typing import BinaryIO
 
 from gmeta.core.collectives import telling
 from gmeta.core.collectives.backend import HOW_TO_BUILD, horovod_version
+from gmeta.core.collectives.rendezvous import guarded, new_secret
 from gmeta.core.collectives.world import LAUNCHER
 from gmeta.core.errors import ConfigError, RanksError
 
@@ -204,14 +205,17 @@ def _rendezvous(size: int) -> Iterator[list[dict[str, str]]]:
     """Horovod's server, for as long as the block runs; yields what each rank must have in its environment."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousServer
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
-    server = RendezvousServer()
-    port = server.start()
+    secret = new_secret()
+    handler = guarded(RendezvousHandler, secret, signed=False)
+    server = RendezvousHTTPServer(("127.0.0.1", 0), handler, 0)
     server.init(slots)
+    threading.Thread(target=server.serve_forever, name="gmeta-rendezvous", daemon=True).start()
+    port = server.server_port
     shared = {
-        **create_run_env_vars("127.0.0.1", ["lo"], port),
+        **create_run_env_vars(f"127.0.0.1:{port}/{secret}", ["lo"], port),
         LAUNCHER: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
@@ -220,7 +224,8 @@ def _rendezvous(size: int) -> Iterator[list[dict[str, str]]]:
             {key: str(value) for key, value in {**shared, **create_slot_env_vars(s)}.items()} for s in slots
         ]
     finally:
-        server.stop()
+        server.shutdown()
+        server.server_close()
 
 
 class _Job:

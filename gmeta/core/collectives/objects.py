@@ -7,7 +7,6 @@ that disagree on versions, which is how that is found.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,12 +17,12 @@ from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, started
 from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.collectives.world import world
 from gmeta.core.errors import ConfigError
 
 T = TypeVar("T")
 
-_PROTOCOL = 4  # of pickle: what every Python that gmeta supports reads
 _PIECE = 64 << 20  # bytes of weights in one broadcast
 
 
@@ -31,48 +30,50 @@ def allgather_objects(obj: T) -> list[T]:
     """Every rank's object, on every rank.
 
     Args:
-      obj: Anything that pickles.
+      obj: Numbers, texts, bytes, arrays, and lists, tuples and dicts of them (`gmeta.core.collectives.wire`).
 
     Returns:
       The objects by rank; ``[obj]`` with one rank.
 
     Raises:
+      ConfigError: Something else is to be sent.
       CollectiveError: A rank has ended, or called something else.
     """
     if world().size == 1:
         return [obj]
-    sent = np.frombuffer(pickle.dumps(obj, _PROTOCOL), np.uint8)
+    sent = np.frombuffer(pack(obj), np.uint8)
     with named_failures("allgather_objects"):
         sizes = _allgather("sizes", tf.int64)(tf.constant([sent.size], tf.int64)).numpy()
         received = _allgather("objects", tf.uint8)(tf.constant(sent)).numpy()
     ends = np.cumsum(sizes)
-    return [pickle.loads(received[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
+    return [unpack(received[end - size : end].tobytes()) for end, size in zip(ends, sizes, strict=True)]
 
 
 def broadcast_object(obj: T, root: int = 0) -> T:
     """The object of rank `root`, on every rank.
 
     Args:
-      obj: Anything that pickles; of ranks other than `root` it is not looked at.
+      obj: As for `allgather_objects`; of ranks other than `root` it is not looked at.
       root: Whose object.
 
     Returns:
       The object of `root`; `obj` itself there.
 
     Raises:
+      ConfigError: Something else is to be sent.
       CollectiveError: A rank has ended, or called something else.
     """
     here = world()
     _check_root(root)
     if here.size == 1:
         return obj
-    sent = np.frombuffer(pickle.dumps(obj if here.rank == root else None, _PROTOCOL), np.uint8)
+    sent = np.frombuffer(pack(obj if here.rank == root else None), np.uint8)
     with named_failures("broadcast_object"):
         size = _broadcast("size", tf.int64, root)(tf.constant([sent.size], tf.int64)).numpy()[0]
         if here.rank != root:
             sent = np.zeros(size, np.uint8)
         received = _broadcast("object", tf.uint8, root)(tf.constant(sent)).numpy()
-    return obj if here.rank == root else pickle.loads(received.tobytes())
+    return obj if here.rank == root else unpack(received.tobytes())
 
 
 def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:

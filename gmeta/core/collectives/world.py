@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from gmeta.core.collectives import backend, horovod_elastic, telling
+from gmeta.core.collectives import backend, horovod_elastic, rendezvous, telling
 from gmeta.core.collectives.first_words import say_errors_first
 from gmeta.core.collectives.shares import Shares, total_shares
 from gmeta.core.errors import CollectiveError, ConfigError
@@ -135,6 +135,7 @@ def init() -> World:
     for variable, value in DEFAULTS.items():
         os.environ.setdefault(variable, value)
     hvd = backend.import_horovod()
+    rendezvous.through_proxy()
     try:
         hvd.init()
     except Exception as error:  # whatever the network and the rendezvous may raise

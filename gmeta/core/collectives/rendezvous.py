@@ -1,0 +1,234 @@
+"""Horovod's rendezvous, for ranks of this job alone.
+
+Ranks meet at a server of keys and values over HTTP, which Horovod 0.28.1 opens on all addresses to all who
+ask. Here it asks for the job's secret:
+
+* Where all ranks are on the launcher's machine (`launch`), as the first part of the path: Gloo's client is
+  C++, and takes a path with a server's address. The server listens on the loopback address alone.
+* Where there are other machines (`horovodrun`), as a signature: HMAC-SHA256 of the method, the path, the body
+  and a number that is used once. A rank's own proxy (`through_proxy`) signs what Gloo's client asks, and
+  takes no answer that isn't signed, so the secret doesn't travel with it.
+
+A value is bytes to both; nothing of it is unpickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import http.client
+import os
+import secrets
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SECRET = "GMETA_SECRET"
+"""Environment variable: the secret of a job over several machines."""
+
+_SERVER = "GMETA_RENDEZVOUS"  # where the server is, if the variables below are those of this rank's proxy
+_ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+_NUMBER, _SIGNATURE = "X-Gmeta-Number", "X-Gmeta-Signature"
+_AGE = 300  # seconds by which two machines' clocks may differ
+_LARGEST = 1 << 20  # bytes of a value; ranks' addresses are far smaller
+
+
+def new_secret() -> str:
+    """A secret that nobody guesses."""
+    return secrets.token_hex(32)
+
+
+def signature(secret: str, *parts: bytes) -> str:
+    """The signature of a message, of which no part can be moved into the next.
+
+    Example:
+      >>> signature("secret", b"ab", b"c") == signature("secret", b"a", b"bc")
+      False
+    """
+    message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+
+
+def guarded(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
+    """A handler of Horovod's server that answers who has the secret, and nobody else.
+
+    Args:
+      base: ``RendezvousHandler``, or what is derived from it.
+      secret: The job's.
+      signed: Whether requests are signed; otherwise their paths begin with the secret.
+    """
+    used: dict[str, float] = {}
+    lock = threading.Lock()
+
+    def is_new(number: str) -> bool:
+        when, now = number.partition(".")[0], time.time()
+        with lock:
+            for old in [each for each, then in used.items() if now - then > 2 * _AGE]:
+                del used[old]
+            fresh = when.isdecimal() and abs(now - int(when)) < _AGE and number not in used
+            if fresh:
+                used[number] = now
+        return fresh
+
+    class Guarded(base):
+        path: str
+        number: str | None
+        body: bytes
+
+        def parse_request(self) -> bool:
+            self.number, self.body = None, b""
+            if not super().parse_request():
+                return False
+            if not self._is_allowed():
+                self.close_connection = True
+                self.send_status_code(http.HTTPStatus.FORBIDDEN)
+                return False
+            return True
+
+        def _is_allowed(self) -> bool:
+            number, size = self.headers.get(_NUMBER, ""), self.headers.get("Content-Length", "0")
+            if not size.isdecimal() or int(size) > _LARGEST:
+                return False
+            if not signed:
+                first, _, rest = self.path.removeprefix("/").partition("/")
+                self.path = f"/{rest}"
+                allowed = _same(first.partition(":")[0], secret)
+                self.body = self.rfile.read(int(size)) if allowed else b""
+                return allowed
+            self.body = self.rfile.read(int(size))
+            expected = signature(secret, *map(str.encode, (self.command, self.path, number)), self.body)
+            if not _same(self.headers.get(_SIGNATURE, ""), expected) or not is_new(number):
+                return False
+            self.number = number
+            return True
+
+        def _place(self) -> tuple[str, str] | None:
+            _, *place = self.path.split("/")
+            if len(place) == 2:
+                return place[0], place[1]
+            self.send_status_code(http.HTTPStatus.BAD_REQUEST)
+            return None
+
+        def do_GET(self) -> None:  # noqa: N802
+            place = self._place()
+            if place is not None:
+                value = self._get_value(*place)
+                self._answer(http.HTTPStatus.NOT_FOUND if value is None else http.HTTPStatus.OK, value or b"")
+
+        def do_PUT(self) -> None:  # noqa: N802
+            place = self._place()
+            if place is not None:
+                self._put_value(*place, self.body)
+                self._answer(http.HTTPStatus.OK)
+
+        def do_HEAD(self) -> None:  # noqa: N802  # the base's is of files
+            self._answer(http.HTTPStatus.NOT_IMPLEMENTED)
+
+        def send_status_code(self, status_code: int) -> None:
+            self._answer(status_code)
+
+        def _answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if self.number is not None:
+                self.send_header(_SIGNATURE, _of_answer(secret, self.number, status, body))
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Guarded
+
+
+def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Ask this job's rendezvous server, signed if the job has a secret.
+
+    Args:
+      method: Of HTTP.
+      path: Such as ``"/rank_and_size/host:0"``.
+      body: What to put there.
+
+    Returns:
+      The status and the answer.
+
+    Raises:
+      OSError: It can't be reached.
+      ValueError: The answer isn't signed as it should be.
+      http.client.HTTPException: The answer isn't HTTP.
+    """
+    address, _, inner = os.environ[_ADDRESS].partition("/")
+    server, secret = f"{address}:{os.environ[_PORT]}", None
+    if _SERVER in os.environ:
+        server, secret = os.environ[_SERVER], os.environ[SECRET]
+    elif inner:  # Gloo's client puts the port behind the path
+        server, path = address, f"/{inner}:{os.environ[_PORT]}{path}"
+    return _asked(server, secret, method, path, body)
+
+
+def server_name() -> str:
+    """What tells one job's rendezvous server from another's; empty without one."""
+    return os.environ.get(_SERVER) or ":".join(filter(None, map(os.environ.get, (_ADDRESS, _PORT))))
+
+
+@functools.cache  # one proxy
+def through_proxy() -> None:
+    """Let Gloo's client in this process ask through a proxy that signs, if the job has a secret."""
+    secret, address = os.environ.get(SECRET), os.environ.get(_ADDRESS)
+    if secret is None or address is None or ("/" in address and _SERVER not in os.environ):
+        return
+    server = os.environ.setdefault(_SERVER, f"{address}:{os.environ[_PORT]}")
+    own = new_secret()  # other users of this machine reach the proxy too
+
+    class Proxy(BaseHTTPRequestHandler):
+        def _forward(self) -> None:
+            first, _, rest = self.path.removeprefix("/").partition("/")
+            size = self.headers.get("Content-Length", "0")
+            status, answer = int(http.HTTPStatus.FORBIDDEN), b""
+            if _same(first.partition(":")[0], own) and size.isdecimal() and int(size) <= _LARGEST:
+                try:
+                    body = self.rfile.read(int(size))
+                    status, answer = _asked(server, secret, self.command, f"/{rest}", body)
+                except (OSError, ValueError, http.client.HTTPException):
+                    status = int(http.HTTPStatus.BAD_GATEWAY)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_PUT = do_DELETE = _forward  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    proxy.daemon_threads = True
+    threading.Thread(target=proxy.serve_forever, name="gmeta-rendezvous", daemon=True).start()
+    os.environ[_ADDRESS] = f"127.0.0.1:{proxy.server_port}/{own}"
+
+
+def _asked(server: str, secret: str | None, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    number = f"{int(time.time())}.{secrets.token_hex(16)}"
+    headers = {"Content-Length": str(len(body))}
+    if secret is not None:
+        signed = signature(secret, *map(str.encode, (method, path, number)), body)
+        headers |= {_NUMBER: number, _SIGNATURE: signed}
+    host, _, port = server.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port))  # `urllib` would go through a proxy
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        content, given = answer.read(), answer.headers.get(_SIGNATURE, "")
+    finally:
+        connection.close()
+    if secret is not None and not _same(given, _of_answer(secret, number, answer.status, content)):
+        raise ValueError("the answer doesn't have this job's signature")
+    return answer.status, content
+
+
+def _of_answer(secret: str, number: str, status: int, body: bytes) -> str:
+    return signature(secret, b"answer", number.encode(), str(int(status)).encode(), body)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether texts are equal, in a time that doesn't tell where they differ."""
+    return hmac.compare_digest(one.encode(), other.encode())

@@ -1,0 +1,115 @@
+"""What ranks send each other, as bytes: JSON, and the bytes of arrays behind it. Reading it runs no code.
+
+A message is eight bytes with the length of the JSON, the JSON, and the arrays' bytes one after another. What
+JSON has no word for is an object with the key ``!``: a tuple, a mapping whose keys aren't texts, bytes, an
+array, and a class of `gmeta.core.errors`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from gmeta.core import errors
+from gmeta.core.errors import CollectiveError, ConfigError, GmetaError
+
+_TAG = "!"
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes.
+
+    Args:
+      value: None, booleans, numbers, texts, bytes, NumPy arrays and numbers, classes of gmeta's errors, and
+        lists, tuples and dicts of them.
+
+    Raises:
+      ConfigError: Something else is in it.
+
+    Example:
+      >>> unpack(pack({"rank": 1, "rows": (2, b"x")}))
+      {'rank': 1, 'rows': (2, b'x')}
+    """
+    blobs = bytearray()
+    text = json.dumps(_plain(value, blobs)).encode()
+    return len(text).to_bytes(8, "little") + text + blobs
+
+
+def unpack(data: bytes) -> Any:
+    """The inverse of `pack`.
+
+    Raises:
+      CollectiveError: The bytes are something else.
+    """
+    try:
+        end = 8 + int.from_bytes(data[:8], "little")
+        return _value(json.loads(data[8:end]), memoryview(data)[end:])
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CollectiveError(
+            f"{len(data)} bytes from another rank aren't what gmeta sends: {error}; see that all ranks run "
+            "the same gmeta"
+        ) from error
+
+
+def _plain(value: Any, blobs: bytearray) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list):
+        return [_plain(each, blobs) for each in value]
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "of": [_plain(each, blobs) for each in value]}
+    if isinstance(value, dict):
+        if all(type(key) is str for key in value) and _TAG not in value:
+            return {key: _plain(each, blobs) for key, each in value.items()}
+        return {_TAG: "dict", "of": [[_plain(k, blobs), _plain(v, blobs)] for k, v in value.items()]}
+    if isinstance(value, bytes):
+        return {_TAG: "bytes", **_blob(value, blobs)}
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject and value.dtype.names is None:
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {_TAG: kind, "dtype": value.dtype.str, "shape": value.shape, **_blob(value.tobytes(), blobs)}
+    if isinstance(value, type) and issubclass(value, GmetaError):
+        known = next(each for each in value.__mro__ if getattr(errors, each.__name__, None) is each)
+        return {_TAG: "error", "of": known.__name__}
+    raise ConfigError(
+        f"a {type(value).__name__} can't be sent to other ranks: send numbers, texts, bytes, arrays, and "
+        "lists, tuples and dicts of them"
+    )
+
+
+def _blob(data: bytes, blobs: bytearray) -> dict[str, int]:
+    begin = len(blobs)
+    blobs += data
+    return {"begin": begin, "size": len(data)}
+
+
+def _value(plain: Any, data: memoryview) -> Any:
+    if isinstance(plain, list):
+        return [_value(each, data) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    match plain.get(_TAG):
+        case None:
+            return {key: _value(each, data) for key, each in plain.items()}
+        case "tuple":
+            return tuple(_value(each, data) for each in plain["of"])
+        case "dict":
+            return {_value(key, data): _value(each, data) for key, each in plain["of"]}
+        case "bytes":
+            return bytes(_part(plain, data))
+        case "array" | "number" as kind:
+            array = np.frombuffer(_part(plain, data), np.dtype(str(plain["dtype"]))).reshape(plain["shape"])
+            return array.copy() if kind == "array" else array[()]
+        case "error":
+            found = getattr(errors, plain["of"])
+            if isinstance(found, type) and issubclass(found, GmetaError):
+                return found
+    raise ValueError(f"an object of the kind {plain[_TAG]!r}")
+
+
+def _part(plain: dict[str, Any], data: memoryview) -> memoryview:
+    part = data[plain["begin"] : plain["begin"] + plain["size"]]
+    if plain["begin"] < 0 or len(part) != plain["size"]:
+        raise ValueError("an array's bytes are cut")
+    return part

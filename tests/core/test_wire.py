@@ -1,0 +1,73 @@
+"""What ranks send each other comes back as it was, and bytes of another kind run no code."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gmeta.core.collectives.wire import pack, unpack
+from gmeta.core.errors import CollectiveError, ConfigError, DataError, GmetaError
+
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(max_size=20)
+)
+values = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.dictionaries(st.one_of(st.integers(), st.just("!"), st.tuples(st.integers())), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_values_come_back_with_their_types(value: Any) -> None:
+    assert repr(unpack(pack(value))) == repr(value)
+
+
+def test_arrays_and_errors_come_back() -> None:
+    sent = [np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros(0, np.int64), np.int32(7), np.array("é")]
+    for one, other in zip(unpack(pack(sent)), sent, strict=True):
+        assert one.dtype == other.dtype
+        assert type(one) is type(other)
+        np.testing.assert_array_equal(one, other)
+    assert unpack(pack((DataError, GmetaError))) == (DataError, GmetaError)
+
+    class OwnError(DataError):
+        """One that another rank may not have."""
+
+    assert unpack(pack(OwnError)) is DataError
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    for value in (object(), {1, 2}, [np.array([object()])], ValueError):
+        with pytest.raises(ConfigError, match=r"a \w+ can't be sent to other ranks"):
+            pack(value)
+
+
+class Forged:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_forged_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    forged = pickle.dumps(Forged(tmp_path / "ran"))
+    for data in (forged, len(forged).to_bytes(8, "little") + forged, b"", b"\0" * 8, pack([1])[:-1]):
+        with pytest.raises(CollectiveError, match="aren't what gmeta sends"):
+            unpack(data)
+    for crafted in (b'{"!": "array", "dtype": "O", "shape": [1], "begin": 0, "size": 8}', b'{"!": "system"}'):
+        with pytest.raises(CollectiveError, match="aren't what gmeta sends"):
+            unpack(len(crafted).to_bytes(8, "little") + crafted + b"\0" * 8)
+    assert not (tmp_path / "ran").exists()
