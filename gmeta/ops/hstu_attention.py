@@ -24,6 +24,7 @@ from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 _native = load_op_library("ops")
 tf.no_gradient("GmetaHstuPlan")
 _OF_OUT = 10  # which input of the gradient is that of the output
+_PORTABLE_PAIRS = 2**21  # that an exported graph has at once: its memory doesn't grow with long histories
 _MOST_PAIRS = 2**28  # of padded scores, a gigabyte of them, of which the plain form keeps half a dozen
 
 
@@ -153,7 +154,17 @@ def _padded(
     """The plain form, in float32 at least."""
     dtype = tf.float64 if v.dtype == tf.float64 else tf.float32
     wide_q, wide_k, wide_v = (None if x is None else tf.cast(x, dtype) for x in (q, k, v))
-    out = padded_attention(wide_q, wide_k, wide_v, offsets, visible, scale=scale, alpha=alpha, bias=bias)
+    out = padded_attention(
+        wide_q,
+        wide_k,
+        wide_v,
+        offsets,
+        visible,
+        scale=scale,
+        alpha=alpha,
+        bias=bias,
+        pairs=_PORTABLE_PAIRS if is_portable() else None,
+    )
     return tf.cast(out, v.dtype)
 
 

@@ -1,5 +1,6 @@
 """HSTU's attention in each of its forms, against the equations in NumPy."""
 
+import functools
 import importlib
 import warnings
 
@@ -105,6 +106,25 @@ def test_outputs_and_gradients_are_those_of_the_equations(
             # At most twice the error of the naive form, where that isn't smaller than any form's rounding.
             floor = 4 * np.finfo(np.float32).eps * np.abs(want).max()
             assert np.abs(found - want).max() <= max(2 * np.abs(plain - want).max(), floor)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sequences=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 3)), max_size=3),
+    mask=st.sampled_from(MASKS),
+    positions=st.sampled_from([None, 4]),
+    with_times=st.booleans(),
+    pairs=st.sampled_from([1, 50, 300, 10**6]),
+)
+def test_the_plain_form_in_blocks_is_the_plain_form(seed, sequences, mask, positions, with_times, pairs):
+    arrays, upstream, offsets, visible, _, bias = drawn(seed, sequences, 2, 3, 4, mask, positions, with_times)
+    blocks = functools.partial(reference.padded_attention, pairs=pairs)
+    for attention in (blocks, tf.function(blocks, autograph=False)):
+        found = run(attention, arrays, upstream, offsets, visible, bias, tf.float64)
+        wanted = run(reference.padded_attention, arrays, upstream, offsets, visible, bias, tf.float64)
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("positions", [None, 6])
