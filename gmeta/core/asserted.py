@@ -39,13 +39,13 @@ def asserted(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int
         return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
 
 
-def refused(tensors: Any, holds: tf.Tensor, sentence: str) -> Any:
+def refused(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> Any:
     """`asserted` for what is the user's to mend.
 
     Args:
       tensors: Of any nest.
       holds: Booleans of any shape, all of which must be true.
-      sentence: What the error says.
+      sentence: What the error says, a text or () string.
 
     Returns:
       The same tensors.
@@ -54,8 +54,8 @@ def refused(tensors: Any, holds: tf.Tensor, sentence: str) -> Any:
       ConfigError: It doesn't hold; of a graph, where it is run within `named_refusals`.
     """
     if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
-        raise ConfigError(sentence)
-    return asserted(tensors, holds, [f"gmeta refuses: {sentence}..."])
+        raise ConfigError(sentence if isinstance(sentence, str) else sentence.numpy().decode())
+    return asserted(tensors, holds, [tf.strings.join(["gmeta refuses: ", sentence, "..."])])
 
 
 @contextmanager

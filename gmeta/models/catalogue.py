@@ -8,8 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.asserted import asserted
+from gmeta.core.asserted import refused
 from gmeta.core.errors import ConfigError
+from gmeta.layers import FeatureConfig
+from gmeta.layers.feature_ids import PADDING, TEXT_PADDING
+from gmeta.ops import hash_text
 from gmeta.ops.frozen_table import RowNumbers
 
 Items = Any
@@ -24,87 +27,129 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
       items: V, for the ids from 0 to V - 1; or the V ids, distinct: any integers, such as the hashes that
         ``gmeta prepare`` writes, or texts. Neither -1 nor the empty text can be one: they stand for padding.
       owner: What messages begin with.
+      feature: The feature that embeds items. Where it hashes, a text and its prepared hash are one item.
 
     Raises:
-      ConfigError: No items, ids that aren't distinct or are of another kind, or one that stands for padding.
+      ConfigError: No items, ids that aren't distinct or are of another kind, one that stands for padding, or
+        one that the feature takes with ``hash=True`` alone.
 
     Example:
-      >>> catalogue = Catalogue([70, -5, 8], "model")
+      >>> catalogue = Catalogue([70, -5, 8], "model", FeatureConfig("item", 4, hash=True))
       >>> catalogue.numbers(tf.constant([8, 70], tf.int64)).numpy().tolist()
       [2, 0]
     """
 
-    def __init__(self, items: Items, owner: str) -> None:
+    def __init__(self, items: Items, owner: str, feature: FeatureConfig) -> None:
         super().__init__()
-        self._owner = owner
-        self._ids: tf.Variable | None = None
+        self._owner, self._feature, self._hashes = owner, feature.name, feature.hash
+        self._keys: tf.Variable | None = None
+        self._texts: tf.Variable | None = None
         if tf.is_tensor(items):
             items = items.numpy()
         if np.ndim(items) == 0:
-            self.size, self.dtype = whole_number(f"{owner}: items", items, least=1), tf.int64
+            self.size = whole_number(f"{owner}: items", items, least=1)
             return
         ids = _checked(items, owner)
-        self.size, self.dtype = len(ids), tf.as_dtype(ids.dtype if ids.dtype == np.int64 else tf.string)
+        self.size, keys = len(ids), ids
         with tf.device("CPU:0"):
-            self._ids = tf.Variable(ids, trainable=False, name="catalogue")
-        self._row_numbers = RowNumbers(self._ids)
-
-    def ids(self, numbers: tf.Tensor) -> tf.Tensor:
-        """The ids of items, of the shape of their numbers."""
-        numbers = tf.cast(numbers, tf.int64)
-        return numbers if self._ids is None else tf.gather(self._ids, numbers)
+            if ids.dtype == object:
+                self._texts = tf.Variable(ids, trainable=False, name="catalogue_texts")
+                keys = hash_text(ids).numpy()
+            self._check_keys(ids, keys)
+            self._keys = tf.Variable(keys, trainable=False, name="catalogue")
+        self._row_numbers = RowNumbers(self._keys)
 
     @property
-    def all_ids(self) -> tf.Tensor:
-        """(V,): the ids of all items."""
-        return self.ids(tf.range(self.size, dtype=tf.int64))
+    def dtype(self) -> tf.DType:
+        """Of `ids`."""
+        return tf.int64 if self._texts is None else tf.string
+
+    @property
+    def nothing(self) -> tf.Tensor:
+        """What stands for no id."""
+        return tf.constant(PADDING if self._texts is None else TEXT_PADDING, self.dtype)
+
+    def ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        """The ids of items as they were given, of the shape of their numbers."""
+        return self.keys(numbers) if self._texts is None else tf.gather(self._texts, numbers)
+
+    def keys(self, numbers: tf.Tensor) -> tf.Tensor:
+        """What items are embedded by, int64 of the shape of their numbers; of a text, its hash."""
+        return tf.cast(numbers, tf.int64) if self._keys is None else tf.gather(self._keys, numbers)
+
+    @property
+    def all_keys(self) -> tf.Tensor:
+        """(V,): those of all items."""
+        return self.keys(tf.range(self.size, dtype=tf.int64))
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
-        """The numbers of items by their ids, (n,) int64; -1 for an id that there isn't."""
-        self._check_kind(ids)
-        if self._ids is not None:
-            return self._row_numbers(ids if self.dtype == tf.string else tf.cast(ids, tf.int64))
-        ids = tf.cast(ids, tf.int64)
+        """The numbers of items by their ids, (n,) int64; -1 for an id that there isn't.
+
+        Raises:
+          ConfigError: Ids of a kind that the feature doesn't take.
+        """
+        text = ids.dtype == tf.string
+        if not (ids.dtype.is_integer or (text and self._hashes and self._keys is not None)):
+            wanted = "integers or texts" if self._hashes and self._keys is not None else "integers"
+            advice = ": make the feature with hash=True, and items= a vector of ids" if text else ""
+            raise ConfigError(
+                f"{self._owner}: {self._feature} must be {wanted}, got {ids.dtype.name}{advice}"
+            )
+        ids = hash_text(ids) if text else tf.cast(ids, tf.int64)
+        if self._keys is not None:
+            return self._row_numbers(ids)
         return tf.where((ids >= 0) & (ids < self.size), ids, -1)
 
     def numbers(self, ids: tf.Tensor) -> tf.Tensor:
         """The numbers of items by their ids, (n,) int64.
 
         Raises:
-          ConfigError: Ids of another kind than the catalogue's.
-          tf.errors.InvalidArgumentError: An id that there isn't; it is named.
+          ConfigError: Ids of another kind; or one that there isn't, which is named (of a graph, where it runs
+            within `gmeta.core.asserted.named_refusals`).
         """
         found = self.find(ids)
         good = found >= 0
         first = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # beyond the last: none is bad
         texts = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
         known = f"items={self.size} has the ids from 0 to {self.size - 1}"
-        if self._ids is not None:
+        if self._keys is not None:
             known = f"items= has {self.size} others. Leave such events out, or add the id"
-        text = [
-            f"{self._owner}: the item ",
+        told = [
+            f"{self._owner}: {self._feature} ",
             tf.concat([texts, [""]], 0)[first],
             f" is not in the catalogue; {known}",
         ]
-        return asserted(found, good, [tf.strings.join(text)])
-
-    def _check_kind(self, ids: tf.Tensor) -> None:
-        if self.dtype == tf.string and ids.dtype == tf.string:
-            return
-        if self.dtype == tf.string or not ids.dtype.is_integer:
-            kind = "texts" if self.dtype == tf.string else "integers"
-            raise ConfigError(f"{self._owner}: the catalogue's ids are {kind}, got {ids.dtype.name}")
+        return refused(found, good, tf.strings.join(told))
 
     @property
     def config(self) -> int | list[int] | list[str]:
         """``items`` as JSON can hold them."""
-        if self._ids is None:
+        if self._keys is None:
             return self.size
-        found = self._ids.numpy().tolist()
-        return [each.decode() for each in found] if self.dtype == tf.string else found
+        if self._texts is None:
+            return list(self._keys.numpy().tolist())
+        return [text.decode() for text in self._texts.numpy().tolist()]
+
+    def _check_keys(self, ids: Any, keys: Any) -> None:
+        if not self._hashes and (ids.dtype == object or keys.min() < 0):
+            some = ids[0] if ids.dtype == object else keys.min()
+            raise ConfigError(
+                f"{self._owner}: items holds {some!r}: make the feature {self._feature!r} with hash=True, "
+                "which takes texts and any int64"
+            )
+        values, counts = np.unique(keys, return_counts=True)
+        if (counts > 1).any():
+            twice = ids[keys == values[counts > 1][0]][0]
+            raise ConfigError(f"{self._owner}: items must be distinct ids, got {twice!r} twice")
+        if (ids == (TEXT_PADDING if ids.dtype == object else PADDING)).any():
+            padding = TEXT_PADDING if ids.dtype == object else PADDING
+            raise ConfigError(
+                f"{self._owner}: items can't hold {padding!r}, which stands for no id: leave it out"
+            )
 
 
 def _checked(items: Items, owner: str) -> Any:
+    """Ids as int64, or as bytes of dtype object."""
     ids = np.asarray(items)
     texts = ids.dtype.kind in "USO" and all(isinstance(each, str | bytes) for each in ids.ravel())
     if ids.ndim != 1 or not len(ids) or not (texts or ids.dtype.kind in "iu"):
@@ -113,18 +158,10 @@ def _checked(items: Items, owner: str) -> Any:
             f"{ids.dtype} of shape {ids.shape}"
         )
     if texts:
-        ids = np.array([each.encode() if isinstance(each, str) else each for each in ids.tolist()], object)
-        padding: Any = b""
-    else:
-        if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
-            raise ConfigError(f"{owner}: items must be int64 ids, got {ids.max()}")
-        ids, padding = ids.astype(np.int64), -1
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ConfigError(f"{owner}: items must be distinct ids, got {values[counts > 1][0]!r} twice")
-    if padding in values:
-        raise ConfigError(f"{owner}: items can't hold {padding!r}, which stands for padding: leave it out")
-    return ids
+        return np.array([each.encode() if isinstance(each, str) else each for each in ids.tolist()], object)
+    if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"{owner}: items must be int64 ids, got {ids.max()}")
+    return ids.astype(np.int64)
 
 
 @tf.autograph.experimental.do_not_convert

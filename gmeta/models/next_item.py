@@ -49,9 +49,10 @@ class NextItemModel(Model):
     Args:
       collection: The embedding of ``item``, its only feature.
       backbone: A layer over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`.
-      items: The catalogue: V, for the ids from 0 to V - 1; or a vector of ids, int64 or texts, such as the
-        hashes that ``gmeta prepare`` writes (their feature then has ``hash=True``). Negatives are drawn from
-        it, all of it is ranked, and `fit` and `evaluate` refuse histories with another id.
+      items: The catalogue: V, for the ids from 0 to V - 1; or a vector of ids, any int64 or texts, of a
+        feature with ``hash=True``. A text and the hash that ``gmeta prepare`` writes of it are one item,
+        whichever of them the catalogue and a batch have. Negatives are drawn from it, all of it is ranked,
+        and `fit` and `evaluate` refuse histories with another id.
       max_length: The longest history that is read, as the backbone's.
       item: The column of items, and their feature.
       time: The column of times; None: the backbone gets none.
@@ -92,13 +93,14 @@ class NextItemModel(Model):
     ) -> None:
         super().__init__(name=name)
         self.collection, self.backbone = collection, backbone
-        self.dim = _item_feature(name, collection, item).dim
+        feature = _item_feature(name, collection, item)
+        self.dim = feature.dim
         if time is None and backbone.needs_times:
             raise ConfigError(
                 f"{name}: {backbone.name} needs times: name their column by time=, or make it with "
                 "bias_by_time=False and a mask that isn't by_time"
             )
-        self.catalogue = Catalogue(items, name)
+        self.catalogue = Catalogue(items, name, feature)
         self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
         self.negatives = whole_number(f"{name}: negatives", negatives, least=1)
         self.item, self.time, self.seed = item, time, seed
@@ -160,7 +162,7 @@ class NextItemModel(Model):
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """(V, d): the vectors of the catalogue; items that were never trained have their initial ones."""
-        return self._normed(self.collection({self.item: self.catalogue.all_ids}, training=False)[self.item])
+        return self._normed(self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item])
 
     @property
     def items(self) -> int:
@@ -195,8 +197,8 @@ class NextItemModel(Model):
             ids = self._sequences(x, self.max_length)[0]
             seen = jagged.to_ragged(Jagged(self.catalogue.find(ids.values), ids.offsets))
         numbers, scores = top_items(self(x, training=False), vectors, k, without=seen)
-        nothing = tf.constant("" if self.catalogue.dtype == tf.string else -1, self.catalogue.dtype)
-        return tf.where(numbers < 0, nothing, self.catalogue.ids(tf.maximum(numbers, 0))), scores
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found), scores
 
     # AutoGraph would rewrite 200 functions, most of them Keras' own, for the first step: 8 s for nothing.
     @tf.autograph.experimental.do_not_convert
@@ -213,7 +215,7 @@ class NextItemModel(Model):
         step = self.optimizer.iterations
         drawn = uniform_negatives(self.negatives, self.items, seed=self.seed, step=step)
         # Embedded are ids that have been found in the catalogue.
-        found = {self.item: self.catalogue.ids(tf.concat([numbers, drawn], axis=0))}
+        found = {self.item: self.catalogue.keys(tf.concat([numbers, drawn], axis=0))}
         vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
         queries, positives = self._asked(Jagged(vectors[:total], ids.offsets), times, training=True)
         losses = self.loss_of(
@@ -238,7 +240,7 @@ class NextItemModel(Model):
         with rank_step(self, data) as step:
             ids, times = self._sequences(x, self.max_length + 1)
             numbers = Jagged(self.catalogue.numbers(ids.values), ids.offsets)
-            found = self.catalogue.ids(numbers.values)
+            found = self.catalogue.keys(numbers.values)
             vectors = self.collection({self.item: found}, training=False)[self.item]
             queries, _ = self._asked(Jagged(vectors, ids.offsets), times, training=False)
             last = self._normed(jagged.last(queries))

@@ -19,7 +19,7 @@ _ABSENT = -1
 
 
 class RowNumbers(tf.saved_model.experimental.TrackableResource):
-    """A static hash table from the values of a variable, int64 or texts, to their positions; -1 for others.
+    """A static hash table from the values of a variable to their positions; -1 for others.
 
     Not a ``tf.lookup.StaticHashTable``, whose initializers write the keys into the graph.
     """
@@ -33,9 +33,7 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
             self._initialize()
 
     def _create_resource(self) -> tf.Tensor:
-        return tf.raw_ops.HashTableV2(
-            key_dtype=self._variable.dtype, value_dtype=tf.int64, shared_name=self._shared_name
-        )
+        return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name)
 
     def _initialize(self) -> None:
         """Fill the table. A SavedModel's loader calls it when the variables have been restored."""

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers import FeatureConfig
 from gmeta.models.catalogue import Catalogue, top_items
+from gmeta.preprocess.column_values import hash_text as prepared
 
 
 @settings(max_examples=30)
@@ -38,21 +40,40 @@ def test_the_best_of_all_are_those_of_a_sort(seed, size, users, block, data):
     np.testing.assert_array_equal(numbers, np.where(np.isinf(best), -1, order))
 
 
+ANY = FeatureConfig("item", 2, hash=True)
+
+
 @pytest.mark.parametrize(
     "ids", [[5, -(2**63), 2**62], ["a", "ü", "b c"], np.array([4, 9], np.int32), np.array(["x", "y"])]
 )
 def test_ids_are_numbered_and_come_back(ids):
-    catalogue = Catalogue(ids, "model")
-    assert catalogue.numbers(catalogue.all_ids).numpy().tolist() == [*range(len(ids))]
-    assert Catalogue(catalogue.config, "model").all_ids.numpy().tolist() == catalogue.all_ids.numpy().tolist()
-    strange = tf.constant(["z"]) if catalogue.dtype == tf.string else tf.constant([77])
-    assert catalogue.find(strange).numpy().tolist() == [-1]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"the item (z|77) is not in the catalogue"):
-        catalogue.numbers(strange)
+    catalogue = Catalogue(ids, "model", ANY)
+    every = catalogue.ids(tf.range(len(ids)))
+    assert catalogue.numbers(every).numpy().tolist() == [*range(len(ids))]
+    assert catalogue.numbers(catalogue.all_keys).numpy().tolist() == [*range(len(ids))]
+    again = Catalogue(catalogue.config, "model", ANY)
+    assert again.ids(tf.range(len(ids))).numpy().tolist() == every.numpy().tolist()
+    for strange in (tf.constant(["z"]), tf.constant([77])):
+        assert catalogue.find(strange).numpy().tolist() == [-1]
+        with pytest.raises(ConfigError, match=r"model: item (z|77) is not in the catalogue"):
+            catalogue.numbers(strange)
 
 
-def test_ids_of_another_kind_are_refused():
-    with pytest.raises(ConfigError, match="the catalogue's ids are texts, got int32"):
-        Catalogue(["a"], "model").numbers(tf.constant([1]))
-    with pytest.raises(ConfigError, match="the catalogue's ids are integers, got string"):
-        Catalogue(3, "model").numbers(tf.constant(["a"]))
+def test_a_text_and_its_prepared_hash_are_one_item():
+    texts, hashes = ["red", "grün"], [prepared("red"), prepared("grün")]
+    for items in (texts, hashes):
+        catalogue = Catalogue(items, "model", ANY)
+        for given_ids in (tf.constant(texts), tf.constant(hashes)):
+            assert catalogue.numbers(given_ids[::-1]).numpy().tolist() == [1, 0]
+
+
+def test_ids_that_the_feature_does_not_take_are_refused():
+    plain = FeatureConfig("item", 2)
+    with pytest.raises(ConfigError, match=r"items holds b'a': make the feature 'item' with hash=True"):
+        Catalogue(["a"], "model", plain)
+    with pytest.raises(ConfigError, match=r"items holds .*-5.*: make the feature 'item' with hash=True"):
+        Catalogue([3, -5], "model", plain)
+    with pytest.raises(ConfigError, match="item must be integers, got string: make the feature with hash"):
+        Catalogue(3, "model", plain).numbers(tf.constant(["a"]))
+    with pytest.raises(ConfigError, match="item must be integers or texts, got float32"):
+        Catalogue([3], "model", ANY).numbers(tf.constant([1.0]))

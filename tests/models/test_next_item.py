@@ -14,8 +14,9 @@ ITEMS = 12
 
 
 def make_model(time="time", **settings):
+    hashed = np.ndim(settings.get("items", 0)) > 0
     collection = EmbeddingCollection(
-        [FeatureConfig("item", 8, initializer=Normal(0.0, 0.3))], optimizer=Adam(0.01)
+        [FeatureConfig("item", 8, initializer=Normal(0.0, 0.3), hash=hashed)], optimizer=Adam(0.01)
     )
     backbone = HSTU(
         blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=time is not None
@@ -164,15 +165,19 @@ def test_items_beyond_the_catalogue_are_refused_in_fit_and_evaluate(wrong):
     values = tf.concat([batch["item"].values[:-2], [wrong], batch["item"].values[-1:]], axis=0)
     data = tf.data.Dataset.from_tensors({**batch, "item": batch["item"].with_values(values)})
     for run in (model.fit, model.evaluate):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match=f"the item {wrong} is not in the catalogue; items=12"
-        ):
+        with pytest.raises(ConfigError, match=f"next_item: item {wrong} is not in the catalogue; items=12"):
             run(data, verbose=0)
 
 
-def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tmp_path):
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
+def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tmp_path, kind):
     numbered, batch = make_model(negatives=64), histories(64)
-    ids = np.arange(ITEMS) * 10**15 + 7
+    ids = (
+        np.arange(-5, ITEMS - 5) * 10**17 + 7
+        if kind == "numbers"
+        else np.char.add("ö", np.arange(ITEMS).astype("U"))
+    )
+    ids = ids if kind == "numbers" else np.array([each.encode() for each in ids], object)
     model = make_model(items=ids, negatives=64)
     other = {**batch, "item": batch["item"].with_values(tf.gather(ids, batch["item"].values))}
     for each, given in ((numbered, batch), (model, other)):
@@ -186,7 +191,9 @@ def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tm
         assert np.mean(items[:, 0].numpy() == expected) > 0.9
         products = each.predict(other, verbose=0) @ each.item_vectors().numpy().T
         np.testing.assert_allclose(scores, -np.sort(-products, axis=1)[:, :3], rtol=1e-5, atol=1e-6)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"the item \d+ is not in the catalogue"):
+    with pytest.raises(
+        ConfigError, match=r"next_item: item \d+ is not in the catalogue; items= has 12 others"
+    ):
         model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
 
 
