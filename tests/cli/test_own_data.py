@@ -15,17 +15,6 @@ from gmeta.testing.click_log import TAGS, write_click_log
 from gmeta.testing.serving import ask_all
 from gmeta.training.evaluation import Evaluation
 
-SPEC = """
-task = "user_id"
-time = "ts"
-label = "click"
-[columns]
-user_id = { hash = true }
-item_id = { hash = true }
-city = { hash = true }
-tags = { hash = true }
-price = {}
-"""
 SMALL = """
 tasks_per_batch = 8
 embedding_dim = 4
@@ -55,14 +44,14 @@ def gmeta(*arguments):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An empty folder but for the log and two files of settings, in which all commands ran as printed."""
+    """An empty folder but for the log and a file of settings, in which all commands ran as printed."""
     folder = tmp_path_factory.mktemp("own")
     write_click_log(folder / "clicks", users=50, rows=16)
-    (folder / "spec.toml").write_text(SPEC)
     (folder / "small.toml").write_text(SMALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        gmeta("prepare", "--data", "clicks/*.parquet", "--spec", "spec.toml")
+        task = ["--task", "user_id", "--time", "ts", "--label", "click"]
+        gmeta("prepare", "--data", "clicks/*.parquet", *task)
         said = gmeta("train", "--config", "small.toml").stderr
         (folder / "said.txt").write_text(said)
         (folder / "shown.txt").write_text(gmeta("evaluate", "--json", "evaluation.json").stdout)
