@@ -337,14 +337,15 @@ def grm(
     seed: int = 0,
     **options: Any,
 ) -> GRM:
-    """`GRM` with towers for CTR and CVR, and CTCVR as their product.
+    """`GRM` with a tower for each label; for ``ctcvr`` towers for CTR and CVR, whose product it is.
 
     Args:
       features: Of all parts.
       contexts: As for `GRM`, and so history, targets and time.
       history: Features of an event.
       targets: Features of an exposure.
-      labels: None: ``{"ctr": "click", "ctcvr": "buy"}``.
+      labels: As for `GRM`; ``{"ctr": "click"}`` for a log of clicks alone. None: ``{"ctr": "click",
+        "ctcvr": "buy"}``.
       time: The column of times; with it the backbone has a bias of times.
       dim: Numbers of a token; a head of the backbone has ``dim // heads``.
       backbone: ``"hstu"``, ``"fuxi"``, or a layer.
@@ -381,18 +382,21 @@ def grm(
             dropout=dropout,
             seed=seed,
         )
-    tasks = ["ctr", "cvr"]
+    labels = {"ctr": "click", "ctcvr": "buy"} if labels is None else labels
+    products = {"ctcvr": ("ctr", "cvr")} if "ctcvr" in labels else {}
+    factors = [task for of_product in products.values() for task in of_product]
+    tasks = list(dict.fromkeys([*factors, *(task for task in labels if task not in products)]))
     return GRM(
         EmbeddingCollection(features, optimizer=optimizer, seed=seed),
         backbone,
         MMoE(
             tasks, experts=experts, units=expert_units, top_k=top_k, report=report, seed=seed, name="mixture"
         ),
-        TaskHeads(tasks, units=tower_units, products={"ctcvr": tasks}, seed=seed, name="heads"),
+        TaskHeads(tasks, units=tower_units, products=products, seed=seed, name="heads"),
         contexts=contexts,
         history=history,
         targets=targets,
-        labels={"ctr": "click", "ctcvr": "buy"} if labels is None else labels,
+        labels=labels,
         time=time,
         dim=dim,
         dropout=dropout,
