@@ -151,7 +151,7 @@ class MetaGRM(MetaModel):
 
     def exposure_losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         """(..., labels) and (..., towers) -> (...): the weighted sum of each exposure's losses."""
-        by_tower = dict(zip(self.ranker.heads.tasks, tf.unstack(logits, axis=-1), strict=True))
+        by_tower = self._by_tower(logits)
         losses = []
         for number, (task, factors) in enumerate(self._factors.items()):
             of_label = product_cross_entropy(labels[..., number], [by_tower[tower] for tower in factors])
@@ -160,11 +160,21 @@ class MetaGRM(MetaModel):
 
     def by_label(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
         """(..., towers) -> label -> (...), logits."""
-        by_tower = dict(zip(self.ranker.heads.tasks, tf.unstack(logits, axis=-1), strict=True))
+        by_tower = self._by_tower(logits)
         return {
             task: product_logits(*(by_tower[tower] for tower in factors))
             for task, factors in self._factors.items()
         }
+
+    def by_task(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
+        """(..., towers) -> task or product, as the ranker predicts them -> (...), logits."""
+        by_tower = self._by_tower(logits)
+        products = self.ranker.heads.products.items()
+        made = {name: product_logits(*(by_tower[task] for task in factors)) for name, factors in products}
+        return {**by_tower, **made}
+
+    def _by_tower(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
+        return dict(zip(self.ranker.heads.tasks, tf.unstack(logits, axis=-1), strict=True))
 
     def tasks_of(self, batch: Any) -> TaskBatch:
         """Users as tasks, of a batch as the ranker takes it."""

@@ -98,15 +98,32 @@ def outputs_with(
       deltas: Name -> the delta of a weight, of its shape; without any, the task is one of no samples yet.
       rows: Table -> (keys, deltas) of its rows.
     """
-    lookup = model.collection.lookup(features, insert=False)
+    return without_single_output(query_outputs(model, query_only(features), deltas, rows))[0]
+
+
+def query_outputs(
+    model: MetaModel,
+    batch: TaskBatch,
+    deltas: Mapping[str, tf.Tensor],
+    rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
+) -> tf.Tensor:
+    """A task's outputs for its query, (1, samples, outputs).
+
+    Args:
+      model: The model.
+      batch: Of the one task.
+      deltas: As for `outputs_with`.
+      rows: As there.
+    """
+    lookup = model.collection.lookup(batch["features"], insert=False)
     tables = zip(row_names(model.collection), lookup.rows, lookup.keys, strict=True)
     moved = tuple(_moved(own, keys, *rows[name]) if name in rows else own for name, own, keys in tables)
-    view = model.view(query_only(features), lookup._replace(rows=moved))
+    view = model.view(batch, lookup._replace(rows=moved))
     weights = model.start_weights(view)
     shared = model.network.task_weights()
     for name, delta in deltas.items():
         weights[name] = _shifted(shared[name], delta) if name in shared else delta
-    return without_single_output(model.task_outputs(view, "query", weights))[0]
+    return model.task_outputs(view, "query", weights)
 
 
 def _shifted(shared: tf.Variable, delta: tf.Tensor) -> tf.Tensor:
@@ -127,7 +144,7 @@ def _moved(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.T
 def support_only(features: Mapping[str, Any], labels: tf.Tensor) -> dict[str, Any]:
     """Samples as a batch of one task that has them for its support."""
     index = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
-    return _one_task(features, labels, support=index, query=index[:, :0])
+    return one_task(features, labels, support=index, query=index[:, :0])
 
 
 def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,9 +152,10 @@ def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
     first = next(iter(features.values()))
     count = first.nrows(tf.int64) if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
     index = tf.range(count)[tf.newaxis]
-    return _one_task(features, tf.zeros([count]), support=index[:, :0], query=index)
+    return one_task(features, tf.zeros([count]), support=index[:, :0], query=index)
 
 
-def _one_task(features: Mapping[str, Any], labels: tf.Tensor, **parts: tf.Tensor) -> dict[str, Any]:
+def one_task(features: Mapping[str, Any], labels: tf.Tensor, **parts: tf.Tensor) -> dict[str, Any]:
+    """A batch of one task, of which ``support`` and ``query`` are those of its samples, (1, n)."""
     sides = {part: {"index": index, "mask": tf.ones_like(index, tf.float32)} for part, index in parts.items()}
     return {"features": dict(features), "label": labels, "task": tf.zeros([1], tf.int64), **sides}

@@ -27,6 +27,7 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
     def __init__(self, keys: tf.Variable) -> None:
         super().__init__(device="CPU")
         self._variable = keys
+        self._track_trackable(keys, "keys")  # what is loaded has to have it
         self._shared_name = f"gmeta_frozen_{uuid.uuid4().hex}"
         with tf.init_scope():
             _ = self.resource_handle

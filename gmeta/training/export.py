@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +23,16 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.layers import EmbeddingCollection
-from gmeta.models import MetaModel
 from gmeta.ops import HashTable, portable_ops
 from gmeta.preprocess.staging import staged_folder
-from gmeta.training.meta_signatures import meta_signatures
+from gmeta.training.default_signatures import default_signatures
+from gmeta.training.signature import DEFAULT_SIGNATURE as DEFAULT_SIGNATURE
+from gmeta.training.signature import OUTPUT
 from gmeta.training.signature import Signature as Signature
 from gmeta.training.signature import feature_inputs as feature_inputs
 from gmeta.training.unknown_ids import Unknown, unknown_rows
 from gmeta.training.wire import PADDING as PADDING
 from gmeta.training.wire import received, wire_specs
-
-DEFAULT_SIGNATURE = "serving_default"
-"""The signature that TensorFlow Serving calls when a client names none."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,7 @@ def export_model(
     signatures: Mapping[str, Signature] | None = None,
     unknown: Unknown = "initial",
     text_ids: bool = True,
+    label: str | None = None,
 ) -> Exported:
     """Write a model as a SavedModel without custom ops.
 
@@ -68,14 +67,15 @@ def export_model(
       model: Any Keras model; embedding collections may be anywhere in it.
       folder: To make. TensorFlow Serving expects ``<model>/<number>``, and takes a new number into service as
         soon as it appears; here it appears whole.
-      signatures: What clients can ask, by name; the first is also served as `DEFAULT_SIGNATURE`. By default
-        those of `gmeta.training.meta_signatures` for a `MetaModel`; otherwise the model's own call with
-        ``training=False``, whose inputs are a functional model's inputs, or else the features of its
-        embedding collections.
+      signatures: What clients can ask, by name; the first is also served as `DEFAULT_SIGNATURE`. None:
+        `gmeta.training.default_signatures` has them for every model.
       unknown: What an id reads that was never trained; see `gmeta.training.unknown_ids.Unknown`.
       text_ids: Whether clients send text for the inputs that are called as a feature that hashes. False:
         they send the numbers that ``gmeta prepare`` would store of it (`gmeta.ops.hash_text`). Where the
         model itself takes text, clients send text in either case.
+      label: What the default signatures call the answer of an ordinary model with one output, or of a
+        `MetaModel`. Where the compiled loss takes logits, that is the probability, and beside it stands
+        ``<label>_logit``.
 
     Raises:
       NotFiniteError: Weights hold NaN or infinity.
@@ -93,7 +93,7 @@ def export_model(
         raise ConfigError(f"{folder} exists: name a new folder")
     parts = [model, *tf.train.TrackableView(model).descendants()]
     collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
-    chosen = signatures or _own_signatures(model, collections)
+    chosen = signatures or default_signatures(model, collections, label=label, text_ids=text_ids)
     _check_finite(model)
     features = [feature for collection in collections for feature in collection.features]
     texts = {feature.name for feature in features if feature.hash and text_ids}
@@ -136,30 +136,6 @@ def _check_finite(model: tf.keras.Model) -> None:
         )
 
 
-def _own_signatures(
-    model: tf.keras.Model, collections: Sequence[EmbeddingCollection]
-) -> Mapping[str, Signature]:
-    if isinstance(model, MetaModel):
-        return meta_signatures(model)
-    return {DEFAULT_SIGNATURE: _own_call(model, collections)}
-
-
-def _own_call(model: tf.keras.Model, collections: Sequence[EmbeddingCollection]) -> Signature:
-    if getattr(model, "inputs", None):  # a functional model knows its inputs, and of what structure they are
-        tensors = tf.nest.flatten(model.input)
-        return Signature(
-            lambda inputs: model(
-                tf.nest.pack_sequence_as(model.input, [inputs[tensor.name] for tensor in tensors]),
-                training=False,
-            ),
-            {tensor.name: tensor.type_spec for tensor in tensors},
-        )
-    if not collections:
-        raise ConfigError(f"{model.name} has no inputs or features of its own: give signatures")
-    features = [feature for collection in collections for feature in collection.features]
-    return Signature(lambda inputs: model(inputs, training=False), feature_inputs(features))
-
-
 def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.experimental.ConcreteFunction:
     specs = wire_specs(signature.inputs, texts)
 
@@ -168,7 +144,7 @@ def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.
         outputs = signature.function(
             {key: received(inputs[key], spec) for key, spec in signature.inputs.items()}
         )
-        return dict(outputs) if isinstance(outputs, Mapping) else {"output": outputs}
+        return dict(outputs) if isinstance(outputs, Mapping) else {OUTPUT: outputs}
 
     traced = serve.get_concrete_function(**specs)
     definition = traced.graph.as_graph_def()

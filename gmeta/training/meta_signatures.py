@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
 from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
-from gmeta.models import MetaModel, checksum
-from gmeta.models.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
-from gmeta.models.fingerprint import fingerprint
-from gmeta.models.meta_checks import check_compiled
+from gmeta.models import MetaModel
+from gmeta.models.fast_weights import DeltaDtype
 from gmeta.models.task_deltas import outputs_with, query_only, support_only, task_deltas
-from gmeta.models.task_view import row_names
-from gmeta.training.safetensors_graph import Decoder, encode
+from gmeta.training.delta_strings import WEIGHTS as WEIGHTS
+from gmeta.training.delta_strings import DeltaStrings
+from gmeta.training.delta_strings import Stale as Stale
 from gmeta.training.signature import Signature, feature_inputs
 
 LABEL = "label"
-WEIGHTS = "weights_bytes"
-"""What a task's deltas are called on the wire. Over REST, values with such an ending are base64."""
-
 RATING = "rating"
-
-Stale = Literal["refuse", "apply"]
 
 
 def meta_signatures(
@@ -71,19 +64,13 @@ def meta_signatures(
     Raises:
       ConfigError: The model isn't compiled; a setting that there isn't; a feature with a name of ours.
     """
-    steps = model.inner.steps_in("serving") if steps is None else whole_number("steps", steps)
-    for name, given, known in (("dtype", dtype, DeltaDtype), ("stale", stale, Stale)):
-        if given not in get_args(known):
-            raise ConfigError(f"{name} must be {' or '.join(map(repr, get_args(known)))}, got {given!r}")
-    check_compiled(model)
+    strings = DeltaStrings(model, steps, dtype, stale)
     inputs = sample_inputs(model)
     taken = sorted({LABEL, WEIGHTS} & set(inputs))
     if taken:
         raise ConfigError(
             f"{', '.join(taken)} can't be the name of a feature: `adapt` and `predict_with` use it"
         )
-    here = fingerprint(model).numpy().decode()
-    about = metadata(model.name, model.inner.algorithm, steps, here)
 
     def answers(outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         return {answer: tf.sigmoid(outputs), f"{answer}_logit": outputs} if of_logits else {answer: outputs}
@@ -94,14 +81,11 @@ def meta_signatures(
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         given = _checked(given)
         features = {name: given[name] for name in inputs}
-        weights, rows = task_deltas(model, support_only(features, given[LABEL]), steps)
-        tensors = {name: tf.cast(delta[0], dtype) for name, delta in weights.items()}
-        for name, moved in rows.items():
-            tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, dtype)}
-        return {WEIGHTS: checksum.sealed(encode(tensors, {**about, checksum.NAME: checksum.NONE}))}
+        deltas = task_deltas(model, support_only(features, given[LABEL]), strings.steps)
+        return {WEIGHTS: strings.encoded(deltas)}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        deltas, rows = _decoded(model, given[WEIGHTS], here if stale == "refuse" else None)
+        deltas, rows = strings.decoded(given[WEIGHTS])
         features = _checked({name: given[name] for name in inputs})
         return answers(outputs_with(model, features, deltas, rows))
 
@@ -145,28 +129,6 @@ def _checked(columns: dict[str, Any]) -> dict[str, Any]:
         return columns
     finite = tf.math.is_finite(columns[LABEL])
     return asserted(columns, finite, [f"{LABEL} holds NaN or infinity: leave such samples out"])
-
-
-def _decoded(
-    model: MetaModel, data: tf.Tensor, here: str | None
-) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
-    """Deltas of weights, and keys and deltas of rows; of deltas from these shared weights, if they matter."""
-    decoder = Decoder(data, WEIGHTS, "adapt the task again, by the signature `adapt`")
-    decoder.expect("format", FORMAT, "is not what `adapt` answers")
-    decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
-    decoder.expect_whole()
-    if here is not None:
-        decoder.expect("fingerprint", here, f"has deltas from other shared weights than these, {here}")
-    deltas = {
-        name: decoder.tensor(name, tf.float32, variable.shape)
-        for name, variable in model.adapted_weights().items()
-    }
-    rows = {}
-    if model.inner.adapts_embeddings:
-        for name, merged in zip(row_names(model.collection), model.collection.merged, strict=True):
-            keys = decoder.tensor(name + KEYS, tf.int64, tf.TensorShape([None]))
-            rows[name] = keys, decoder.tensor(name + ROWS, tf.float32, tf.TensorShape([None, merged.dim]))
-    return deltas, rows
 
 
 def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:

@@ -10,6 +10,12 @@ import tensorflow as tf
 
 from gmeta.layers import FeatureConfig
 
+DEFAULT_SIGNATURE = "serving_default"
+"""The signature that TensorFlow Serving calls when a client names none."""
+
+OUTPUT = "output"
+"""What a tensor is called that has no name."""
+
 
 @dataclass(frozen=True)
 class Signature:
