@@ -182,20 +182,21 @@ def check_ranker(made: Made, served: Path) -> None:
     """Two users; the second one's history is shorter, and the first one's exposures are fewer."""
     rows_of = {
         "history": [["item-1", "item-2", "never seen"], ["item-3"]],
-        "target": [["item-4"], ["item-5", "item-6"]],
+        "targets": [["item-4"], ["item-5", "item-6"]],
     }
-    sent: dict[str, Any] = {"city": texts(CITY[:2])}
+    sent: dict[str, Any] = {"contexts_city": texts(CITY[:2])}
     batch: dict[str, Any] = {"contexts": {"city": numbers_of(CITY[:2])}}
     for part, rows in rows_of.items():
         times = tf.ragged.constant([list(range(7, 7 + len(row))) for row in rows], tf.int64)
         sent[f"{part}_item_id"], sent[f"{part}_ts"] = matrix(rows), times.to_tensor(-1).numpy()
-        known = {"item_id": ragged_numbers(rows), "ts": times}
-        batch["targets" if part == "target" else part] = known
+        batch[part] = {"item_id": ragged_numbers(rows), "ts": times}
     answer = ask(served, "serving_default", sent)
     expected = made.model(batch)["ctr"].to_tensor()
-    np.testing.assert_allclose(answer["ctr_logit"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(answer["click_logit"], expected, rtol=1e-4, atol=1e-5)
     there = np.array([[True, False], [True, True]])
-    np.testing.assert_allclose(answer["ctr"], np.where(there, tf.sigmoid(expected), 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        answer["click"], np.where(there, tf.sigmoid(expected), 0), rtol=1e-4, atol=1e-5
+    )
 
 
 def check_next_item(made: Made, served: Path) -> None:

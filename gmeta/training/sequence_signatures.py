@@ -16,7 +16,7 @@ from gmeta.training.signature import Signature
 
 
 def next_item_signatures(
-    model: NextItemModel, *, k: int = 10, leave_out_seen: bool = False, text_ids: bool = True
+    model: NextItemModel, *, k: int | None = None, leave_out_seen: bool = False, text_ids: bool = True
 ) -> dict[str, Signature]:
     """The signatures of a model of what comes next.
 
@@ -33,7 +33,7 @@ def next_item_signatures(
 
     Args:
       model: The model.
-      k: How many items are answered.
+      k: How many items are answered. None: 10, or the whole catalogue where it has fewer.
       leave_out_seen: Whether those of the history, as far as it is read, are left out. Where fewer than k are
         left, the others are -1 or the empty text, of score -inf.
       text_ids: Whether clients send texts, where the feature hashes.
@@ -41,7 +41,8 @@ def next_item_signatures(
     Raises:
       ConfigError: The catalogue has fewer than k items.
     """
-    if whole_number("k", k, least=1) > model.items:
+    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
+    if k > model.items:
         raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
     (feature,) = model.collection.features
     inputs = {model.item: id_spec(feature, text_ids, matrix=True)}
