@@ -109,7 +109,17 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
-@pytest.fixture(scope="module", params=[(kind, ranks) for kind in KINDS for ranks in (1, 2)], ids=str)
+# Two ranks of each kind take a minute: one of them stays among the quick tests.
+CASES = [
+    pytest.param(
+        (kind, ranks), id=f"{kind}-np{ranks}", marks=[pytest.mark.slow] * (ranks == 2 and kind != "ordinary")
+    )
+    for kind in KINDS
+    for ranks in (1, 2)
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def trained(request, data, tmp_path_factory):
     """A kind, its model as one process has it after training, and its SavedModel."""
     kind, ranks = request.param
