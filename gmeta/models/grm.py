@@ -57,7 +57,8 @@ class GRM(Model):
       mixture: The experts; its tasks are those of the towers.
       heads: The towers, and products of their probabilities.
       contexts: Features of the user.
-      history: Features of an event, what the user did (the action) among them.
+      history: Features of an event, what the user did (the action) among them; a label of exposures can be
+        that.
       targets: Features of an exposure.
       labels: Task or product -> the column of its label. What has none isn't trained by itself, as CVR isn't.
       dim: d, numbers of a token.
@@ -162,6 +163,11 @@ class GRM(Model):
                 f"{self.name}: labels must be of {', '.join([*heads.tasks, *heads.products])}, got "
                 f"{', '.join(strange) or 'none'}"
             )
+        known = [column for column in labels.values() if column in self.columns.targets]
+        if known:
+            raise ConfigError(
+                f"{self.name}: targets name {', '.join(known)}, which labels= are to tell: leave them out"
+            )
         trained = {head for task in labels for head in heads.products.get(task, (task,))}
         idle = [task for task in heads.tasks if task not in trained]
         if idle:
@@ -214,9 +220,13 @@ class GRM(Model):
     def logits(self, x: Batch, training: bool | None = None) -> tuple[dict[str, tf.Tensor], Layout]:
         """Task or product -> (exposures,), of all users one after another; and whose they are."""
         layout = self.columns.layout(x)
-        vectors = self.collection(self.columns.ids(x), training=training)
+        vectors = self.collection(self.ids(x), training=training)
         hidden = self.trunk(vectors, layout, training=training)
         return self.heads(self.mixture(hidden)), layout
+
+    def ids(self, x: Batch) -> dict[str, Any]:
+        """Feature -> ids of all parts of a batch, one after another: what one lookup takes."""
+        return self.columns.ids(x, set(self.labels.values()))
 
     # AutoGraph would rewrite hundreds of functions, most of them Keras' own, for the first step: for nothing.
     @tf.autograph.experimental.do_not_convert

@@ -185,7 +185,7 @@ class MetaGRM(MetaModel):
         parts = jagged.split(exposures, self._support_sizes(jagged.lengths(exposures)))
         labels = self.columns.labels(batch, self.ranker.labels)
         return {
-            "features": self.columns.ids(batch),
+            "features": self.ranker.ids(batch),
             "label": tf.stack([labels[task] for task in self.labels], axis=-1),
             "task": batch["task"],
             **{name: _padded(part) for name, part in zip(("support", "query"), parts, strict=True)},

@@ -11,13 +11,13 @@ A batch is nested dicts, a row a user, as `gmeta.io.sequences` gives it::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gmeta.core.asserted import asserted
+from gmeta.core.asserted import asserted, refused
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
@@ -133,8 +133,13 @@ class SequenceColumns:
             return layout._replace(scenarios=self._column(batch, "targets", self.scenario).values)
         return layout._replace(scenarios=layout.of_exposures(_given(batch, "contexts", self.scenario)))
 
-    def ids(self, batch: Batch) -> dict[str, Any]:
+    def ids(self, batch: Batch, labels: Collection[str] = ()) -> dict[str, Any]:
         """Feature -> ids, of all parts one after another: what one lookup takes.
+
+        Args:
+          batch: The batch.
+          labels: Columns of the history that are labels of exposures too. `gmeta.io` reads labels as floats;
+            as what a user did with an event they are ids.
 
         Raises:
           ConfigError: A column is missing, or not ragged.
@@ -145,7 +150,8 @@ class SequenceColumns:
             found.setdefault(name, []).append(_given(batch, "contexts", name))
         for part in ("history", "targets"):
             for name in getattr(self, part):
-                found.setdefault(name, []).append(self._column(batch, part, name).values)
+                ids = self._column(batch, part, name).values
+                found.setdefault(name, []).append(_whole(ids, name) if name in labels else ids)
         return {name: parts[0] if len(parts) == 1 else _joined(name, parts) for name, parts in found.items()}
 
     def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
@@ -212,6 +218,19 @@ def _given(batch: Batch, part: str, name: str) -> Any:
         has = f"{part} {', '.join(batch[part]) or 'empty'}" if part in batch else f"no {part}"
         raise ConfigError(f"the batch lacks {name!r} among its {part}; it has {has}")
     return batch[part][name]
+
+
+def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
+    """Labels as ids.
+
+    Raises:
+      ConfigError: One isn't a whole number (of a graph, as of `gmeta.core.asserted.refused`).
+    """
+    if not labels.dtype.is_floating:
+        return labels
+    ids = tf.cast(labels, tf.int64)
+    told = f"history {name!r} has labels that are no whole numbers, so they can't be ids: leave it out"
+    return refused(ids, tf.cast(ids, labels.dtype) == labels, told)
 
 
 def _joined(name: str, parts: list[Any]) -> tf.Tensor:

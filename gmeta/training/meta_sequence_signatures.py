@@ -82,7 +82,7 @@ def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str
     """A user as a task, with all exposures in one part of it."""
     every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
     parts = {"support": every[:, :0], "query": every[:, :0], part: every}
-    return {**one_task(model.columns.ids(batch), labels, **parts), "layout": model.columns.layout(batch)}
+    return {**one_task(model.ranker.ids(batch), labels, **parts), "layout": model.columns.layout(batch)}
 
 
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, FeatureConfig, record_lookups
 from gmeta.losses import product_cross_entropy
 from gmeta.metrics import AUC
-from gmeta.models import grm
+from gmeta.models import GRM, grm
 from gmeta.ops import Adam, Normal
 from gmeta.testing.exposures import draw_exposures, of_user, with_targets
 
@@ -199,6 +199,23 @@ def test_labels_and_weights_beside_a_batch_are_refused():
         model.evaluate(tf.data.Dataset.from_tensors((batch, None, tf.ones(2))), verbose=0)
 
 
+def test_a_label_can_be_what_was_done_with_an_event_and_never_what_is_shown():
+    features = [FeatureConfig("item", 8), FeatureConfig("click", 8, initializer=START)]
+    settings = {"contexts": [], "labels": {"ctr": "click"}, "dim": 8, "blocks": 1}
+    model = grm(features, history=["item", "click"], targets=["item"], **settings)
+    batch = draw_exposures(2, [3, 2], [2, 2])
+    clicked = tf.cast(batch["history"]["action"] % 2, tf.float32)
+    score, other = (
+        flat(model({**batch, "history": {**batch["history"], "click": each}}), "ctr")
+        for each in (clicked, 1 - clicked)
+    )
+    assert not np.allclose(score, other, rtol=1e-7)
+    with pytest.raises(ConfigError, match="'click' has labels that are no whole numbers"):
+        model({**batch, "history": {**batch["history"], "click": clicked / 2}})
+    with pytest.raises(ConfigError, match="targets name click, which labels= are to tell"):
+        grm(features, history=["item"], targets=["item", "click"], **settings)
+
+
 def test_float_ids_and_times_are_refused():
     model, batch = make_model(), draw_exposures(2, [3, 2], [2, 2])
     for name, told in (("item", "feature 'item' must be integer ids"), ("time", "'time' must be times as")):
@@ -215,13 +232,23 @@ def test_float_ids_and_times_are_refused():
         ({"combine": "sum"}, "action"),
         ({"targets": ["film"]}, "'film'"),
         ({"targets": ["item"], "history": ["item", "action"]}, "category are in no part"),
-        ({"labels": {"ctr": "click"}}, "no label trains cvr"),
-        ({"labels": {"cart": "cart"}}, "got cart"),
     ],
 )
 def test_what_does_not_go_together_is_told(settings, told):
     with pytest.raises(ConfigError, match=told):
         make_model(**settings)
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"), [({"ctr": "click"}, "no label trains cvr"), ({"cart": "cart"}, "got cart")]
+)
+def test_labels_are_of_towers_and_train_all_of_them(labels, told):
+    model = make_model()
+    config = {name: getattr(model.columns, name) for name in ("contexts", "history", "targets", "time")}
+    with pytest.raises(ConfigError, match=told):
+        GRM(
+            model.collection, model.trunk.backbone, model.mixture, model.heads, labels=labels, dim=8, **config
+        )
 
 
 def test_batches_that_cannot_be_read_are_told():
