@@ -165,7 +165,8 @@ def samples() -> dict[str, Any]:
 
 def test_the_served_model_answers_text_as_the_trained_one_answers_its_numbers(trained):
     kind, made, served = trained
-    CHECKS[kind](made, served)
+    check = CHECKS[kind]
+    check(made, served)
 
 
 def check_ordinary(made: Made, served: Path) -> None:

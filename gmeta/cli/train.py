@@ -66,10 +66,10 @@ def train(
     from gmeta.training.progress import TrainingProgress
     from gmeta.training.run_folder import RunFolder
 
+    settings = read_toml(config_path) if config_path else {}
+    check_agreement({name: repr(value) for name, value in settings.items()})
     data = data or _prepared(RunFolder(run_path).data)
-    planned = plan_experiment(
-        read_toml(config_path) if config_path else {}, data, str(config_path or "config")
-    )
+    planned = plan_experiment(settings, data, str(config_path or "config"))
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     run, first = RunFolder(run_path), world().rank == 0

@@ -108,7 +108,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     [
         (
             ["train", "--run", "new"],
-            r"new/data/manifest.json: no manifest: No such file or directory; run `gmeta prepare`",
+            r"new/data: no prepared data set, neither here nor in data; run `gmeta prepare` first",
         ),
         (["train", "--run", "run", "--config", "gone.toml"], "gone.toml: can't be read: No such file"),
         (

@@ -185,6 +185,6 @@ def test_columns_taken_by_default_leave_out_labels_and_the_flag(prepared):
     def features(**options):
         return set(tasks(prepared, **options).element_spec["features"])
 
-    assert features(query=3, label=["rating", "item"]) == {"genre"}
-    assert features(query=Flag("item")) == {"genre"}
+    assert features(query=3, label=["rating", "item"]) == {"genre", "weights"}
+    assert features(query=Flag("item")) == {"genre", "weights"}
     assert tasks(prepared, query=3, label=["rating"]).element_spec["label"].shape.as_list() == [None, 1]

@@ -323,7 +323,7 @@ def test_samples_that_cannot_be_used_are_refused_by_name(model):
         (x, y[:2], "support_y has 2 labels for 3 samples"),
         ({**x, "item": [0.5] * 3}, y, r"support_x\['item'\] must be integer ids, got float64"),
         ({**x, "item": None}, y, r"support_x\['item'\] must have ids for each sample, got None"),
-        ({**x, "item": [3, -1, 2]}, y, r"support_x\['item'\] holds the id -1; .* without padding"),
+        ({**x, "item": [3, -1, 2]}, y, r"support_x\['item'\] holds the id -1; ids are from 0 on"),
         ({**x, "item": np.array([1, 2, 2**63], np.uint64)}, y, f"holds the id {2**63}"),
         ({**x, "item": [1, 2, 2**61]}, y, f"the id {2**61}; ids are from 0 on and below {2**61}"),
         (x, ["a", "b", "c"], "support_y must be numbers: got text, such as 'a'"),

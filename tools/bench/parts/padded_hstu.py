@@ -29,7 +29,7 @@ class PaddedHSTU(HSTU):
         seen = tf.cast(dense_mask(view.visible, offsets), tokens.dtype)[:, tf.newaxis]
         for block in self.blocks:
             if not block.built:
-                block.build([tokens.shape])
+                block.build([tokens.shape[1:]])
             tokens = _block(block, tokens, seen, training)
         return jagged.from_padded(tokens, offsets[1:] - offsets[:-1]).values
 
