@@ -1,52 +1,29 @@
-"""From a Parquet log of texts to what exported models over sequences answer in stock TensorFlow."""
+"""From a Parquet log of texts to users that a ranker adapts to in stock TensorFlow."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from gmeta import io
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
+from gmeta.layers import FeatureConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaGRM, NextItemModel, grm
+from gmeta.models import MetaGRM, grm
 from gmeta.ops import Constant
 from gmeta.testing.click_log import prepared_clicks
 from gmeta.testing.serving import ask_all
 from gmeta.training.export import export_model
 
-ITEMS = [f"item-{number}" for number in range(30)]
 START = Constant(0.1)  # initial rows that take no graph to compute
 
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    folder = prepared_clicks(tmp_path_factory.mktemp("clicks"), users=40, rows=12, items=len(ITEMS))
+    folder = prepared_clicks(tmp_path_factory.mktemp("clicks"), users=40, rows=12, items=30)
     return folder / "train"
 
 
 def hashed(name):
     return FeatureConfig(name, 8, hash=True, initializer=START)
-
-
-def test_the_next_item_of_a_log_of_texts_is_served(train, tmp_path):
-    data = io.sequences(train, history=["item_id", "ts"]).map(lambda batch: batch["history"])
-    hstu = HSTU(blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=20)
-    model = NextItemModel(
-        EmbeddingCollection([hashed("item_id")]), hstu, items=ITEMS, item="item_id", max_length=20, time="ts"
-    )
-    model.compile("adam")
-    assert np.isfinite(model.fit(data, epochs=2, verbose=0).history["loss"]).all()
-    assert 0 < model.evaluate(data, verbose=0, return_dict=True)["mrr"] < 1
-    export_model(model, tmp_path / "1")
-    had = [["item-3", "item-9", "item-4"], ["item-7", "", ""]]
-    times = [[1_700_000_100, 1_700_000_200, 1_700_000_300], [1_700_000_000, 0, 0]]
-    sent = {"item_id": np.array(had, object), "ts": np.array(times)}
-    (answer,) = ask_all([(tmp_path / "1", "serving_default", sent)])
-    given = {"item_id": tf.ragged.constant([had[0], had[1][:1]])}
-    given["ts"] = tf.ragged.constant([times[0], times[1][:1]], tf.int64)
-    items, scores = model.recommend(given)
-    np.testing.assert_array_equal(answer["items"], items)
-    np.testing.assert_allclose(answer["scores"], scores, rtol=2e-5, atol=2e-6)
-    assert {text.decode() for text in answer["items"].ravel()} <= set(ITEMS)
 
 
 def test_clicks_of_a_log_of_texts_are_ranked_and_served(train, tmp_path):
