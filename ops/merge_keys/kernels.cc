@@ -52,9 +52,10 @@ class MergeKeysOp : public OpKernel {
     const size_t n = tensor.NumElements();
     const size_t good = MergeKeys(ids, n, prefixes_[feature], static_cast<int>(id_bits_), keys);
     if (good == n) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "feature '", features_[feature], "': id ", ids[good], " at position ", good, " of ", n,
-        " is outside [0, ", uint64_t{1} << id_bits_, "): FeatureConfig(..., hash=True) takes any id"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("feature '", features_[feature], "': id ", ids[good], " at position ", good,
+                     " of ", n, " is outside [0, ", uint64_t{1} << id_bits_,
+                     "): FeatureConfig(..., hash=True) takes any id"));
   }
 
   std::vector<std::string> features_;
