@@ -86,7 +86,7 @@ def test_rows_step_as_a_matrix_that_the_same_optimizer_trains(name, clip):
         (KERAS.SGD(0.1, weight_decay=0.1), "SGD at the rate of SGD, without its weight_decay"),
         (KERAS.SGD(0.1, use_ema=True), "without its moving averages"),
     ],
-    ids=str,
+    ids=["rmsprop", "amsgrad", "weight decay", "moving averages"],
 )
 def test_compile_says_in_a_line_what_tables_leave_out(optimizer, said):
     with pytest.warns(UserWarning, match=said) as found:
