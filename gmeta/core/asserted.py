@@ -39,7 +39,7 @@ def asserted(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int
         return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
 
 
-def refused(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> Any:
+def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> Any:
     """`asserted` for what is the user's to mend.
 
     Args:

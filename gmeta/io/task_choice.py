@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
-from gmeta.io.unsplit_tasks import kept
+from gmeta.io.unsplit_tasks import keep
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,4 @@ class TaskChoice:
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
         """An element of `gmeta.io.groups` with the chosen tasks alone."""
         lengths = element["row_splits"][1:] - element["row_splits"][:-1]
-        return kept(element, self.keeps(element["task"], lengths))
+        return keep(element, self.keeps(element["task"], lengths))

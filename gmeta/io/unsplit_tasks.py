@@ -47,10 +47,10 @@ def left_out(
 ) -> tuple[dict[str, Any], tf.Tensor]:
     """The element and ``chosen`` (rows,) without the tasks, and their rows, that aren't ``sound`` (T,)."""
     rows = tf.repeat(sound, element["row_splits"][1:] - element["row_splits"][:-1])
-    return kept(counted(element, sound, queries, stats, about), sound), tf.boolean_mask(chosen, rows)
+    return keep(counted(element, sound, queries, stats, about), sound), tf.boolean_mask(chosen, rows)
 
 
-def kept(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
+def keep(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
     """The element without the tasks, and their rows, that aren't ``sound`` (T,)."""
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
     rows = tf.repeat(sound, lengths)

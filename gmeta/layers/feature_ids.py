@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from gmeta.core.asserted import refused
+from gmeta.core.asserted import refuse_unless
 from gmeta.core.errors import ConfigError
 from gmeta.layers.feature_config import FeatureConfig
 from gmeta.ops.hash_ids import hash_text
@@ -94,7 +94,7 @@ def _without_padding(ids: tf.Tensor, feature: FeatureConfig) -> Ids:
         return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, present), lengths, validate=False)
     if not feature.hash or present is None:  # without a hash, a lookup refuses negative ids by itself
         return ids
-    return refused(
+    return refuse_unless(
         ids,
         present,
         f"feature {feature.name!r}: {padding!r} stands for no id where ids are pooled, and this feature has "

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.asserted import refused
+from gmeta.core.asserted import refuse_unless
 from gmeta.metrics.order import below
 from gmeta.metrics.sample_metric import nan_labels
 from gmeta.metrics.task_metric import TaskMetric
@@ -51,7 +51,7 @@ class GAUC(TaskMetric):
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The tasks' AUC, and their numbers of samples, or 0 for a task of one class."""
-        labels = refused(labels, ~tf.math.is_nan(labels), nan_labels(self.name))
+        labels = refuse_unless(labels, ~tf.math.is_nan(labels), nan_labels(self.name))
         clicked = tf.cast(real & (labels >= self.positive), tf.float64)
         samples = tf.reduce_sum(tf.cast(real, tf.float64), axis=1)
         positives = tf.reduce_sum(clicked, axis=1)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.asserted import refused
+from gmeta.core.asserted import refuse_unless
 from gmeta.core.errors import ConfigError
 
 _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
@@ -58,7 +58,7 @@ class SampleMetric(tf.keras.metrics.Metric):
             )
         real = tf.where(weight > 0)[:, 0]
         label, score, group, weight = (tf.gather(x, real) for x in (label, score, group, weight))
-        label = refused(label, ~tf.math.is_nan(label), nan_labels(self.name))
+        label = refuse_unless(label, ~tf.math.is_nan(label), nan_labels(self.name))
         clicked = label >= self.positive
         with tf.device("CPU:0"):
             self._append([group, score, tf.where(clicked, weight, 0), tf.where(clicked, 0.0, weight)])

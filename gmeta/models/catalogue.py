@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.asserted import refused
+from gmeta.core.asserted import refuse_unless
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.layers.feature_ids import PADDING, TEXT_PADDING
@@ -119,7 +119,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             tf.concat([texts, [""]], 0)[first],
             f" is not in the catalogue; {known}",
         ]
-        return refused(found, good, tf.strings.join(told))
+        return refuse_unless(found, good, tf.strings.join(told))
 
     @property
     def config(self) -> int | list[int] | list[str]:

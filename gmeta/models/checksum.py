@@ -15,7 +15,7 @@ import tensorflow as tf
 NAME = "checksum"
 DIGITS = 19
 NONE = "0" * DIGITS
-"""What stands there until `sealed` has put in the sum."""
+"""What stands there until `seal` has put in the sum."""
 
 EARLIER = ("format", "version", "model", "algorithm", "steps", "fingerprint")
 """The entries that bytes without a checksum have."""
@@ -26,7 +26,7 @@ _PAIR = rf'"(?:{"|".join(map(re.escape, EARLIER))})":{_TEXT}'
 _UNSEALED = rf'(?s)\{{"__metadata__":\{{{_PAIR}(?:,{_PAIR})*\}}.*'
 
 
-def sealed(data: tf.Tensor) -> tf.Tensor:
+def seal(data: tf.Tensor) -> tf.Tensor:
     """Put the checksum into the bytes of a safetensors file whose metadata has `NONE` for it.
 
     Args:

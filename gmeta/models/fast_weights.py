@@ -116,7 +116,7 @@ class FastWeights:
             tensors[name + KEYS] = keys
             tensors[name + ROWS] = _as_dtype(name, deltas, dtype)
         unsealed = safetensors.numpy.save(tensors, metadata={**self.metadata(), checksum.NAME: checksum.NONE})
-        whole: bytes = checksum.sealed(tf.constant(unsealed)).numpy()
+        whole: bytes = checksum.seal(tf.constant(unsealed)).numpy()
         return whole
 
     def metadata(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gmeta.core.asserted import asserted, refused
+from gmeta.core.asserted import asserted, refuse_unless
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
@@ -224,13 +224,13 @@ def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
     """Labels as ids.
 
     Raises:
-      ConfigError: One isn't a whole number (of a graph, as of `gmeta.core.asserted.refused`).
+      ConfigError: One isn't a whole number (of a graph, as of `gmeta.core.asserted.refuse_unless`).
     """
     if not labels.dtype.is_floating:
         return labels
     ids = tf.cast(labels, tf.int64)
     told = f"history {name!r} has labels that are no whole numbers, so they can't be ids: leave it out"
-    return refused(ids, tf.cast(ids, labels.dtype) == labels, told)
+    return refuse_unless(ids, tf.cast(ids, labels.dtype) == labels, told)
 
 
 def _joined(name: str, parts: list[Any]) -> tf.Tensor:

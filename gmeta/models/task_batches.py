@@ -38,7 +38,7 @@ class LoopsOverTasks(RunsOnRanks):
           NotFiniteError: The loss, or a rank's gradient, isn't finite.
         """
         _refuse_beside(y=y, sample_weight=sample_weight)
-        batch = x if class_weight is None else weighed(self.tasks_of(x), class_weight)  # type: ignore[attr-defined]
+        batch = x if class_weight is None else weigh(self.tasks_of(x), class_weight)  # type: ignore[attr-defined]
         return self._on_batch("train", batch, reset_metrics, return_dict)
 
     def test_on_batch(
@@ -87,11 +87,11 @@ class LoopsOverTasks(RunsOnRanks):
                 "class_weight goes with a tf.data.Dataset of task batches, as gmeta.io.tasks gives, got "
                 f"{type(own['x']).__name__}"
             )
-        data = own["x"].map(lambda batch: weighed(self.tasks_of(batch), weights))  # type: ignore[attr-defined]
+        data = own["x"].map(lambda batch: weigh(self.tasks_of(batch), weights))  # type: ignore[attr-defined]
         return {**own, "x": data, "class_weight": None}
 
 
-def weighed(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> dict[str, Any]:
+def weigh(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> dict[str, Any]:
     """A batch of tasks whose samples count by their labels.
 
     Args:

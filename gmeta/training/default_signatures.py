@@ -65,7 +65,7 @@ def takes_logits(model: tf.keras.Model) -> bool:
 def _own_call(
     model: tf.keras.Model, collections: Sequence[EmbeddingCollection], label: str | None
 ) -> Signature:
-    def answered(outputs: Any) -> Any:
+    def answer(outputs: Any) -> Any:
         if label is None:
             return outputs
         if not tf.is_tensor(outputs):
@@ -79,7 +79,7 @@ def _own_call(
     if getattr(model, "inputs", None):  # a functional model knows its inputs, and of what structure they are
         tensors = tf.nest.flatten(model.input)
         return Signature(
-            lambda inputs: answered(
+            lambda inputs: answer(
                 model(
                     tf.nest.pack_sequence_as(model.input, [inputs[tensor.name] for tensor in tensors]),
                     training=False,
@@ -90,4 +90,4 @@ def _own_call(
     if not collections:
         raise ConfigError(f"{model.name} has no inputs or features of its own: give signatures")
     features = [feature for collection in collections for feature in collection.features]
-    return Signature(lambda inputs: answered(model(inputs, training=False)), feature_inputs(features))
+    return Signature(lambda inputs: answer(model(inputs, training=False)), feature_inputs(features))

@@ -54,7 +54,7 @@ class DeltaStrings:
         tensors = {name: tf.cast(delta[0], self._dtype) for name, delta in deltas.weights.items()}
         for name, moved in deltas.rows.items():
             tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, self._dtype)}
-        return checksum.sealed(encode(tensors, {**self._about, checksum.NAME: checksum.NONE}))
+        return checksum.seal(encode(tensors, {**self._about, checksum.NAME: checksum.NONE}))
 
     def decoded(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         """Deltas of weights, and keys and deltas of rows.

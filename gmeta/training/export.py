@@ -32,7 +32,7 @@ from gmeta.training.signature import Signature as Signature
 from gmeta.training.signature import feature_inputs as feature_inputs
 from gmeta.training.unknown_ids import Unknown, unknown_rows
 from gmeta.training.wire import PADDING as PADDING
-from gmeta.training.wire import received, wire_specs
+from gmeta.training.wire import receive, wire_specs
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.
     @tf.function(autograph=False)
     def serve(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         outputs = signature.function(
-            {key: received(inputs[key], spec) for key, spec in signature.inputs.items()}
+            {key: receive(inputs[key], spec) for key, spec in signature.inputs.items()}
         )
         return dict(outputs) if isinstance(outputs, Mapping) else {OUTPUT: outputs}
 

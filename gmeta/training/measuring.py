@@ -13,13 +13,13 @@ from gmeta.core.config import to_mapping
 from gmeta.core.manifest import Manifest
 from gmeta.core.on_bad import OnBad
 from gmeta.training import baselines, cold_start
+from gmeta.training.answer_metrics import click_metrics, number_metrics
 from gmeta.training.baselines import ItemMeans, as_logits
 from gmeta.training.cold_start import Floats, QueryRows
 from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, SplitResult, TrainingRun
 from gmeta.training.experiment import trained
 from gmeta.training.experiment_config import ExperimentConfig
 from gmeta.training.experiment_data import count_tasks, measured_tasks
-from gmeta.training.label_metrics import click_metrics, number_metrics
 from gmeta.training.metrics import OF_ORDER, rating_metrics
 from gmeta.training.run_folder import RunFolder
 

@@ -25,7 +25,7 @@ def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dic
     return {name: _wire_spec(name, spec, name in texts) for name, spec in inputs.items()}
 
 
-def received(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
+def receive(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
     """What the signature's function takes, of what a client has sent for an input of it."""
     is_text = value.dtype == tf.string
     wanted: tf.Tensor | tf.RaggedTensor = value

@@ -244,10 +244,10 @@ def _by_blocks(
     block = tf.cast(tf.clip_by_value(pairs // of_one, 1, tf.cast(tf.maximum(size, 1), tf.int64)), tf.int32)
     count = tf.maximum((size + block - 1) // block, 1)  # of none, TensorFlow couldn't tell the shape
 
-    def filled(rows: tf.Tensor) -> tf.Tensor:
+    def fill(rows: tf.Tensor) -> tf.Tensor:
         return tf.pad(rows, [[0, 0], [0, count * block - size], *[[0, 0]] * (rows.shape.rank - 2)])
 
-    every = {name: filled(rows) for name, rows in of_rows.items()}
+    every = {name: fill(rows) for name, rows in of_rows.items()}
 
     def one(number: tf.Tensor) -> tf.Tensor:
         begin = number * block

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from gmeta.metrics import GAUC
-from gmeta.training.label_metrics import click_metrics, number_metrics
+from gmeta.training.answer_metrics import click_metrics, number_metrics
 
 
 @settings(deadline=None)
