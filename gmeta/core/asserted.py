@@ -60,7 +60,7 @@ def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> 
 
 @contextmanager
 def named_refusals() -> Iterator[None]:
-    """Turn the error of a graph that `refused` tensors into its sentence alone.
+    """Turn the error of a graph that `refuse_unless` has stopped into its sentence alone.
 
     Raises:
       ConfigError: The sentence.

@@ -11,7 +11,7 @@ from gmeta.core.schema import Schema
 Label = str | tuple[str, ...]
 
 
-def chosen_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[str] | None) -> Label:
+def choose_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[str] | None) -> Label:
     """Return the label's column, or several.
 
     Args:
@@ -41,7 +41,7 @@ def chosen_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[
     return label if isinstance(label, str) else names
 
 
-def chosen_features(
+def choose_features(
     what: str, schema: Schema, features: Sequence[str] | None, kept_back: Collection[str | None]
 ) -> list[str]:
     """Return the features' columns.
@@ -65,7 +65,7 @@ def chosen_features(
     return list(features)
 
 
-def chosen_weight(what: str, schema: Schema, name: str | None) -> str | None:
+def choose_weight(what: str, schema: Schema, name: str | None) -> str | None:
     """Return the weights' column.
 
     Raises:

@@ -13,7 +13,7 @@ from gmeta.core.arguments import whole_number
 from gmeta.core.collectives.shares import Shares
 from gmeta.core.errors import ConfigError
 from gmeta.core.on_bad import OnBad
-from gmeta.io.chosen_columns import Label, chosen_features, chosen_label, chosen_weight
+from gmeta.io.chosen_columns import Label, choose_features, choose_label, choose_weight
 from gmeta.io.epoch_plan import EpochPlan
 from gmeta.io.groups import groups, settled
 from gmeta.io.prepared import open_split
@@ -99,10 +99,10 @@ def rows(
     """
     size = whole_number("rows: batch_size", batch_size, least=1)
     split = open_split(path, on_bad)
-    label = chosen_label("rows", split.schema, split.roles, label)
-    weight = chosen_weight("rows", split.schema, weight)
+    label = choose_label("rows", split.schema, split.roles, label)
+    weight = choose_weight("rows", split.schema, weight)
     labels = (label,) if isinstance(label, str) else label
-    names = chosen_features("rows", split.schema, features, (split.roles.time, weight, *labels))
+    names = choose_features("rows", split.schema, features, (split.roles.time, weight, *labels))
     if shuffle_buffer is None:
         width = max(1, sum(shard.bytes for shard in split.shards) // max(1, split.rows))
         shuffle_buffer = max(16 * size, BLOCK_BYTES // width)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.on_bad import OnBad
-from gmeta.io.chosen_columns import chosen_features, chosen_label, chosen_weight
+from gmeta.io.chosen_columns import choose_features, choose_label, choose_weight
 from gmeta.io.epoch_plan import EpochPlan
 from gmeta.io.groups import groups, settled
 from gmeta.io.prepared import open_split
@@ -141,15 +141,15 @@ def tasks(
     opened = open_split(path, on_bad)
     schema, roles = opened.schema, opened.roles
     query = checked(query, schema)
-    label = chosen_label("tasks", schema, roles, label)
-    weight = chosen_weight("tasks", schema, weight)
+    label = choose_label("tasks", schema, roles, label)
+    weight = choose_weight("tasks", schema, weight)
     labels = (label,) if isinstance(label, str) else label
     asked = (query.column,) if isinstance(query, After | Flag) else ()
     kept_back = (schema.task, roles.time, weight, *labels, *asked)
     split = TaskSplit(
         path=os.fspath(path),
         schema=schema,
-        features=chosen_features("tasks", schema, features, kept_back),
+        features=choose_features("tasks", schema, features, kept_back),
         label=label,
         weight=weight,
         query=query,

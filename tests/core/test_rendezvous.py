@@ -27,7 +27,7 @@ from gmeta.core.collectives import rendezvous
 from gmeta.core.collectives.horovod_elastic import safe_wire
 from gmeta.core.collectives.horovodrun import _of_json, main
 from gmeta.core.collectives.launch import _rendezvous
-from gmeta.core.collectives.rendezvous import SECRET, ask, guarded, signature
+from gmeta.core.collectives.rendezvous import SECRET, ask, guard, signature
 from gmeta.core.errors import ConfigError
 
 THE_SECRET = "5ec2e7"
@@ -45,7 +45,7 @@ def asked(port: int, method: str, path: str, body: bytes = b"", **headers: str) 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RendezvousHTTPServer]:
     """A server of a job over several machines, which this process is a rank of."""
-    server = RendezvousHTTPServer(("127.0.0.1", 0), guarded(RendezvousHandler, THE_SECRET, signed=True), 0)
+    server = RendezvousHTTPServer(("127.0.0.1", 0), guard(RendezvousHandler, THE_SECRET, signed=True), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name, value in (
         ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"),

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from gmeta.core.collectives.horovod_elastic import WORKER_ADDRESSES, safe_wire, worker_key
-from gmeta.core.collectives.rendezvous import SECRET, guarded, new_secret
+from gmeta.core.collectives.rendezvous import SECRET, guard, new_secret
 from gmeta.core.errors import ConfigError
 
 _NICS = ("--network-interface", "--network-interfaces")
@@ -47,7 +47,7 @@ def protect(secret: str) -> None:
 
 
 def _of_json(base: type[Any], secret: str) -> type[Any]:
-    class Handler(guarded(base, secret, signed=True)):  # type: ignore[misc]
+    class Handler(guard(base, secret, signed=True)):  # type: ignore[misc]
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
             if scope != WORKER_ADDRESSES:
                 super()._put_value(scope, key, value)

@@ -29,7 +29,7 @@ from typing import BinaryIO
 
 from gmeta.core.collectives import telling
 from gmeta.core.collectives.backend import HOW_TO_BUILD, horovod_version
-from gmeta.core.collectives.rendezvous import guarded, new_secret
+from gmeta.core.collectives.rendezvous import guard, new_secret
 from gmeta.core.collectives.world import LAUNCHER
 from gmeta.core.errors import ConfigError, RanksError
 
@@ -209,7 +209,7 @@ def _rendezvous(size: int) -> Iterator[list[dict[str, str]]]:
 
     slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
     secret = new_secret()
-    handler = guarded(RendezvousHandler, secret, signed=False)
+    handler = guard(RendezvousHandler, secret, signed=False)
     server = RendezvousHTTPServer(("127.0.0.1", 0), handler, 0)
     server.init(slots)
     threading.Thread(target=server.serve_forever, name="gmeta-rendezvous", daemon=True).start()
@@ -312,7 +312,7 @@ class _Job:
 
     def _end_of(self, rank: int) -> RankEnd:
         code, when = self._processes[rank].returncode, self._when.get(rank, time.monotonic())
-        tail, told = tuple(self._tails[rank]), telling.told(self._told, rank)
+        tail, told = tuple(self._tails[rank]), telling.things_told(self._told, rank)
         return RankEnd(rank, code, when - self._start, rank in self._ending, tail, told)
 
     def _watch(self, rank: int) -> None:

@@ -51,7 +51,7 @@ def signature(secret: str, *parts: bytes) -> str:
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
 
-def guarded(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
+def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
     """A handler of Horovod's server that answers who has the secret, and nobody else.
 
     Args:

@@ -23,6 +23,6 @@ def tell(what: str) -> None:
             (Path(os.environ[TOLD]) / f"{os.environ.get('HOROVOD_RANK')}.{what}").touch()
 
 
-def told(folder: Path, rank: int) -> frozenset[str]:
+def things_told(folder: Path, rank: int) -> frozenset[str]:
     """What a rank has told."""
     return frozenset(what for what in (LOST_PEERS, LEAVES) if (folder / f"{rank}.{what}").exists())
