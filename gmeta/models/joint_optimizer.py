@@ -172,7 +172,7 @@ class JointOptimizer:
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None = None,
     ) -> None:
-        gradients, tables = self._clipping.clipped(gradients, tables)
+        gradients, tables = self._clipping.clip(gradients, tables)
         pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
         # A data set that has run out ends a step where its data is used. Counting the step uses none.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):

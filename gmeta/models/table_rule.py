@@ -135,7 +135,7 @@ class Clipping:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         return cls(*(getattr(inner, name, None) for name in ("clipvalue", "clipnorm", "global_clipnorm")))
 
-    def clipped(
+    def clip(
         self, dense: Sequence[Gradient], tables: Sequence[TableGradient]
     ) -> tuple[list[Gradient], list[TableGradient]]:
         """Clip the gradients of tables that follow the optimizer; all ranks call it together.

@@ -62,7 +62,7 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
     names = {column.name for column in manifest.schema}
     if isinstance(given.get("features"), str) or ("features" not in given and names >= _OF_MOVIELENS):
         return Planned(from_mapping(ExperimentConfig, given, where))
-    return _Plan(given, data, manifest, where).made()
+    return _Plan(given, data, manifest, where).make()
 
 
 class _Plan(ColumnPlan):
@@ -72,8 +72,8 @@ class _Plan(ColumnPlan):
         super().__init__(given, data, manifest, where)
         self.splits = list(manifest.splits)
 
-    def made(self) -> Planned:
-        """The experiment."""
+    def make(self) -> Planned:
+        """Decide on the experiment."""
         label = self._label()
         settings = {
             "query": 0.2,
