@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.lifted import lifted
 from gmeta.layers import TableGradient
+from gmeta.models.ranks.gradients import SOUND
 from gmeta.ops import SGD, HashTable, Records, Zeros
 
 Drained = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient]]
@@ -30,7 +31,7 @@ class GradientAccumulator:
         self._steps = steps
         self._batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_batches")
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_samples")
-        self._finite = tf.Variable(True, trainable=False, name="accumulated_finite")
+        self._state = tf.Variable(SOUND, dtype=tf.int64, trainable=False, name="accumulated_state")
         self._variables: list[tf.Variable] = []
         self._sums: list[tf.Variable] = []
         self._tables: dict[int, tuple[HashTable, HashTable]] = {}  # table's id -> table, its sums
@@ -65,16 +66,16 @@ class GradientAccumulator:
         variables: Sequence[tf.Variable],
         tables: Sequence[TableGradient],
         samples: tf.Tensor,
-        finite: tf.Tensor,
+        state: tf.Tensor,
     ) -> None:
-        """Add what is n times a batch's gradients already, and whether they are finite.
+        """Add what is n times a batch's gradients already, and what they are, as `state_of` says it.
 
         On several ranks, ``tables`` are of rows that this rank owns and of all ranks' samples; everything
         else is of this rank's own.
         """
         self._add(sums, variables, tables, tf.constant(1.0))
         self._samples.assign_add(tf.cast(samples, tf.int64))
-        self._finite.assign(self._finite & finite)
+        self._state.assign(tf.maximum(self._state, tf.cast(state, tf.int64)))
 
     def drain(self) -> Drained:
         """The mean gradient over all samples since the last time; then it is empty.
@@ -91,10 +92,10 @@ class GradientAccumulator:
         """The sums since the last time; then it is empty.
 
         Returns:
-          As `drain`, but sums; how many samples they are of, int64; and whether all that was added is finite.
+          As `drain`, but sums; how many samples they are of, int64; and the worst state that was added.
         """
         sums = [tf.identity(total) for total in self._sums]
-        samples, finite = tf.identity(self._samples), tf.identity(self._finite)
+        samples, state = tf.identity(self._samples), tf.identity(self._state)
         parts = []
         for table, own in self._tables.values():
             records = own.export()
@@ -102,8 +103,8 @@ class GradientAccumulator:
             own.import_(_no_records(table.dim), replace=True)
         for variable in (*self._sums, self._batches, self._samples):
             variable.assign(tf.zeros_like(variable))
-        self._finite.assign(True)
-        return sums, list(self._variables), parts, samples, finite
+        self._state.assign(SOUND)
+        return sums, list(self._variables), parts, samples, state
 
     def _add(
         self,

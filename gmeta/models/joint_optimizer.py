@@ -12,7 +12,15 @@ from gmeta.core.lifted import lifted
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.gradient_accumulator import GradientAccumulator
 from gmeta.models.nan_guard import refusal
-from gmeta.models.ranks.gradients import Gradient, all_finite, global_means, times_samples
+from gmeta.models.ranks.gradients import (
+    NOT_FINITE,
+    SOUND,
+    Gradient,
+    all_finite,
+    global_means,
+    state_of,
+    times_samples,
+)
 from gmeta.models.table_rule import Clipping
 
 
@@ -32,7 +40,8 @@ class JointOptimizer:
     samples of all ranks (see `gmeta.models.ranks.gradients`), for which it makes one grouped all-reduce a
     step, with accumulation one in k batches, and one exchange of the rows' gradients a batch. All ranks call
     its methods equally often. A gradient that isn't finite ends the step on all of them, with an error that
-    names the rank it came from, unless loss scaling is there to deal with it.
+    names the rank it came from, unless loss scaling is there to deal with it; a batch that a step may not be
+    made of always does.
 
     Args:
       optimizer: A Keras optimizer.
@@ -88,7 +97,7 @@ class JointOptimizer:
         lookups: RecordedLookups,
         row_gradients: Sequence[Gradient],
         samples: tf.Tensor,
-        finite: tf.Tensor,
+        allowed: tf.Tensor,
     ) -> None:
         """Take one batch's gradients: a step, or with accumulation a k-th part of one.
 
@@ -98,10 +107,10 @@ class JointOptimizer:
           lookups: The step's lookups.
           row_gradients: The gradients of ``lookups.rows``.
           samples: How many samples the loss is a mean of, a scalar; accumulation and several ranks ask.
-          finite: Whether the loss is finite, () bool.
+          allowed: Whether a step may be made of the loss, () bool, as `NanGuard.finite` says it.
 
         Raises:
-          tf.errors.InvalidArgumentError: The loss isn't finite, or on several ranks a gradient.
+          tf.errors.InvalidArgumentError: No step may be made of the loss, or on several ranks of a gradient.
         """
         accumulator = self._accumulator
         if collectives.world().size > 1:
@@ -109,15 +118,15 @@ class JointOptimizer:
             self.seen.assign_add(tf.cast(samples, tf.int64))
             gradients = times_samples(gradients, samples)
             row_gradients = times_samples(row_gradients, samples)
-            finite &= all_finite([*gradients, *row_gradients])
+            state = state_of([*gradients, *row_gradients], allowed)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
-                self._step_of_ranks(gradients, variables, tables, samples, finite)
+                self._step_of_ranks(gradients, variables, tables, samples, state)
             else:
-                accumulator.add_sums(gradients, variables, tables, samples, finite)
+                accumulator.add_sums(gradients, variables, tables, samples, state)
         else:
             if self._raises:
-                with tf.control_dependencies([finite]):
+                with tf.control_dependencies([allowed]):
                     gradients, row_gradients = map(_held, (gradients, row_gradients))
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
@@ -152,18 +161,19 @@ class JointOptimizer:
         variables: Sequence[tf.Variable],
         tables: Sequence[TableGradient],
         samples: tf.Tensor,
-        finite: tf.Tensor,
+        state: tf.Tensor,
     ) -> None:
         """The step of all ranks' samples, given this rank's sums over its own."""
-        means = global_means(sums, samples, finite, self.stop_asked)
+        means = global_means(sums, samples, state, self.stop_asked)
         self.stop_agreed.assign(means.stop)
-        good = ~tf.reduce_any(means.bad_ranks)
         dense, scale = means.dense, means.scale
-        if self._raises and not self.skips_bad_steps:
-            with tf.control_dependencies(refusal(good, means.bad_ranks)):
+        if self._raises:
+            passes = means.states <= (NOT_FINITE if self.skips_bad_steps else SOUND)
+            with tf.control_dependencies(refusal(tf.reduce_all(passes), ~passes)):
                 dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
                 scale = tf.identity(scale)
-        self._step(dense, variables, [part.times(scale) for part in tables], good)
+        finite = tf.reduce_all(means.states <= SOUND)
+        self._step(dense, variables, [part.times(scale) for part in tables], finite)
 
     def _step(
         self,

@@ -39,6 +39,7 @@ class NanGuard:
         self.raises = nan == "raise"
         self._model, self._find = model, find
         self._found = ""
+        self._skips = False
 
     def finite(self, loss: tf.Tensor, data: Any, samples: tf.Tensor, skips: bool = False) -> tf.Tensor:
         """Whether a step may be made of a loss, () bool; on one rank, it can be had only if that is so.
@@ -52,6 +53,7 @@ class NanGuard:
         """
         if not self.raises:
             return tf.constant(True)
+        self._skips = skips
         parts = tf.nest.flatten(data, expand_composites=True)
         parts = [part for part in parts if part is not None]
 
@@ -61,7 +63,7 @@ class NanGuard:
                 None if part is None else next(given)
                 for part in tf.nest.flatten(data, expand_composites=True)
             ]
-            return self._look(tf.nest.pack_sequence_as(data, filled, expand_composites=True), skips)
+            return self._look(tf.nest.pack_sequence_as(data, filled, expand_composites=True))
 
         def bad() -> tf.Tensor:
             passes = tf.ensure_shape(tf.py_function(look, parts, tf.bool), [])
@@ -79,14 +81,15 @@ class NanGuard:
             verdict.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
         return verdict
 
-    def _look(self, data: Any, skips: bool) -> bool:
+    def _look(self, data: Any) -> bool:
         try:
-            self._found = self._find(data)
+            found = self._find(data)
         except Exception:  # a model of the user's own may not stand it; the loss is bad all the same
-            self._found = ""
-        if skips and not self._found:
+            found = ""
+        if self._skips and not found:
             return True
-        self._found = self._found or fault_of_weights(self._model)
+        # Ranks that accumulate hear of a batch at their step, maybe after others that aren't finite.
+        self._found = self._found or found or fault_of_weights(self._model)
         return False
 
     @contextmanager
@@ -114,10 +117,18 @@ class NanGuard:
                 "compile(nan='allow') trains on"
             )
         cause = f"rank {here.rank}: {self._found}; " if self._found else ""
+        if self._skips:  # which has left out what else isn't finite
+            what = "data"
+            remedy = f"{'' if cause else 'mend the data there; '}compile(nan='allow') leaves such steps out"
+        else:
+            what = "gradient"
+            remedy = (
+                "look at the loss and the data there, lower the learning rate, or under mixed_float16 use a "
+                "LossScaleOptimizer, which leaves such steps out"
+            )
         return (
-            f"the gradient of rank {', '.join(ranks)} of {here.size} isn't finite, and no rank has made "
-            f"the step: {cause}look at the loss and the data there, lower the learning rate, or under "
-            "mixed_float16 use a LossScaleOptimizer, which leaves such steps out"
+            f"the {what} of rank {', '.join(ranks)} of {here.size} isn't finite, and no rank has made the "
+            f"step: {cause}{remedy}"
         )
 
 

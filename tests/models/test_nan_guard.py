@@ -34,9 +34,9 @@ def make(optimizer="sgd", **options):
     return model
 
 
-def fit(model, price=PRICES, labels=LABELS, **kwargs):
+def fit(model, price=PRICES, labels=LABELS, batch_size=10, **kwargs):
     return model.fit(
-        {"user": USERS, "price": price}, labels, batch_size=10, verbose=0, shuffle=False, **kwargs
+        {"user": USERS, "price": price}, labels, batch_size=batch_size, verbose=0, shuffle=False, **kwargs
     )
 
 
@@ -137,3 +137,50 @@ def test_ranks_stop_together_and_the_one_with_bad_labels_says_so():
     first, second = run_ranks(on_rank, 2, make, fit, bad, LABELS)
     assert "the gradient of rank 1 of 2 isn't finite" in first
     assert "rank 1: 10 of 10 values of label" in second
+
+
+SCALED = [{}, {"run_eagerly": True}, {"accumulate_steps": 2}]
+
+
+def scaled_on_rank(make, fit, forms):
+    """What a dynamic loss scale comes to on a rank: the error, whether nothing has moved, and the scale."""
+
+    def outcome(options, data):
+        inner = tf.keras.optimizers.SGD(0.1)
+        model = make(tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0), **options)
+        model.get_layer("d").kernel.assign(tf.ones([5, 1]))  # ranks begin alike
+        seen = {"user": USERS, "price": PRICES}
+        before = model.predict(seen, verbose=0)
+        try:
+            fit(model, batch_size=5, **data)
+            said = ""
+        except NotFiniteError as error:
+            said = str(error)
+        same = np.array_equal(model.predict(seen, verbose=0), before)
+        return said, same, float(model.optimizer.loss_scale)
+
+    return [outcome(options, data) for options, data in forms]
+
+
+@pytest.mark.ranks
+def test_ranks_under_a_loss_scale_refuse_bad_data_and_name_it():
+    place = np.arange(20)  # rank 1 has those that are odd, in two batches of five
+    huge = np.where((place % 2 == 1) & (place > 10), np.float32(1e30), PRICES)  # the second overflows
+    bad = {
+        "label": {"labels": with_nan(LABELS, 1)},
+        "feature 'price'": {"price": with_nan(PRICES, 3)},
+        "sample weight": {"sample_weight": with_nan(np.ones(20), 5), "price": huge},
+    }
+    forms = list(zip(SCALED, bad.values(), strict=True))
+    for first, second, what in zip(*run_ranks(scaled_on_rank, 2, make, fit, forms), bad, strict=True):
+        assert "the data of rank 1 of 2 isn't finite, and no rank has made the step: mend" in first[0]
+        assert f"rank 1: 1 of 5 values of {what} in the batch are not finite" in second[0]
+        assert first[1:] == second[1:] == (True, 8.0)
+
+
+@pytest.mark.ranks
+def test_ranks_under_a_loss_scale_leave_out_what_overflows_on_one_of_them():
+    huge = {"price": np.where(np.arange(20) % 2, np.float32(1e30), PRICES)}
+    first, second = run_ranks(scaled_on_rank, 2, make, fit, [(options, huge) for options in SCALED])
+    steps = [2, 2, 1]  # each of them halves the scale
+    assert first == second == [("", True, 8.0 / 2**each) for each in steps]

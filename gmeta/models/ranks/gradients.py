@@ -22,6 +22,10 @@ from gmeta.core import collectives
 
 Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
+SOUND, NOT_FINITE, REFUSED = 0, 1, 2
+"""What a rank's gradients are: finite; not finite, which a loss scale may leave out; or of a batch that no
+step may be made of."""
+
 
 class GlobalMeans(NamedTuple):
     """What the all-reduce of a step tells every rank.
@@ -29,13 +33,13 @@ class GlobalMeans(NamedTuple):
     Attributes:
       dense: The gradients of the mean over all samples; None where there was none.
       scale: () float32, 1 / N; 0 where there are no samples at all.
-      bad_ranks: (world size,) bool, the ranks that had a gradient which isn't finite.
+      states: (world size,) int32, what each rank's gradients are: `SOUND`, `NOT_FINITE` or `REFUSED`.
       stop: () bool, whether any rank asks to stop.
     """
 
     dense: list[tf.Tensor | None]
     scale: tf.Tensor
-    bad_ranks: tf.Tensor
+    states: tf.Tensor
     stop: tf.Tensor
 
 
@@ -47,6 +51,16 @@ def times_samples(gradients: Sequence[Gradient], samples: tf.Tensor) -> list[Gra
     return [_times(gradient, samples) for gradient in gradients]
 
 
+def state_of(gradients: Sequence[Gradient], allowed: tf.Tensor) -> tf.Tensor:
+    """What gradients are, () int32.
+
+    Args:
+      gradients: All of one rank's.
+      allowed: Whether a step may be made of them, () bool.
+    """
+    return tf.where(allowed, tf.where(all_finite(gradients), SOUND, NOT_FINITE), REFUSED)
+
+
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Whether every number in the gradients is finite."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
@@ -54,28 +68,28 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
 
 
 def global_means(
-    sums: Sequence[Gradient], samples: tf.Tensor, finite: tf.Tensor, stop: tf.Tensor
+    sums: Sequence[Gradient], samples: tf.Tensor, state: tf.Tensor, stop: tf.Tensor
 ) -> GlobalMeans:
     """The ranks' sums over samples as means over all samples, in one grouped all-reduce.
 
     Args:
       sums: n_r times this rank's gradients.
       samples: n_r.
-      finite: Whether this rank's gradients are finite, () bool.
+      state: What this rank's gradients are, as `state_of` says it.
       stop: Whether this rank asks all to stop after this step, () bool.
     """
     here = collectives.world()
     present = [tf.convert_to_tensor(gradient) for gradient in sums if gradient is not None]
     dtype = present[0].dtype if present else tf.float32
-    bad = tf.cast(~finite, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
-    tail = tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], bad], axis=0)
+    states = tf.cast(state, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
+    tail = tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], states], axis=0)
     *dense, tail = collectives.allreduce_sum([*present, tail], name="step/dense")
     scale = tf.math.divide_no_nan(tf.constant(1, dtype), tail[0])
     means = iter([total * tf.cast(scale, total.dtype) for total in dense])
     return GlobalMeans(
         [None if gradient is None else next(means) for gradient in sums],
         tf.cast(scale, tf.float32),
-        tail[2:] > 0,
+        tf.cast(tail[2:], tf.int32),
         tail[1] > 0,
     )
 
