@@ -114,6 +114,21 @@ def test_a_malformed_csv_line(tmp_path, line, reason):
     assert example.startswith(f"{data}:{place}: ")
 
 
+@pytest.mark.parametrize("line", [2, 9, ROWS + 1])
+def test_a_row_of_too_few_fields_is_told_by_its_own_file_among_several(tmp_path, line):
+    data = tmp_path / "log"
+    data.mkdir()
+    _, second, _ = (text_file(data / name, {}, 0) for name in ("a.csv", "b.csv", "c.csv"))
+    lines = second.read_text().splitlines(keepends=True)
+    second.write_text("".join([*lines[: line - 1], "7,5,1\n", *lines[line:]]))
+    said = f"{second}:{line}: missing field: 4 fields expected, got 3: '7,5,1'; mend it, or leave"
+    with pytest.raises(DataError) as caught:
+        prepare(data, tmp_path / "out", spec=SPEC)
+    assert str(caught.value).startswith(said)
+    (example,) = assert_counted(data, tmp_path / "out", "missing field")
+    assert example == f"{second}:{line}: 4 fields expected, got 3: '7,5,1'"
+
+
 def test_lines_are_counted_as_an_editor_does(tmp_path):
     """Blank lines, refused lines, fields that span lines, and Windows' ends."""
     text = 'user,ts,click,price,note\r\n1,1,1,1,"two\r\nlines"\r\n\r\n2,2\r\n3,3,bad,3,x\r\n4,4,1,4,x\r\n'
