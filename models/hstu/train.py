@@ -7,6 +7,7 @@ python models/hstu/report.py runs/next-item.jsonl
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -92,7 +93,8 @@ def train(
     name: str, data: LeaveLastOut, settings: Settings, seed: int, epochs: int, every: int
 ) -> Iterator[dict[str, Any]]:
     """Train a model, and measure it after every so many epochs."""
-    tf.keras.utils.set_random_seed(seed)
+    random.seed(seed)  # what Keras' layers take their seeds from
+    tf.random.set_seed(seed)
     model = make_model(name, data.items, settings, seed)
     histories = batches(data.train, settings.batch, shuffle=seed)
     seconds = 0.0
