@@ -1,5 +1,7 @@
 """The forms in which a training step may compute the inner loop, each against the plainest one."""
 
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,7 +52,7 @@ def make_model(inner, cls=MetaModel, network=None, **kwargs):
 
 
 def keras_network():
-    tf.keras.utils.set_random_seed(4)
+    random.seed(4)
     layers = [tf.keras.layers.Dense(5, "tanh", name="fc"), tf.keras.layers.Dense(1, name="out")]
     return tf.keras.Sequential(layers)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import warnings
 
 import numpy as np
@@ -45,16 +46,14 @@ class Scorer(tf.keras.Model):
 
 
 def data(batches: int = 5) -> tf.data.Dataset:
-    random = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     n = 8 * batches
-    features = {name: random.integers(0, 50, n) for name in ("user", "item")}
-    return tf.data.Dataset.from_tensor_slices((features, random.normal(size=(n, 1)).astype("float32"))).batch(
-        8
-    )
+    features = {name: rng.integers(0, 50, n) for name in ("user", "item")}
+    return tf.data.Dataset.from_tensor_slices((features, rng.normal(size=(n, 1)).astype("float32"))).batch(8)
 
 
 def compiled(**arguments) -> Scorer:
-    tf.keras.utils.set_random_seed(3)
+    random.seed(3)
     model = Scorer(**arguments)
     model.compile(tf.keras.optimizers.Adam(0.01), "mse")
     return model
