@@ -40,8 +40,7 @@ class JointOptimizer:
     samples of all ranks (see `gmeta.models.ranks.gradients`), for which it makes one grouped all-reduce a
     step, with accumulation one in k batches, and one exchange of the rows' gradients a batch. All ranks call
     its methods equally often. A gradient that isn't finite ends the step on all of them, with an error that
-    names the rank it came from, unless loss scaling is there to deal with it; a batch that a step may not be
-    made of always does.
+    names the rank it came from. Loss scaling skips such a step instead, unless the batch's data are at fault.
 
     Args:
       optimizer: A Keras optimizer.

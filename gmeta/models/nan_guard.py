@@ -88,7 +88,7 @@ class NanGuard:
             found = ""
         if self._skips and not found:
             return True
-        # Ranks that accumulate hear of a batch at their step, maybe after others that aren't finite.
+        # With accumulation on ranks the error comes at the step: the first bad batch of several is named.
         self._found = self._found or found or fault_of_weights(self._model)
         return False
 

@@ -115,7 +115,7 @@ def test_a_malformed_csv_line(tmp_path, line, reason):
 
 
 @pytest.mark.parametrize("line", [2, 9, ROWS + 1])
-def test_a_row_of_too_few_fields_is_told_by_its_own_file_among_several(tmp_path, line):
+def test_the_error_of_a_row_with_too_few_fields_names_its_file_among_several(tmp_path, line):
     data = tmp_path / "log"
     data.mkdir()
     _, second, _ = (text_file(data / name, {}, 0) for name in ("a.csv", "b.csv", "c.csv"))

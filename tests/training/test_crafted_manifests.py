@@ -85,6 +85,8 @@ def test_a_name_that_leaves_the_checkpoint_is_refused(checkpoint: Case, place: s
         (f"{ROWS}.segments.offset", [2**62], "isn't in a file of"),
         (f"{ROWS}.segments.shard", [700], "has logical shard 700, which another part has"),
         ("tables.item.parts.0", [[]], "table 'item': list indices"),
+        ("tables.item.parts.1.rows.name", "item/waiting-00000-of-00002.arrow", "is named 2 times; no two"),
+        ("files", {"item/rows-00000-of-00002.arrow": {"bytes": 1, "crc32": 1}}, "is named 2 times; no two"),
     ],
 )
 def test_values_that_gmeta_does_not_write_are_refused_by_name(

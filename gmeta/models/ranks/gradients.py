@@ -23,8 +23,8 @@ from gmeta.core import collectives
 Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
 SOUND, NOT_FINITE, REFUSED = 0, 1, 2
-"""What a rank's gradients are: finite; not finite, which a loss scale may leave out; or of a batch that no
-step may be made of."""
+"""What a rank's gradients are: finite; not finite, so that a loss scale skips the step; or of a batch with
+bad data, which ends training."""
 
 
 class GlobalMeans(NamedTuple):
@@ -52,11 +52,11 @@ def times_samples(gradients: Sequence[Gradient], samples: tf.Tensor) -> list[Gra
 
 
 def state_of(gradients: Sequence[Gradient], allowed: tf.Tensor) -> tf.Tensor:
-    """What gradients are, () int32.
+    """Say whether a rank's gradients are `SOUND`, `NOT_FINITE` or `REFUSED`, () int32.
 
     Args:
       gradients: All of one rank's.
-      allowed: Whether a step may be made of them, () bool.
+      allowed: Whether the batch is free of bad data, () bool, as `NanGuard.finite` says it.
     """
     return tf.where(allowed, tf.where(all_finite(gradients), SOUND, NOT_FINITE), REFUSED)
 

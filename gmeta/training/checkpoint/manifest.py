@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import starmap
@@ -362,6 +363,11 @@ class Manifest:
                 tables[name].check_whole()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"table {short(name)}: {error}") from error
+        parts = [part for table in tables.values() for part in table.parts]
+        for name, count in Counter([*files, *(file.name for part in parts for file in part.files)]).items():
+            # A reader keeps where a file's batches stand by the file's name.
+            if count > 1:
+                raise ValueError(f"{short(name)} is named {count} times; no two parts share a file")
         return cls(
             id=text(value["id"], "id"),
             base=None if base is None else folder_name(base, "base"),
