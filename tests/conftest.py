@@ -4,6 +4,7 @@ Hypothesis is given time, draws are the same in every run, and what takes longes
 
 import gc
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ import gmeta  # noqa: F401
 # examples every time, so that a red run is red again.
 hypothesis.settings.register_profile("gmeta", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("gmeta")
+
+# A shell makes what it starts with `&` ignore Ctrl-C, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take longest, longest first: a worker that began one of them last would let others wait.
 LONGEST = (
