@@ -121,6 +121,24 @@ def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
     return order
 
 
+def row_batches(
+    elements: Sequence[tuple[int, Sequence[_Item]]], batch_size: int, seed: tuple[int, int] | None
+) -> list[list[_Item]]:
+    """The batches of `gmeta.io.rows`.
+
+    Args:
+      elements: (cursor, rows) of each.
+      batch_size: Rows of a batch.
+      seed: (seed, epoch); None: not shuffled.
+    """
+    queue = [
+        row
+        for cursor, rows in elements
+        for row in (rows if seed is None else permute(rows, seed, stream=(1 << 63) + cursor))
+    ]
+    return [queue[first : first + batch_size] for first in range(0, len(queue), batch_size)]
+
+
 def query_count(query: int | float, rows: int) -> int:
     """How many of a task's rows are query rows: so many, or the nearest to a share, with one left a side."""
     return query if isinstance(query, int) else min(max(math.floor(query * rows + 0.5), 1), rows - 1)

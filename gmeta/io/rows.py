@@ -13,12 +13,14 @@ from gmeta.core.arguments import whole_number
 from gmeta.core.collectives.shares import Shares
 from gmeta.core.errors import ConfigError
 from gmeta.core.on_bad import OnBad
-from gmeta.io.chosen_columns import Label, choose_features, choose_label, choose_weight
+from gmeta.core.schema import Column
+from gmeta.io.chosen_columns import choose_features, choose_label, choose_weight
 from gmeta.io.epoch_plan import EpochPlan
 from gmeta.io.groups import groups, settled
 from gmeta.io.prepared import open_split
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.reading_position import counted_epochs
+from gmeta.io.row_batches import row_batches
 
 BLOCK_BYTES = 4 << 20
 """Of the rows that are permuted among each other, where nothing else is said; they stay in a CPU's cache."""
@@ -103,6 +105,12 @@ def rows(
     weight = choose_weight("rows", split.schema, weight)
     labels = (label,) if isinstance(label, str) else label
     names = choose_features("rows", split.schema, features, (split.roles.time, weight, *labels))
+    answers = tuple(Column(name, "float32") for name in labels)
+    structure: tuple[Any, ...] = (
+        {name: split.schema[name] for name in names},
+        answers[0] if isinstance(label, str) else answers,
+        *((split.schema[weight],) if weight else ()),
+    )
     if shuffle_buffer is None:
         width = max(1, sum(shard.bytes for shard in split.shards) // max(1, split.rows))
         shuffle_buffer = max(16 * size, BLOCK_BYTES // width)
@@ -125,12 +133,15 @@ def rows(
             on_bad=on_bad,
             stats=stats,
         )
-        samples = elements.map(
-            lambda element: _samples(element, names, label, weight, seed if shuffle else None),
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
+        batches = row_batches(
+            elements,
+            structure,
+            task=split.schema.task,
+            batch_size=size,
+            shuffle_seed=seed if shuffle else None,
+            drop_remainder=drop_remainder,
         )
-        return samples.rebatch(size, drop_remainder=drop_remainder)
+        return batches if isinstance(label, str) else batches.map(_stacked)
 
     lanes = [lane(number) for number in range(shares.first, shares.first + shares.count)]
     batches = lanes[0] if len(lanes) == 1 else _joined(lanes)
@@ -163,24 +174,8 @@ def _skipped(passed: Sequence[tuple[int, int]], shares: Shares, resume: EpochPla
 
 
 @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
-def _samples(
-    element: dict[str, Any], names: Sequence[str], label: Label, weight: str | None, seed: int | None
-) -> tuple[Any, ...]:
-    """The rows of an element of groups, permuted if there is a seed."""
-    columns, total = dict(element["columns"]), element["row_splits"][-1]
-    task = tf.repeat(element["task"], element["row_splits"][1:] - element["row_splits"][:-1])
-    labels = (label,) if isinstance(label, str) else label
-    wanted = {name: columns.get(name, task) for name in (*names, *labels, *((weight,) if weight else ()))}
-    if seed is not None:
-        # Of each element of each epoch another one: the cursor says where in its range it ends.
-        first = tf.random.experimental.stateless_fold_in([seed, element["epoch"]], element["cursor"][0])
-        most = tf.maximum(total, 1)  # the op takes no empty vector
-        order = tf.random.experimental.index_shuffle(tf.range(most), first, most - 1)[:total]
-        wanted = {name: tf.gather(values, order) for name, values in wanted.items()}
-    answers = [tf.cast(wanted[name], tf.float32) for name in labels]
-    answer = answers[0] if isinstance(label, str) else tf.stack(answers, axis=1)
-    sample = ({name: wanted[name] for name in names}, answer)
-    return sample if weight is None else (*sample, wanted[weight])
+def _stacked(features: dict[str, Any], labels: tuple[tf.Tensor, ...], *weight: tf.Tensor) -> tuple[Any, ...]:
+    return features, tf.stack(labels, axis=1), *weight
 
 
 def _joined(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:

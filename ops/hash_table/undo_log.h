@@ -130,7 +130,7 @@ class UndoLog {
     layer->records.push_back(there ? layer->size : kAbsent);
     if (!there) return nullptr;
     if (layer->size % kPage == 0) {
-      layer->pages.push_back(std::make_unique<float[]>(kPage * width()));
+      layer->pages.emplace_back(new float[kPage * width()]);  // Note fills it
     }
     return Values(*layer, layer->size++);
   }

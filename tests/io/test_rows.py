@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError
-from gmeta.io import epoch_plan, rows
-from gmeta.testing.grouped_data import write_folder
+from gmeta.core.native import load_op_library
+from gmeta.core.schema import Column
+from gmeta.io import epoch_plan, groups, reference, rows
+from gmeta.io.row_batches import row_batches
+from gmeta.testing.grouped_data import SCHEMA, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,84 @@ def test_ranks_have_every_row_once_in_full_batches(tmp_path_factory, sizes, size
     assert len(set(every)) == len(every) == total
 
 
+@settings(max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3),
+    size=st.integers(1, 12),
+    per_element=st.integers(1, 6),
+    seed=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+    epoch=st.integers(0, 3),
+    drop=st.booleans(),
+)
+def test_batches_are_the_references(tmp_path_factory, sizes, size, per_element, seed, epoch, drop):
+    path = write_folder(tmp_path_factory.mktemp("data"), *sizes)
+    elements = groups(path, groups_per_element=per_element, seed=4, first_epoch=epoch, count_epochs=False)
+    structure = ({c.name: c for c in SCHEMA if c.name != "batch_id"}, Column("timestamp", "float32"))
+    options = {"task": "task", "batch_size": size, "shuffle_seed": seed, "drop_remainder": drop}
+    found = [
+        list(zip(*(_listed(features[name]) for name in features), label.numpy(), strict=True))
+        for features, label in row_batches(elements, structure, **options)
+    ]
+    read = []
+    for element in elements:
+        columns = {**element["columns"], "task": np.repeat(element["task"], np.diff(element["row_splits"]))}
+        named = [_listed(columns[name]) for name in structure[0]]
+        read.append(
+            (int(element["cursor"][0]), list(zip(*named, map(float, columns["timestamp"]), strict=True)))
+        )
+    expected = reference.row_batches(read, size, None if seed is None else (seed, epoch))
+    if drop and len(expected[-1]) < size:
+        expected.pop()
+    assert found == expected
+
+
+def _listed(column):
+    """A column's values, or lists of them."""
+    return (
+        [tuple(row) for row in column.to_list()]
+        if isinstance(column, tf.RaggedTensor)
+        else list(np.array(column))
+    )
+
+
+@pytest.mark.parametrize(
+    ("element", "says"),
+    [
+        (([1], [0, 2], [5, 6], [5, 6], [0, 1, 2], [7]), "three numbers or none, got 1"),
+        (([], [0, 3, 2], [5, 6], [5, 6], [0, 1, 2], [7, 8]), "row splits must ascend"),
+        (([], [0, 2], [5, 6, 7], [5, 6], [0, 1, 2], [7]), "column 0, of kind row, has 3 values"),
+        (([], [0, 2], [5, 6], [5, 6], [0, 3, 2], [7]), "column 1, of kind list, has 2 values"),
+        (([], [0, 2], [5, 6], [5, 6], [0, 2], [7]), "column 1, of kind list"),
+        (([], [0, 2], [5, 6], [5, 6], [0, 1, 2], [7, 8]), "column 2, of kind group, has 2 values"),
+    ],
+)
+def test_the_op_refuses_tensors_that_do_not_fit(element, says):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=says):
+        next(iter(_raw_batches(element)))
+    whole = ([], [0, 2], [5, 6], [5, 6], [0, 1, 2], [7])
+    assert [part.numpy().tolist() for part in next(iter(_raw_batches(whole)))] == [
+        [5, 6],
+        [5, 6],
+        [0, 1, 2],
+        [7, 7],
+    ]
+
+
+def _raw_batches(element, kinds=("row", "list", "group")):
+    """The op over one element, by hand."""
+    data = tf.data.Dataset.from_tensors(tuple(tf.constant(part, tf.int64) for part in element))
+    specs = (tf.TensorSpec((None,), tf.int64),) * 4
+    variant = load_op_library("io").gmeta_row_batches_dataset(
+        data._variant_tensor,
+        tf.constant(4, tf.int64),
+        False,
+        column_kinds=list(kinds),
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return tf.data.experimental.from_variant(variant, specs)
+
+
 def test_a_batch_is_a_dict_of_features_with_the_label(prepared):
     (features, label) = next(iter(rows(prepared, batch_size=8)))
     assert set(features) == {"item", "task", "genre", "weights"}
@@ -93,9 +174,10 @@ def test_each_epoch_mixes_rows_of_tasks_in_an_order_of_its_own(prepared):
     assert flat == sorted(flat)
 
 
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("steps", [1, 5, -1])
 def test_an_epoch_goes_on_from_a_saved_iterator_and_from_counted_steps(prepared, tmp_path, steps):
     whole = [times(keyed(prepared, first_epoch=epoch)) for epoch in range(2)]
+    steps %= len(whole[0])  # the last one but one: rows wait, and nothing is left to read
     iterator = iter(keyed(prepared))
     for _ in range(steps):
         next(iterator)

@@ -1,0 +1,87 @@
+"""What an open snapshot of a table costs the steps that are made while it lives.
+
+    gmeta bench snapshot --json FILE
+
+Three equal tables with Adam, of which each round takes the same 65,536 keys, all of them new to the round:
+one without a snapshot; one with a snapshot, which copies each row as it first changes; and one whose snapshot
+has copied all these rows before. The rates are keys per second of the call.
+
+lookup   rows of keys that are there, as training looks them up (it notes that they were used)
+update   fused Adam, one call
+take     milliseconds of taking a snapshot, and of going back to it after the rounds
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import gmeta.ops as ops
+import numpy as np
+import tensorflow as tf
+from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
+
+BATCH = 65_536
+NONE, FIRST, AGAIN = "no snapshot", "new_rows", "known_rows"
+
+
+def make_table(rows: int, dim: int) -> ops.HashTable:
+    """A table that holds keys 0 to ``rows``, with Adam's moments."""
+    table = ops.HashTable(dim, optimizer=ops.Adam(1e-3), initializer=ops.Uniform(), name="bench")
+    table.reserve(rows)
+    for keys in np.array_split(np.arange(rows), max(1, rows // BATCH)):
+        table.lookup_keys(tf.constant(keys))
+    return table
+
+
+def measure(operation: str, rows: int, dim: int, rounds: int) -> list[Result]:
+    """Rates with and without a snapshot, and what the snapshot itself took."""
+    order = np.random.default_rng(0).permutation(rows)
+    batches = [tf.constant(part) for part in np.array_split(order, rounds + WARM_UP)]
+    batches = [batch[:BATCH] for batch in batches]
+    gradients = tf.random.stateless_normal([BATCH, dim], [1, 2])
+
+    def call(table: ops.HashTable) -> Callable[[int], object]:
+        if operation == "lookup":
+            return lambda k: table.lookup_keys(batches[k])
+        return lambda k: table.apply_gradients(batches[k], gradients[: len(batches[k])])
+
+    tables = {name: make_table(rows, dim) for name in (NONE, FIRST, AGAIN)}
+    begin = time.perf_counter()
+    first = ops.TableSnapshot(tables[FIRST])
+    taken = time.perf_counter() - begin
+    again = ops.TableSnapshot(tables[AGAIN])
+    for k in range(len(batches)):
+        call(tables[AGAIN])(k)
+    seconds = interleave({name: call(table) for name, table in tables.items()}, rounds=rounds)
+    case, count = f"dim{dim}/rows{rows / 10**6:g}M", len(batches[0])
+    rate = count / seconds[NONE]
+    results = [
+        Result(f"snapshot/{operation}/{name}/{case}", count / seconds[name], "keys/s", NONE, rate)
+        for name in (FIRST, AGAIN)
+    ]
+    begin = time.perf_counter()
+    first.restore()
+    back = time.perf_counter() - begin
+    del again
+    return [
+        *results,
+        Result(f"snapshot/{operation}/take/{case}", 1000 * taken, "ms"),
+        Result(f"snapshot/{operation}/restore/{case}", 1000 * back, "ms"),
+    ]
+
+
+def main() -> None:
+    """Measure lookups and updates."""
+    options = parser(__doc__)
+    options.add_argument("--rows", type=int, default=1_000_000)
+    options.add_argument("--dim", type=int, default=64)
+    options.set_defaults(rounds=ROUNDS)
+    given = options.parse_args()
+    rows = min(given.rows, 20_000) if given.smoke else given.rows
+    results = [r for name in ("lookup", "update") for r in measure(name, rows, given.dim, given.rounds)]
+    report("Steps while a snapshot is open", results, given.json, batch=BATCH)
+
+
+if __name__ == "__main__":
+    main()
