@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gmeta.core.keras import select_legacy_keras
+from gmeta.core.version import __version__ as __version__
 
 select_legacy_keras()
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from gmeta import preprocess as preprocess
     from gmeta import training as training
     from gmeta.core.collectives import init as init
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "callbacks",

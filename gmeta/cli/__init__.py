@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
-import gmeta
 from gmeta.core.errors import GmetaError
+from gmeta.core.version import __version__
 
 COMMANDS = {
     "doctor": "Say what this installation is and what is wrong with it.",
@@ -77,7 +77,7 @@ def _leave(ctx: click.Context, error: GmetaError | OSError | KeyboardInterrupt) 
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(gmeta.__version__, prog_name="gmeta")
+@click.version_option(__version__, prog_name="gmeta")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
     """Train recommendation models that adapt to new users from a handful of ratings."""

@@ -52,8 +52,8 @@ def _prove_collectives() -> None:
     from rich.table import Table
 
     from gmeta.core.collectives import allgather_objects, world
+    from gmeta.core.collectives.entry import versions
     from gmeta.core.collectives.probe import measure
-    from gmeta.core.collectives.world import versions
 
     found = measure()
     by_rank = allgather_objects({"host": platform.node(), **versions()})

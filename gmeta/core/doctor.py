@@ -16,9 +16,9 @@ from types import ModuleType
 
 from packaging.requirements import Requirement
 
-import gmeta
 from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError, NativeLibraryError
+from gmeta.core.version import __version__
 
 _REINSTALL = "run `make setup` in a checkout, or `pip install .`"
 
@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
     """
     findings = [
         Finding("python", f"{platform.python_version()} on {platform.platform()}"),
-        Finding("gmeta", gmeta.__version__),
+        Finding("gmeta", __version__),
         *_requirements(),
     ]
     try:

@@ -17,7 +17,7 @@ from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.models import Model
 
 
-@pytest.mark.parametrize("module", ["agreement", "counting", "tensors", "world"])
+@pytest.mark.parametrize("module", ["agreement", "counting", "tensors", "entry"])
 def test_examples(module: str) -> None:
     names = {"tf": tf, "alltoall": collectives.alltoall}
     result = doctest.testmod(importlib.import_module(f"gmeta.core.collectives.{module}"), extraglobs=names)

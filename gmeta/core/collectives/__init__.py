@@ -4,7 +4,8 @@ A job of N ranks is N processes of the same program. `init` makes this process o
 started it, the world is one rank, every collective is the identity, and nothing of Horovod is imported.
 
 * Inside a step (`tensors`): `alltoall` and `allreduce_sum`, usable in a ``tf.function``.
-* Between steps (`objects`): `broadcast_variables`, `allgather_objects`, `broadcast_object`, `barrier`.
+* Between steps (`objects`, `weights`): `allgather_objects`, `broadcast_object`, `barrier`,
+  `broadcast_variables`.
 * `check_agreement` refuses ranks that differ in what must be the same.
 * `count_collectives` counts what was executed; `named_failures` says whose failure an error tells of.
 * `launch` (a module, without TensorFlow) starts the ranks of a job on this machine.
@@ -18,19 +19,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gmeta.core.collectives.backend import HOW_TO_BUILD, built_backends, horovod_version, import_horovod
-from gmeta.core.collectives.world import World, check_init, init, world
+from gmeta.core.collectives.entry import init
+from gmeta.core.collectives.world import World, check_init, world
 
 if TYPE_CHECKING:
     from gmeta.core.collectives.agreement import check_agreement
     from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
     from gmeta.core.collectives.failures import named_failures
-    from gmeta.core.collectives.objects import (
-        allgather_objects,
-        barrier,
-        broadcast_object,
-        broadcast_variables,
-    )
+    from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
     from gmeta.core.collectives.tensors import allreduce_sum, alltoall
+    from gmeta.core.collectives.weights import broadcast_variables
 
 __all__ = [
     "HOW_TO_BUILD",
@@ -60,7 +58,7 @@ _LAZY = {
     "alltoall": "tensors",
     "barrier": "objects",
     "broadcast_object": "objects",
-    "broadcast_variables": "objects",
+    "broadcast_variables": "weights",
     "check_agreement": "agreement",
     "count_collectives": "counting",
     "named_failures": "failures",

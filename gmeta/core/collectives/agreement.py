@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from gmeta.core.collectives.objects import allgather_objects
 from gmeta.core.errors import ConfigError
 
 
@@ -22,8 +23,6 @@ def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank t
         of most ranks, and each other value with the ranks that have it.
       CollectiveError: A rank has ended, or called something else.
     """
-    from gmeta.core.collectives.objects import allgather_objects  # it uses this check
-
     differences = disagreements(allgather_objects(dict(what)))
     if differences:
         shown = "; ".join(differences[:3])

@@ -1,4 +1,4 @@
-"""What ranks tell each other between steps: Python objects, initial weights, and that all are here.
+"""What ranks tell each other between steps: Python objects, and that all are here.
 
 These are called eagerly and by all ranks, in the same order. They travel as bytes, so they work between ranks
 that disagree on versions, which is how that is found.
@@ -7,13 +7,12 @@ that disagree on versions, which is how that is found.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, started
 from gmeta.core.collectives.failures import named_failures
@@ -22,8 +21,6 @@ from gmeta.core.collectives.world import world
 from gmeta.core.errors import ConfigError
 
 T = TypeVar("T")
-
-_PIECE = 64 << 20  # bytes of weights in one broadcast
 
 
 def allgather_objects(obj: T) -> list[T]:
@@ -64,54 +61,16 @@ def broadcast_object(obj: T, root: int = 0) -> T:
       CollectiveError: A rank has ended, or called something else.
     """
     here = world()
-    _check_root(root)
+    check_root(root)
     if here.size == 1:
         return obj
     sent = np.frombuffer(pack(obj if here.rank == root else None), np.uint8)
     with named_failures("broadcast_object"):
-        size = _broadcast("size", tf.int64, root)(tf.constant([sent.size], tf.int64)).numpy()[0]
+        size = broadcast("size", tf.int64, root)(tf.constant([sent.size], tf.int64)).numpy()[0]
         if here.rank != root:
             sent = np.zeros(size, np.uint8)
-        received = _broadcast("object", tf.uint8, root)(tf.constant(sent)).numpy()
+        received = broadcast("object", tf.uint8, root)(tf.constant(sent)).numpy()
     return obj if here.rank == root else unpack(received.tobytes())
-
-
-def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:
-    """Give every rank's variables the values that they have on rank `root`.
-
-    Variables are matched by their place in the sequence, since their names may depend on what a rank made
-    before. They travel as bytes, 64 MB a collective.
-
-    Args:
-      variables: Numeric or boolean, the same shapes and types on all ranks.
-      root: Whose values.
-
-    Raises:
-      ConfigError: The ranks' variables differ in number, shape or type; the message names both.
-      CollectiveError: A rank has ended, or called something else.
-    """
-    here = world()
-    _check_root(root)
-    if here.size == 1:
-        return
-    forms = {f"variable {i}": f"{tuple(v.shape)} {v.dtype.name}" for i, v in enumerate(variables)}
-    advice = "build the same model on every rank before its weights are broadcast"
-    check_agreement({"number of variables": str(len(forms)), **forms}, advice=advice)
-    values = [variable.numpy() for variable in variables]
-    sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
-    size = sum(value.nbytes for value in values)
-    received = bytearray(size)
-    with named_failures("broadcast_variables"):
-        for start in range(0, size, _PIECE):
-            stop = min(start + _PIECE, size)
-            piece = np.frombuffer(sent[start:stop], np.uint8) if sent else np.zeros(stop - start, np.uint8)
-            received[start:stop] = _broadcast("weights", tf.uint8, root)(tf.constant(piece)).numpy().tobytes()
-    if here.rank != root:
-        offset = 0
-        for variable, value in zip(variables, values, strict=True):
-            flat = np.frombuffer(received, value.dtype, count=value.size, offset=offset)
-            variable.assign(flat.reshape(value.shape))
-            offset += value.nbytes
 
 
 def barrier() -> None:
@@ -126,7 +85,8 @@ def barrier() -> None:
         _barrier()()
 
 
-def _check_root(root: int) -> None:
+def check_root(root: int) -> None:
+    """Refuse a root that is no rank of the job."""
     if not 0 <= root < world().size:
         raise ConfigError(f"root is rank {root}, but the ranks are 0 to {world().size - 1}")
 
@@ -153,7 +113,8 @@ def _allgather(name: str, dtype: tf.DType) -> Any:
 
 
 @functools.cache
-def _broadcast(name: str, dtype: tf.DType, root: int) -> Any:
+def broadcast(name: str, dtype: tf.DType, root: int) -> Any:
+    """The function that gives every rank the vector of rank ``root``, named for messages."""
     hvd = import_horovod()
     return _function(
         dtype, lambda t: hvd.broadcast(t, root, name=f"gmeta_{name}", ignore_name_scope=True), "broadcast"

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from gmeta.core.collectives.objects import (
-    allgather_objects,
-    barrier,
-    broadcast_object,
-    broadcast_variables,
-)
+from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
 from gmeta.core.collectives.tensors import allreduce_sum, alltoall
+from gmeta.core.collectives.weights import broadcast_variables
 from gmeta.core.collectives.world import world
 from gmeta.core.errors import CollectiveError
 

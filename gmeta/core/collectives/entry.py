@@ -1,0 +1,138 @@
+"""How a process becomes a rank of its job."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import threading
+import time
+
+from gmeta.core.collectives import backend, horovod_elastic, rendezvous, telling
+from gmeta.core.collectives.first_words import say_errors_first
+from gmeta.core.collectives.shares import total_shares
+from gmeta.core.collectives.world import LAUNCHER, World, enter, entered, launched_size, world
+from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.core.version import __version__
+
+DEFAULTS = {
+    # Milliseconds between two looks at what is to be sent. A small collective takes 2.1 ms at Horovod's own
+    # default of 1 ms, and 0.8 ms at 0.1.
+    "HOROVOD_CYCLE_TIME": "0.1",
+    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's own, is for ever.
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+    # How long a rank waits for a machine that has gone silent, and for the slowest import at the start.
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "50",
+}
+"""What `init` sets of Horovod's environment where the user hasn't."""
+
+
+def init() -> World:
+    """Become a rank of the job that the launcher started. ``gmeta.init()`` in a user's script.
+
+    Call it once, before TensorFlow has touched a GPU. Under ``horovodrun``, ``mpirun`` or
+    ``gmeta train --np N`` it starts Horovod, takes the GPU of its local rank, and checks that all ranks run
+    the same versions; without a launcher it does nothing, so a script runs unchanged on one rank. A second
+    call returns the same world.
+
+    Returns:
+      The world, which `world` returns from now on.
+
+    Raises:
+      ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank.
+      CollectiveError: The other ranks can't be reached.
+
+    Example:
+      >>> from gmeta.core import collectives
+      >>> collectives.init()
+      World(rank=0, size=1, local_rank=0)
+    """
+    if entered():
+        return world()
+    _end_with_launcher()
+    driven = horovod_elastic.is_driven()
+    if driven:
+        horovod_elastic.find_place()
+    total_shares(launched_size())  # which refuses too many ranks
+    # Under Horovod's driver the only rank has to hear of hosts that come.
+    if launched_size() == 1 and not driven:
+        return world()
+    for variable, value in DEFAULTS.items():
+        os.environ.setdefault(variable, value)
+    hvd = backend.import_horovod()
+    rendezvous.through_proxy()
+    try:
+        hvd.init()
+    except Exception as error:  # whatever the network and the rendezvous may raise
+        telling.tell(telling.LOST_PEERS)
+        horovod_elastic.start_again_at_exit()
+        rank = os.environ.get("HOROVOD_RANK", "unknown")
+        raise CollectiveError(
+            f"rank {rank} of {launched_size()} on {platform.node()} can't reach the others: {error}; see "
+            "whether every rank has started, and whether the machines reach each other over "
+            "HOROVOD_GLOO_IFACE"
+        ) from error
+    if driven:
+        horovod_elastic.watch_hosts()
+    here = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
+    enter(here)
+    say_errors_first(here.rank, here.size)
+    # Before anything is computed or exchanged: NCCL refuses two ranks on one GPU.
+    _take_gpu(here.local_rank, hvd.local_size())
+    # These import TensorFlow.
+    from gmeta.core.collectives.agreement import check_agreement
+    from gmeta.core.collectives.stalls import watch_for_stalls
+
+    watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
+    check_agreement(versions(), advice="install the same on every machine")
+    return here
+
+
+def versions() -> dict[str, str]:
+    """What every rank must have alike: the versions of Python, gmeta and the packages that compute.
+
+    Python by its minor version, as packages are built for it.
+    """
+    major, minor, _ = platform.python_version_tuple()
+    packages = ("tensorflow", "tf-keras", "numpy", "horovod")
+    found = {package: importlib.metadata.version(package) for package in packages}
+    return {"python": f"{major}.{minor}", "gmeta": __version__, **found}
+
+
+def _take_gpu(local_rank: int, local_size: int) -> None:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    # One visible GPU is the one that the launcher or CUDA_VISIBLE_DEVICES gave to this rank.
+    if 1 < len(gpus) < local_size:
+        raise ConfigError(
+            f"{local_size} ranks on {platform.node()} but {len(gpus)} GPUs; start at most {len(gpus)} ranks "
+            "there, or hide the GPUs with CUDA_VISIBLE_DEVICES=''"
+        )
+    mine = gpus[0] if len(gpus) == 1 else gpus[local_rank]
+    try:
+        tf.config.set_visible_devices(mine, "GPU")
+        tf.config.experimental.set_memory_growth(mine, True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"local rank {local_rank} can't take {mine.name}: {error}; call gmeta.init() before anything "
+            "that computes"
+        ) from error
+
+
+@functools.cache  # one watch
+def _end_with_launcher() -> None:
+    """Leave when the launcher is gone, however it went: nobody else would end this rank."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(launcher):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="gmeta-launcher-watch", daemon=True).start()

@@ -1,0 +1,53 @@
+"""Gives every rank the initial weights of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.collectives.agreement import check_agreement
+from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.objects import broadcast, check_root
+from gmeta.core.collectives.world import world
+
+_PIECE = 64 << 20  # bytes of weights in one broadcast
+
+
+def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:
+    """Give every rank's variables the values that they have on rank `root`.
+
+    Variables are matched by their place in the sequence, since their names may depend on what a rank made
+    before. They travel as bytes, 64 MB a collective.
+
+    Args:
+      variables: Numeric or boolean, the same shapes and types on all ranks.
+      root: Whose values.
+
+    Raises:
+      ConfigError: The ranks' variables differ in number, shape or type; the message names both.
+      CollectiveError: A rank has ended, or called something else.
+    """
+    here = world()
+    check_root(root)
+    if here.size == 1:
+        return
+    forms = {f"variable {i}": f"{tuple(v.shape)} {v.dtype.name}" for i, v in enumerate(variables)}
+    advice = "build the same model on every rank before its weights are broadcast"
+    check_agreement({"number of variables": str(len(forms)), **forms}, advice=advice)
+    values = [variable.numpy() for variable in variables]
+    sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
+    size = sum(value.nbytes for value in values)
+    received = bytearray(size)
+    with named_failures("broadcast_variables"):
+        for start in range(0, size, _PIECE):
+            stop = min(start + _PIECE, size)
+            piece = np.frombuffer(sent[start:stop], np.uint8) if sent else np.zeros(stop - start, np.uint8)
+            received[start:stop] = broadcast("weights", tf.uint8, root)(tf.constant(piece)).numpy().tobytes()
+    if here.rank != root:
+        offset = 0
+        for variable, value in zip(variables, values, strict=True):
+            flat = np.frombuffer(received, value.dtype, count=value.size, offset=offset)
+            variable.assign(flat.reshape(value.shape))
+            offset += value.nbytes
