@@ -27,6 +27,7 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | 
     from rich.console import Console
 
     from gmeta.core.collectives import world
+    from gmeta.training.evaluation_json import save
     from gmeta.training.measuring import evaluate as measure
     from gmeta.training.report import write_report
     from gmeta.training.report.findings import headline
@@ -41,6 +42,6 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | 
     for sentence in headline(evaluation)[:1]:
         click.echo(sentence)
     if json_path:
-        evaluation.save(json_path)
+        save(evaluation, json_path)
         click.echo(f"table as data: {json_path}")
     click.echo(f"report: {write_report(evaluation, run_path)}")

@@ -7,19 +7,14 @@ drawn from it, so they can't disagree.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import write_atomically
+from gmeta.core.errors import ConfigError
 from gmeta.training.metrics import ERRORS, METRICS
 from gmeta.training.spread import Spread
-
-FORMAT, VERSION = "gmeta-evaluation", 2
 
 TRAIN_LOSS, VALIDATION_MAE = "loss", "mae"
 """The curves of a `TrainingRun` that the report draws."""
@@ -221,53 +216,3 @@ class Evaluation:
         }
         finite = {cell: mean for cell, mean in means.items() if math.isfinite(mean)}
         return min(finite, key=lambda cell: finite[cell]) if finite else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The evaluation as JSON values; see `gmeta.training.evaluation_json`."""
-        from gmeta.training.evaluation_json import encode
-
-        return {"format": FORMAT, "version": VERSION, **encode(self)}
-
-    @classmethod
-    def from_json(cls, value: object) -> Evaluation:
-        """The inverse of `to_json`.
-
-        Raises:
-          DataError: Another format or version, or a part that is missing or of the wrong kind.
-        """
-        from gmeta.training.evaluation_json import decode
-
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise DataError(f"not a {FORMAT} document")
-        if value.get("version") != VERSION:
-            raise DataError(f"version {value.get('version')!r}, this gmeta reads version {VERSION}")
-        return decode(value)
-
-    def save(self, path: Path) -> Path:
-        """Write the evaluation as a JSON file, whole or not at all.
-
-        Raises:
-          ConfigError: ``config`` holds something that JSON can't say.
-        """
-        try:
-            text = json.dumps(self.to_json(), indent=1, allow_nan=False, ensure_ascii=False)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the evaluation's config must be JSON values: {error}") from error
-        return write_atomically(path, text + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Evaluation:
-        """Read a file that `save` wrote.
-
-        Raises:
-          DataError: No such file, not JSON, or not an evaluation of this version.
-        """
-        advice = "run `gmeta evaluate --json FILE` to make one"
-        try:
-            return cls.from_json(json.loads(path.read_text("utf-8")))
-        except OSError as error:
-            raise DataError(f"can't be read: {error.strerror}", path=path, advice=advice) from error
-        except DataError as error:
-            raise DataError(str(error), path=path, advice=advice) from error
-        except ValueError as error:
-            raise DataError(f"not JSON: {error}", path=path, advice=advice) from error

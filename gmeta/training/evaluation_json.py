@@ -18,18 +18,72 @@ list, because not every reader keeps the order of an object's keys.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import write_atomically
 from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, SplitResult, TrainingRun
 from gmeta.training.spread import Spread
 
 T = TypeVar("T")
 
 
-def encode(evaluation: Evaluation) -> dict[str, Any]:
+FORMAT, VERSION = "gmeta-evaluation", 2
+
+
+def to_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Encode an evaluation as JSON values."""
+    return {"format": FORMAT, "version": VERSION, **_encode(evaluation)}
+
+
+def from_json(value: object) -> Evaluation:
+    """Decode what `to_json` encoded.
+
+    Raises:
+      DataError: Another format or version, or a part that is missing or of the wrong kind.
+    """
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise DataError(f"not a {FORMAT} document")
+    if value.get("version") != VERSION:
+        raise DataError(f"version {value.get('version')!r}, this gmeta reads version {VERSION}")
+    return _decode(value)
+
+
+def save(evaluation: Evaluation, path: Path) -> Path:
+    """Write an evaluation as a JSON file, whole or not at all.
+
+    Raises:
+      ConfigError: ``config`` holds something that JSON can't say.
+    """
+    try:
+        text = json.dumps(to_json(evaluation), indent=1, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the evaluation's config must be JSON values: {error}") from error
+    return write_atomically(path, text + "\n")
+
+
+def load(path: Path) -> Evaluation:
+    """Read a file that `save` wrote.
+
+    Raises:
+      DataError: No such file, not JSON, or not an evaluation of this version.
+    """
+    advice = "run `gmeta evaluate --json FILE` to make one"
+    try:
+        return from_json(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise DataError(f"can't be read: {error.strerror}", path=path, advice=advice) from error
+    except DataError as error:
+        raise DataError(str(error), path=path, advice=advice) from error
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
+
+
+def _encode(evaluation: Evaluation) -> dict[str, Any]:
     """The body of the document, without format and version."""
     data = evaluation.data
     return {
@@ -113,7 +167,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": _number(spread.mean), "spread": spread.deviation, "per_seed": _numbers(values)}
 
 
-def decode(document: Mapping[str, Any]) -> Evaluation:
+def _decode(document: Mapping[str, Any]) -> Evaluation:
     """The evaluation in a document whose format and version are known to fit.
 
     Raises:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gmeta.training.sharded_callback import ShardedCheckpoint
 
 Stages: TypeAlias = tuple[tuple[int, int], ...]
 """(ranks, steps) of an epoch, for each number of ranks in turn."""
@@ -24,8 +21,35 @@ Data: TypeAlias = (
 for that number and the steps of it that are passed."""
 
 
+class EpochProgress(Protocol):
+    """What has to be known of an epoch that was begun; `ShardedCheckpoint` knows it."""
+
+    @property
+    def batches_of_epoch(self) -> int:
+        """Count the batches of the epoch that are done."""
+        ...
+
+    @property
+    def stages_of_epoch(self) -> Stages:
+        """Count the same by numbers of ranks."""
+        ...
+
+    @property
+    def results_before(self) -> Mapping[str, float]:
+        """Give the metrics over those batches."""
+        ...
+
+    def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        """Skip the steps that are done."""
+        ...
+
+    def goes_on(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        """Take data that begin behind those steps."""
+        ...
+
+
 def fit_on(
-    checkpoints: ShardedCheckpoint,
+    checkpoints: EpochProgress,
     model: tf.keras.Model,
     data: Data,
     first: int,
@@ -112,7 +136,7 @@ def _has_batches(data: tf.data.Dataset) -> bool:
 
 
 def _end_epoch(
-    checkpoints: ShardedCheckpoint,
+    checkpoints: EpochProgress,
     model: tf.keras.Model,
     epoch: int,
     callbacks: Sequence[tf.keras.callbacks.Callback],

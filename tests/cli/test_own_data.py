@@ -13,7 +13,7 @@ from gmeta.cli import main
 from gmeta.testing import warm
 from gmeta.testing.click_log import TAGS, write_click_log
 from gmeta.testing.serving import ask_all
-from gmeta.training.evaluation import Evaluation
+from gmeta.training import evaluation_json
 
 SMALL = """
 tasks_per_batch = 8
@@ -67,7 +67,7 @@ def test_training_says_what_it_has_decided(folder):
 
 
 def test_the_report_has_baselines_and_says_first_who_wins(folder):
-    evaluation = Evaluation.load(folder / "evaluation.json")
+    evaluation = evaluation_json.load(folder / "evaluation.json")
     assert list(evaluation.methods) == ["maml", "joint", "item_mean", "biases"]
     assert evaluation.metrics == ["logloss", "auc", "gauc"]
     assert all(

@@ -8,7 +8,7 @@ from rich.console import Console
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.meta import InnerLoop
 from gmeta.testing.small_experiment import small_config, small_data
-from gmeta.training.evaluation import Evaluation
+from gmeta.training import evaluation_json
 from gmeta.training.experiment import run_training
 from gmeta.training.experiment_config import MethodConfig
 from gmeta.training.measuring import evaluate
@@ -60,7 +60,8 @@ def test_the_evaluation_has_every_cell(trained, tmp_path):
             assert all(len(values) == 2 and np.isfinite(values).all() for values in metrics.values())
     first, second = evaluation.methods["maml"].results[1]["mae"]
     assert first != second
-    assert Evaluation.load(evaluation.save(tmp_path / "e.json")).to_json() == evaluation.to_json()
+    again = evaluation_json.load(evaluation_json.save(evaluation, tmp_path / "e.json"))
+    assert evaluation_json.to_json(again) == evaluation_json.to_json(evaluation)
 
 
 def test_other_settings_or_data_are_refused(trained, tmp_path):

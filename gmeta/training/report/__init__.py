@@ -36,7 +36,8 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
       OSError: The folder can't be written.
 
     Example:
-      >>> write_report(Evaluation.load(Path("cold.json")), Path("report"))  # doctest: +SKIP
+      >>> from gmeta.training.evaluation_json import load
+      >>> write_report(load(Path("cold.json")), Path("report"))  # doctest: +SKIP
       PosixPath('report/report.html')
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
