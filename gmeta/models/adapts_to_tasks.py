@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from gmeta.models.fingerprint import fingerprint
 from gmeta.models.meta_checks import check_compiled, columns_beside, task_batch
 from gmeta.models.sample_columns import SampleColumns, check_finite, label_array, length, names_columns
 from gmeta.models.task_deltas import MovedRows, outputs_with, task_deltas
+from gmeta.models.task_loops import TaskLoops
 from gmeta.models.task_view import TaskBatch
 from gmeta.models.traced_graphs import TracedGraphs
 from gmeta.models.weights_match import check_fingerprint, check_network
-
-if TYPE_CHECKING:
-    from gmeta.models.meta_model import MetaModel
 
 Samples = Mapping[str, Any]
 """Feature -> ids: (samples,), or for several a sample a RaggedTensor, lists, or (samples, ids); and columns
@@ -74,7 +72,7 @@ class AdaptsToTasks:
         Raises:
           ConfigError: As `adapt`.
         """
-        model = cast("MetaModel", self)
+        model = cast(TaskLoops, self)
         steps = model.inner.steps_in("serving") if steps is None else whole_number("adapt: steps", steps)
         check_compiled(model)
         batch = (
@@ -120,7 +118,7 @@ class AdaptsToTasks:
                     "adapt by themselves"
                 )
             return super().predict(x, *args, **kwargs)  # type: ignore[misc]
-        model, columns = cast("MetaModel", self), _columns(cast("MetaModel", self))
+        model, columns = cast(TaskLoops, self), _columns(cast(TaskLoops, self))
         given: list[Any] = [columns.joined([columns.samples(x, "x")]), {}, {}]
         if weights is not None:
             check_network(weights, model)
@@ -135,14 +133,14 @@ class AdaptsToTasks:
 
     def graphs(self) -> TracedGraphs:
         """The graphs of the present inner loop and loss."""
-        model = cast("MetaModel", self)
+        model = cast(TaskLoops, self)
         made_for = model.inner, getattr(model, "_sample_loss", None)
         if self._graphs is None or not self._graphs.still_for(*made_for):
             self._graphs = TracedGraphs(*made_for)
         return self._graphs
 
 
-def _columns(model: MetaModel) -> SampleColumns:
+def _columns(model: TaskLoops) -> SampleColumns:
     """What the model's samples consist of."""
     return SampleColumns(model.collection.merged, columns_beside(model))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -17,13 +16,11 @@ from gmeta import meta
 from gmeta.layers import DenseStack
 from gmeta.meta.adaptation import Parameters
 from gmeta.meta.dual_dense import DualDense
-
-if TYPE_CHECKING:
-    from gmeta.models.meta_model import MetaModel
-    from gmeta.models.task_view import Part, TaskView
+from gmeta.models.task_loops import TaskLoops
+from gmeta.models.task_view import Part, TaskView
 
 
-def steps_among_samples(model: MetaModel) -> bool:
+def steps_among_samples(model: TaskLoops) -> bool:
     """Whether a model's training steps can be taken in this form.
 
     The first layer has to adapt, with directions that are sums of gradients, on inputs that stay as they are.
@@ -41,7 +38,7 @@ def steps_among_samples(model: MetaModel) -> bool:
     )
 
 
-def dual_outputs(model: MetaModel, view: TaskView, part: Part) -> tf.Tensor:
+def dual_outputs(model: TaskLoops, view: TaskView, part: Part) -> tf.Tensor:
     """(tasks, samples, outputs) of tasks that have adapted, in training.
 
     Args:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ from safetensors import SafetensorError
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.models import checksum
 from gmeta.models.fingerprint import fingerprint
-
-if TYPE_CHECKING:
-    from gmeta.models.meta_model import MetaModel
+from gmeta.models.task_loops import TaskLoops
 
 FORMAT = "gmeta.fast_weights"
 VERSION = "1"
@@ -200,7 +198,7 @@ class FastWeights:
         except DataError as error:
             raise DataError(str(error), path=path) from error
 
-    def rebased(self, model: MetaModel) -> FastWeights:
+    def rebased(self, model: TaskLoops) -> FastWeights:
         """The same deltas, from the shared weights that a model has now.
 
         For a model that was trained on since: what the task has learned is added to what all have learned.

@@ -10,17 +10,13 @@ ids without a row read something else, so it is another model though no weight d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
+from gmeta.models.task_loops import TaskLoops
 from gmeta.models.task_view import row_names
 
-if TYPE_CHECKING:
-    from gmeta.models.meta_model import MetaModel
 
-
-def fingerprint(model: MetaModel) -> tf.Tensor:
+def fingerprint(model: TaskLoops) -> tf.Tensor:
     """Of a model's dense weights and what its tables are, 16 hexadecimal digits, () string.
 
     Args:

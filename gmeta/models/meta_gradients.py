@@ -15,7 +15,7 @@ from gmeta.models.task_loops import TaskLoops
 
 if TYPE_CHECKING:
     from gmeta.layers import CollectionLookup
-    from gmeta.models.meta_model import MetaModel
+    from gmeta.models.task_loops import TaskLoops
     from gmeta.models.task_view import Part, TaskBatch, TaskView
 
 _HOOKS = ("start_weights", "task_outputs", "support_loss", "outer_loss")
@@ -35,7 +35,7 @@ class OuterGradients(NamedTuple):
     rows: list[tf.Tensor | None]
 
 
-def through_the_steps(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> OuterGradients:
+def through_the_steps(model: TaskLoops, batch: TaskBatch, lookup: CollectionLookup) -> OuterGradients:
     """MAML's: the query loss of the adapted weights, differentiated through the inner steps or past them."""
     variables = model.trainable_variables
     with tf.GradientTape() as tape:
@@ -48,7 +48,7 @@ def through_the_steps(model: MetaModel, batch: TaskBatch, lookup: CollectionLook
     return OuterGradients(loss, dense, [None if g is None else tf.convert_to_tensor(g) for g in rows])
 
 
-def _outer_loss(model: MetaModel, view: TaskView) -> tf.Tensor:
+def _outer_loss(model: TaskLoops, view: TaskView) -> tf.Tensor:
     if any(getattr(type(model), hook) is not getattr(TaskLoops, hook) for hook in _HOOKS):
         # It may ask for all tasks' weights at once.
         return model.outer_loss(view, _adapted(model, view))
@@ -65,17 +65,17 @@ def _outer_loss(model: MetaModel, view: TaskView) -> tf.Tensor:
     return model.measured_loss(view, part, in_two_groups(view, outputs) if grouped else outputs(view))
 
 
-def _outputs(model: MetaModel, view: TaskView, part: Part) -> tf.Tensor:
+def _outputs(model: TaskLoops, view: TaskView, part: Part) -> tf.Tensor:
     return model.task_outputs(view, part, _adapted(model, view), training=True)
 
 
-def _adapted(model: MetaModel, view: TaskView) -> dict[str, tf.Tensor]:
+def _adapted(model: TaskLoops, view: TaskView) -> dict[str, tf.Tensor]:
     weights = model.adapted(view, steps=model.inner.steps, training=True).parameters
     model.mark("inner", *weights.values())
     return weights
 
 
-def reptile(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> OuterGradients:
+def reptile(model: TaskLoops, batch: TaskBatch, lookup: CollectionLookup) -> OuterGradients:
     r"""Reptile's: :math:`\sum_t w_t (\theta - \theta_t') / \alpha`, with the tasks' weights in the loss.
 
     θ' is where the inner steps on all samples of a task led, support and query alike. With one step it is the
@@ -97,7 +97,7 @@ def reptile(model: MetaModel, batch: TaskBatch, lookup: CollectionLookup) -> Out
     return OuterGradients(loss, dense, _rows_moved(view, adapted, weights))
 
 
-def _moved(model: MetaModel, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
+def _moved(model: TaskLoops, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
     """Id of a variable -> (tasks, ...): how far each task went from it, backwards."""
     return {id(v): v[tf.newaxis] - adapted[name] for name, v in model.adapted_weights().items()}
 

@@ -7,16 +7,14 @@ that a server and the trainer compute the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from gmeta import meta
+from gmeta.models.task_loops import TaskLoops
 from gmeta.models.task_losses import without_single_output
 from gmeta.models.task_view import TaskBatch, row_names
-
-if TYPE_CHECKING:
-    from gmeta.models.meta_model import MetaModel
 
 
 class MovedRows(NamedTuple):
@@ -45,7 +43,7 @@ class TaskDeltas(NamedTuple):
     rows: dict[str, MovedRows]
 
 
-def task_deltas(model: MetaModel, batch: TaskBatch, steps: int) -> TaskDeltas:
+def task_deltas(model: TaskLoops, batch: TaskBatch, steps: int) -> TaskDeltas:
     """Adapt the tasks of a batch; nothing is stored.
 
     Args:
@@ -85,7 +83,7 @@ def task_deltas(model: MetaModel, batch: TaskBatch, steps: int) -> TaskDeltas:
 
 
 def outputs_with(
-    model: MetaModel,
+    model: TaskLoops,
     features: Mapping[str, Any],
     deltas: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
@@ -102,7 +100,7 @@ def outputs_with(
 
 
 def query_outputs(
-    model: MetaModel,
+    model: TaskLoops,
     batch: TaskBatch,
     deltas: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -34,6 +34,20 @@ class TaskLoops:
     _named_inputs: list[str] | None
     _sample_loss: SampleLoss
     _task_metrics: TaskMetrics
+
+    if TYPE_CHECKING:  # what Keras and `MetaModel` have; a declaration here would hide theirs
+        name: str
+        layers: Sequence[tf.keras.layers.Layer]
+        trainable_variables: Sequence[tf.Variable]
+
+        def mark(self, part: str, *tensors: tf.Tensor) -> None:
+            """Note that a part of the step is over."""
+
+        def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+            """Scale a loss, under loss scaling."""
+
+        def unscaled(self, gradients: Sequence[Any]) -> list[Any]:
+            """Undo it in gradients."""
 
     def adapted_weights(self) -> dict[str, tf.Variable]:
         """Name -> variable: the network's weights that a task adapts."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gmeta.core.errors import ConfigError
 from gmeta.models.fast_weights import FastWeights
+from gmeta.models.task_loops import TaskLoops
 from gmeta.models.task_view import row_names
 
-if TYPE_CHECKING:
-    from gmeta.models.meta_model import MetaModel
 
-
-def check_network(weights: Any, model: MetaModel) -> None:
+def check_network(weights: Any, model: TaskLoops) -> None:
     """Refuse what isn't fast weights of a model's network.
 
     Raises:
