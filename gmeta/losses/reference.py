@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gmeta.ops.reference.philox import philox4x32
+from gmeta.ops.philox import philox4x32
 
 Floats = NDArray[np.float64]
 

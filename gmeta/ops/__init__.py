@@ -49,8 +49,8 @@ from gmeta.ops.policies import Eviction as Eviction
 from gmeta.ops.policies import MinNorm as MinNorm
 from gmeta.ops.policies import ProbabilityAdmission as ProbabilityAdmission
 from gmeta.ops.policies import TwoPrecisions as TwoPrecisions
-from gmeta.ops.portable import initial_rows_of as initial_rows_of
-from gmeta.ops.portable import portable_ops as portable_ops
+from gmeta.ops.portable_tables import initial_rows_of as initial_rows_of
+from gmeta.ops.portable_tables import portable_ops as portable_ops
 from gmeta.ops.records import AdmissionState as AdmissionState
 from gmeta.ops.records import FilterShards as FilterShards
 from gmeta.ops.records import Records as Records

@@ -12,7 +12,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.ops._arguments import ids_tensor
 from gmeta.ops.portable import is_portable
-from gmeta.ops.reference.portable_text_hash import portable_hash_text
+from gmeta.ops.portable_text_hash import portable_hash_text
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaHashText")

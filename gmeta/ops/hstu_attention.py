@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from gmeta.core.native import load_op_library
 from gmeta.ops.attention_device import is_native
+from gmeta.ops.padded import padded_attention
 from gmeta.ops.portable import is_portable
-from gmeta.ops.reference.attention import padded_attention
 from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 
 _native = load_op_library("ops")

@@ -10,7 +10,8 @@ from gmeta.core.native import load_op_library
 from gmeta.ops.attention_device import is_native, on_gpu
 from gmeta.ops.hstu_attention import hstu_attention
 from gmeta.ops.normalisation import layer_norm
-from gmeta.ops.portable import is_portable, portable_ops
+from gmeta.ops.portable import is_portable
+from gmeta.ops.portable_tables import portable_ops
 from gmeta.ops.relative_bias import RelativeBias, bias_inputs
 
 _native = load_op_library("ops")

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops.policies import TwoPrecisions
-from gmeta.ops.reference.hash_table import Record, ReferenceHashTable
+from gmeta.ops.reference.hash_table import ReferenceHashTable
 from gmeta.ops.reference.initializers import initial_rows
 from gmeta.ops.reference.logical_shards import logical_shards
 from gmeta.ops.reference.precisions import round_to_float16
+from gmeta.ops.reference.record import Record
 from gmeta.testing.gpu_table import GpuTable
 
 Ints = npt.NDArray[np.int64]

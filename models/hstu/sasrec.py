@@ -12,7 +12,7 @@ from gmeta.layers.sequence_stack import SequenceStack
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.normalisation import layer_norm
-from gmeta.ops.reference.attention import dense_mask
+from gmeta.ops.padded import dense_mask
 
 
 class SASRecBlock(SequenceBlock):

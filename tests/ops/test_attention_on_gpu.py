@@ -9,7 +9,7 @@ import tensorflow as tf
 from gmeta.layers import HSTUBlock
 from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention, hstu_mix
 from gmeta.ops.normalisation import layer_norm, norm_and_pass
-from gmeta.ops.portable import portable_ops
+from gmeta.ops.portable_tables import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
 from gmeta.ops.residual import residual
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from gmeta import ops
-from gmeta.ops.reference import initial_rows, portable_initial_rows
-from gmeta.ops.reference.portable_rows import portable_round_to_float16
+from gmeta.ops.portable_rows import portable_initial_rows, portable_round_to_float16
+from gmeta.ops.reference import initial_rows
 from gmeta.ops.reference.precisions import round_to_float16
 
 INT64 = np.iinfo(np.int64)

@@ -18,7 +18,8 @@ from gmeta.ops import (
     hstu_attention,
     time_bucket,
 )
-from gmeta.ops.portable import portable_ops
+from gmeta.ops.padded import padded_attention
+from gmeta.ops.portable_tables import portable_ops
 from gmeta.ops.reference import attention as reference
 from gmeta.ops.relative_bias import bucket_starts
 
@@ -98,7 +99,7 @@ def test_outputs_and_gradients_are_those_of_the_equations(
     )
     wanted = expected(arrays, upstream, offsets, matrices, bias)
     exact = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float64)
-    naive = run(reference.padded_attention, arrays, upstream, offsets, visible, bias, tf.float32)
+    naive = run(padded_attention, arrays, upstream, offsets, visible, bias, tf.float32)
     ours = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32)
     for want, double, plain, found in zip(wanted, exact, naive, ours, strict=True):
         np.testing.assert_allclose(double, want, rtol=1e-10, atol=1e-12)
@@ -119,10 +120,10 @@ def test_outputs_and_gradients_are_those_of_the_equations(
 )
 def test_the_plain_form_in_blocks_is_the_plain_form(seed, sequences, mask, positions, with_times, pairs):
     arrays, upstream, offsets, visible, _, bias = drawn(seed, sequences, 2, 3, 4, mask, positions, with_times)
-    blocks = functools.partial(reference.padded_attention, pairs=pairs)
+    blocks = functools.partial(padded_attention, pairs=pairs)
     for attention in (blocks, tf.function(blocks, autograph=False)):
         found = run(attention, arrays, upstream, offsets, visible, bias, tf.float64)
-        wanted = run(reference.padded_attention, arrays, upstream, offsets, visible, bias, tf.float64)
+        wanted = run(padded_attention, arrays, upstream, offsets, visible, bias, tf.float64)
         for got, want in zip(found, wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-13)
 
@@ -170,7 +171,7 @@ def test_second_gradients_are_those_of_the_plain_form(positions):
             total = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(each) ** 2) for each in first])
         return [tf.convert_to_tensor(each) for each in outer.gradient(total, watched)]
 
-    for ours, plain in zip(curvature(hstu_attention), curvature(reference.padded_attention), strict=True):
+    for ours, plain in zip(curvature(hstu_attention), curvature(padded_attention), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5 * np.abs(plain).max())
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
-from gmeta.ops.portable import portable_ops
+from gmeta.ops.portable_tables import portable_ops
 from gmeta.ops.relative_bias import BUCKETS
 
 module = importlib.import_module("gmeta.ops.hstu_mix")  # whose name is also the function's

@@ -4,4 +4,3 @@ from gmeta.ops.reference.hash_table import ReferenceHashTable as ReferenceHashTa
 from gmeta.ops.reference.initializers import initial_rows as initial_rows
 from gmeta.ops.reference.logical_shards import logical_shards as logical_shards
 from gmeta.ops.reference.merge_keys import merge_keys as merge_keys
-from gmeta.ops.reference.portable_rows import portable_initial_rows as portable_initial_rows

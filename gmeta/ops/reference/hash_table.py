@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,19 +12,10 @@ from gmeta.ops.reference.initializers import initial_rows
 from gmeta.ops.reference.optimizers import update_row
 from gmeta.ops.reference.policies import AdmissionModel, EvictionModel, shard_count
 from gmeta.ops.reference.precisions import round_to_bfloat16, round_to_float16
+from gmeta.ops.reference.record import Record
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass
-class Record:
-    """One row: weights (dim,), the optimizer's slots (slot_floats,), and the metadata."""
-
-    row: Floats
-    slots: Floats
-    frequency: int
-    last_step: int
 
 
 class ReferenceHashTable:

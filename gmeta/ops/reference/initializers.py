@@ -9,45 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops.initializers import Initializer
-from gmeta.ops.reference.philox import LOW, philox4x32
+from gmeta.ops.normal_coefficients import CENTER, LOG, TAIL, TRUNCATION
+from gmeta.ops.philox import LOW, philox4x32
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
-
-LOG = (
-    7.0376836292e-2,
-    -1.1514610310e-1,
-    1.1676998740e-1,
-    -1.2420140846e-1,
-    1.4249322787e-1,
-    -1.6668057665e-1,
-    2.0000714765e-1,
-    -2.4999993993e-1,
-    3.3333331174e-1,
-)
-CENTER = (
-    2.81022636e-08,
-    3.43273939e-07,
-    -3.5233877e-06,
-    -4.39150654e-06,
-    0.00021858087,
-    -0.00125372503,
-    -0.00417768164,
-    0.246640727,
-    1.50140941,
-)
-TAIL = (
-    -0.000200214257,
-    0.000100950558,
-    0.00134934322,
-    -0.00367342844,
-    0.00573950773,
-    -0.0076224613,
-    0.00943887047,
-    1.00167406,
-    2.83297682,
-)
-TRUNCATION = np.float32(0.95449973610364158)  # erf(sqrt(2))
 
 
 def _high(words: Words) -> Words:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from gmeta.ops.policies import (
     LFU,
@@ -16,9 +15,7 @@ from gmeta.ops.policies import (
     MinNorm,
     ProbabilityAdmission,
 )
-
-if TYPE_CHECKING:
-    from gmeta.ops.reference.hash_table import Record
+from gmeta.ops.reference.record import Record
 
 _WORD = (1 << 64) - 1
 _MOST_SHARDS = 64

@@ -11,7 +11,7 @@ from gmeta.layers.hstu import HSTUBlock
 from gmeta.layers.sequence_view import SequenceView
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.normalisation import layer_norm
-from gmeta.ops.reference.attention import dense_mask
+from gmeta.ops.padded import dense_mask
 
 
 class PaddedHSTU(HSTU):

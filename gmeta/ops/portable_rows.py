@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.ops.initializers import Initializer
-from gmeta.ops.reference.initializers import CENTER, LOG, TAIL, TRUNCATION
-from gmeta.ops.reference.philox import LOW, philox4x32
-from gmeta.ops.reference.precisions import LARGEST_HALF
+from gmeta.ops.normal_coefficients import CENTER, LOG, TAIL, TRUNCATION
+from gmeta.ops.philox import LOW, philox4x32
+
+LARGEST_HALF = 65504.0
 
 
 def _word(value: int) -> tf.Tensor:
