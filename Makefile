@@ -53,9 +53,9 @@ test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what el
 
 # On one GPU, one process: two would share its memory.
 test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables and layers on it
-	$(BIN)/pytest -n 0 tests/cuda tests/layers/test_device_keys.py tests/ops -k 'gpu or cuda or table_device'
-	GMETA_TABLE_DEVICE=gpu $(BIN)/pytest -n 0 tests/layers/test_embedding_collection.py \
-	  tests/layers/test_recorded_lookups.py tests/layers/test_exchange.py
+	$(BIN)/pytest -n 0 tests/cuda tests/layers/exchange/test_device_keys.py tests/ops -k 'gpu or cuda or table_device'
+	GMETA_TABLE_DEVICE=gpu $(BIN)/pytest -n 0 tests/layers/embedding/test_collection.py \
+	  tests/layers/exchange/test_recorded_lookups.py tests/layers/exchange/test_pieces.py
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

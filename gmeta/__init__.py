@@ -16,7 +16,11 @@ select_legacy_keras()
 
 if TYPE_CHECKING:
     from gmeta import callbacks as callbacks
+    from gmeta import checkpoint as checkpoint
     from gmeta import core as core
+    from gmeta import experiment as experiment
+    from gmeta import export as export
+    from gmeta import initializers as initializers
     from gmeta import io as io
     from gmeta import layers as layers
     from gmeta import losses as losses
@@ -24,14 +28,19 @@ if TYPE_CHECKING:
     from gmeta import metrics as metrics
     from gmeta import models as models
     from gmeta import ops as ops
+    from gmeta import optimizers as optimizers
+    from gmeta import policies as policies
     from gmeta import preprocess as preprocess
-    from gmeta import training as training
     from gmeta.core.collectives import init as init
 
 __all__ = [
     "callbacks",
+    "checkpoint",
     "core",
+    "experiment",
+    "export",
     "init",
+    "initializers",
     "io",
     "layers",
     "losses",
@@ -39,8 +48,9 @@ __all__ = [
     "metrics",
     "models",
     "ops",
+    "optimizers",
+    "policies",
     "preprocess",
-    "training",
 ]
 
 

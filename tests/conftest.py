@@ -31,17 +31,17 @@ LONGEST = (
     "tools/test_benchmarks.py",
     "distributed/test_keras_on_ranks.py",
     "distributed/test_elastic.py",
-    "training/test_export_meta.py",
-    "training/test_trainer.py",
+    "export/test_export_meta.py",
+    "experiment/test_trainer.py",
     "distributed/test_autograph.py",
     "native/test_native_cores.py",
     "test_readme.py",
-    "training/test_experiment_splits.py",
-    "training/test_export.py",
-    "io/test_groups.py",
-    "models/test_networks.py",
-    "io/test_task_split.py",
-    "models/test_fast_weights.py",
+    "experiment/test_experiment_splits.py",
+    "export/test_export.py",
+    "io/readers/test_groups.py",
+    "models/meta/test_networks.py",
+    "io/cuts/test_task_split.py",
+    "models/meta/test_fast_weights.py",
     "dev/test_fuzz.py",
 )
 
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """`tests/distributed/test_autograph.py` sees what users see."""
     if "tensorflow" in sys.modules:
-        from gmeta.testing.tracing import leave_keras_as_it_is
+        from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 
         leave_keras_as_it_is()
     # A million objects of imported packages stay to the end. Looking through them for garbage, again and

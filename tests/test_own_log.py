@@ -11,13 +11,13 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from gmeta import io, layers, meta, models, ops
+from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.cli import main
-from gmeta.models.grm import grm
-from gmeta.testing.click_log import TAGS, write_click_log
-from gmeta.testing.ranks import run_ranks
+from gmeta.export.saved_model import export_model
+from gmeta.models.sequence.grm_model import grm
+from gmeta.testing.data.clicks import TAGS, write_click_log
+from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.serving import ask
-from gmeta.training.export import export_model
-from gmeta.training.sharded_callback import ShardedCheckpoint
 
 ITEMS = [f"item-{number}" for number in range(20)]
 # What a client knows of three samples: text as the log has it, once of things that the log hasn't.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gmeta.testing.stalls import without_stalls
+from gmeta.testing.jobs.output_filter import without_stalls
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
     from gmeta.callbacks.step_times import StepTimes as StepTimes
-    from gmeta.training.sharded_callback import ShardedCheckpoint as ShardedCheckpoint
-    from gmeta.training.warmup import LearningRateWarmup as LearningRateWarmup
+    from gmeta.callbacks.warmup import LearningRateWarmup as LearningRateWarmup
+    from gmeta.checkpoint.callback import ShardedCheckpoint as ShardedCheckpoint
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
-    "LearningRateWarmup": "gmeta.training.warmup",
-    "ShardedCheckpoint": "gmeta.training.sharded_callback",
+    "LearningRateWarmup": "gmeta.callbacks.warmup",
+    "ShardedCheckpoint": "gmeta.checkpoint.callback",
     "StepTimes": "gmeta.callbacks.step_times",
 }
 

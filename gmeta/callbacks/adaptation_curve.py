@@ -14,7 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.models import MetaModel
-from gmeta.models.ranks.data import rank_dataset
+from gmeta.models.training.ranks.data import rank_dataset
 
 
 class AdaptationCurve(tf.keras.callbacks.Callback):

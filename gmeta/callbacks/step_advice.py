@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gmeta.callbacks.step_clock import PARTS, StepSeconds
 from gmeta.meta import InnerLoop
-from gmeta.models.step_clock import PARTS, StepSeconds
 
 _HALF_BYTES = "let rows travel in half the bytes (EmbeddingCollection(wire_dtype='bfloat16'))"
 _CYCLE_TIME = "set HOROVOD_CYCLE_TIME=0.1 in the ranks' environment"

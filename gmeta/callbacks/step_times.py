@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.callbacks.step_advice import summary
+from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.models.step_clock import PARTS, StepClock, StepSeconds
 
 Function = Callable[[Any], Any]
 
@@ -20,9 +20,9 @@ Function = Callable[[Any], Any]
 class StepTimes(tf.keras.callbacks.Callback):
     """Measures the parts of a `gmeta.models.MetaModel`'s step: data, lookup, inner, outer, update.
 
-    Every k-th step is run in a graph of its own, in which a `gmeta.models.step_clock.StepClock` marks where
-    parts end. All other steps run in the graph that training without this callback has, so they cost nothing
-    more. The price is a second tracing of the step, and on a GPU that a measured step is waited for.
+    Every k-th step is run in a graph of its own, in which a `gmeta.callbacks.step_clock.StepClock` marks
+    where parts end. All other steps run in the graph that training without this callback has, so they cost
+    nothing more. The price is a second tracing of the step, and on a GPU that a measured step is waited for.
 
     At the end of each epoch the milliseconds of the parts go to TensorBoard, as ``step_ms/data`` and so on,
     with their sum ``step_ms/all``. When training ends, a summary is printed: the parts and their shares,

@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.core.placement import shapes_on_host
+from gmeta.core.graph.host_ops import shapes_on_host
 from gmeta.metrics import TaskMetric
 from gmeta.models import MetaModel
-from gmeta.models.ranks.metrics import merge_over_ranks
-from gmeta.models.ranks.step import rank_step
-from gmeta.models.task_losses import SampleLoss, like_outputs
+from gmeta.models.meta.learner.task_losses import SampleLoss, like_outputs
+from gmeta.models.training.ranks.metric_merge import merge_over_ranks
+from gmeta.models.training.ranks.step import rank_step
 
 
 class StepsMetrics:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from gmeta.cli.ranks import ranks_option, start_ranks
-from gmeta.core import doctor as core
-from gmeta.core.collectives.world import under_launcher
+from gmeta.cli import installation as core
+from gmeta.cli.rank_options import ranks_option, start_ranks
+from gmeta.core.collectives.place import under_launcher
 
 
 @click.command("doctor")

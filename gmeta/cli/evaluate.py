@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from gmeta.cli.options import on_bad_option, run_option
-from gmeta.cli.ranks import ranks_option, start_ranks
-from gmeta.core.on_bad import OnBad
+from gmeta.cli.rank_options import ranks_option, start_ranks
+from gmeta.core.data.on_bad import OnBad
 
 
 @click.command("evaluate")
@@ -27,12 +27,12 @@ def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | 
     from rich.console import Console
 
     from gmeta.core.collectives import world
-    from gmeta.training.evaluation_json import save
-    from gmeta.training.measuring import evaluate as measure
-    from gmeta.training.report import write_report
-    from gmeta.training.report.findings import headline
-    from gmeta.training.run_folder import RunFolder
-    from gmeta.training.table import rich_table
+    from gmeta.experiment.measurement.methods import evaluate as measure
+    from gmeta.experiment.report.findings import headline
+    from gmeta.experiment.report.page import write_report
+    from gmeta.experiment.report.table import rich_table
+    from gmeta.experiment.results.evaluation_json import save
+    from gmeta.experiment.runs.run_folder import RunFolder
 
     evaluation = measure(RunFolder(run_path), on_bad=on_bad)
     if world().rank > 0:

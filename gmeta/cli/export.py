@@ -67,8 +67,8 @@ def export(
     has learned, as bytes to keep; `predict_with` takes features and those bytes. A feature with several
     ids a sample is sent as a matrix, its rows filled up with -1. OUT/VERSION appears whole or not at all.
     """
-    from gmeta.training.export_run import export_run
-    from gmeta.training.run_folder import RunFolder
+    from gmeta.experiment.runs.run_export import export_run
+    from gmeta.experiment.runs.run_folder import RunFolder
 
     exported = export_run(
         RunFolder(run_path),

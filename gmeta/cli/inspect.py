@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gmeta.training.checkpoint.summary import CheckpointSummary, TableSummary, find_checkpoint, summarize
+from gmeta.checkpoint.files.contents import CheckpointSummary, TableSummary, find_checkpoint, summarize
 
 
 @click.command("inspect")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gmeta.cli.ranks import elastic_of, elastic_options, run_ranks
-from gmeta.core.collectives.world import launched_size, under_launcher
+from gmeta.cli.rank_options import elastic_of, elastic_options, run_ranks
+from gmeta.core.collectives.place import launched_size, under_launcher
 from gmeta.core.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def launch(
     """Run COMMAND, such as `python train.py`, as the ranks of a job on this machine.
 
     The program calls gmeta.init(). An elastic one trains by
-    gmeta.training.sharded_callback.ShardedCheckpoint(...).fit, which goes on from the last checkpoint.
+    gmeta.checkpoint.callback.ShardedCheckpoint(...).fit, which goes on from the last checkpoint.
     """
     if under_launcher():
         raise ConfigError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gmeta.core.on_bad import ON_BAD
+from gmeta.core.data.on_bad import ON_BAD
 
 DATA = Path("data")
 """What `gmeta prepare` makes, and `gmeta train` reads, where no folder is named."""

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from gmeta.cli.options import DATA, on_bad_option
+from gmeta.core.data.group_index import CODECS, LAYOUTS
+from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
-from gmeta.core.group_index import CODECS, LAYOUTS
-from gmeta.core.on_bad import OnBad
 from gmeta.preprocess.config import ENGINES, Engine, PrepareConfig
 from gmeta.preprocess.table_spec import TableSpec
 
@@ -114,9 +114,9 @@ def prepare(
     """
     from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign, run_on_spark
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
+    from gmeta.core.staging import write_errors_explained
     from gmeta.preprocess import prepare as run
-    from gmeta.preprocess.memory import parse_bytes
-    from gmeta.preprocess.staging import write_errors_explained
+    from gmeta.preprocess.local.memory import parse_bytes
     from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
 
     if compress is not None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import ConfigError
+from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.config import Engine, PrepareConfig
 from gmeta.preprocess.summary import PrepareSummary
-from gmeta.preprocess.table_job import TableJob
 from gmeta.preprocess.table_spec import TableSpec
 
 _OF: dict[str, tuple[Engine, ...]] = {
@@ -80,7 +80,7 @@ def run_on_spark(
     Raises:
       ConfigError: The data or the task aren't given, or a setting has no value.
     """
-    from gmeta.preprocess import spark_engine
+    from gmeta.preprocess.cluster import spark_engine
 
     if not data or spec is None:
         raise ConfigError(

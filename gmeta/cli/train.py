@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from gmeta.cli.options import DATA, on_bad_option, run_option
-from gmeta.cli.ranks import elastic_of, elastic_options, ranks_option, start_ranks
+from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
+from gmeta.core.data.manifest import FILE_NAME as MANIFEST
+from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import DataError
-from gmeta.core.manifest import FILE_NAME as MANIFEST
-from gmeta.core.on_bad import OnBad
 
 
 @click.command("train")
@@ -60,11 +60,11 @@ def train(
     from rich.console import Console
 
     from gmeta.core.collectives import check_agreement, world
-    from gmeta.core.config import read_toml, to_mapping
-    from gmeta.training.experiment import run_training
-    from gmeta.training.own_data import plan_experiment
-    from gmeta.training.progress import TrainingProgress
-    from gmeta.training.run_folder import RunFolder
+    from gmeta.core.settings import read_toml, to_mapping
+    from gmeta.experiment.plan.own_plan import plan_experiment
+    from gmeta.experiment.runs.all_runs import run_training
+    from gmeta.experiment.runs.run_folder import RunFolder
+    from gmeta.experiment.runs.run_progress import TrainingProgress
 
     settings = read_toml(config_path) if config_path else {}
     check_agreement({name: repr(value) for name, value in settings.items()})

@@ -36,7 +36,7 @@ class RanksError(GmetaError, RuntimeError):
 
     Args:
       message: The rank and the reason first.
-      ends: How each rank ended, in order (`gmeta.core.collectives.launch.RankEnd`).
+      ends: How each rank ended, in order (`gmeta.core.collectives.launcher.local_ranks.RankEnd`).
     """
 
     def __init__(self, message: str, *, ends: Sequence[Any] = ()) -> None:

@@ -10,9 +10,15 @@ groups out anew, so that all ranks have equally much to do. `join_features` adds
 `FeatureSource` has: in memory, in RocksDB or in HBase.
 """
 
-from gmeta.io.epoch_plan import EpochPlan as EpochPlan
-from gmeta.io.errors import as_data_error as as_data_error
-from gmeta.io.errors import data_errors as data_errors
+from gmeta.io.balance.rank_balance import balance_over_ranks as balance_over_ranks
+from gmeta.io.balance.rank_balance import balanced_elements as balanced_elements
+from gmeta.io.balance.sequence_cost import SequenceCost as SequenceCost
+from gmeta.io.cuts.query_rule import After as After
+from gmeta.io.cuts.query_rule import Flag as Flag
+from gmeta.io.cuts.sequence_split import SequenceSplit as SequenceSplit
+from gmeta.io.cuts.task_choice import TaskChoice as TaskChoice
+from gmeta.io.error_lines import as_data_error as as_data_error
+from gmeta.io.error_lines import data_errors as data_errors
 from gmeta.io.features import ArrowSource as ArrowSource
 from gmeta.io.features import FeatureSource as FeatureSource
 from gmeta.io.features import FetchCounts as FetchCounts
@@ -20,23 +26,17 @@ from gmeta.io.features import FetchPolicy as FetchPolicy
 from gmeta.io.features import HBaseSource as HBaseSource
 from gmeta.io.features import RocksDBSource as RocksDBSource
 from gmeta.io.features import join_features as join_features
-from gmeta.io.group_batch import group_batch as group_batch
-from gmeta.io.groups import Balance as Balance
-from gmeta.io.groups import epoch_plan as epoch_plan
-from gmeta.io.groups import groups as groups
-from gmeta.io.query_rule import After as After
-from gmeta.io.query_rule import Flag as Flag
-from gmeta.io.rank_balancing import balance_over_ranks as balance_over_ranks
-from gmeta.io.rank_balancing import balanced_elements as balanced_elements
 from gmeta.io.reader_stats import ReaderCounts as ReaderCounts
 from gmeta.io.reader_stats import ReaderStats as ReaderStats
-from gmeta.io.reading_position import ReadingPosition as ReadingPosition
-from gmeta.io.reading_time import ReadingTime as ReadingTime
-from gmeta.io.reading_time import Waiting as Waiting
-from gmeta.io.reading_time import from_memory as from_memory
-from gmeta.io.rows import rows as rows
-from gmeta.io.sequence_cost import SequenceCost as SequenceCost
-from gmeta.io.sequence_split import SequenceSplit as SequenceSplit
-from gmeta.io.sequences import sequences as sequences
-from gmeta.io.task_choice import TaskChoice as TaskChoice
-from gmeta.io.tasks import tasks as tasks
+from gmeta.io.readers.epoch import EpochPlan as EpochPlan
+from gmeta.io.readers.group_dataset import group_batch as group_batch
+from gmeta.io.readers.group_reader import Balance as Balance
+from gmeta.io.readers.group_reader import epoch_plan as epoch_plan
+from gmeta.io.readers.group_reader import groups as groups
+from gmeta.io.readers.position import ReadingPosition as ReadingPosition
+from gmeta.io.readers.reading_time import ReadingTime as ReadingTime
+from gmeta.io.readers.reading_time import Waiting as Waiting
+from gmeta.io.readers.reading_time import from_memory as from_memory
+from gmeta.io.readers.row_reader import rows as rows
+from gmeta.io.readers.sequence_reader import sequences as sequences
+from gmeta.io.readers.task_reader import tasks as tasks

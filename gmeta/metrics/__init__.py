@@ -10,8 +10,8 @@ models: at which rank the item that came next is among all items (`catalogue_ran
 
 from gmeta.metrics.auc import AUC as AUC
 from gmeta.metrics.auc import UserGAUC as UserGAUC
-from gmeta.metrics.catalogue import catalogue_ranks as catalogue_ranks
 from gmeta.metrics.gauc import GAUC as GAUC
+from gmeta.metrics.item_rank import catalogue_ranks as catalogue_ranks
 from gmeta.metrics.ndcg import NDCG as NDCG
 from gmeta.metrics.next_item import NextItem as NextItem
 from gmeta.metrics.sample_metric import SampleMetric as SampleMetric

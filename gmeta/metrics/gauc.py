@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.asserted import refuse_unless
+from gmeta.core.graph.conditions import refuse_unless
 from gmeta.metrics.order import below
 from gmeta.metrics.sample_metric import nan_labels
 from gmeta.metrics.task_metric import TaskMetric

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.asserted import asserted
+from gmeta.core.graph.conditions import asserted
 from gmeta.metrics.order import below
 from gmeta.metrics.task_metric import TaskMetric
 
@@ -23,7 +23,7 @@ class NDCG(TaskMetric):
     of falling labels. Samples with equal predictions share the mean of their gains, so that the order of the
     rows has no influence: a model that predicts the same for all earns what chance does. A task with fewer
     than two samples, or whose gains are all zero, has no order that could be right or wrong: it is left out.
-    These are the numbers of `gmeta.training.metrics.ndcg`, which is their reference.
+    These are the numbers of `gmeta.experiment.results.metrics.ndcg`, which is their reference.
 
     Järvelin and Kekäläinen (2002), with the gain of Burges et al. (2005).
 

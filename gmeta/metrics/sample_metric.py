@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.asserted import refuse_unless
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import refuse_unless
 
 _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
 

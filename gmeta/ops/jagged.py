@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gmeta.core.asserted import asserted
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import asserted
 
 
 class Jagged(NamedTuple):

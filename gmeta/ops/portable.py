@@ -11,7 +11,7 @@ from gmeta.core.errors import ConfigError
 
 
 class FreezesTables(Protocol):
-    """What gives a table's copy to read in its place: `gmeta.ops.portable_tables.PortableTables`."""
+    """What gives a table's copy to read in its place: `gmeta.ops.table.portable_tables.PortableTables`."""
 
     def frozen(self, table: Any) -> Any:
         """Copy a table as it stands."""

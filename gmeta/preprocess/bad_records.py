@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import DataError
-from gmeta.core.on_bad import OnBad
 
 
 class Reason(Enum):

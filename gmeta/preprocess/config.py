@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
+from gmeta.core.data.group_index import LAYOUTS, Codec, Layout, check_codec
 from gmeta.core.errors import ConfigError
-from gmeta.core.group_index import LAYOUTS, Codec, Layout, check_codec
 
 Engine = Literal["duckdb", "spark", "streaming"]
 """What does the work: this process, a cluster of Spark, or jobs of Hadoop Streaming."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmeta.core.data.manifest import Shard
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
-from gmeta.core.manifest import Shard
 
 FILE_NAME = "summary.json"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from gmeta.core.config import load_toml
+from gmeta.core.data.schema import Column, DType, Schema
 from gmeta.core.errors import ConfigError
-from gmeta.core.schema import Column, DType, Schema
+from gmeta.core.settings import load_toml
 
 RESERVED = "_gmeta_"
 """What the names of columns begin with that engines add to rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gmeta.training.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
+from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
 
 METRICS_BY_STEPS = {
     "maml": {

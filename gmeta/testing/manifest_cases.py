@@ -10,14 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gmeta.core.group_index import index_path
-from gmeta.core.logical_shards import LOGICAL_SHARDS
-from gmeta.core.manifest import Manifest as DataManifest
-from gmeta.core.manifest import Shard, Split
-from gmeta.core.schema import Column, Schema
-from gmeta.testing.manifest_damage import inside, outcome
-from gmeta.training.checkpoint.chain import CheckpointReader
-from gmeta.training.checkpoint.manifest import (
+from gmeta.checkpoint.files.chain import CheckpointReader
+from gmeta.checkpoint.files.manifest import (
     FILE_NAME,
     FULL,
     INCREMENT,
@@ -26,12 +20,13 @@ from gmeta.training.checkpoint.manifest import (
     SegmentFile,
     TableEntry,
 )
-from gmeta.training.checkpoint.record_file import (
-    RecordFileWriter,
-    removed_schema,
-    rows_schema,
-    waiting_schema,
-)
+from gmeta.checkpoint.files.record_file import RecordFileWriter, removed_schema, rows_schema, waiting_schema
+from gmeta.core.data.group_index import index_path
+from gmeta.core.data.manifest import Manifest as DataManifest
+from gmeta.core.data.manifest import Shard, Split
+from gmeta.core.data.schema import Column, Schema
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.testing.manifest_damage import inside, outcome
 
 _DIM, _SLOTS = 2, 1
 

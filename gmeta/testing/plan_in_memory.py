@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from gmeta.core.manifest import Shard
-from gmeta.preprocess import plan
+from gmeta.core.data.manifest import Shard
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.columns import joined, part, row_count, single, take
 from gmeta.preprocess.config import PlanConfig
-from gmeta.preprocess.engine import EngineResult, refuse_empty_splits, refuse_repeated
+from gmeta.preprocess.plan import placement as plan
+from gmeta.preprocess.plan.outcome import EngineResult, refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.shard_files import shard_name, write_shard
+from gmeta.preprocess.shards.data_set import shard_name, write_shard
 from gmeta.preprocess.source import NUMBER, Source
 
 _ROWS = 65_536  # rows that are written at once

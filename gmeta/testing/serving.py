@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.training.wire import PADDING, TEXT_PADDING
+from gmeta.export.client_inputs import PADDING, TEXT_PADDING
 
 # As TensorFlow Serving loads it: the graph of one tag, variables, the initializers of tables, a signature. A
 # line in is a request, a line out what came of it: nothing, or an error.

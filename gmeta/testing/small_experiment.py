@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gmeta.experiment.plan.experiment_config import ExperimentConfig, MethodConfig
 from gmeta.meta import InnerLoop
 from gmeta.preprocess import prepare
-from gmeta.testing.movielens_files import small_100k
-from gmeta.training.experiment_config import ExperimentConfig, MethodConfig
+from gmeta.testing.data.movielens_files import small_100k
 
 
 def small_data(folder: Path) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops import HashTable
-from gmeta.ops.reference import ReferenceHashTable
+from gmeta.testing.reference import ReferenceHashTable
 
 
 def sorted_records(table: HashTable) -> dict[str, npt.NDArray[Any]]:

@@ -19,7 +19,7 @@
 // Invariants. The parts of all splits in the heap are disjoint chains, and together all sequences.
 // No two numbers are alike, so the heap's order is total. Parts of equal cost keep the order of the
 // places that they had before. So the result is a function of the costs alone, the same on each
-// rank, and the same as that of `karmarkar_karp` in gmeta/io/balancing.py, to which it is held by a
+// rank, and the same as that of `karmarkar_karp` in gmeta/testing/reference/io/balance.py, to which it is held by a
 // test. Costs are never negative: then an empty part is never dearer than one with sequences, which
 // is what lets it be left out. Where a cost is zero it can be as dear, and its place matters, so
 // nothing is left out then.

@@ -84,7 +84,7 @@ inline OpenFile Opener(tf::Env* env) {
   return [env](const std::string& path, std::string* error) { return OpenInEnv(env, path, error); };
 }
 
-// gmeta/io/errors.py finds the line by this mark in what TensorFlow and Keras wrap around it.
+// gmeta/io/error_lines.py finds the line by this mark in what TensorFlow and Keras wrap around it.
 inline Status ToStatus(const Problem& problem) {
   const std::string line = "gmeta: " + problem.message;
   switch (problem.fault) {

@@ -5,7 +5,7 @@
 // and whether it ends the reading, is the reader's. So finding makes a Finding (what is wrong, how
 // many records it costs, what to do) and the reader puts the place in front of it. All readers
 // thereby use the same words, and Python finds file and offset in all of them
-// (gmeta/io/errors.py).
+// (gmeta/io/error_lines.py).
 
 #ifndef GMETA_IO_GROUP_BATCH_PROBLEM_H_
 #define GMETA_IO_GROUP_BATCH_PROBLEM_H_

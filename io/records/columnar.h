@@ -44,7 +44,7 @@
 //                is well-formed in both layouts and a reader of the wrong one says so at once.
 //
 // Framing, and the checksum of the payload, are tfrecord.h's; the encoder and the parser are in the
-// files beside this one, and gmeta/io/columnar_reference.py says the same in NumPy.
+// files beside this one, and gmeta/testing/reference/io/columnar.py says the same in NumPy.
 
 #ifndef GMETA_IO_RECORDS_COLUMNAR_H_
 #define GMETA_IO_RECORDS_COLUMNAR_H_

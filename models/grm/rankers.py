@@ -7,11 +7,11 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from gmeta.layers import FeatureConfig
-from gmeta.layers.sequence_block import SequenceLayer
-from gmeta.layers.sequence_view import SequenceView
+from gmeta.layers.sequence.block import SequenceLayer
+from gmeta.layers.sequence.view import SequenceView
 from gmeta.models import GRM, grm
 from gmeta.ops import Adam, AttentionMask, Jagged, Normal, jagged
-from gmeta.preprocess.synthetic_exposures import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 Kind = Literal["hstu", "fuxi", "dnn", "dnn-recent"]
 KINDS: tuple[str, ...] = get_args(Kind)

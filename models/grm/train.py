@@ -24,7 +24,7 @@ from gmeta import io
 from gmeta.core.errors import GmetaError
 from gmeta.metrics import UserGAUC
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.synthetic_exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 
 Row = dict[str, Any]
 LABELS = ["click", "buy"]

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.movielens import ML_1M_MELU, open_folder
-from gmeta.preprocess.movielens_source import MovieLensSource
+from gmeta.preprocess.movielens.movielens_folder import ML_1M_MELU, open_folder
+from gmeta.preprocess.movielens.movielens_source import MovieLensSource
 from gmeta.preprocess.progress import no_progress
 
 Histories = Mapping[str, tf.RaggedTensor]

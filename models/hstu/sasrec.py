@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers.sequence_block import SequenceBlock
-from gmeta.layers.sequence_stack import SequenceStack
-from gmeta.layers.sequence_view import SequenceView
+from gmeta.layers.sequence.block import SequenceBlock
+from gmeta.layers.sequence.stack import SequenceStack
+from gmeta.layers.sequence.view import SequenceView
 from gmeta.ops import Jagged, jagged
-from gmeta.ops.normalisation import layer_norm
-from gmeta.ops.padded import dense_mask
+from gmeta.ops.attention.padded import dense_mask
+from gmeta.ops.layer.norms import layer_norm
 
 
 class SASRecBlock(SequenceBlock):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from gmeta.core.config import load_toml
+from gmeta.core.settings import load_toml
+from gmeta.experiment.measurement.methods import evaluate
+from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.report.page import write_report
+from gmeta.experiment.runs.all_runs import run_training
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.preprocess import prepare
-from gmeta.training.experiment import run_training
-from gmeta.training.experiment_config import ExperimentConfig
-from gmeta.training.measuring import evaluate
-from gmeta.training.progress import TrainingProgress
-from gmeta.training.report import write_report
-from gmeta.training.run_folder import RunFolder
 
 CONFIG = Path(__file__).with_name("ml-100k.toml")
 

@@ -12,7 +12,7 @@
 //
 // Only +, -, *, sqrt and integer operations of IEEE float32 are used, in a fixed order and without
 // fused multiply-add: the same bits come out on every machine, on the GPU, and in NumPy
-// (gmeta/ops/reference/initializers.py). The loops have no branch, so they vectorize; that of the
+// (gmeta/testing/reference/table/initializers.py). The loops have no branch, so they vectorize; that of the
 // normal distributions is compiled for wide vectors too.
 //
 // erfinv is M. Giles' single-precision approximation ("Approximating the erfinv function", GPU

@@ -12,9 +12,9 @@ from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel
-from gmeta.ops.optimizers import SGD
-from gmeta.testing.made_tasks import dataset, task_batch
-from gmeta.testing.ranks import run_ranks
+from gmeta.optimizers import SGD
+from gmeta.testing.data.made_tasks import dataset, task_batch
+from gmeta.testing.jobs.process_ranks import run_ranks
 
 STEPS = (0, 1, 4)
 

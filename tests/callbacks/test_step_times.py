@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from gmeta.callbacks import StepTimes, step_times
 from gmeta.callbacks.step_advice import advice, summary
+from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
 from gmeta.core.errors import ConfigError
 from gmeta.meta import InnerLoop
-from gmeta.models.step_clock import PARTS, StepClock, StepSeconds
 
 
 class Ticks:

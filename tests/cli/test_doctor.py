@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gmeta.cli import installation as doctor
 from gmeta.cli import main
-from gmeta.core import collectives, doctor, native
-from gmeta.core.doctor import Finding, Status
+from gmeta.cli.installation import Finding, Status
+from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError
-from gmeta.testing import warm
+from gmeta.testing.jobs import warm
 
 
 def find(subject: str) -> Finding:

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta import ops
+from gmeta.checkpoint.store import CheckpointStore
 from gmeta.cli import main
-from gmeta.training.checkpoint_store import CheckpointStore
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.testing import warm
-from gmeta.testing.movielens_files import small_100k
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.trainer import restore
+from gmeta.testing.data.movielens_files import small_100k
+from gmeta.testing.jobs import warm
+from gmeta.testing.jobs.output_filter import without_stalls
 from gmeta.testing.serving import ask
 from gmeta.testing.small_experiment import small_toml
-from gmeta.testing.stalls import without_stalls
-from gmeta.training.run_folder import RunFolder
-from gmeta.training.trainer import restore
 
 
 def gmeta(*words, folder):

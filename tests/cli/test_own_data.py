@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.testing import warm
-from gmeta.testing.click_log import TAGS, write_click_log
+from gmeta.experiment.results import evaluation_json
+from gmeta.testing.data.clicks import TAGS, write_click_log
+from gmeta.testing.jobs import warm
 from gmeta.testing.serving import ask_all
-from gmeta.training import evaluation_json
 
 SMALL = """
 tasks_per_batch = 8

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from gmeta.cli import main
 from gmeta.cli.prepare_output import PrepareProgress
-from gmeta.core.manifest import Manifest
-from gmeta.testing.event_tables import event_table, write_table
-from gmeta.testing.movielens_files import edit, small_100k
+from gmeta.core.data.manifest import Manifest
+from gmeta.testing.data.event_tables import event_table, write_table
+from gmeta.testing.data.movielens_files import edit, small_100k
 
 
 @pytest.fixture

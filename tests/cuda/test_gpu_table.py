@@ -9,22 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmeta.ops.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
-from gmeta.ops.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad, SparseOptimizer
-from gmeta.ops.policies import (
-    LFU,
-    LRU,
-    TTL,
-    Bloom,
-    CountAdmission,
-    MinNorm,
-    ProbabilityAdmission,
-)
-from gmeta.ops.reference.initializers import initial_rows
-from gmeta.ops.reference.logical_shards import logical_shards
-from gmeta.testing.cuda_library import CudaError, DeviceArray, Stream
-from gmeta.testing.gpu_table import GpuTable
-from gmeta.testing.gpu_table_model import EXTREMES, LEAST, MOST, check_equal, check_trace, pair
+from gmeta.initializers.distributions import Constant, Initializer, Normal, TruncatedNormal, Uniform
+from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad, SparseOptimizer
+from gmeta.policies import LFU, LRU, TTL, Bloom, CountAdmission, MinNorm, ProbabilityAdmission
+from gmeta.testing.gpu.cuda_library import CudaError, DeviceArray, Stream
+from gmeta.testing.gpu.gpu_table import GpuTable
+from gmeta.testing.gpu.gpu_table_model import EXTREMES, LEAST, MOST, check_equal, check_trace, pair
+from gmeta.testing.reference.table.initializers import initial_rows
+from gmeta.testing.reference.table.shards import logical_shards
 
 INITIALIZERS = [Constant(0.25), Uniform(-0.5, 1.5), Normal(0.5, 2.0), TruncatedNormal(0.0, 0.05)]
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gmeta.testing import warm
+from gmeta.testing.jobs import warm
 
 
 def run(code, *words, **options):

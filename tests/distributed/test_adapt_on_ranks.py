@@ -9,7 +9,7 @@ from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.ops import SGD, Normal
-from gmeta.testing.ranks import run_ranks
+from gmeta.testing.jobs.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

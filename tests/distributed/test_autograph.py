@@ -14,8 +14,8 @@ import tensorflow as tf
 import gmeta
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.testing.ranks import run_ranks
-from gmeta.testing.tracing import rewrite_keras_too
+from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.testing.jobs.tracing import rewrite_keras_too
 
 pytestmark = pytest.mark.ranks
 

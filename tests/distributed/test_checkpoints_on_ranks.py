@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.checkpoint import sharded as sharded_checkpoint
+from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
+from gmeta.checkpoint.files import rank_group as ranks
+from gmeta.checkpoint.files.chain import read_links
+from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.core import collectives
 from gmeta.core.collectives.counting import counter
 from gmeta.core.errors import GmetaError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 from gmeta.ops import Adam, Normal
-from gmeta.testing.ranks import run_ranks
+from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records
-from gmeta.testing.tracing import leave_keras_as_it_is
-from gmeta.training import sharded_checkpoint
-from gmeta.training.checkpoint import ranks
-from gmeta.training.checkpoint.chain import read_links
-from gmeta.training.checkpoint.manifest import Manifest
-from gmeta.training.sharded_callback import ShardedCheckpoint, tables_of
 
 pytestmark = pytest.mark.ranks
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from gmeta.core import collectives
-from gmeta.core.collectives.shares import SHARES
 from gmeta.core.errors import ConfigError
+from gmeta.core.shares import SHARES
 from gmeta.models import Model
-from gmeta.testing import warm
+from gmeta.testing.jobs import warm
 
 pytestmark = pytest.mark.ranks
 
@@ -38,12 +38,12 @@ SCRIPT = """
     import gmeta
     import tensorflow as tf
     from gmeta.core import collectives
-    from gmeta.core.collectives.elastic import is_change_wanted
+    from gmeta.core.collectives.driver.elastic import is_change_wanted
     from gmeta.layers import EmbeddingCollection, FeatureConfig
     from gmeta.models import Model
     from gmeta.ops import Adam, Normal
     from gmeta.testing.tables import sorted_records
-    from gmeta.training.sharded_callback import ShardedCheckpoint, tables_of
+    from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
 
     folder = Path(sys.argv[1])
     first, fewer, again = (hosts.replace(" ", "\\n") for hosts in sys.argv[2:])
@@ -189,7 +189,7 @@ def test_a_users_script_outlives_a_killed_rank_and_takes_another_in(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["horovod.runner.launch", "gmeta.core.collectives.horovodrun"])
+@pytest.mark.parametrize("launcher", ["horovod.runner.launch", "gmeta.core.collectives.launcher.horovodrun"])
 def test_horovods_elastic_driver_runs_the_same_script(
     script: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:

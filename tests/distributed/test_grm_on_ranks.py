@@ -12,8 +12,8 @@ from gmeta.core import collectives
 from gmeta.layers import FeatureConfig
 from gmeta.models import grm
 from gmeta.ops import Adam, Normal
-from gmeta.testing.exposures import draw_exposures
-from gmeta.testing.ranks import run_ranks
+from gmeta.testing.data.exposure_batches import draw_exposures
+from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.tables import sorted_records
 
 pytestmark = pytest.mark.ranks

@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.callbacks.warmup import LearningRateWarmup
+from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
-from gmeta.layers import EmbeddingCollection, FeatureConfig, exchange
+from gmeta.export.saved_model import portable_ops
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.exchange import pieces as exchange
 from gmeta.metrics import AUC
 from gmeta.models import Model
 from gmeta.ops import Adam, Normal
-from gmeta.testing.ranks import run_ranks
+from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records
-from gmeta.testing.tracing import leave_keras_as_it_is
-from gmeta.training.export import portable_ops
-from gmeta.training.sharded_callback import ShardedCheckpoint
-from gmeta.training.warmup import LearningRateWarmup
 
 pytestmark = pytest.mark.ranks
 

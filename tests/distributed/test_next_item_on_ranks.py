@@ -12,7 +12,7 @@ from gmeta.core import collectives
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
 from gmeta.models import NextItemModel
 from gmeta.ops import Adam, Normal
-from gmeta.testing.ranks import run_ranks
+from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.tables import sorted_records
 
 pytestmark = pytest.mark.ranks

@@ -17,10 +17,10 @@ from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.ops import Adagrad, Adam, Normal
-from gmeta.ops.reference.logical_shards import logical_shards
-from gmeta.testing.ranks import run_ranks
+from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+from gmeta.testing.reference.table.shards import logical_shards
 from gmeta.testing.tables import sorted_records
-from gmeta.testing.tracing import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmeta.core.collectives.shares import SHARES
-from gmeta.core.config import load_toml
+from gmeta.core.settings import load_toml
+from gmeta.core.shares import SHARES
+from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.runs.trainer import restore
 from gmeta.models import MetaModel
-from gmeta.testing import warm
+from gmeta.testing.jobs import warm
 from gmeta.testing.small_experiment import small_data, small_toml
 from gmeta.testing.tables import sorted_records
-from gmeta.training.experiment_config import ExperimentConfig
-from gmeta.training.trainer import restore
 
 pytestmark = pytest.mark.ranks
 
@@ -52,7 +52,7 @@ def test_ranks_with_other_settings_are_named(tmp_path: Path) -> None:
         "main(['train', '--run', 'run', '--config', os.environ['HOROVOD_RANK'] + '.toml'])\n"
     )
     code = (
-        "from gmeta.core.collectives.launch import launch; import sys; "
+        "from gmeta.core.collectives.launcher.local_ranks import launch; import sys; "
         f"launch([sys.executable, {str(start)!r}], 2)"
     )
     said = warm.run([sys.executable, "-c", code], cwd=tmp_path)
@@ -70,7 +70,7 @@ import os, signal, sys
 from pathlib import Path
 import gmeta
 import tensorflow as tf
-from gmeta.training.checkpointing import EpochCheckpoints
+from gmeta.experiment.runs.epoch_checkpoints import EpochCheckpoints
 
 def on_train_batch_end(self, batch, logs=None):
     usual(self, batch, logs)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta import layers, ops
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(layers.__path__, "gmeta.layers."))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(layers.__path__, "gmeta.layers."))
 
 
 @pytest.mark.parametrize("name", MODULES)

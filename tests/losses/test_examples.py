@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta import losses
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(losses.__path__, "gmeta.losses."))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(losses.__path__, "gmeta.losses."))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.losses import SampledSoftmax, reference, uniform_negatives
+from gmeta.losses import SampledSoftmax, uniform_negatives
+from gmeta.testing.reference import losses as reference
 
 Case = dict[str, Any]
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.testing.data import golden_maml
-from gmeta.testing.golden_maml import DENSE, FEATURES, INNER_LEARNING_RATE
+from gmeta.testing.data.maml_fixture import DENSE, FEATURES, INNER_LEARNING_RATE
+from gmeta.testing.data.public import golden_maml
 
 pytestmark = pytest.mark.data
 

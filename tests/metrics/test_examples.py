@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta import metrics
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(metrics.__path__, "gmeta.metrics."))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(metrics.__path__, "gmeta.metrics."))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.metrics import NextItem, catalogue, catalogue_ranks
+from gmeta.metrics import NextItem, catalogue_ranks
+from gmeta.metrics import item_rank as catalogue
 
 
 def ranks_by_counting(queries, items, positives, seen):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gmeta.ops.table_device import VARIABLE, Place, missing
+from gmeta.ops.device import VARIABLE, Place, missing
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu"])

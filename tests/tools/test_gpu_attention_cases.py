@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "bench"))
-from parts.gpu_attention_cases import causal_blocks, jagged_lengths
+from parts.attention.cases import causal_blocks, jagged_lengths
 
 
 @pytest.mark.parametrize("tokens", [8192, 131_072])

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Result, parser, report
-from parts.exchange_model import WireModel, plot
+from parts.exchange.wire_model import WireModel, plot
 from parts.jobs import run_job
 
 NO_DEDUPLICATION, EACH_FEATURE = "no deduplication", "an exchange for each feature"

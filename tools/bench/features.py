@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
-from gmeta.core.schema import Column
+from gmeta.core.data.schema import Column
 from gmeta.io import ArrowSource, FetchPolicy, HBaseSource, RocksDBSource, join_features
 from harness import Result, interleave, parser, report
 

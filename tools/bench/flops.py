@@ -2,7 +2,7 @@
 
 gmeta bench flops --json FILE
 
-Computed, not timed: the formula of `gmeta.io.sequence_cost.SequenceCost.of_hstu`, by which batches are
+Computed, not timed: the formula of `gmeta.io.SequenceCost.of_hstu`, by which batches are
 balanced too. Of L blocks of width d, the forward pass of a sequence of S tokens takes
 
     L (10 S d^2 + 4 S^2 d)
@@ -21,7 +21,7 @@ length_of       the tokens of a sequence that takes so many operations, by the f
 
 from __future__ import annotations
 
-from gmeta.io.sequence_cost import SequenceCost
+from gmeta.io.balance.sequence_cost import SequenceCost
 from harness import Result, parser, report
 
 SIZES = [(512, 3, 2, 4e9), (1024, 22, 4, 110e9)]

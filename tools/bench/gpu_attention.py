@@ -39,10 +39,10 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import numpy as np  # noqa: E402
-from gmeta.testing.cuda_library import why_missing  # noqa: E402
-from gmeta.testing.gpu_attention import GpuAttention, Table  # noqa: E402
+from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
+from gmeta.testing.gpu.gpu_attention import GpuAttention, Table  # noqa: E402
 from harness import Result, machine, parser, report  # noqa: E402
-from parts.gpu_attention_cases import Array, jagged_lengths  # noqa: E402
+from parts.attention.cases import Array, jagged_lengths  # noqa: E402
 
 HEADS = 4
 MOST_APART = 1e-2
@@ -142,16 +142,16 @@ class Bench:
         """A peer for these inputs."""
         numbers = (ours.offsets, int(lengths.max()), ours.alpha, ours.scale)
         if name == "Triton":
-            from parts.gpu_attention_triton import TritonAttention
+            from parts.attention.triton_form import TritonAttention
 
             attention = TritonAttention(*inputs, *numbers)
             attention.compile(threads=12)
             return attention
         if name == "torch.compile":
-            from parts.gpu_attention_padded import PaddedAttention
+            from parts.attention.padded_form import PaddedAttention
 
             return PaddedAttention(*inputs, *numbers)
-        from parts.gpu_attention_flex import FlexAttention
+        from parts.attention.flex_form import FlexAttention
 
         return FlexAttention(*inputs, lengths, ours.alpha)
 

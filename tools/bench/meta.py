@@ -38,11 +38,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 from harness import Result, parser, report
-from parts import meta_sets
-from parts.meta_case import Case
-from parts.meta_contenders import COMPILED, LEARN2LEARN, LOOP, VMAP, contenders, seconds_a_step, versions
-from parts.meta_gmeta import set_threads
-from parts.meta_memory import peak_mib
+from parts.meta import data_sets as meta_sets
+from parts.meta.case import Case
+from parts.meta.contenders import COMPILED, LEARN2LEARN, LOOP, VMAP, contenders, seconds_a_step, versions
+from parts.meta.gmeta_form import set_threads
+from parts.meta.memory import peak_mib
 
 
 def data_sets(given: Any) -> list[dict[str, Any]]:

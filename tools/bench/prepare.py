@@ -7,8 +7,8 @@ order. All is measured from the file to the finished folder, digest, manifest an
 
 end_to_end   rows a second of `gmeta.preprocess.prepare`, by layout and format of the input; limited keeps to
              --memory-limit 1GB, with batches of 20 rows
-spark        rows a second of the same with `gmeta.preprocess.spark_engine` on all cores of this machine, from
-             Parquet, in a session that is warm; with --spark
+spark        rows a second of the same with `gmeta.preprocess.cluster.spark_engine` on all cores of this
+             machine, from Parquet, in a session that is warm; with --spark
 stage        rows a second of the parts of the same runs: reading and normalising, sorting with cutting and
              encoding, writing shards
 peers        in_memory: the plan's functions one after another in NumPy, all rows in memory, the same bytes;
@@ -28,11 +28,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from gmeta.preprocess import PrepareConfig, TableSpec, duckdb_engine, prepare
+from gmeta.preprocess import PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.cluster.spark_connection import spark_session
+from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.progress import no_progress
-from gmeta.preprocess.spark_session import spark_session
-from gmeta.preprocess.table_source import TableSource
+from gmeta.preprocess.tables.table_source import TableSource
 from gmeta.testing import plan_in_memory
 from harness import Result, interleave, parser, report
 
@@ -104,7 +105,7 @@ class Runs:
 
     def spark(self, _: int) -> None:
         """The distributed engine, in the session that is there."""
-        from gmeta.preprocess import spark_engine
+        from gmeta.preprocess.cluster import spark_engine
 
         config = PrepareConfig(layout="columnar")
         spark_engine.prepare(self._files["parquet"], self._folder / "spark", config, spec=SPEC)

@@ -16,11 +16,11 @@ from pathlib import Path
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 import numpy as np
 import tensorflow as tf
+from gmeta.export.meta_models import meta_signatures
+from gmeta.export.saved_model import export_model
 from gmeta.meta import InnerLoop
 from gmeta.models import melu
 from gmeta.testing.serving import padded
-from gmeta.training.export import export_model
-from gmeta.training.meta_signatures import meta_signatures
 from harness import Result, interleave, parser, report
 
 STEPS, RATED, ASKED, TASKS = 5, 10, 20, 256

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from gmeta.testing.click_log import click_log, write_parts
+from gmeta.testing.data.clicks import click_log, write_parts
 
 USERS, NEW_USER = 400, "user-400"
 

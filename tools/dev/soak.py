@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from gmeta.ops.reference import ReferenceHashTable
+from gmeta.testing.reference import ReferenceHashTable
 from soak_draw import rigs
 from soak_trace import Profile, Trace
 

@@ -15,8 +15,8 @@ from typing import Protocol
 import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
+from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.testing.tables import sorted_records
-from gmeta.training.checkpoint_store import CheckpointStore, step_of
 from soak_draw import rigs as rigs_of
 from soak_trace import Profile, Trace
 
@@ -60,7 +60,7 @@ class WholeStore:
 
 
 class ShardedStore:
-    """`gmeta.training.checkpoint_store.CheckpointStore`: full checkpoints and increments on them."""
+    """`gmeta.checkpoint.CheckpointStore`: full checkpoints and increments on them."""
 
     def __init__(self, folder: Path) -> None:
         # A short journal overflows at times, which makes a full checkpoint.

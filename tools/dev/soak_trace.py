@@ -11,7 +11,7 @@ from typing import Any
 
 import gmeta.ops as ops
 import numpy as np
-from gmeta.ops.reference import ReferenceHashTable
+from gmeta.testing.reference import ReferenceHashTable
 
 LEARNING_RATE = 0.5
 """With small whole gradients, sums of SGD are exact, in whatever order."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmeta.core.collectives.backend import HOW_TO_BUILD, built_backends, horovod_version, import_horovod
 from gmeta.core.collectives.entry import init
-from gmeta.core.collectives.world import World, check_init, world
+from gmeta.core.collectives.place import World, check_init, world
 
 if TYPE_CHECKING:
     from gmeta.core.collectives.agreement import check_agreement

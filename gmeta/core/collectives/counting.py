@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from gmeta.core.lifted import lifted
+from gmeta.core.graph.variables import lifted
 
 KINDS = ("alltoall", "allreduce", "allgather", "broadcast", "barrier")
 

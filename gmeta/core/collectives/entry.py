@@ -9,11 +9,13 @@ import platform
 import threading
 import time
 
-from gmeta.core.collectives import backend, horovod_elastic, rendezvous, telling
+from gmeta.core.collectives import backend
+from gmeta.core.collectives.driver import horovod_elastic, rendezvous
+from gmeta.core.collectives.driver import notes as telling
 from gmeta.core.collectives.first_words import say_errors_first
-from gmeta.core.collectives.shares import total_shares
-from gmeta.core.collectives.world import LAUNCHER, World, enter, entered, launched_size, world
+from gmeta.core.collectives.place import LAUNCHER, World, enter, entered, launched_size, world
 from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.core.shares import total_shares
 from gmeta.core.version import __version__
 
 DEFAULTS = {

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from gmeta.core.collectives.counting import forget_starts
-from gmeta.core.collectives.horovod_elastic import start_again_at_exit
-from gmeta.core.collectives.telling import LOST_PEERS, tell
-from gmeta.core.collectives.world import world
+from gmeta.core.collectives.driver.horovod_elastic import start_again_at_exit
+from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
+from gmeta.core.collectives.place import world
 from gmeta.core.errors import CollectiveError
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")

@@ -16,8 +16,8 @@ import tensorflow as tf
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, started
 from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.place import world
 from gmeta.core.collectives.wire import pack, unpack
-from gmeta.core.collectives.world import world
 from gmeta.core.errors import ConfigError
 
 T = TypeVar("T")

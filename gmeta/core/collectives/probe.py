@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
+from gmeta.core.collectives.place import world
 from gmeta.core.collectives.tensors import allreduce_sum, alltoall
 from gmeta.core.collectives.weights import broadcast_variables
-from gmeta.core.collectives.world import world
 from gmeta.core.errors import CollectiveError
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)

@@ -15,9 +15,9 @@ import threading
 import time
 
 from gmeta.core.collectives.counting import finished, waiting
-from gmeta.core.collectives.horovod_elastic import start_again, start_again_at_exit
-from gmeta.core.collectives.telling import LOST_PEERS, tell
-from gmeta.core.collectives.world import World
+from gmeta.core.collectives.driver.horovod_elastic import start_again, start_again_at_exit
+from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
+from gmeta.core.collectives.place import World
 from gmeta.core.errors import ConfigError
 
 STALLED_EXIT = 75  # the shell's EX_TEMPFAIL: nothing is wrong with this rank, try again

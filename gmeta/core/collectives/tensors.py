@@ -19,7 +19,7 @@ import tensorflow as tf
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, started
 from gmeta.core.collectives.failures import named_failures
-from gmeta.core.collectives.world import world
+from gmeta.core.collectives.place import world
 
 _WIRE = {tf.bfloat16: tf.uint16}  # moved as another type of the same width, as Horovod doesn't know it
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.failures import named_failures
 from gmeta.core.collectives.objects import broadcast, check_root
-from gmeta.core.collectives.world import world
+from gmeta.core.collectives.place import world
 
 _PIECE = 64 << 20  # bytes of weights in one broadcast
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gmeta.core.schema import Column
+from gmeta.core.data.schema import Column
 from gmeta.io.features.cells import arrow_schema, list_array
 
 Ints = npt.NDArray[np.int64]

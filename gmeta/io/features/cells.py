@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gmeta.core.data.schema import Column
 from gmeta.core.errors import DataError
-from gmeta.core.schema import Column
 
 ByteOrder = Literal["little", "big"]
 Cell = bytes | None

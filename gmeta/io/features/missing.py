@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.schema import Column
 from gmeta.io.features.cells import arrow_type
-from gmeta.io.features.policy import FetchPolicy
+from gmeta.io.features.fetch_policy import FetchPolicy
 
 Ints = npt.NDArray[np.int64]
 _SHOWN = 5

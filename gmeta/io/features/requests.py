@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gmeta.core.errors import StoreUnavailableError
-from gmeta.io.features.policy import FetchPolicy
+from gmeta.io.features.fetch_policy import FetchPolicy
 
 T = TypeVar("T")
 

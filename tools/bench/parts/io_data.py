@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from gmeta.core.group_index import Codec, Layout
-from gmeta.core.manifest import Manifest, Shard, Split
-from gmeta.core.schema import Column, Schema
-from gmeta.preprocess.record_writer import RecordWriter
+from gmeta.core.data.group_index import Codec, Layout
+from gmeta.core.data.manifest import Manifest, Shard, Split
+from gmeta.core.data.schema import Column, Schema
+from gmeta.preprocess.shards.record_writer import RecordWriter
 
 INTS, FLOATS = 13, 8
 SCHEMA = Schema(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.collectives.launch import launch
+from gmeta.core.collectives.launcher.local_ranks import launch
 
 _BENCH = Path(__file__).resolve().parents[1]
 

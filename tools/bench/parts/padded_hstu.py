@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 from gmeta.layers import HSTU
-from gmeta.layers.hstu import HSTUBlock
-from gmeta.layers.sequence_view import SequenceView
+from gmeta.layers.sequence.hstu import HSTUBlock
+from gmeta.layers.sequence.view import SequenceView
 from gmeta.ops import Jagged, jagged
-from gmeta.ops.normalisation import layer_norm
-from gmeta.ops.padded import dense_mask
+from gmeta.ops.attention.padded import dense_mask
+from gmeta.ops.layer.norms import layer_norm
 
 
 class PaddedHSTU(HSTU):

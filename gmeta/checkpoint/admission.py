@@ -1,0 +1,140 @@
+"""What admission remembers of ids that have no row, into a sharded checkpoint and out of it.
+
+Exact counts belong to keys, and so to logical shards, as rows do. A filter belongs to one of the table's own
+shards, which holds several logical shards' keys; ranks whose own shards begin or end inside it have each a
+filter of it, and whoever loads it takes the larger of their counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.checkpoint.files.chain import CheckpointReader
+from gmeta.checkpoint.files.manifest import FilterLayout
+from gmeta.checkpoint.files.record_file import RecordFileWriter
+from gmeta.core.errors import ConfigError
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.records import AdmissionState
+from gmeta.policies import CountAdmission
+
+_COUNTS_AT_A_TIME = 65536
+
+
+def filter_layout(table: HashTable) -> FilterLayout | None:
+    """How a table's filter is laid out; None if its admission has none."""
+    admission = table.admission
+    if not isinstance(admission, CountAdmission) or admission.filter is None:
+        return None
+    nothing = table.export_filter(0, 0)
+    return FilterLayout(int(nothing.count), int(nothing.counters.shape[1]), admission.filter.hashes)
+
+
+def write_filters(table: HashTable, layout: FilterLayout, shards: range, file: RecordFileWriter) -> None:
+    """Write the filters that have keys of some logical shards, one at a time, but those that are all zero."""
+    for number in layout.meeting(shards):
+        counters = _counters(table, number)
+        if counters.any():
+            file.write(number * layout.width, {"counter": counters})
+
+
+def refuse_foreign_counts(name: str, table: HashTable, rank: int, shards: range) -> None:
+    """Refuse a filter that has counted keys of other ranks' shards: what it knows of them would be lost.
+
+    Raises:
+      ConfigError: There are such counts.
+    """
+    layout = filter_layout(table)
+    own = layout.meeting(shards) if layout is not None else range(0)
+    for number in range(layout.shards if layout is not None else 0):
+        if number not in own and _counters(table, number).any():
+            raise ConfigError(
+                f"table {name!r} of rank {rank} has counted ids of logical shards outside [{shards.start}, "
+                f"{shards.stop}), which other ranks save: route keys by their logical shard, or save with "
+                "world_size=1"
+            )
+
+
+def load_admission(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, str]:
+    """Fill what a table's admission remembers, which is empty, with that of some logical shards.
+
+    Exact counts go into exact counts, and into a filter. A filter goes into one of the same layout.
+
+    Returns:
+      How many keys with exact counts were loaded, and why what was saved couldn't be taken over; empty if it
+      was, or if this table's admission turns nothing away by count.
+
+    Raises:
+      DataError: A file is missing or damaged.
+    """
+    admission = table.admission
+    if not isinstance(admission, CountAdmission):
+        return 0, ""
+    nothing = np.empty(0, np.int64)
+    waiting = 0
+    for keys, counts in _waiting(reader, name, shards):
+        waiting += len(keys)
+        table.import_admission(AdmissionState(keys, counts, np.empty(0, np.uint8)), replace=False)
+    entry, own = reader.manifest.tables[name], filter_layout(table)
+    if entry.filter is None:
+        return waiting, ""
+    if own != entry.filter:
+        return waiting, _why_forgotten(str(entry.settings.get("admission")), admission, entry.filter, own)
+    for number in own.meeting(shards):
+        counters = reader.read_filter(name, number)
+        if counters is not None:
+            state = AdmissionState(nothing, nothing, counters)
+            table.import_admission(state, replace=False, first_filter=number)
+    return waiting, ""
+
+
+def _why_forgotten(
+    saved_with: str, admission: CountAdmission, saved: FilterLayout, own: FilterLayout | None
+) -> str:
+    def in_words(layout: FilterLayout) -> str:
+        return f"{layout.shards} filters of {layout.counters} counters, {layout.hashes} an id"
+
+    to_fill = "exact counts, which a filter can't give" if own is None else in_words(own)
+    advice = (
+        "make it with the saved capacity and error, and the eviction bound, to keep them"
+        if own is not None
+        else f"make it with admission {saved_with} to keep them"
+    )
+    return (
+        f"it was saved with {saved_with} ({in_words(saved)}), but the table to fill has {admission} "
+        f"({to_fill}); {advice}"
+    )
+
+
+def _counters(table: HashTable, number: int) -> npt.NDArray[np.uint8]:
+    with tf.device("CPU"):
+        return np.asarray(table.export_filter(number, number + 1).counters)[0]
+
+
+def _waiting(
+    reader: CheckpointReader, name: str, shards: range
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Keys and counts, some logical shards at a time."""
+    saved = {
+        segment.shard
+        for part in reader.manifest.tables[name].parts
+        if part.waiting is not None
+        for segment in part.waiting.segments
+    }
+    found: list[dict[str, npt.NDArray[Any]]] = []
+    for shard in sorted(saved.intersection(shards)):
+        found.append(reader.read_waiting(name, shard))
+        if sum(len(columns["key"]) for columns in found) >= _COUNTS_AT_A_TIME:
+            yield _joined(found)
+            found = []
+    if found:
+        yield _joined(found)
+
+
+def _joined(found: list[dict[str, npt.NDArray[Any]]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    keys, counts = (np.concatenate([columns[name] for columns in found]) for name in ("key", "count"))
+    return keys, counts.astype(np.int64)

@@ -1,0 +1,242 @@
+"""A folder of sharded checkpoints of one training run: named by step, the last ones kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gmeta.checkpoint.files import folder as folders
+from gmeta.checkpoint.files import lock as locks
+from gmeta.checkpoint.files.chain import Link, read_links
+from gmeta.checkpoint.files.manifest import FILE_NAME, Manifest
+from gmeta.checkpoint.files.rank_group import Gather, Ranks
+from gmeta.checkpoint.sharded import CheckpointInfo, Tables, load, save
+from gmeta.core.collectives.driver.elastic import after_save
+from gmeta.core.errors import ConfigError, DataError
+
+_NAME = re.compile(r"step-(\d{12})")
+
+
+class CheckpointStore:
+    """Saves full checkpoints and increments on them, keeps the last ones, and finds the latest.
+
+    After a full checkpoint come increments, until there are ``max_increments`` of them or they are together
+    half as large as the full one; then the next is a full one again. A chain is compacted by what is saved
+    anyway, never by rewriting files.
+
+    Args:
+      root: The folder, of this run alone. One job at a time saves in it, from `claim` or its first save until
+        it ends or the store is forgotten (`gmeta.checkpoint.files.lock`).
+      keep: How many checkpoints to keep. Those that a kept one continues stay too.
+      max_increments: How many increments follow a full checkpoint; 0: all are full.
+      journal: About how many removed keys each table notes between two saves; when more are removed, the next
+        save is a full one.
+      rank: This rank; by default that of `gmeta.core.collectives.world`.
+      world_size: How many ranks there are; likewise.
+      gather: As in `gmeta.checkpoint.save`.
+
+    On several ranks all of them call `save`, `describe`, `load` and `agreed_latest` together, and what fails
+    on one rank is raised by all, with its number.
+
+    Raises:
+      ConfigError: ``keep`` is below 1, or ``max_increments`` or ``journal`` below 0.
+
+    Example:
+      ::
+
+        store = CheckpointStore("runs/a/checkpoints", keep=3)
+        if store.latest() is not None:
+            store.load({"item": table})
+        for step in range(...):
+            ...
+            store.save({"item": table}, step)
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        max_increments: int = 10,
+        journal: int = 1_000_000,
+        rank: int | None = None,
+        world_size: int | None = None,
+        gather: Gather | None = None,
+    ) -> None:
+        if keep < 1 or max_increments < 0 or journal < 0:
+            raise ConfigError(
+                "keep must be at least 1, max_increments and journal at least 0, got "
+                f"keep={keep}, max_increments={max_increments}, journal={journal}"
+            )
+        self.root = Path(root).resolve()
+        self._keep, self._max_increments = keep, max_increments
+        self._journal = journal if max_increments else 0
+        self._place = (rank, world_size, gather)
+        self._lock = locks.FolderLock(self.root / locks.FILE_NAME, f"{self.root} is written")
+        weakref.finalize(self, self._lock.release)  # when the process ends, too
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that save and load here together."""
+        return Ranks.of(*self._place)
+
+    def checkpoints(self) -> list[Path]:
+        """The whole checkpoints, the oldest first."""
+        found = self.root.glob("step-*/" + FILE_NAME) if self.root.exists() else ()
+        return sorted(path.parent for path in found if _NAME.fullmatch(path.parent.name))
+
+    def latest(self) -> Path | None:
+        """The latest whole checkpoint; None if there is none."""
+        return next(reversed(self.checkpoints()), None)
+
+    def agreed_latest(self) -> Path | None:
+        """The latest whole checkpoint, as rank 0 sees the folder."""
+        name = self.ranks.from_first(lambda: _name_of(self.latest()))
+        return None if name is None else self.root / name
+
+    def claim(self) -> None:
+        """Be the one that saves here; `save` and `describe` do so by themselves. All ranks call it together.
+
+        Raises:
+          ConfigError: Another job saves here; its host and process are named.
+          GmetaError: The folder can't be written.
+        """
+        self.ranks.from_first(self._lock.take)
+
+    def save(
+        self,
+        tables: Tables,
+        step: int,
+        *,
+        dense: Callable[[Path], None] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> CheckpointInfo:
+        """Save as ``step-<step>``, then remove what isn't kept any more.
+
+        Args:
+          tables: Name -> table.
+          step: Names the checkpoint; above that of the latest one.
+          dense: As in `gmeta.checkpoint.save`.
+          metadata: Likewise.
+
+        Raises:
+          ConfigError: The step isn't above the latest one's, or another job saves here.
+          GmetaError: As in `gmeta.checkpoint.save`.
+          SystemExit: In an elastic job, on all ranks, if it is to go on with another number of them: it
+            starts again from this checkpoint (`gmeta.core.collectives.driver.elastic`).
+        """
+        ranks = self.ranks
+        base = ranks.from_first(lambda: self._next_base(step))
+        info = save(
+            self.root / f"step-{step:012d}",
+            tables,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            base=None if base is None else self.root / base,
+            journal=self._journal,
+            dense=dense,
+            metadata=metadata,
+            gather=ranks.gather,
+        )
+        with ranks.together():
+            if ranks.rank == 0:
+                self._lock.take()  # one that slept may have lost the folder to another, whose files these are
+                self._retire()
+        after_save(ranks.from_first)
+        return info
+
+    def describe(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the latest checkpoint's metadata; what it holds stays. Rank 0 does so.
+
+        Raises:
+          ConfigError: Another job saves here.
+          DataError: There is no checkpoint, or it is damaged.
+        """
+        ranks = self.ranks
+        with ranks.together():
+            if ranks.rank == 0:
+                self._lock.take()
+                latest = self._existing(self.latest())
+                replace(Manifest.load(latest), metadata=metadata).save(latest)
+
+    def load(self, tables: Tables, checkpoint: Path | None = None) -> CheckpointInfo:
+        """Load a checkpoint, the latest one unless another is named. See `sharded_checkpoint.load`.
+
+        Raises:
+          DataError: There is none, or it is damaged.
+        """
+        chosen = self._existing(checkpoint or self.agreed_latest())
+        ranks = self.ranks
+        return load(
+            chosen,
+            tables,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            journal=self._journal,
+            gather=ranks.gather,
+        )
+
+    def _existing(self, checkpoint: Path | None) -> Path:
+        if checkpoint is None:
+            raise DataError("no checkpoint in this folder", path=self.root)
+        return checkpoint
+
+    def _next_base(self, step: int) -> str | None:
+        """The name of the checkpoint that the one of ``step`` continues."""
+        self._lock.take()
+        latest = self.latest()
+        if latest is not None and step <= step_of(latest):
+            raise ConfigError(
+                f"{self.root} has {latest.name}: a checkpoint of step {step} would come before it; load it "
+                "first, or save in another folder"
+            )
+        return _name_of(self._base(latest))
+
+    def _base(self, latest: Path | None) -> Path | None:
+        """The checkpoint to continue; None if a full one is due."""
+        if latest is None or not self._max_increments:
+            return None
+        try:
+            links = read_links(latest)
+        except DataError:
+            return None
+        increments = sum(link.manifest.bytes for link in links[1:])
+        long = len(links) > self._max_increments or 2 * increments >= links[0].manifest.bytes
+        return None if long and len(links) > 1 else latest
+
+    def _retire(self) -> None:
+        folders.sweep(self.root)
+        every = self.checkpoints()
+        needed = {link.folder for kept in every[-self._keep :] for link in _links(kept)}
+        # The newest first: what a crash leaves can be loaded.
+        for path in reversed(every):
+            if path not in needed:
+                folders.discard(path)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name.
+
+    Raises:
+      ConfigError: It isn't named by a step.
+    """
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise ConfigError(f"{checkpoint} isn't named step-<12 digits>")
+    return int(match[1])
+
+
+def _name_of(checkpoint: Path | None) -> str | None:
+    return None if checkpoint is None else checkpoint.name
+
+
+def _links(checkpoint: Path) -> list[Link]:
+    try:
+        return read_links(checkpoint)
+    except DataError:  # damaged from outside: nothing is known to be needed for it
+        return []

@@ -1,0 +1,358 @@
+"""One table into a sharded checkpoint and out of it: this rank's part."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.checkpoint.admission import filter_layout, load_admission, refuse_foreign_counts, write_filters
+from gmeta.checkpoint.files.chain import CheckpointReader
+from gmeta.checkpoint.files.manifest import (
+    FILE_NAME,
+    FULL,
+    INCREMENT,
+    Manifest,
+    Part,
+    SegmentFile,
+    TableEntry,
+)
+from gmeta.checkpoint.files.record_file import (
+    RecordFileWriter,
+    filter_schema,
+    removed_schema,
+    rows_schema,
+    waiting_schema,
+)
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.records import Records
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_ROWS_AT_A_TIME = 4096
+_SHARDS_AT_A_TIME = 16  # one of the engine's 64 shards: its index is walked once
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The checkpoint to which a table's journal and last steps relate.
+
+    Attributes:
+      id: The checkpoint's.
+      step: The table's step when that was saved.
+      shards: The logical shards that the table held of it.
+    """
+
+    id: str
+    step: int
+    shards: range
+
+
+baselines: WeakKeyDictionary[HashTable, Baseline] = WeakKeyDictionary()
+"""Table -> the checkpoint that it was last saved to or loaded from, by this process."""
+
+
+def layout(table: HashTable) -> dict[str, Any]:
+    """What must agree between a table and a checkpoint."""
+    optimizer = table.optimizer
+    return {
+        "dim": table.dim,
+        "optimizer": optimizer.kind,
+        "slots": tuple(optimizer.slots),
+        "slot_floats": optimizer.slot_floats(table.dim),
+    }
+
+
+def save_table(
+    folder: Path,
+    name: str,
+    table: HashTable,
+    *,
+    rank: int,
+    world_size: int,
+    base: Manifest | None,
+    journal: int,
+) -> tuple[TableEntry, int]:
+    """Write this rank's part of a table.
+
+    Args:
+      folder: The checkpoint's, while it is made.
+      name: The table's name in the checkpoint.
+      table: The table.
+      rank: This rank.
+      world_size: How many ranks save.
+      base: The checkpoint to continue, or None.
+      journal: How many removed keys the table notes from now on.
+
+    Returns:
+      The table's entry with this rank's part alone, and the table's step when the save began.
+
+    Raises:
+      ConfigError: The table holds keys of shards that this rank doesn't own.
+      GmetaError: The journal broke in the middle of an incremental save.
+    """
+    shards = owned_shards(rank, world_size)
+    reason = "" if base is None else _why_full(name, table, base, shards)
+    increment = base is not None and not reason
+    since = baselines[table].step if increment else 0
+    if not increment:  # before anything is read, so that nothing that is removed from now on is missed
+        baselines.pop(table, None)
+        table.start_journal(journal)
+    place = folder / _folder_of(name)
+    place.mkdir(exist_ok=True)
+    suffix = f"{rank:05d}-of-{world_size:05d}.arrow"
+    described = {f"gmeta.{key}": json.dumps(value) for key, value in {"table": name, **layout(table)}.items()}
+    filters = filter_layout(table)
+    schemas = {"rows": rows_schema(table.dim, layout(table)["slot_floats"]), "waiting": waiting_schema()}
+    if increment:
+        schemas["removed"] = removed_schema()
+    if filters is not None:
+        schemas["filter"] = filter_schema()
+        described["gmeta.filter"] = json.dumps(asdict(filters))
+    with ExitStack() as stack:
+        files = {
+            part: stack.enter_context(RecordFileWriter(place / f"{part}-{suffix}", schema, described))
+            for part, schema in schemas.items()
+        }
+        live, steps = _write(table, shards, since, files)
+        if filters is not None:
+            write_filters(table, filters, shards, files["filter"])
+    if increment and not bool(table.journal_whole()):
+        raise GmetaError(
+            f"table {name!r} was imported into, or its journal overflowed, while it was saved: save again, "
+            "that will be a full save"
+        )
+    _refuse_foreign(name, table, rank, shards)
+    part = Part(
+        rank=rank,
+        first_shard=shards.start,
+        last_shard=shards.stop,
+        kind=INCREMENT if increment else FULL,
+        since=since,
+        step=steps[-1],
+        live=tuple(live),
+        rows=_file(folder, files["rows"]),
+        **{
+            kind: _file_or_none(folder, files[kind])
+            for kind in ("removed", "waiting", "filter")
+            if kind in files
+        },
+        reason=reason,
+    )
+    settings = {
+        "optimizer": repr(table.optimizer),
+        "initializer": repr(table.initializer),
+        "seed": table.seed,
+        "admission": repr(table.admission),
+    }
+    return TableEntry(**layout(table), settings=settings, filter=filters, parts=(part,)), steps[0]
+
+
+def _folder_of(name: str) -> str:
+    """A table's folder in a checkpoint, whatever its name; it is no other part of the checkpoint."""
+    quoted = urllib.parse.quote(name, safe=" +@")
+    if quoted.startswith((".", "part-")) or quoted in ("dense", FILE_NAME):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted or "%"
+
+
+def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str:
+    """Why an increment on ``base`` isn't possible; empty if it is."""
+    baseline = baselines.get(table)
+    if name not in base.tables:
+        return "the base doesn't have this table"
+    if baseline is None:
+        return "this process has neither saved nor loaded the table before"
+    if baseline.id != base.id:
+        return "the table was last saved to or loaded from another checkpoint than the base"
+    if baseline.shards != shards:
+        return "this rank held other logical shards at the base"
+    if not bool(table.journal_whole()):
+        return "no journal since the base: it was off, it overflowed, or the table was imported into"
+    return ""
+
+
+def _write(
+    table: HashTable, shards: range, since: int, files: Mapping[str, RecordFileWriter]
+) -> tuple[list[int], list[int]]:
+    """Writes all ranges. Returns the live rows of each shard, and the table's step at each range."""
+    live: list[int] = []
+    steps: list[int] = []
+    for first, range_ in _ranges(table, shards, since):
+        columns = {
+            "key": range_["keys"],
+            "weights": range_["rows"],
+            "slots": range_["slots"],
+            "frequency": range_["frequency"].astype(np.uint32),
+            "last_step": range_["last_step"].astype(np.uint32),
+        }
+        _write_shards(files["rows"], first, range_["row_splits"], columns)
+        if "removed" in files:
+            _write_shards(files["removed"], first, range_["removed_splits"], {"key": range_["removed"]})
+        counts = {"key": range_["waiting"], "count": range_["waiting_counts"].astype(np.uint32)}
+        _write_shards(files["waiting"], first, range_["waiting_splits"], counts)
+        live += range_["live"].tolist()
+        steps.append(int(range_["step"]))
+    return live, steps
+
+
+def _ranges(table: HashTable, shards: range, since: int) -> Iterator[tuple[int, Arrays]]:
+    """The exports of short ranges of shards. The next one is made while one is being written."""
+
+    def export(first: int) -> Arrays:
+        last = min(shards.stop, (first // _SHARDS_AT_A_TIME + 1) * _SHARDS_AT_A_TIME)
+        with tf.device("CPU"):
+            part = table.export_shards(first, last, since)
+        # np.asarray shares the tensor's memory, .numpy() would copy it.
+        return {field: np.asarray(value) for field, value in part._asdict().items()}
+
+    firsts = [first for first in shards if first == shards.start or first % _SHARDS_AT_A_TIME == 0]
+    with ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(export, firsts[0])
+        for first, after in zip(firsts, [*firsts[1:], None], strict=True):
+            ready = coming.result()
+            if after is not None:
+                coming = ahead.submit(export, after)
+            yield first, ready
+            del ready
+
+
+def _write_shards(file: RecordFileWriter, first: int, splits: npt.NDArray[Any], columns: Arrays) -> None:
+    for place in np.flatnonzero(np.diff(splits)).tolist():
+        begin, end = splits[place], splits[place + 1]
+        file.write(first + place, {name: values[begin:end] for name, values in columns.items()})
+
+
+def _refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> None:
+    """Keys of other ranks' shards would be lost without a word."""
+    outside = 0
+    for first, last in ((0, shards.start), (shards.stop, LOGICAL_SHARDS)):
+        if first < last:
+            found = table.export_shards(first, last, 2**32 - 1)
+            outside += int(np.sum(np.asarray(found.live))) + int(found.waiting.shape[0])
+    refuse_foreign_counts(name, table, rank, shards)
+    if outside:
+        raise ConfigError(
+            f"table {name!r} of rank {rank} holds {outside} keys of logical shards outside "
+            f"[{shards.start}, {shards.stop}), which other ranks save: route keys by their logical shard, or "
+            "save with world_size=1"
+        )
+
+
+def _file(folder: Path, written: RecordFileWriter) -> SegmentFile:
+    return SegmentFile(written.path.relative_to(folder).as_posix(), written.bytes, tuple(written.segments))
+
+
+def _file_or_none(folder: Path, written: RecordFileWriter) -> SegmentFile | None:
+    """A file that may have nothing in it; then it goes."""
+    if written.segments:
+        return _file(folder, written)
+    written.path.unlink()
+    return None
+
+
+def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
+    """Refuse a table that the checkpoint's records don't fit.
+
+    Raises:
+      ConfigError: Another width or optimizer.
+      DataError: The checkpoint doesn't have the table.
+    """
+    path, tables = reader.links[-1].folder, reader.manifest.tables
+    if name not in tables:
+        raise DataError(
+            f"no table {name!r} in this checkpoint",
+            path=path,
+            advice=f"it has {', '.join(map(repr, tables)) or 'none'}",
+        )
+    mine, entry = layout(table), tables[name]
+    saved = {key: getattr(entry, key) for key in mine}
+    follows = table.take_records_of is not None and mine["dim"] == saved["dim"]
+    if mine != saved and not follows:
+        raise ConfigError(
+            f"{path}: table {name!r} was saved with {_in_words(saved)}, but the table to fill has "
+            f"{_in_words(mine)}: make it with the saved dim and optimizer"
+        )
+
+
+def _in_words(form: Mapping[str, Any]) -> str:
+    return f"dim {form['dim']}, optimizer {form['optimizer']} ({form['slot_floats']} slot floats a row)"
+
+
+def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, int, str]:
+    """Replace what a table holds by some logical shards of a checkpoint.
+
+    Args:
+      reader: The checkpoint.
+      name: The table's name in it.
+      table: The table; `check_layout` has let it pass.
+      shards: The logical shards to load.
+
+    Returns:
+      How many rows it has now, how many keys wait for admission with exact counts, and why what admission
+      remembered was left out, if it was.
+
+    Raises:
+      DataError: A file is missing or damaged. The table's content is then undefined.
+    """
+    baselines.pop(table, None)
+    entry = reader.manifest.tables[name]
+    follows = table.take_records_of if entry.optimizer != table.optimizer.kind else None
+    fitted: Callable[[Records], Records] = follows(table, entry.optimizer) if follows else lambda read: read
+    nothing = np.empty(0, np.int64)
+    empty = Records(
+        nothing,
+        np.empty((0, entry.dim), np.float32),
+        np.empty((0, entry.slot_floats), np.float32),
+        nothing,
+        nothing,
+        np.int64(entry.step),
+    )
+    reader.open_files(name, shards)  # before there is room made for what the manifest says they have
+    table.import_(fitted(empty), replace=True)
+    table.reserve(entry.live_in(shards))
+    rows = 0
+    for columns in _batches(reader, name, shards):
+        rows += len(columns["key"])
+        read = Records(
+            columns["key"],
+            columns["weights"],
+            columns["slots"],
+            columns["frequency"].astype(np.int64),
+            columns["last_step"].astype(np.int64),
+            np.int64(entry.step),
+        )
+        table.import_(fitted(read))
+    return rows, *load_admission(reader, name, table, shards)
+
+
+def _batches(reader: CheckpointReader, name: str, shards: range) -> Iterator[Arrays]:
+    """The shards' records. Small shards come together: an import costs as much as some hundreds of rows."""
+
+    def read(first: int) -> tuple[Arrays, int]:
+        found = [reader.read_shard(name, first)]
+        while first + len(found) < shards.stop and sum(len(c["key"]) for c in found) < _ROWS_AT_A_TIME:
+            found.append(reader.read_shard(name, first + len(found)))
+        if len(found) == 1:
+            return found[0], first + 1
+        joined = {field: np.concatenate([columns[field] for columns in found]) for field in found[0]}
+        return joined, first + len(found)
+
+    with ThreadPoolExecutor(1) as ahead:  # reads the next ones while these go into the table
+        coming: Future[tuple[Arrays, int]] | None = ahead.submit(read, shards.start)
+        while coming is not None:
+            columns, after = coming.result()
+            coming = ahead.submit(read, after) if after < shards.stop else None
+            yield columns

@@ -1,0 +1,140 @@
+"""The option ``--np``: the same command on several ranks of this machine; ``--elastic``: on any number."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from gmeta.core.collectives.launcher.elastic_ranks import launch_elastic
+from gmeta.core.collectives.launcher.local_ranks import Write, launch
+from gmeta.core.collectives.place import launched_size, under_launcher
+from gmeta.core.errors import ConfigError
+from gmeta.core.shares import total_shares
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+ranks_option = click.option(
+    "--np",
+    "size",
+    type=click.IntRange(min=1),
+    help="Start this many ranks on this machine; over several machines `horovodrun -H` starts the command.",
+)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How the number of ranks may vary.
+
+    Attributes:
+      min_size: The least number.
+      script: As in `gmeta.core.collectives.launcher.elastic_ranks.launch_elastic`.
+    """
+
+    min_size: int = 1
+    script: str | None = None
+
+
+def elastic_options(command: Function) -> Function:
+    """``--elastic``, ``--min-np`` and ``--host-discovery-script``, for `elastic_of`."""
+    options = (
+        click.option(
+            "--elastic",
+            is_flag=True,
+            help="When a rank is lost, go on from the last checkpoint with those left, and with more "
+            "when there is room again. A step's data stays that of --np ranks.",
+        ),
+        click.option(
+            "--min-np", type=click.IntRange(min=1), help="End an elastic job with fewer ranks.  [default: 1]"
+        ),
+        click.option(
+            "--host-discovery-script",
+            "script",
+            metavar="COMMAND",
+            help="Prints localhost:SLOTS, for how many ranks there is room; asked every second, as "
+            "horovodrun's.  [default: always for --np]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def elastic_of(size: int | None, elastic: bool, min_np: int | None, script: str | None) -> Elastic | None:
+    """What the options say; None without ``--elastic``.
+
+    Raises:
+      ConfigError: Options that need others.
+    """
+    if elastic and size is None and not under_launcher():
+        raise ConfigError(
+            "--elastic needs --np, the number of ranks to begin with and the most there will be"
+        )
+    if elastic:
+        return Elastic(min_np or 1, script)
+    for name, value in (("--min-np", min_np), ("--host-discovery-script", script)):
+        if value is not None:
+            raise ConfigError(
+                f"{name} {value} says how an elastic job varies: add --elastic, or leave it out"
+            )
+    return None
+
+
+def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Write | None = None) -> bool:
+    """Run this process's own command line as `size` ranks, and wait for them.
+
+    The ranks are given the same arguments, ``--np`` with them; for those, and without ``--np``, this does
+    nothing but become a rank (`gmeta.core.collectives.init`), which without a launcher does nothing either.
+    So a command calls it first, and is done if it was the launcher.
+
+    Args:
+      size: What ``--np`` was given.
+      elastic: Whether and how their number varies.
+      write: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
+
+    Returns:
+      Whether ranks were started, and have all ended well.
+
+    Raises:
+      RanksError: A rank failed, and the job can't go on.
+      ConfigError: This is a rank of another number of ranks; or as `init`.
+    """
+    if under_launcher():
+        launched = total_shares(launched_size())  # an elastic job has this many at most
+        if size is not None and size != launched:
+            raise ConfigError(f"--np {size}, but the launcher started {launched} ranks; leave --np out")
+    elif size is not None and (size > 1 or elastic is not None):
+        run_ranks([sys.executable, "-m", "gmeta", *sys.argv[1:]], size, elastic=elastic, write=write)
+        return True
+    from gmeta.core.collectives import init  # TensorFlow only if there are other ranks
+
+    init()
+    return False
+
+
+def run_ranks(
+    command: Sequence[str], size: int, *, elastic: Elastic | None = None, write: Write | None = None
+) -> None:
+    """Run a command as ranks; they end with this process, also when a scheduler ends it.
+
+    Raises:
+      RanksError: As in `start_ranks`.
+      ConfigError: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        if elastic is None:
+            launch(command, size, write=write)
+        else:
+            launch_elastic(command, size, min_size=elastic.min_size, script=elastic.script, write=write)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> Any:
+    raise SystemExit(128 + number)

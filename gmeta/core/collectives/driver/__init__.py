@@ -1,0 +1,1 @@
+"""What a rank and its launcher say to each other: rendezvous, notes, membership of elastic jobs."""

@@ -1,0 +1,167 @@
+"""A rank of a job that Horovod's own elastic driver runs, over several machines.
+
+``horovodrun --min-np 2 --max-np 8 --host-discovery-script S`` keeps a process for every slot of its hosts.
+When one fails, or hosts come, the driver gives each process that asks for it a place in a new world; Horovod
+asks from within the process, by `hvd.init` after `hvd.shutdown`. Here everything starts again from the last
+checkpoint, and TensorFlow's graphs know how many ranks there were. So a rank that is to start again does so
+in its own process: it runs its command line anew (``execv``; the driver sees the same process), asks for its
+place as Horovod would, and becomes that rank as if it had been started as it.
+
+This happens when the process would end: of its peers' failure, or because hosts have come or gone and a
+checkpoint has been saved. Whatever the program does on its way out is done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import os
+import struct
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.collectives.driver.rendezvous import SECRET, ask, server_name, signature
+from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.core.shares import SHARES
+
+FRUITLESS = 3
+"""So many starts in a row that fail before a checkpoint end the job, here and in `elastic_launch`."""
+
+_AGAIN = "GMETA_STARTED_AGAIN"  # how many times it has, since the last checkpoint
+_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # as the driver tells it
+
+WORKER_ADDRESSES = "worker_addresses"  # where the driver learns how to tell a process of hosts
+_LONGEST = 1 << 16  # bytes of what it tells
+
+_again = threading.Event()
+_hosts_changed = threading.Event()
+
+
+def is_driven() -> bool:
+    """Whether Horovod's elastic driver runs this process."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def find_place() -> None:
+    """Take the place that the driver has for a process that has started again, before Horovod starts.
+
+    Raises:
+      ConfigError: Nothing says into how many shares the data of a step is divided.
+      CollectiveError: The driver can't be reached.
+      SystemExit: There is no place for this process any more.
+    """
+    if SHARES not in os.environ:
+        raise ConfigError(
+            f"horovodrun varies the number of ranks: set {SHARES} to its --max-np, so that a step has the "
+            "same samples on however many there are"
+        )
+    atexit.register(start_again)  # before Horovod's own, and so after it
+    if _AGAIN in os.environ:
+        place = _place()
+        if place[0] < 0:
+            raise SystemExit(0)  # the driver ends what it has no place for
+        os.environ.update({f"HOROVOD_{name}": str(value) for name, value in zip(_NAMES, place, strict=True)})
+
+
+def watch_hosts() -> None:
+    """Hear of it when hosts come or go; the driver tells rank 0.
+
+    Horovod's own service would unpickle what it is told, and its key goes to the driver readable by all.
+    """
+    from horovod.runner.common.util import codec, secret
+    from horovod.runner.elastic.worker import WorkerNotificationService
+
+    own = os.environ.get(SECRET)
+    name = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+    key = secret.make_secret_key() if own is None else worker_key(own, name)
+    service = WorkerNotificationService(key, os.environ.get("HOROVOD_GLOO_IFACE"), _Listener())
+    service._wire = safe_wire(key)  # nobody knows the key before it is sent
+    told = json.dumps(service.addresses()).encode()
+    if own is None:  # `horovodrun` itself
+        told = codec.dumps_base64((service.addresses(), key), to_ascii=False)
+    try:
+        ask("PUT", f"/{WORKER_ADDRESSES}/{name}", told)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CollectiveError(
+            f"horovodrun at {server_name()} can't be told where {name} is: {error}; its own output says why"
+        ) from error
+
+
+def worker_key(secret: str, name: str) -> bytes:
+    """What signs the driver's messages to a process, in a job with a secret."""
+    return signature(secret, b"worker", name.encode()).encode()
+
+
+def safe_wire(key: bytes) -> Any:
+    """Horovod's way to send objects, but it unpickles none: a signed message's name says all."""
+    from horovod.runner.common.util import network, secret
+    from horovod.runner.elastic.worker import HostsUpdatedRequest, WorkerNotificationService
+
+    class Ping(network.PingRequest):
+        service_name = WorkerNotificationService.NAME  # as an answer it has this one
+
+    class Wire(network.Wire):
+        def read(self, rfile: Any) -> Any:
+            digest = rfile.read(secret.DIGEST_LENGTH)
+            (size,) = struct.unpack("i", rfile.read(4))
+            message = rfile.read(size) if 0 <= size <= _LONGEST else b""
+            if not secret.check_digest(key, message, digest):
+                raise ValueError("a message without this job's signature")
+            return HostsUpdatedRequest(0) if HostsUpdatedRequest.__name__.encode() in message else Ping()
+
+    return Wire(key)
+
+
+def have_hosts_changed() -> bool:
+    """Whether hosts have come or gone since this process began."""
+    return _hosts_changed.is_set()
+
+
+def note_checkpoint() -> None:
+    """Note that this start has got somewhere."""
+    os.environ.pop(_AGAIN, None)
+
+
+def start_again_at_exit() -> None:
+    """Let the end of this process be a new start, if Horovod's elastic driver runs it."""
+    if is_driven():
+        _again.set()
+
+
+def start_again() -> None:
+    """Run this process's command line anew, if `start_again_at_exit` was called, and not for ever."""
+    times = int(os.environ.get(_AGAIN, "0")) + 1
+    if not _again.is_set() or times > FRUITLESS:
+        return
+    os.environ[_AGAIN] = str(times)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for entry in Path("/proc/self/fd").iterdir():
+        if int(entry.name) > 2:
+            with suppress(OSError):  # it was that of the folder
+                os.set_inheritable(int(entry.name), False)  # C++ libraries leave theirs open
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class _Listener:
+    def handle_hosts_updated(self, timestamp: int, update: int) -> None:
+        _hosts_changed.set()
+
+
+def _place() -> list[int]:
+    """What the driver answers when all processes have asked, or failed."""
+    slot = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
+    try:
+        status, answer = ask("GET", f"/rank_and_size/{slot}")
+        if status != http.HTTPStatus.OK:
+            raise ValueError(f"it answers {status}")
+        return [int(number) for number in answer.decode().split(",")]
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CollectiveError(
+            f"horovodrun at {server_name()} has no place for {slot}: {error}; its own output says why it "
+            "ended"
+        ) from error

@@ -1,0 +1,1 @@
+"""Starts the ranks of a job: on this machine, under horovodrun, or of an elastic job."""

@@ -1,0 +1,224 @@
+"""Starts a job whose number of ranks changes: it outlives lost ranks, and takes others in.
+
+A job is a sequence of starts (`launch`), each with the number of ranks that there is room for. A lost rank
+takes its embedding rows with it, so the ranks that are left can't just go on: all start again from the last
+checkpoint. Every start divides the data of a step into the same number of shares (`shares`), so the steps are
+those of a job that was never interrupted.
+
+* A rank fails, or hangs: the next start has as many fewer. A failure that would come again ends the job: all
+  ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
+* There is room for another number of ranks: they are told (`elastic`), and leave after their next save,
+  together.
+
+The place of a lost rank counts as free again at once if its start had saved something; if it had not, only
+when the number of places changes. So a rank that the system has killed comes back at the next save, and a
+broken GPU doesn't end every other start.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gmeta.core.collectives.driver.elastic import AGAIN, CHANGE, ELASTIC, SAVED
+from gmeta.core.collectives.driver.horovod_elastic import FRUITLESS
+from gmeta.core.collectives.driver.notes import LEAVES
+from gmeta.core.collectives.launcher.local_ranks import Verdict, Write, launch, verdict
+from gmeta.core.errors import ConfigError, RanksError
+from gmeta.core.shares import SHARES
+
+EVERY = 1.0
+"""Seconds between two looks at how many places there are, as Horovod's."""
+
+_SCRIPT_TIME = 60.0  # seconds that the script may take
+
+
+def launch_elastic(
+    command: Sequence[str],
+    size: int,
+    *,
+    min_size: int = 1,
+    script: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    write: Write | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Run a command as the ranks of an elastic job, and return when those of its last start have ended well.
+
+    The command must save checkpoints with `gmeta.checkpoint.CheckpointStore` or what uses it,
+    and restore the last one when it begins.
+
+    Args:
+      command: The program and its arguments.
+      size: With how many ranks it begins, which is the most that it has, and the number of shares of the
+        data.
+      min_size: With fewer it ends.
+      script: A shell command that prints how many ranks there is room for, a line ``localhost:slots``; asked
+        every second. None: there is always room for `size`.
+      environment: What is set besides this process's environment.
+      write: As in `launch`.
+      say: Gets a line when the number of ranks changes; by default it goes to stderr.
+
+    Raises:
+      RanksError: As in `launch`, when the job can't go on.
+      ConfigError: Numbers or a script that make no sense; or as in `launch`.
+    """
+    if not 1 <= min_size <= size:
+        raise ConfigError(
+            f"{min_size} to {size} ranks: give at least 1, and a least number that isn't above the other"
+        )
+    say = say or _print
+    with tempfile.TemporaryDirectory(prefix="gmeta-elastic-") as folder:
+        places = _Places(Path(folder), size, min_size, script)
+        own = {**(environment or {}), SHARES: str(size), ELASTIC: folder}
+        ranks, fruitless = places.wanted(), 0
+        if ranks < min_size:
+            raise ConfigError(f"{script}: room for {ranks} ranks, fewer than the least number, {min_size}")
+        while True:
+            try:
+                with places.watched(ranks):
+                    launch(command, ranks, environment=own, write=write)
+                return
+            except RanksError as error:
+                if all(end.code == AGAIN or end.ended_here for end in error.ends):
+                    before, ranks = ranks, max(min_size, places.wanted())
+                    say(f"there is room for {ranks} ranks in place of {before}; {_goes_on(ranks, size)}")
+                    continue
+                found, saved = _judged(error), places.saved
+                fruitless = 0 if saved else fruitless + 1
+                left = ranks - len(found.lost)
+                if found.hopeless or left < min_size or fruitless == FRUITLESS:
+                    raise RanksError(
+                        f"{_last_word(found, left, min_size, fruitless)}{error}", ends=error.ends
+                    ) from None
+                places.lose(len(found.lost), saved)
+                ranks = max(min_size, min(left, places.wanted()))
+                say(f"{found.reason}; {_goes_on(ranks, size)}")
+
+
+def _goes_on(ranks: int, size: int) -> str:
+    return f"the job goes on with {ranks} of {size} from the last checkpoint"
+
+
+def _judged(error: RanksError) -> Verdict:
+    """Ranks that left for others to join have not failed, and were there."""
+    leaving = frozenset([LEAVES])
+    return verdict(
+        [replace(end, told=end.told | leaving) if end.code == AGAIN else end for end in error.ends]
+    )
+
+
+def _last_word(found: Verdict, left: int, least: int, fruitless: int) -> str:
+    if found.hopeless:
+        return ""
+    if left < least:
+        return f"too few ranks are left, {left} where {least} is the least number: "
+    return f"{fruitless} starts in a row failed before they had saved a checkpoint: "
+
+
+class _Places:
+    """How many ranks there is room for, and the folder by which ranks are told."""
+
+    def __init__(self, folder: Path, most: int, least: int, script: str | None) -> None:
+        self._folder, self._most, self._least, self._script = folder, most, least, script
+        self._number = most if script is None else slots_here(script)
+        self._bad, self._bad_of = 0, self._number
+        self._lock = threading.Lock()
+
+    @property
+    def saved(self) -> bool:
+        """Whether a checkpoint was saved since the ranks were started."""
+        return (self._folder / SAVED).exists()
+
+    def wanted(self) -> int:
+        """How many ranks there should be."""
+        bad = self._bad if self._number == self._bad_of else 0
+        return max(0, min(self._most, self._number - bad))
+
+    def lose(self, ranks: int, saved: bool) -> None:
+        """Note that ranks were lost, by a start that had saved something or not."""
+        bad = self._bad if self._number == self._bad_of else 0
+        self._bad, self._bad_of = 0 if saved else bad + ranks, self._number
+
+    @contextmanager
+    def watched(self, ranks: int) -> Iterator[None]:
+        """Forget the start before, and tell so many ranks when there should be another number of them."""
+        for name in (SAVED, CHANGE):
+            (self._folder / name).unlink(missing_ok=True)
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(ranks, over), name="gmeta-places", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                over.set()
+
+    def _watch(self, ranks: int, over: threading.Event) -> None:
+        while True:
+            number = self._number
+            if self._script is not None:
+                with suppress(ConfigError):  # it may work again
+                    number = slots_here(self._script)
+            with self._lock:
+                if over.is_set():  # the script may have taken long: folder and number are another start's
+                    return
+                self._number = number
+                change = self._folder / CHANGE
+                if self._least <= self.wanted() != ranks:
+                    change.touch()
+                else:
+                    change.unlink(missing_ok=True)
+            over.wait(EVERY)
+
+
+def slots_here(script: str) -> int:
+    """How many ranks there is room for on this machine, as a host discovery script says.
+
+    Args:
+      script: A shell command that prints lines ``host:slots``, as for ``horovodrun --host-discovery-script``.
+
+    Raises:
+      ConfigError: It fails, or says something else, or names another machine.
+    """
+    try:
+        done = subprocess.run(
+            script, shell=True, capture_output=True, text=True, timeout=_SCRIPT_TIME, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{script}: no answer in {_SCRIPT_TIME:.0f} s; it must print lines host:slots"
+        ) from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        raise ConfigError(f"{script}: exit code {done.returncode}, it said: {said[0]}")
+    number = 0
+    for line in filter(None, map(str.strip, done.stdout.splitlines())):
+        host, _, slots = line.rpartition(":")
+        if not host or not slots.isdecimal():
+            raise ConfigError(
+                f"{script}: it printed {line!r}; each line must be host:slots, such as localhost:8"
+            )
+        if host not in _names():
+            raise ConfigError(
+                f"{script}: {host} is another machine, and this launcher starts ranks on its own; several "
+                "machines are what `horovodrun --host-discovery-script` is for"
+            )
+        number += int(slots)
+    return number
+
+
+def _names() -> set[str]:
+    return {"localhost", "127.0.0.1", platform.node(), platform.node().split(".")[0], socket.getfqdn()}
+
+
+def _print(text: str) -> None:
+    print(f"gmeta: {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,1 @@
+"""What a prepared data set is: schema, roles of columns, manifest, index of groups."""

@@ -1,0 +1,1 @@
+"""Helpers for code that runs inside a TensorFlow graph."""

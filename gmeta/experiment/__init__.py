@@ -1,0 +1,58 @@
+"""Experiments on tasks: methods and baselines over seeds, their runs, results and report.
+
+Each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gmeta.experiment.measurement.methods import evaluate
+    from gmeta.experiment.plan.experiment_config import ExperimentConfig
+    from gmeta.experiment.plan.method_config import MethodConfig
+    from gmeta.experiment.plan.own_plan import plan_experiment
+    from gmeta.experiment.report.page import write_report
+    from gmeta.experiment.results.evaluation import Evaluation
+    from gmeta.experiment.runs.all_runs import run_training
+    from gmeta.experiment.runs.run_export import export_run
+    from gmeta.experiment.runs.run_folder import RunFolder
+    from gmeta.experiment.runs.trainer import train
+
+_WHERE = {
+    "Evaluation": "gmeta.experiment.results.evaluation",
+    "ExperimentConfig": "gmeta.experiment.plan.experiment_config",
+    "MethodConfig": "gmeta.experiment.plan.method_config",
+    "RunFolder": "gmeta.experiment.runs.run_folder",
+    "evaluate": "gmeta.experiment.measurement.methods",
+    "export_run": "gmeta.experiment.runs.run_export",
+    "plan_experiment": "gmeta.experiment.plan.own_plan",
+    "run_training": "gmeta.experiment.runs.all_runs",
+    "train": "gmeta.experiment.runs.trainer",
+    "write_report": "gmeta.experiment.report.page",
+}
+"""Name -> the module that has it."""
+
+__all__ = [
+    "Evaluation",
+    "ExperimentConfig",
+    "MethodConfig",
+    "RunFolder",
+    "evaluate",
+    "export_run",
+    "plan_experiment",
+    "run_training",
+    "train",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

@@ -1,0 +1,1 @@
+"""Measures methods and baselines on held-out tasks."""

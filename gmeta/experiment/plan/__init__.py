@@ -1,0 +1,1 @@
+"""Plans an experiment: its data, columns, methods and seeds."""

@@ -1,0 +1,141 @@
+"""The settings of a cold-start experiment: a data set, several methods, several seeds, one evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.json_values import folder_name
+from gmeta.experiment.plan.column_settings import FeatureSettings, NumberScale
+from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
+from gmeta.experiment.plan.method_config import default_methods
+
+Loss = Literal["mse", "binary_crossentropy"]
+NamedFeatures = Literal["movielens", "melu"]
+HELD_OUT = "held-out"
+"""What the tasks are called as a split that `ExperimentConfig.held_out` keeps from training."""
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """A cold-start experiment, with everything decided.
+
+    The defaults are those of MovieLens. What a data set of one's own has for defaults, and which keys a
+    settings file may leave out then, says `gmeta.experiment.plan.own_plan`.
+
+    Attributes:
+      seeds: One training run a seed and method: initial weights, initial rows and the order of tasks.
+      tasks_per_batch: Tasks in one step.
+      train_split: The split that is trained on.
+      test_splits: The splits that are measured, each in a table of its own. The first one is also measured
+        after each epoch, and for the curve of error against support size.
+      held_out: One of so many tasks of ``train_split``, by a hash of its id, is never trained on; they are
+        measured as the split ``"held-out"``. 0: all its tasks are trained on.
+      query: Rows of a task's query set, or the share of a task's rows that they are; the others are its
+        support set.
+      rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, by the task
+        alone, so that every method and seed is measured on the same rows.
+      resample: In training, draw support and query anew in each epoch.
+      features: Which columns are embedded: ``"movielens"`` are year, genre, gender, age, occupation and area;
+        ``"melu"`` are those of MeLU's MovieLens-1M, rate, genre, director, actor, gender, age, occupation and
+        zipcode. Or a table, column -> `FeatureSettings`.
+      numbers: Columns of numbers that the network takes as they are but for their scale.
+      label: The column to predict.
+      label_scale: With ``"mse"``, the scale on which labels are learnt; None: they are learnt as they are.
+      item: The column whose means the baselines take; None: there is none, and they know the mean alone.
+      loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit of a label of
+        at least ``positive``; of ratings it is measured by AUC and nDCG alone.
+      positive: That label: a rating, or 0.5 where labels are 0 and 1.
+      embedding_dim: Width of embeddings that say nothing else.
+      hidden: Units of the hidden layers.
+      evaluation_steps: Inner steps after which tasks are measured.
+      support_sizes: How many of a task's last support samples it may see, for the curve of error against
+        support size; a task that has fewer shows all it has. Empty: no curve.
+      support_steps: Inner steps for that curve.
+      methods: Method name -> how it is trained.
+
+    Example:
+      A TOML file names what differs from these defaults::
+
+        seeds = [0, 1, 2]
+        [methods.maml]
+        label = "MAML"
+        description = "second order, five steps"
+        inner = { steps = 5, learning_rate = 5e-3 }
+    """
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tasks_per_batch: int = 32
+    train_split: str = "warm"
+    test_splits: tuple[str, ...] = ("cold",)
+    held_out: int = 0
+    query: int | float = 10
+    rows: Literal["latest", "random"] = "latest"
+    resample: bool = False
+    features: NamedFeatures | Mapping[str, FeatureSettings] = "movielens"
+    numbers: Mapping[str, NumberScale] = field(default_factory=dict)
+    label: str = "rating"
+    label_scale: NumberScale | None = None
+    item: str | None = "item"
+    loss: Loss = "mse"
+    positive: float = 4.0
+    embedding_dim: int = 32
+    hidden: tuple[int, ...] = (64, 64)
+    evaluation_steps: tuple[int, ...] = (0, 1, 3, 5)
+    support_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    support_steps: int = 5
+    methods: Mapping[str, MethodConfig] = field(default_factory=default_methods)
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
+        if not self.test_splits or len(set(self.test_splits)) != len(self.test_splits):
+            raise ConfigError(f"test_splits must be given, each once, got {list(self.test_splits)}")
+        if self.query <= 0 or (isinstance(self.query, float) and self.query >= 1):
+            raise ConfigError(f"query must be a number of rows or a share below 1, got {self.query}")
+        if min(self.tasks_per_batch, self.embedding_dim, *self.hidden, *self.support_sizes) < 1:
+            raise ConfigError("tasks_per_batch, embedding_dim, hidden and support_sizes must be at least 1")
+        if not self.evaluation_steps or min(*self.evaluation_steps, self.support_steps) < 0:
+            raise ConfigError(f"evaluation_steps must be given and not negative, got {self.evaluation_steps}")
+        if (HELD_OUT in self.test_splits) != (self.held_out > 1):
+            raise ConfigError(
+                f"held_out={self.held_out} keeps one of so many tasks for the test split {HELD_OUT!r}: give "
+                f"both held_out of at least 2 and test_splits with {HELD_OUT!r}, or neither"
+            )
+        if not self.features:
+            raise ConfigError("features must name at least one column of ids")
+        both = sorted(set(self.numbers) & set(self.features)) if self.own_columns else []
+        if both:
+            raise ConfigError(f"{', '.join(both)} can't be among features and numbers: leave one out")
+        if self.support_sizes and self.loss != "mse":
+            raise ConfigError(
+                f"support_sizes are for a curve of rating errors, which loss={self.loss!r} has none of: "
+                "give support_sizes = []"
+            )
+        if not self.methods:
+            raise ConfigError("an experiment needs at least one method")
+        for name in self.methods:  # it names a folder of the run
+            try:
+                plain = not folder_name(name, "a method's name").startswith(".") and name not in _TAKEN
+            except ValueError:
+                plain = False
+            if not plain:
+                raise ConfigError(
+                    f"method {name!r}: a method's name is its folder's in the run: give it no slash, no dot "
+                    f"in front, and none of {', '.join(_TAKEN)}"
+                )
+
+    @property
+    def own_columns(self) -> bool:
+        """Whether features are columns of the user's own, and not MovieLens'."""
+        return not isinstance(self.features, str)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of ids and numbers that the network takes, where they are the user's own."""
+        return [] if isinstance(self.features, str) else [*self.features, *self.numbers]
+
+
+_TAKEN = ("data", "figures", "config.json", "evaluation.json", "report.html")

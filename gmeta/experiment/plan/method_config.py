@@ -1,0 +1,96 @@
+"""How one method of an experiment is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gmeta.core.errors import ConfigError
+from gmeta.meta import InnerLoop
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """How one network is trained.
+
+    Attributes:
+      label: Its name in tables and pictures.
+      description: One sentence on what it is.
+      inner: The inner loop; ``steps = 0`` trains without adaptation.
+      outer_samples: Which samples the outer loss is over, ``"query"`` or ``"all"``.
+      learning_rate: Adam's rate in the outer loop.
+      row_learning_rate: That of the embedding rows; None: the same. Rows are updated when they are read, so
+        those of rare names take far fewer steps than dense weights, and than they would under an Adam that
+        moves every row in every step.
+      epochs: Passes over the training tasks.
+      model: One of `gmeta.experiment.runs.model_choice.MODELS`.
+    """
+
+    label: str
+    description: str
+    inner: InnerLoop = field(default_factory=InnerLoop)
+    outer_samples: Literal["query", "all"] = "query"
+    learning_rate: float = 1e-3
+    row_learning_rate: float | None = None
+    epochs: int = 10
+    model: str = "melu"
+
+    def __post_init__(self) -> None:
+        rates = [rate for rate in (self.learning_rate, self.row_learning_rate) if rate is not None]
+        if self.epochs < 1 or min(rates) <= 0:
+            raise ConfigError(
+                f"method {self.label!r}: epochs must be at least 1 and learning rates above 0, "
+                f"got {self.epochs} and {rates}"
+            )
+
+
+def default_methods() -> dict[str, MethodConfig]:
+    """MAML and joint training on MovieLens-100K."""
+    rate = 5e-3
+    return {
+        "maml": MethodConfig(
+            "MAML",
+            "MeLU trained by second-order MAML: the decision layers adapt in the inner loop.",
+            inner=InnerLoop(steps=1, learning_rate=rate, order=2),
+            learning_rate=5e-3,
+        ),
+        "joint": MethodConfig(
+            "joint training",
+            "The same network trained on all ratings of the warm users without an inner loop; "
+            "its steps are fine-tuning.",
+            inner=InnerLoop(steps=0, learning_rate=rate),
+            outer_samples="all",
+            learning_rate=1e-3,
+            epochs=12,
+        ),
+    }
+
+
+_STEPS = 1500
+
+
+def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
+    """MAML and joint training on data of one's own, for as many epochs as make about 1,500 steps.
+
+    Args:
+      steps_per_epoch: How many steps an epoch has; 3 epochs at least and 40 at most.
+    """
+    epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 40)
+    inner = InnerLoop(steps=2, learning_rate=0.1, order=2)
+    return {
+        "maml": MethodConfig(
+            "MAML",
+            "Trained by second-order MAML: the decision layers adapt to a task in the inner loop.",
+            inner=inner,
+            learning_rate=5e-3,
+            epochs=epochs,
+        ),
+        "joint": MethodConfig(
+            "joint training",
+            "The same network trained on all rows without an inner loop; its steps are fine-tuning.",
+            inner=InnerLoop(steps=0, learning_rate=0.1),
+            outer_samples="all",
+            learning_rate=2e-3,
+            epochs=epochs,
+        ),
+    }

@@ -1,0 +1,186 @@
+"""The experiment that a settings file, or none, means for a data set: what it leaves out, the data set says.
+
+MovieLens has the defaults of `ExperimentConfig`. Of any other data set
+
+* the label is the one that it was prepared with;
+* features are all columns of whole numbers but the task, the time and the label, hashed where they were
+  prepared so, and lists by their mean; columns of floats are numbers, brought to one scale. A column that
+  tells nearly every row apart, or is the same in all, is left out, and so are lists of floats;
+* the item is the column that `data_survey.likeliest_item` finds;
+* the loss is ``"binary_crossentropy"`` if all labels that were looked at are 0 or 1, and else ``"mse"``;
+* if it has one split, one of five tasks is held out; else ``warm`` or ``train`` is trained on, and the others
+  are measured;
+* a fifth of a task's rows, its latest where it is measured, are its query set, drawn anew in each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gmeta import io
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.settings import from_mapping
+from gmeta.experiment.plan.column_survey import Survey, survey
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.method_config import own_methods
+from gmeta.experiment.plan.own_columns import ColumnPlan
+from gmeta.experiment.plan.task_sets import count_tasks
+
+HELD_OUT_OF = 5
+"""One of so many tasks is held out where a data set has one split."""
+
+_OF_MOVIELENS = {"task", "item", "rating", "year", "genre", "gender", "age", "occupation", "area"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An experiment, and what was decided for it, in sentences."""
+
+    config: ExperimentConfig
+    notes: tuple[str, ...] = ()
+
+
+def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config") -> Planned:
+    """Decide what the settings leave out.
+
+    Args:
+      given: Keys of `ExperimentConfig` and values. For data of one's own ``features`` may be a list of names,
+        or a table of `FeatureSettings` that leave out what the data set says, and ``numbers`` a list.
+      data: A prepared data set.
+      where: What errors call the settings.
+
+    Raises:
+      ConfigError: A key or a value that there isn't; a column that the data set doesn't have, or that can't
+        be what it is named for; no label.
+      DataError: The data set can't be read, or its labels are all the same or not finite.
+    """
+    manifest = Manifest.load(data)
+    names = {column.name for column in manifest.schema}
+    if isinstance(given.get("features"), str) or ("features" not in given and names >= _OF_MOVIELENS):
+        return Planned(from_mapping(ExperimentConfig, given, where))
+    return _Plan(given, data, manifest, where).make()
+
+
+class _Plan(ColumnPlan):
+    """What is known while an experiment of a data set of one's own is decided."""
+
+    def __init__(self, given: Mapping[str, Any], data: Path, manifest: Manifest, where: str) -> None:
+        super().__init__(given, data, manifest, where)
+        self.splits = list(manifest.splits)
+
+    def make(self) -> Planned:
+        """Decide on the experiment."""
+        label = self._label()
+        settings = {
+            "query": 0.2,
+            "resample": True,
+            "seeds": [0],
+            **self._splits(),
+            **self.given,
+            "label": label,
+        }
+        for name in ("features", "numbers"):
+            settings.pop(name, None)
+        given = from_mapping(
+            ExperimentConfig, settings | _ANY, self.where
+        )  # checks the types of what is given
+        choice = io.TaskChoice(max(given.held_out, 1))
+        with io.data_errors():
+            found = survey(self.data / given.train_split, self.schema, label, choice)
+        settings |= self._loss(found, label)
+        settings["features"] = self.features(found, label)
+        settings["numbers"] = self.numbers(found, label, settings["features"])
+        settings["item"] = self.item(found, settings["features"])
+        settings.setdefault("support_sizes", [1, 2, 4, 8, 16] if settings["loss"] == "mse" else [])
+        config = from_mapping(ExperimentConfig, settings, self.where)
+        tasks = self._tasks(config)
+        if "methods" not in self.given:
+            config = replace(config, methods=own_methods(-(-tasks // config.tasks_per_batch)))
+        return Planned(config, tuple(self.notes))
+
+    def _label(self) -> str:
+        label = self.given.get("label", self.table.get("label"))
+        if label is None:
+            raise ConfigError(
+                f"{self.data} was prepared without a label: prepare it with --label COLUMN, or name one in "
+                f'--config, label = "COLUMN"; its columns are {self.names}'
+            )
+        self.check("label", [label], lists=False)
+        return str(label)
+
+    def _splits(self) -> dict[str, Any]:
+        train = self.given.get("train_split")
+        train = train or next((name for name in ("warm", "train") if name in self.splits), self.splits[0])
+        others = [name for name in self.splits if name != train]
+        held_out = self.given.get("held_out", 0 if others else HELD_OUT_OF)
+        tests = self.given.get("test_splits", [HELD_OUT] if held_out else others)
+        return {
+            "train_split": train,
+            "test_splits": tests,
+            "held_out": held_out if HELD_OUT in tests or "held_out" in self.given else 0,
+        }
+
+    def _loss(self, found: Survey, label: str) -> dict[str, Any]:
+        """The loss, and what goes with it."""
+        if not found.rows:
+            raise DataError(
+                "no task is left to train on", path=self.data, advice="give held_out = 0, or more data"
+            )
+        values = found.numbers[label]
+        if values.not_finite:
+            raise DataError(
+                f"label {label!r} is NaN or infinite in {values.not_finite:,} of {found.rows:,} rows",
+                path=self.data,
+                advice="prepare it again without such rows",
+            )
+        if values.least == values.most:
+            raise DataError(
+                f"label {label!r} is {values.least:g} in all of {found.rows:,} rows: nothing can be learnt",
+                path=self.data,
+                advice="keep rows of either kind, such as what was shown and not clicked",
+            )
+        loss = self.given.get("loss", "binary_crossentropy" if values.zero_or_one else "mse")
+        if loss == "mse":
+            self.notes.append(f"predicts {label}, {values.least:g} to {values.most:g}, by its squared error")
+            return {"loss": loss, "label_scale": {"mean": values.mean, "deviation": values.deviation}}
+        if not values.zero_or_one and "positive" not in self.given:
+            raise ConfigError(
+                f'{self.where}: loss = "{loss}", but label {label!r} is {values.least:g} to {values.most:g}: '
+                "say from where on it counts as a yes, positive = NUMBER"
+            )
+        positive = self.given.get("positive", 0.5)
+        kind = "0 or 1" if values.zero_or_one else f"a yes from {positive:g} on"
+        self.notes.append(f"predicts whether {label}, {kind}, by the cross-entropy")
+        return {"loss": loss, "positive": positive}
+
+    def _tasks(self, config: ExperimentConfig) -> int:
+        """How many tasks are trained on; says so."""
+        counts = {
+            split: count_tasks(config, self.data, split)
+            for split in (config.train_split, *config.test_splits)
+        }
+        for split, (tasks, small) in counts.items():
+            if not tasks:
+                raise DataError(
+                    f"{split}: no task is large enough for a support and a query set; {small:,} are smaller",
+                    path=self.data,
+                    advice="prepare more data, or give another query or held_out",
+                )
+        small = sum(each for _, each in counts.values())
+        trained, *measured = (f"{tasks:,} tasks ({split})" for split, (tasks, _) in counts.items())
+        passed = f"; passes over {small:,} that are too small to split" if small else ""
+        self.notes.append(f"trains on {trained}, measures {', '.join(measured)}{passed}")
+        return counts[config.train_split][0]
+
+
+_ANY: dict[str, Any] = {
+    "features": "movielens",
+    "numbers": {},
+    "support_sizes": [],
+    "methods": {"any": {"label": "any", "description": "any"}},
+}
+"""What stands for keys that are decided later, while the others are checked."""

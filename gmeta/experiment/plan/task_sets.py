@@ -1,0 +1,98 @@
+"""The tasks that an experiment is trained on and measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta import io
+from gmeta.core.data.group_index import GroupIndex
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.data.on_bad import OnBad
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.io.cuts.query_rule import least_rows
+
+
+def training_tasks(config: ExperimentConfig, data: Path, seed: int, **options: Any) -> tf.data.Dataset:
+    """The training split, in an order of its own each epoch.
+
+    Args:
+      config: The experiment.
+      data: A prepared data set.
+      seed: Of the order, and of what is drawn.
+      **options: More of `gmeta.io.tasks`.
+    """
+    return io.tasks(
+        data / config.train_split,
+        tasks_per_batch=config.tasks_per_batch,
+        rows=None if config.resample else config.rows,
+        resample=config.resample,
+        seed=seed,
+        **_columns(config),
+        only=_choice(config, config.train_split),
+        **options,
+    )
+
+
+def measured_tasks(
+    config: ExperimentConfig,
+    data: Path,
+    split: str,
+    on_bad: OnBad = "raise",
+    stats: io.ReaderStats | None = None,
+    shard: tuple[int, int] | None = None,
+) -> tf.data.Dataset:
+    """The tasks of a split, in the order of the files; a rank's part of them, or as ``shard`` says.
+
+    What is drawn is drawn by the task alone, whatever the method and its seed.
+    """
+    return io.tasks(
+        data / folder_of(config, split),
+        tasks_per_batch=config.tasks_per_batch,
+        rows=config.rows,
+        shuffle=False,
+        **_columns(config),
+        only=_choice(config, split),
+        on_bad=on_bad,
+        stats=stats,
+        shard=shard,
+    )
+
+
+def count_tasks(config: ExperimentConfig, data: Path, split: str) -> tuple[int, int]:
+    """How many tasks a split has for the experiment, and how many more are too small for a query set."""
+    shards = Manifest.load(data).splits[folder_of(config, split)].shards
+    choice = _choice(config, split)
+    if choice is None:
+        return sum(shard.groups for shard in shards), 0
+    own = small = 0
+    for shard in shards:
+        groups = GroupIndex.load(data / shard.name).groups
+        task, rows = (tf.constant(groups[name].copy()) for name in ("task", "rows"))
+        whole = int(tf.math.count_nonzero(choice.keeps(task, rows + 2**40)))
+        kept = int(tf.math.count_nonzero(choice.at_least(least_rows(config.query)).keeps(task, rows)))
+        own, small = own + kept, small + whole - kept
+    return own, small
+
+
+def folder_of(config: ExperimentConfig, split: str) -> str:
+    """The split of the data set that a split of the experiment is, or is a part of."""
+    return config.train_split if split == HELD_OUT else split
+
+
+def _choice(config: ExperimentConfig, split: str) -> io.TaskChoice | None:
+    if not config.own_columns:
+        return None  # MovieLens' tasks have rows enough, and a split of their own that is measured
+    parts = config.held_out if folder_of(config, split) == config.train_split else 0
+    return io.TaskChoice(max(parts, 1), held_out=split == HELD_OUT)
+
+
+def _columns(config: ExperimentConfig) -> dict[str, Any]:
+    """What is read of a row."""
+    columns: dict[str, Any] = {"query": config.query, "label": config.label}
+    if config.own_columns:
+        also = [config.item] if config.item else []
+        columns["features"] = list(dict.fromkeys([*config.columns, *also]))
+    return columns

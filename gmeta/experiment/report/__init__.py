@@ -1,0 +1,1 @@
+"""Draws the report of an experiment: one page that opens without network."""

@@ -1,0 +1,171 @@
+"""The look of the report's figures: colours, axes, and labels beside the lines instead of a legend.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; every method has a marker of its own
+as well, so that a black-and-white print can be read. Artists are styled one by one: nothing here touches
+matplotlib's global settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gmeta.experiment.results.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, DPI = 7.2, 200  # inches; 1440 pixels, shown at half that
+INK, MUTED, RULE = "#1a1a1a", "#5f6670", "#dfe3e8"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+BASELINES = ("#4d4d4d", "#8a8a8a")
+MARKERS = ("o", "s", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A method's colour and marker, the same in every figure."""
+
+    colour: str
+    marker: str
+
+
+def looks(evaluation: Evaluation) -> dict[str, Look]:
+    """Method name -> look: colours for methods that take steps, greys for fixed baselines."""
+    adapting = [name for name, method in evaluation.methods.items() if method.adapts]
+    fixed = [name for name in evaluation.methods if name not in adapting]
+    return {
+        name: Look(colours[i % len(colours)], MARKERS[i % len(MARKERS)])
+        for names, colours in ((adapting, PALETTE), (fixed, BASELINES))
+        for i, name in enumerate(names)
+    }
+
+
+def canvas(
+    title: str, subtitle: str, height: float, *, panels: int = 1, label: str = "", headings: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a title that says what is seen, a subtitle that says how it was measured, and axes.
+
+    Args:
+      title: In bold, at the top left.
+      subtitle: Below it.
+      height: Of the figure, in inches.
+      panels: Axes side by side.
+      label: The longest text that `label_lines` will write to the right of the last axes.
+      headings: Whether the axes have titles of their own.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    figure.text(
+        0.004,
+        1 - 0.12 / height,
+        title,
+        fontsize=12.5 * min(1, 66 / len(title)),
+        weight="bold",
+        color=INK,
+        va="top",
+    )
+    figure.text(0.004, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top")
+    grid = figure.subplots(1, panels, squeeze=False)
+    for axes in grid[0]:
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.spines["bottom"].set_color(MUTED)
+        axes.grid(axis="y", color=RULE, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(which="both", colors=MUTED, labelsize=9.5, length=0)
+        axes.tick_params(axis="x", length=3)
+    figure.subplots_adjust(
+        left=0.58 / WIDTH,
+        right=1 - (0.25 + 0.085 * min(len(label), 34)) / WIDTH,  # 0.085 inches a letter, bold at 10 points
+        top=1 - (1.0 if headings else 0.8) / height,
+        bottom=0.58 / height,
+        wspace=0.24,
+    )
+    return figure, list(grid[0])
+
+
+def ceiling(means: Sequence[float], tops: Sequence[float]) -> float | None:
+    """Where to cut the axis so that a few far values don't flatten the rest; ``None`` where none do.
+
+    The values are cut at their widest gap, if what lies below it fills less than a fifth of the whole range
+    and holds two thirds of the values. A start of MAE 2 above a field between 0.75 and 0.82 is cut; one of
+    1.00 above a field between 0.92 and 0.95 is not.
+
+    Args:
+      means: The values that are drawn.
+      tops: Their upper ends (mean + spread), aligned with ``means``.
+
+    Returns:
+      The highest of ``tops`` that is kept.
+    """
+    pairs = sorted((m, t) for m, t in zip(means, tops, strict=True) if math.isfinite(m))
+    if len(pairs) < 3:
+        return None
+    gap, cut = max((pairs[i + 1][0] - pairs[i][0], i + 1) for i in range(len(pairs) - 1))
+    kept, whole = pairs[cut - 1][0] - pairs[0][0], pairs[-1][0] - pairs[0][0]
+    if gap <= 0 or kept >= whole / 5 or 3 * cut < 2 * len(pairs):
+        return None
+    return max(top for _, top in pairs[:cut])
+
+
+def label_lines(axes: Axes, labels: Sequence[tuple[str, str, float]]) -> None:
+    """Write each line's name beside its end, pushed apart where they would collide.
+
+    Call it when the axis limits are final.
+
+    Args:
+      axes: Where the lines are; the text stands to the right of it.
+      labels: Text, colour, and the line's last y in data units.
+    """
+    to_axes = axes.transData + axes.transAxes.inverted()
+    x = axes.get_xlim()[1]
+    gap = 14 / (axes.get_window_extent().height * 72 / DPI)  # a line takes 14 points
+    placed = sorted(
+        (
+            (min(max(float(to_axes.transform((x, y))[1]), 0.0), 1.0), text, colour)
+            for text, colour, y in labels
+        ),
+    )
+    heights = [height for height, _, _ in placed]
+    for _ in range(len(heights) * 20):  # relaxation: two neighbours that collide share the way apart
+        for i in range(len(heights) - 1):
+            lack = gap - (heights[i + 1] - heights[i])
+            if lack > 1e-6:
+                heights[i] -= lack / 2
+                heights[i + 1] += lack / 2
+    for height, (_, text, colour) in zip(heights, placed, strict=True):
+        axes.annotate(
+            text,
+            (1.0, height),
+            xycoords="axes fraction",
+            xytext=(8, 0),
+            textcoords="offset points",
+            color=colour,
+            fontsize=10,
+            weight="bold",
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def logarithmic(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic y axis with plain numbers at 1, 2 and 5 of every decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.1, high * 1.1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Ticks on the x axis at whole numbers only: there is no epoch 2.5."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))

@@ -1,0 +1,1 @@
+"""What an experiment found: metrics, their spread over seeds, and their file."""

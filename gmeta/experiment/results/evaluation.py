@@ -1,0 +1,219 @@
+"""The outcome of a cold-start evaluation, as data.
+
+An `Evaluation` holds what was measured and nothing that can be computed from it: one value per seed of every
+metric, for every method and number of inner steps. The terminal table, the JSON file and the report are all
+drawn from it, so they can't disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gmeta.core.errors import ConfigError
+from gmeta.experiment.results.metrics import ERRORS, METRICS
+from gmeta.experiment.results.spread import Spread
+
+TRAIN_LOSS, VALIDATION_MAE = "loss", "mae"
+"""The curves of a `TrainingRun` that the report draws."""
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """The data set that was evaluated.
+
+    Attributes:
+      name: Its folder's name.
+      warm_tasks: Tasks that were trained on.
+      cold_tasks: Tasks of the split that was measured.
+      rows: All its rows.
+      split: That split's name.
+    """
+
+    name: str
+    warm_tasks: int
+    cold_tasks: int
+    rows: int
+    split: str = "cold"
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """What one method reached on the cold tasks' query rows.
+
+    Attributes:
+      label: Its name in tables and figures, such as ``"MAML"``.
+      description: One sentence on what it is.
+      results: Inner (or fine-tuning) steps -> metric -> one value per seed; a method that has no seed, such
+        as the item mean, may give a single value. nan where a metric is undefined.
+    """
+
+    label: str
+    description: str
+    results: Mapping[int, Mapping[str, Sequence[float]]]
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it takes any steps; a fixed baseline has results at 0 only."""
+        return any(steps > 0 for steps in self.results)
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """What the methods reached on one more split.
+
+    Attributes:
+      tasks: Tasks of the split.
+      results: Method name -> as `MethodResult.results`.
+    """
+
+    tasks: int
+    results: Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The course of one training run, one point an epoch.
+
+    Attributes:
+      epoch: Epochs, counted from 1, rising.
+      curves: Name -> one value per epoch, nan where it wasn't measured. The report draws ``"loss"``, the
+        training loss, and ``"mae"``, the mean absolute error on held-out tasks.
+    """
+
+    epoch: Sequence[int]
+    curves: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A cold-start evaluation of several methods over several seeds.
+
+    Attributes:
+      title: The report's title.
+      data: The data set.
+      config: The settings of the runs, as JSON values.
+      seeds: The seeds, in the order of every "value per seed" below.
+      methods: Method name -> its results on ``data.split``, in the order of the table's rows.
+      splits: Name of another split -> the same methods' results on it.
+      support_curve: Method name -> support ratings given -> MAE per seed.
+      support_steps: Inner steps taken at each point of ``support_curve`` by methods that adapt.
+      training: Method name -> one run per seed.
+      notes: Sentences for the reader, such as records that were skipped.
+      seconds: Phase -> wall time in seconds.
+
+    Raises:
+      ConfigError: Two parts contradict each other: a number of values that isn't the number of seeds, a
+        metric that isn't one of `gmeta.experiment.results.metrics.METRICS`, a method that is not in
+        ``methods``.
+
+    Example:
+      >>> item_mean = MethodResult("item mean", "The item's mean rating.", {0: {"mae": [0.95]}})
+      >>> data = DataDescription("ml-100k", warm_tasks=461, cold_tasks=121, rows=21_000)
+      >>> evaluation = Evaluation("Cold start", data, seeds=[0], methods={"item_mean": item_mean})
+      >>> evaluation.spread("item_mean", 0, "mae").format()
+      '0.950'
+    """
+
+    title: str
+    data: DataDescription
+    seeds: Sequence[int]
+    methods: Mapping[str, MethodResult]
+    splits: Mapping[str, SplitResult] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    support_curve: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
+    support_steps: int | None = None
+    training: Mapping[str, Sequence[TrainingRun]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seeds or not self.methods:
+            raise ConfigError("an evaluation needs at least one seed and one method")
+        for name, method in self.methods.items():
+            for steps, metrics in method.results.items():
+                for metric, values in metrics.items():
+                    where = f"method {name!r}, {steps} steps, {metric!r}"
+                    if metric not in METRICS:
+                        raise ConfigError(f"{where}: not a metric; there are {', '.join(METRICS)}")
+                    self._check_seeds(where, values)
+        for split, found in self.splits.items():
+            if split == self.data.split or set(found.results) != set(self.methods):
+                raise ConfigError(
+                    f"split {split!r} must be another than {self.data.split!r} and have the methods "
+                    f"{', '.join(self.methods)}, got {', '.join(found.results)}"
+                )
+            self.on(split)  # checks what is in it
+        for name in (*self.support_curve, *self.training):
+            if name not in self.methods:
+                raise ConfigError(
+                    f"method {name!r} has a curve but no results; methods: {', '.join(self.methods)}"
+                )
+        for name, sizes in self.support_curve.items():
+            for size, values in sizes.items():
+                self._check_seeds(f"support curve of {name!r} at {size} ratings", values)
+        for name, runs in self.training.items():
+            for run in runs:
+                for curve, values in run.curves.items():
+                    if len(values) != len(run.epoch):
+                        raise ConfigError(
+                            f"training of {name!r}, curve {curve!r}: {len(values)} values for "
+                            f"{len(run.epoch)} epochs"
+                        )
+
+    def _check_seeds(self, where: str, values: Sequence[float]) -> None:
+        if len(values) not in (1, len(self.seeds)):
+            raise ConfigError(f"{where}: {len(values)} values for {len(self.seeds)} seeds")
+
+    def on(self, split: str) -> Evaluation:
+        """The evaluation of one of the other splits by itself: a table, without curves."""
+        found = self.splits[split]
+        return replace(
+            self,
+            data=replace(self.data, split=split, cold_tasks=found.tasks),
+            methods={
+                name: replace(method, results=found.results[name]) for name, method in self.methods.items()
+            },
+            splits={},
+            support_curve={},
+            training={},
+        )
+
+    @property
+    def sections(self) -> list[Evaluation]:
+        """One evaluation a split, the first one's with everything."""
+        return [self, *map(self.on, self.splits)]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that any method has, in the order of `METRICS`: the table's columns."""
+        present = {
+            metric
+            for method in self.methods.values()
+            for metrics in method.results.values()
+            for metric in metrics
+        }
+        return [metric for metric in METRICS if metric in present]
+
+    @property
+    def error(self) -> str:
+        """The metric that methods are compared by; ``"mae"`` where they have no error at all."""
+        return next((metric for metric in ERRORS if metric in self.metrics), ERRORS[0])
+
+    def spread(self, method: str, steps: int, metric: str) -> Spread:
+        """Mean and spread of one cell of the table; undefined (no values) where it is absent."""
+        result = self.methods.get(method)
+        return Spread.of(result.results.get(steps, {}).get(metric, ()) if result else ())
+
+    def best(self, metric: str) -> tuple[str, int] | None:
+        """The method and number of steps with the best mean; ``None`` where nothing is defined."""
+        sign = 1.0 if METRICS[metric].better == "lower" else -1.0
+        means = {
+            (name, steps): sign * self.spread(name, steps, metric).mean
+            for name, method in self.methods.items()
+            for steps in method.results
+        }
+        finite = {cell: mean for cell, mean in means.items() if math.isfinite(mean)}
+        return min(finite, key=lambda cell: finite[cell]) if finite else None

@@ -1,0 +1,1 @@
+"""Trains the runs of an experiment and resumes them."""

@@ -1,0 +1,140 @@
+"""Checkpoints of a training run with its curves, at the end of every epoch and within, and the way back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.checkpoint.callback import ShardedCheckpoint
+from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.store import CheckpointStore
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.files import write_atomically
+from gmeta.experiment.results.evaluation import TrainingRun
+
+
+class EpochCheckpoints(ShardedCheckpoint):
+    """Keeps the last two epochs of a training run: model, tables, optimizer, and the curves so far.
+
+    The checkpoints are `ShardedCheckpoint`'s, each whole by itself, so they are written by all ranks of a job
+    and read by any number. Whatever kills the process, the last one is whole. Rank 0 writes the curves,
+    ``history.json``.
+
+    With ``every`` there are others from within the epochs, each of which takes the place of the one before. A
+    run that ends goes on from the last of either kind; with data whose order is a function of the epoch
+    (`gmeta.io.tasks`), on what the uninterrupted run would have seen, and to the same curves.
+
+    Args:
+      folder: Of this training run alone.
+      every: Save after so many steps too.
+
+    Attributes:
+      ranks_before: For how many ranks the data of a step was when the checkpoint was saved that `restore` has
+        loaded: how many there were, or, in an elastic job, how many it was started with. 0 if it has loaded
+        nothing.
+
+    Example:
+      ::
+
+        checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"), every=1000)
+        checkpoints.fit(
+            model,
+            lambda epoch, passed: gmeta.io.tasks("data/warm", first_epoch=epoch, passed=passed),
+            epochs=10,
+        )
+    """
+
+    def __init__(self, folder: Path, *, every: int | None = None) -> None:
+        super().__init__(CheckpointStore(folder, keep=2, max_increments=0), every=every)
+        self._file = folder / "history.json"
+        self._history: list[dict[str, float]] = []
+        self.ranks_before = 0
+
+    def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
+        """Load the latest checkpoint, if there is one, or the one named.
+
+        Returns:
+          How many epochs are done.
+
+        Raises:
+          ConfigError: A table has another width or optimizer than was saved.
+          DataError: The checkpoint is there but can't be read, or belongs to another model.
+        """
+        chosen = checkpoint or self.store.agreed_latest()
+        if chosen is None:
+            with self.store.ranks.together():
+                self._refuse_other_format()
+            self._restored = model
+            return 0
+        try:
+            done = super().restore(model, chosen)
+            with self.store.ranks.together():
+                self._history = self._read_history() if done else []
+                manifest = Manifest.load(chosen)
+                self.ranks_before = int(manifest.metadata.get("shares", manifest.world_size))
+        except (ConfigError, DataError) as error:
+            raise type(error)(
+                f"{chosen}: this checkpoint can't be restored: {error}; delete it to go on from the one "
+                f"before, or all of {self._file.parent} to train anew"
+            ) from error
+        # The history is written first, so it may be one epoch ahead of the checkpoint.
+        self._history = self._history[:done]
+        return done
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Save the epoch that has just ended.
+
+        Raises:
+          GmetaError: It can't be written; the checkpoint before it is whole.
+        """
+        self._history = [*self._history[:epoch], {k: float(v) for k, v in (logs or {}).items()}]
+        try:
+            with self.store.ranks.together():
+                if self.store.ranks.rank == 0:
+                    self._write_history()
+            super().on_epoch_end(epoch, logs)
+        except GmetaError as error:
+            raise type(error)(
+                f"epoch {epoch + 1} can't be saved: {error}; the same command goes on from the epoch before"
+            ) from error
+
+    @property
+    def run(self) -> TrainingRun:
+        """The curves so far, one point an epoch: training loss and, where measured, held-out MAE or AUC."""
+        logged = {"loss": "loss", "mae": "val_mae", "auc": "val_auc"}
+        return TrainingRun(
+            epoch=list(range(1, len(self._history) + 1)),
+            curves={
+                curve: [logs.get(name, math.nan) for logs in self._history]
+                for curve, name in logged.items()
+                if any(name in logs for logs in self._history)
+            },
+        )
+
+    def _read_history(self) -> Any:
+        try:
+            return json.loads(self._file.read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"the run's curves can't be read: {error}", path=self._file) from error
+
+    def _write_history(self) -> None:
+        try:
+            write_atomically(self._file, json.dumps(self._history) + "\n")
+        except OSError as error:
+            raise GmetaError(
+                f"{self._file}: {error.strerror or error}; make room or mend the folder"
+            ) from error
+
+    def _refuse_other_format(self) -> None:
+        """Rather than train over what an earlier gmeta has trained."""
+        if (self._file.parent / "checkpoint").exists():
+            raise DataError(
+                "its checkpoints are tf.train.Checkpoint's, from an earlier gmeta, and not sharded ones",
+                path=self._file.parent,
+                advice="delete the folder, or name another --run, to train anew",
+            )

@@ -1,0 +1,159 @@
+"""The models that an experiment can name, and how they are compiled.
+
+A model is a function from (experiment, features, options) to a `MetaModel`, where the options are those that
+every model takes; `MODELS` has them by the name that a method's ``model`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.experiment.plan.column_settings import FeatureSettings
+from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.method_config import MethodConfig
+from gmeta.experiment.runs.rated_at_least import RatedAtLeast, RatedAtLeastAUC
+from gmeta.experiment.runs.scaled_error import ScaledError
+from gmeta.initializers.distributions import Normal
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
+from gmeta.models.zoo.dlrm_model import DLRMNetwork
+from gmeta.models.zoo.melu_attributes import published_features
+from gmeta.models.zoo.scaled_numbers import ScaledNumbers
+from gmeta.optimizers import Adam
+
+Options = dict[str, Any]
+Build = Callable[[ExperimentConfig, Sequence[FeatureConfig], Options], MetaModel]
+FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
+    "movielens": melu_features,
+    "melu": published_features,
+}
+"""What an experiment's ``features`` names -> the columns, of a given width."""
+
+
+def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
+    if not _has_scales(config):
+        return melu(features, hidden=config.hidden, **options)
+    units = {f"fc{number}": width for number, width in enumerate(config.hidden, 1)}
+    stack = DenseStack({**units, "linear_out": 1}, seed=options["seed"], name="decision")
+    return _scaled(config, features, stack, options, "melu")
+
+
+def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
+    """The first attention block reads the item's attributes, the second the user's."""
+    if config.own_columns:
+        raise ConfigError(
+            "cbml tells items' attributes from users', which only MovieLens' are: take melu or dlrm"
+        )
+    items = [feature.name for feature in features if feature.name not in _OF_USERS]
+    return cbml(features, items=items, hidden=config.hidden, **options)
+
+
+def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
+    """Rows start N(0, 1/dim), so that their products start as large as their entries would be at N(0, 1)."""
+    features = [replace(each, initializer=Normal(0.0, each.dim**-0.5)) for each in features]
+    top: Options = {"top": config.hidden, "head": "rating"}  # any number: a label, or its logit
+    if not _has_scales(config):
+        return dlrm(features, **top, **options)
+    width, *others = sorted({feature.dim for feature in features})
+    if others:
+        raise ConfigError(f"dlrm takes features of one width, got {[width, *others]}")
+    names = [feature.name for feature in features]
+    network = DLRMNetwork(names, width, floats=list(config.numbers), seed=options["seed"], **top)
+    return _scaled(config, features, network, options, "dlrm")
+
+
+def _has_scales(config: ExperimentConfig) -> bool:
+    return bool(config.numbers) or config.label_scale is not None
+
+
+def _scaled(
+    config: ExperimentConfig,
+    features: Sequence[FeatureConfig],
+    network: tf.keras.layers.Layer,
+    options: Options,
+    name: str,
+) -> MetaModel:
+    """A model whose network takes columns of numbers beside the vectors, or answers on a label's scale."""
+    answer = config.label_scale
+    scaled = ScaledNumbers(
+        network,
+        [feature.name for feature in features],
+        [feature.dim for feature in features],
+        {column: (scale.mean, scale.deviation) for column, scale in config.numbers.items()},
+        answer=None if answer is None else (answer.mean, answer.deviation),
+    )
+    collection = EmbeddingCollection(features, optimizer=options["optimizer"], seed=options["seed"])
+    own = {key: options[key] for key in ("inner", "outer_samples")}
+    return MetaModel(collection, scaled, name=name, **own)
+
+
+MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
+"""What a method's ``model`` names."""
+
+
+def _options(method: MethodConfig, seed: int) -> Options:
+    """What every model takes. Without an optimizer of their own, rows follow the Keras optimizer."""
+    own_rate = method.row_learning_rate
+    return {
+        "inner": method.inner,
+        "outer_samples": method.outer_samples,
+        "optimizer": None if own_rate is None else Adam(learning_rate=own_rate),
+        "seed": seed,
+    }
+
+
+_OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
+
+
+def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:
+    """The columns that an experiment embeds."""
+    if isinstance(config.features, str):
+        return FEATURES[config.features](config.embedding_dim)
+    return [_feature(name, settings, config) for name, settings in config.features.items()]
+
+
+def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> FeatureConfig:
+    """Rows start small: most ids of a log are rare, and should say little until they have been seen."""
+    return FeatureConfig(
+        name,
+        settings.dim or config.embedding_dim,
+        pooling=settings.pooling,
+        table=settings.table,
+        max_length=settings.max_length,
+        hash=bool(settings.hash),
+    )
+
+
+def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
+    """The compiled model of a method at its initial weights.
+
+    Raises:
+      ConfigError: The method names a model that there isn't, or has an inner loop that isn't for it.
+    """
+    settings = config.methods[method]
+    if settings.model not in MODELS:
+        raise ConfigError(f"method {method!r}: no model {settings.model!r}; there are {', '.join(MODELS)}")
+    features = experiment_features(config)
+    try:
+        model = MODELS[settings.model](config, features, _options(settings, seed))
+    except ConfigError as error:
+        raise ConfigError(f"method {method!r}: {error}") from error
+    regresses = config.loss == "mse"
+    metric = tf.keras.metrics.MeanAbsoluteError("mae") if regresses else RatedAtLeastAUC(config.positive)
+    model.compile(
+        optimizer=tf.keras.optimizers.Adam(settings.learning_rate),
+        loss=_error(config) if regresses else RatedAtLeast(config.positive),
+        metrics=[metric],
+    )
+    # A checkpoint restores the optimizer's moments into variables that exist, so they have to exist now.
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _error(config: ExperimentConfig) -> Any:
+    return "mse" if config.label_scale is None else ScaledError(config.label_scale.deviation)

@@ -1,0 +1,50 @@
+"""Ratings as a yes or no: at least so many stars, or fewer.
+
+The labels stay ratings, so that the same batches are trained on by error and by class, and ranking metrics
+keep their gains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class RatedAtLeast(tf.keras.losses.Loss):
+    r"""Binary cross-entropy of :math:`1[rating \geq r]` and a logit.
+
+    Args:
+      rating: r.
+
+    Shapes:
+      Ratings (..., 1) and logits (..., 1) -> losses (...).
+    """
+
+    def __init__(self, rating: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rating = rating
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """The loss of each sample."""
+        liked = tf.cast(y_true >= self.rating, y_pred.dtype)
+        return tf.keras.losses.binary_crossentropy(liked, y_pred, from_logits=True)
+
+
+class RatedAtLeastAUC(tf.keras.metrics.AUC):
+    """Area under the ROC curve of "rated at least so much", by logits, over all samples together.
+
+    By Keras' 200 thresholds: what `gmeta.experiment.results.metrics.auc` computes exactly from all
+    predictions.
+
+    Args:
+      rating: From which rating on a sample is positive.
+    """
+
+    def __init__(self, rating: float, name: str = "auc", **kwargs: Any) -> None:
+        super().__init__(name=name, from_logits=True, **kwargs)
+        self.rating = rating
+
+    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> Any:
+        """Count some samples."""
+        return super().update_state(tf.cast(y_true >= self.rating, tf.float32), y_pred, sample_weight)

@@ -1,0 +1,121 @@
+"""What a run leaves on disk, and where.
+
+::
+
+  RUN/data/                      the prepared data set (gmeta prepare)
+  RUN/config.json                the settings; a run is resumed only with the same
+  RUN/maml/seed-0/               one training run: checkpoints and history.json
+  RUN/evaluation.json            (gmeta evaluate)
+  RUN/report.html, RUN/figures/
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmeta.checkpoint.files.lock import FILE_NAME, FolderLock
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import write_atomically
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.staging import write_errors_explained
+from gmeta.experiment.plan.experiment_config import ExperimentConfig
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one experiment."""
+
+    path: Path
+
+    @property
+    def data(self) -> Path:
+        """The prepared data set, unless another folder is named."""
+        return self.path / "data"
+
+    def training(self, method: str, seed: int) -> Path:
+        """The folder of one training run."""
+        return self.path / method / f"seed-{seed}"
+
+    @property
+    def lock(self) -> FolderLock:
+        """What one job at a time trains with."""
+        return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
+
+    def begin(self, config: ExperimentConfig, data: Path) -> None:
+        """Note the settings, or check that they are those that the folder was begun with.
+
+        Raises:
+          ConfigError: The folder holds a run of other settings or other data.
+          GmetaError: It can't be written.
+        """
+        file = self.path / "config.json"
+        begun = {
+            "data": str(data.resolve()),
+            "data_digest": Manifest.load(data).digest,
+            "experiment": to_mapping(config),
+        }
+        if file.exists():
+            held = self._read(file)
+            # Settings that there weren't yet when the run was begun have their defaults.
+            known = from_mapping(ExperimentConfig, held["experiment"], where=str(file))
+            differing = _differences(held | {"experiment": _plain(to_mapping(known))}, _plain(begun))
+            if differing:
+                raise ConfigError(
+                    f"{self.path} was begun with other settings ({'; '.join(differing)}): "
+                    f"name another --run, or delete {file.name} and the training folders beside it"
+                )
+            return
+        with write_errors_explained(file):
+            write_atomically(file, json.dumps(begun, indent=1) + "\n")
+
+    def load(self) -> tuple[ExperimentConfig, Path]:
+        """The settings and the data folder that the run was begun with.
+
+        Raises:
+          DataError: No run was begun here.
+        """
+        file = self.path / "config.json"
+        if not file.exists():
+            raise DataError("no run was begun here", path=self.path, advice="run `gmeta train` first")
+        held = self._read(file)
+        return from_mapping(ExperimentConfig, held["experiment"], where=str(file)), Path(held["data"])
+
+    @staticmethod
+    def _read(file: Path) -> dict[str, Any]:
+        try:
+            held = json.loads(file.read_text())
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"not JSON: {error}", path=file, advice="delete it to begin anew") from error
+        if not isinstance(held, dict) or not {"data", "experiment"} <= held.keys():
+            raise DataError("incomplete", path=file, advice="delete it to begin anew")
+        if not isinstance(held["data"], str) or not isinstance(held["experiment"], dict):
+            raise DataError("not what gmeta writes", path=file, advice="delete it to begin anew")
+        return held
+
+
+def _differences(held: Any, given: Any, where: str = "") -> list[str]:
+    """What a reader has to change: ``"experiment.seeds is [0, 1], now [0]"``."""
+    if held == given:
+        return []
+    if not (isinstance(held, dict) and isinstance(given, dict)):
+        return [f"{where} is {_short(held)}, now {_short(given)}"]
+    keys = sorted({*held, *given})
+    inner = [_differences(held.get(key), given.get(key), f"{where}.{key}" if where else key) for key in keys]
+    return [difference for differences in inner for difference in differences]
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+_LONGEST = 60
+
+
+def _plain(value: Any) -> Any:
+    """As it reads back from JSON, where tuples are lists."""
+    return json.loads(json.dumps(value))

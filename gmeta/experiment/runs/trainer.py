@@ -1,0 +1,108 @@
+"""One training run: a method, a seed, from its last checkpoint to its last epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tensorflow as tf
+
+from gmeta import io
+from gmeta.checkpoint.resumed_fit import Stages
+from gmeta.core.data.on_bad import OnBad
+from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
+from gmeta.experiment.results.evaluation import TrainingRun
+from gmeta.experiment.runs.epoch_checkpoints import EpochCheckpoints
+from gmeta.experiment.runs.model_choice import build_model
+from gmeta.models import MetaModel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A training run that has reached its last epoch.
+
+    Attributes:
+      run: Its curves.
+      epochs_before: How many epochs an earlier call had done.
+      left_out: What was skipped in this call and why, each named once: "FILE at byte OFFSET: what".
+      ranks_before: For how many ranks a step's data was in the earlier call; 0 if there was none.
+      steps_before: How many steps of the next epoch it had done.
+      waiting: How long training has waited for data in this call.
+    """
+
+    run: TrainingRun
+    epochs_before: int
+    left_out: tuple[str, ...] = ()
+    ranks_before: int = 0
+    steps_before: int = 0
+    waiting: io.Waiting = field(default_factory=io.Waiting)
+
+
+def train(
+    config: ExperimentConfig,
+    method: str,
+    seed: int,
+    *,
+    data: Path,
+    folder: Path,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+    on_bad: OnBad = "raise",
+    checkpoint_every: int | None = None,
+) -> Outcome:
+    """Train one method with one seed, or go on with it where its last checkpoint left off.
+
+    An epoch's order of tasks is a function of (seed, epoch), so a resumed run sees what an uninterrupted
+    one would have seen.
+
+    On N ranks a step has N times ``tasks_per_batch`` tasks, each rank's from its range of the epoch's order.
+    All ranks call it together, and any number of them goes on with what others have begun. In an elastic job
+    N is the number of ranks that it was started with.
+
+    Args:
+      config: The experiment.
+      method: One of ``config.methods``.
+      seed: Of initial weights, initial rows and the order of tasks.
+      data: A prepared data set that has the experiment's splits.
+      folder: Where this run's checkpoints are.
+      callbacks: For progress, say.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      checkpoint_every: Save after so many steps too, and not only at the end of each epoch.
+
+    Raises:
+      DataError: Bad records or a checkpoint that can't be restored.
+    """
+    model, checkpoints = restore(config, method, seed, folder=folder, checkpoint_every=checkpoint_every)
+    done = len(checkpoints.run.epoch)
+    steps = checkpoints.batches_of_epoch // max(checkpoints.ranks_before, 1)
+    epochs = config.methods[method].epochs
+    stats, time = io.ReaderStats(), io.ReadingTime()
+
+    def training(epoch: int, passed: Stages) -> tf.data.Dataset:
+        options = {"first_epoch": epoch, "passed": passed, "on_bad": on_bad, "stats": stats}
+        return time.of(training_tasks(config, data, seed, **options))
+
+    if done < epochs:
+        with io.data_errors():
+            checkpoints.fit(
+                model,
+                training,
+                epochs=epochs,
+                validation_data=measured_tasks(config, data, config.test_splits[0], on_bad, stats),
+                callbacks=callbacks,
+                verbose=0,
+            )
+    # Every epoch meets the same records again.
+    left_out = tuple(dict.fromkeys(stats.read().messages))
+    return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps, time.read())
+
+
+def restore(
+    config: ExperimentConfig, method: str, seed: int, *, folder: Path, checkpoint_every: int | None = None
+) -> tuple[MetaModel, EpochCheckpoints]:
+    """A method's model as its last checkpoint has it; at its initial weights where there is none."""
+    model = build_model(config, method, seed)
+    checkpoints = EpochCheckpoints(folder, every=checkpoint_every)
+    checkpoints.restore(model)
+    return model, checkpoints

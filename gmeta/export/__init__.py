@@ -1,0 +1,60 @@
+"""Exports trained models as SavedModels that stock TensorFlow Serving loads.
+
+Each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gmeta.export.client_inputs import PADDING
+    from gmeta.export.defaults import default_signatures
+    from gmeta.export.meta_models import meta_signatures
+    from gmeta.export.meta_sequence_models import meta_sequence_signatures
+    from gmeta.export.saved_model import Exported, export_model
+    from gmeta.export.sequence_models import exposure_signatures, next_item_signatures
+    from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
+    from gmeta.export.unknown_ids import unknown_rows
+
+_WHERE = {
+    "DEFAULT_SIGNATURE": "gmeta.export.signature",
+    "Exported": "gmeta.export.saved_model",
+    "PADDING": "gmeta.export.client_inputs",
+    "Signature": "gmeta.export.signature",
+    "default_signatures": "gmeta.export.defaults",
+    "export_model": "gmeta.export.saved_model",
+    "exposure_signatures": "gmeta.export.sequence_models",
+    "feature_inputs": "gmeta.export.signature",
+    "meta_sequence_signatures": "gmeta.export.meta_sequence_models",
+    "meta_signatures": "gmeta.export.meta_models",
+    "next_item_signatures": "gmeta.export.sequence_models",
+    "unknown_rows": "gmeta.export.unknown_ids",
+}
+"""Name -> the module that has it."""
+
+__all__ = [
+    "DEFAULT_SIGNATURE",
+    "PADDING",
+    "Exported",
+    "Signature",
+    "default_signatures",
+    "export_model",
+    "exposure_signatures",
+    "feature_inputs",
+    "meta_sequence_signatures",
+    "meta_signatures",
+    "next_item_signatures",
+    "unknown_rows",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

@@ -1,0 +1,55 @@
+"""How a signature's inputs travel: what clients send is dense, and has text where a feature hashes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.embedding.ids import PADDING as PADDING
+from gmeta.layers.embedding.ids import TEXT_PADDING as TEXT_PADDING
+from gmeta.ops import hash_text
+
+
+def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dict[str, tf.TensorSpec]:
+    """What clients send for each input.
+
+    Args:
+      inputs: Name -> what a signature's function takes.
+      texts: Names of the inputs of int64 that clients send as text.
+
+    Raises:
+      ConfigError: An input is of a kind that can't be sent.
+    """
+    return {name: _wire_spec(name, spec, name in texts) for name, spec in inputs.items()}
+
+
+def receive(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
+    """What the signature's function takes, of what a client has sent for an input of it."""
+    is_text = value.dtype == tf.string
+    wanted: tf.Tensor | tf.RaggedTensor = value
+    if isinstance(spec, tf.RaggedTensorSpec):
+        padding = tf.constant(TEXT_PADDING if is_text else PADDING, value.dtype)
+        wanted = tf.ragged.boolean_mask(value, tf.not_equal(value, padding))
+    if not is_text or spec.dtype == tf.string:
+        return wanted
+    if isinstance(wanted, tf.RaggedTensor):
+        return wanted.with_flat_values(hash_text(wanted.flat_values))
+    numbers = hash_text(wanted)
+    if wanted.shape.rank is None or wanted.shape.rank < 2:
+        return numbers
+    return tf.where(tf.equal(wanted, TEXT_PADDING), tf.constant(PADDING, tf.int64), numbers)
+
+
+def _wire_spec(name: str, spec: tf.TypeSpec, text: bool) -> tf.TensorSpec:
+    ragged = isinstance(spec, tf.RaggedTensorSpec)
+    if ragged and (spec.dtype not in (tf.int64, tf.string) or spec.shape.rank != 2):
+        raise ConfigError(
+            f"input {name!r} must be a TensorSpec or a RaggedTensorSpec of ids, int64 or string, with shape "
+            f"(samples, None), got {spec}"
+        )
+    if not ragged and not isinstance(spec, tf.TensorSpec):
+        raise ConfigError(f"input {name!r} must be a TensorSpec or a RaggedTensorSpec, got {spec}")
+    dtype = tf.string if text and spec.dtype == tf.int64 else spec.dtype
+    return tf.TensorSpec([spec.shape[0], None] if ragged else spec.shape, dtype, name)

@@ -1,0 +1,81 @@
+"""What a task has learned as one string in a graph, from `adapt` to `predict_with`."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.export.safetensors_graph import Decoder, encode
+from gmeta.models import MetaModel
+from gmeta.models.meta.adapter import checksum
+from gmeta.models.meta.adapter.deltas import TaskDeltas
+from gmeta.models.meta.adapter.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
+from gmeta.models.meta.adapter.origin import fingerprint
+from gmeta.models.meta.learner.checks import check_compiled
+from gmeta.models.meta.learner.task_view import row_names
+
+WEIGHTS = "weights_bytes"
+"""What a task's deltas are called on the wire. Over REST, values with such an ending are base64."""
+
+Stale = Literal["refuse", "apply"]
+
+
+class DeltaStrings:
+    """Writes and reads the bytes of `gmeta.models.FastWeights` with TensorFlow's ops.
+
+    Args:
+      model: The model, compiled.
+      steps: Inner steps; None: ``inner.steps_in("serving")``.
+      dtype: Of the deltas that are written.
+      stale: What is made of deltas from other shared weights.
+
+    Attributes:
+      steps: How many there are.
+
+    Raises:
+      ConfigError: The model isn't compiled, or a setting that there isn't.
+    """
+
+    def __init__(self, model: MetaModel, steps: int | None, dtype: DeltaDtype, stale: Stale) -> None:
+        self.steps = model.inner.steps_in("serving") if steps is None else whole_number("steps", steps)
+        for name, given, known in (("dtype", dtype, DeltaDtype), ("stale", stale, Stale)):
+            if given not in get_args(known):
+                raise ConfigError(f"{name} must be {' or '.join(map(repr, get_args(known)))}, got {given!r}")
+        check_compiled(model)
+        here = fingerprint(model).numpy().decode()
+        self._model, self._dtype = model, dtype
+        self._about = metadata(model.name, model.inner.algorithm, self.steps, here)
+        self._expected = here if stale == "refuse" else None
+
+    def encoded(self, deltas: TaskDeltas) -> tf.Tensor:
+        """What one task has learned, () string."""
+        tensors = {name: tf.cast(delta[0], self._dtype) for name, delta in deltas.weights.items()}
+        for name, moved in deltas.rows.items():
+            tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, self._dtype)}
+        return checksum.seal(encode(tensors, {**self._about, checksum.NAME: checksum.NONE}))
+
+    def decoded(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
+        """Deltas of weights, and keys and deltas of rows.
+
+        Those of other shared weights than these are refused, unless stale ones are to be applied.
+        """
+        model, here = self._model, self._expected
+        decoder = Decoder(data, WEIGHTS, "adapt the task again, by the signature `adapt`")
+        decoder.expect("format", FORMAT, "is not what `adapt` answers")
+        decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
+        decoder.expect_whole()
+        if here is not None:
+            decoder.expect("fingerprint", here, f"has deltas from other shared weights than these, {here}")
+        deltas = {
+            name: decoder.tensor(name, tf.float32, variable.shape)
+            for name, variable in model.adapted_weights().items()
+        }
+        rows = {}
+        if model.inner.adapts_embeddings:
+            for name, merged in zip(row_names(model.collection), model.collection.merged, strict=True):
+                keys = decoder.tensor(name + KEYS, tf.int64, tf.TensorShape([None]))
+                rows[name] = keys, decoder.tensor(name + ROWS, tf.float32, tf.TensorShape([None, merged.dim]))
+        return deltas, rows

@@ -1,0 +1,141 @@
+"""What can be asked of an exported `MetaModel`: to predict, to adapt, and to predict with what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import asserted
+from gmeta.export.delta_strings import WEIGHTS as WEIGHTS
+from gmeta.export.delta_strings import DeltaStrings
+from gmeta.export.delta_strings import Stale as Stale
+from gmeta.export.signature import Signature, feature_inputs
+from gmeta.models import MetaModel
+from gmeta.models.meta.adapter.deltas import outputs_with, query_only, support_only, task_deltas
+from gmeta.models.meta.adapter.fast_weights import DeltaDtype
+
+LABEL = "label"
+RATING = "rating"
+
+
+def meta_signatures(
+    model: MetaModel,
+    *,
+    steps: int | None = None,
+    dtype: DeltaDtype = "float32",
+    stale: Stale = "refuse",
+    answer: str = RATING,
+    of_logits: bool = False,
+) -> dict[str, Signature]:
+    """The three signatures of a meta-learned model.
+
+    ================  ====================================================  =====================
+    signature         inputs                                                answer
+    ================  ====================================================  =====================
+    ``predict``       the features of n samples                             ``rating``
+    ``adapt``         the features of a task's support samples, ``label``   ``weights_bytes``
+    ``predict_with``  the features of n samples, ``weights_bytes``          ``rating``
+    ================  ====================================================  =====================
+
+    ``rating``, or what ``answer`` calls it, is (n,) float32, or (n, outputs) if the network has several.
+    ``label`` is (samples,) float32, or (samples, outputs). ``weights_bytes`` is () string: the very bytes
+    of `gmeta.models.FastWeights`, which a client keeps in a store and sends as they are. So
+    ``FastWeights.from_bytes`` takes what ``adapt`` answers, and ``predict_with`` takes
+    ``FastWeights.to_bytes`` of either dtype.
+
+    ``adapt`` runs the inner steps in the graph:
+    `MetaModel.adapt`, with the same values to rounding. ``predict`` is by the shared weights, those that
+    adaptation starts from.
+
+    Args:
+      model: The model, compiled.
+      steps: Of ``adapt``; None: ``inner.steps_in("serving")``.
+      dtype: Of the deltas that ``adapt`` answers; ``"float16"`` is half the bytes.
+      stale: What ``predict_with`` makes of deltas from other shared weights, such as those of the version
+        that was served before: ``"refuse"``, so that clients adapt again, or ``"apply"``, which adds them to
+        the present weights.
+      answer: The name of what is predicted, such as the label's.
+      of_logits: The network's outputs are logits: ``answer`` is their probability, and beside it stands
+        ``<answer>_logit``.
+
+    Raises:
+      ConfigError: The model isn't compiled; a setting that there isn't; a feature with a name of ours.
+    """
+    strings = DeltaStrings(model, steps, dtype, stale)
+    inputs = sample_inputs(model)
+    taken = sorted({LABEL, WEIGHTS} & set(inputs))
+    if taken:
+        raise ConfigError(
+            f"{', '.join(taken)} can't be the name of a feature: `adapt` and `predict_with` use it"
+        )
+
+    def answers(outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {answer: tf.sigmoid(outputs), f"{answer}_logit": outputs} if of_logits else {answer: outputs}
+
+    def predict(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return answers(outputs_with(model, _checked(given), {}, {}))
+
+    def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        given = _checked(given)
+        features = {name: given[name] for name in inputs}
+        deltas = task_deltas(model, support_only(features, given[LABEL]), strings.steps)
+        return {WEIGHTS: strings.encoded(deltas)}
+
+    def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        deltas, rows = strings.decoded(given[WEIGHTS])
+        features = _checked({name: given[name] for name in inputs})
+        return answers(outputs_with(model, features, deltas, rows))
+
+    outputs = _outputs(model, inputs)
+    label = tf.TensorSpec([None] if outputs == 1 else [None, outputs], tf.float32)
+    return {
+        "predict": Signature(predict, inputs),
+        "adapt": Signature(adapt, {**inputs, LABEL: label}),
+        "predict_with": Signature(predict_with, {**inputs, WEIGHTS: tf.TensorSpec([], tf.string)}),
+    }
+
+
+def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
+    """Column -> spec: the ids of features, and the numbers that the network takes by name."""
+    inputs = feature_inputs(model.collection.features)
+    given = getattr(getattr(model.network, "network", None), "input", None)  # a functional model's
+    for name in model._named_inputs or ():
+        tensor = given.get(name) if isinstance(given, Mapping) else given
+        if tensor is None:
+            inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
+        elif name not in inputs:
+            width = list(tensor.shape[1:])
+            inputs[name] = tf.TensorSpec([None] if width in ([], [1]) else [None, *width], tensor.dtype)
+        elif tensor.shape.rank == 3:  # a vector for each of a sample's ids
+            inputs[name] = tf.TensorSpec([None, tensor.shape[1]], tf.int64)
+    return inputs
+
+
+def _checked(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns as they are, if they are of as many samples each, and labels are numbers."""
+    counts = {
+        name: column.nrows(tf.int64) if isinstance(column, tf.RaggedTensor) else tf.shape(column, tf.int64)[0]
+        for name, column in columns.items()
+    }
+    first = next(iter(counts.values()))
+    found = [part for count in counts.items() for part in count]
+    same = tf.reduce_all(tf.equal(tf.stack(list(counts.values())), first))
+    said = ["inputs must be of as many samples each, but are of", *found]
+    columns = asserted(columns, same, said, summarize=2)
+    if LABEL not in columns:
+        return columns
+    finite = tf.math.is_finite(columns[LABEL])
+    return asserted(columns, finite, [f"{LABEL} holds NaN or infinity: leave such samples out"])
+
+
+def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:
+    """How many outputs the network has."""
+    sample = {
+        name: tf.zeros([1, *(dim or 1 for dim in spec.shape[1:])], spec.dtype)
+        for name, spec in inputs.items()
+    }
+    view = model.view(query_only(sample), model.collection.lookup(sample, insert=False))
+    return int(model.task_outputs(view, "query", {}).shape[-1])

@@ -1,0 +1,127 @@
+"""Sequences as clients send them, matrices that are filled up, and the batches that models take.
+
+A column is called after its part and its name: ``contexts_city`` (samples,), ``history_item`` (samples,
+width), ``targets_item`` (samples, another width). All columns of a part are filled up at the same places, ids
+with -1, or as texts with the empty one; what stands there in a column of times doesn't matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.graph.conditions import asserted
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.embedding.ids import PADDING, TEXT_PADDING
+from gmeta.models.sequence.sequence_columns import SequenceColumns
+
+LABELS = "labels"
+
+
+def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
+    """What clients send of a feature: ids, or texts where it hashes and ``text_ids``."""
+    dtype = tf.string if feature.hash and text_ids else tf.int64
+    return tf.TensorSpec([None, None] if matrix else [None], dtype)
+
+
+def is_there(ids: tf.Tensor) -> tf.Tensor:
+    """Where ids aren't padding, bool of their shape."""
+    return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
+
+
+def ragged_columns(
+    columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
+) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
+    """Columns of one part without their padding.
+
+    Args:
+      columns: What to call it in errors -> a matrix (samples, width), the first of ids.
+      ids: Those among them that are ids.
+
+    Returns:
+      The columns, ragged; and where in the matrices they come from, bool.
+
+    Raises:
+      InvalidArgumentError: Matrices of different shapes, or ids that are filled up at other places.
+    """
+    first, like = next(iter(columns.items()))
+    here, shape = is_there(like), tf.shape(like)
+    found = {}
+    for name, column in columns.items():
+        alike = tf.reduce_all(tf.shape(column) == shape)
+        told = [f"{name} must be of the shape of {first}, but they are of", tf.shape(column), "and", shape]
+        column = asserted(column, alike, told)
+        if name in ids and name != first:
+            told = [f"{name} and {first} must be filled up at the same places"]
+            column = asserted(column, is_there(column) == here, told)
+        found[name] = tf.ragged.boolean_mask(column, here)
+    return found, here
+
+
+def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
+    """Values (n,) back at the n places of a matrix that are there, and 0 at the others."""
+    return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
+
+
+class PaddedSequences:
+    """The columns of a `gmeta.models.GRM` on the wire.
+
+    Args:
+      columns: The model's.
+      collection: Its embeddings.
+      text_ids: Whether ids of features that hash are sent as texts.
+
+    Attributes:
+      inputs: Name -> what clients send.
+    """
+
+    def __init__(self, columns: SequenceColumns, collection: EmbeddingCollection, text_ids: bool) -> None:
+        features = {feature.name: feature for feature in collection.features}
+        self._parts: dict[str, list[str]] = {
+            part: list(getattr(columns, part)) for part in ("contexts", "history", "targets")
+        }
+        self.inputs: dict[str, tf.TypeSpec] = {}
+        for part, names in self._parts.items():
+            for name in names:
+                matrix = part != "contexts" or features[name].pooling is not None
+                self.inputs[f"{part}_{name}"] = id_spec(features[name], text_ids, matrix=matrix)
+        self._ids = set(self.inputs)
+        if columns.time is not None:
+            self._add("history", columns.time)
+            self._add("targets", columns.time)
+        if columns.scenario is not None:
+            of_user = columns.scenario in columns.contexts and columns.scenario not in columns.targets
+            self._add("contexts" if of_user else "targets", columns.scenario)
+
+    def _add(self, part: str, name: str) -> None:
+        if name not in self._parts[part]:
+            self._parts[part].append(name)
+            shape = [None] if part == "contexts" else [None, None]
+            self.inputs[f"{part}_{name}"] = tf.TensorSpec(shape, tf.int64)
+
+    def batch(self, given: Mapping[str, tf.Tensor]) -> tuple[dict[str, Any], tf.Tensor]:
+        """A batch as the model takes it, and where in the matrices its exposures stand.
+
+        Args:
+          given: The inputs by name; there may be others.
+
+        Raises:
+          InvalidArgumentError: Columns that don't go together.
+        """
+        found: dict[str, Any] = {"contexts": {}}
+        here: dict[str, tf.Tensor] = {}
+        for part in ("history", "targets"):
+            matrices = {f"{part}_{name}": given[f"{part}_{name}"] for name in self._parts[part]}
+            of_ids = {name: matrix for name, matrix in matrices.items() if name in self._ids}
+            ragged, here[part] = ragged_columns(matrices, of_ids)
+            found[part] = {name: ragged[f"{part}_{name}"] for name in self._parts[part]}
+        users = tf.shape(here["targets"])[0]
+        first = f"targets_{self._parts['targets'][0]}"
+        for name in self._parts["contexts"]:
+            column = given[f"contexts_{name}"]
+            told = [f"contexts_{name} and {first} must be of as many samples, but are of"]
+            own = tf.shape(column)[0]
+            found["contexts"][name] = asserted(column, own == users, [*told, own, "and", users])
+        return found, here["targets"]

@@ -1,0 +1,1 @@
+"""Cuts groups of rows: into support and query sets, into histories and exposures."""

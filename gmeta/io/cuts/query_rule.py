@@ -1,0 +1,119 @@
+"""How a task's query rows are told: by their number, their share of the task, their time, or a flag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.arguments import finite_number
+from gmeta.core.data.schema import Schema
+from gmeta.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class After:
+    """Query rows are those at or after a time, support rows those before it.
+
+    Attributes:
+      column: A column of one number a row, such as the one that tasks are sorted by; no feature is made of it
+        unless ``features`` names it.
+      time: The first time of the query set, in the column's own unit.
+
+    Example:
+      >>> tasks("data/train", query=After("timestamp", 978_300_000))  # doctest: +SKIP
+    """
+
+    column: str
+    time: float
+
+    def chosen(self, values: tf.Tensor) -> tf.Tensor:
+        """Which of the column's values are of query rows."""
+        if values.dtype.is_integer:
+            return values >= tf.constant(math.ceil(self.time), values.dtype)
+        return tf.cast(values, tf.float64) >= tf.constant(self.time, tf.float64)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Query rows are those whose flag isn't 0.
+
+    Attributes:
+      column: An int64 column of one value a row.
+
+    Example:
+      >>> tasks("data/train", query=Flag("is_query"))  # doctest: +SKIP
+    """
+
+    column: str
+
+    def chosen(self, values: tf.Tensor) -> tf.Tensor:
+        """Which of the column's values are of query rows."""
+        return values != 0
+
+
+Query: TypeAlias = int | float | After | Flag
+"""What `gmeta.io.tasks` takes for ``query``, and `gmeta.io.sequences` for ``exposed``."""
+
+
+def checked(query: Query, schema: Schema, what: str = "tasks: query") -> Query:
+    """The rule as it is, if it is one and fits the columns.
+
+    Args:
+      query: The rule.
+      schema: The columns that it may ask.
+      what: What to call it in an error.
+
+    Raises:
+      ConfigError: It is no rule, a number out of range, or names a column that can't be asked.
+    """
+    if isinstance(query, After | Flag):
+        column = schema[query.column]
+        wrong = column.is_list or column.name in (schema.task, schema.batch)
+        if wrong or (isinstance(query, Flag) and column.dtype != "int64"):
+            kind = "an int64 column" if isinstance(query, Flag) else "a column"
+            raise ConfigError(f"{what}={query} must name {kind} of one value a record that is no key")
+        if isinstance(query, After):
+            finite_number(f"{what}={query}: the time", query.time)
+        return query
+    if isinstance(query, int | np.integer) and not isinstance(query, bool) and query >= 1:
+        return int(query)
+    if isinstance(query, float) and 0 < query < 1:
+        return query
+    raise ConfigError(
+        f"{what}={query!r} must be at least 1 row, a share of a task's rows above 0 and below 1, "
+        "an After or a Flag"
+    )
+
+
+def least_rows(query: Query) -> int:
+    """The rows of the smallest task that may be split: one a side, or all query rows and one."""
+    return query + 1 if isinstance(query, int) else 2
+
+
+def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    """How many rows of each task are query rows, and which.
+
+    A share q of n rows is ``floor(q n + 1/2)`` rows in float64, at least 1 and at most n - 1.
+
+    Args:
+      query: The rule.
+      columns: The columns of the tasks' rows.
+      lengths: (T,) int64 rows of each task.
+
+    Returns:
+      (T,) int64; and (rows,) bool, or None where the rule leaves open which ones they are.
+    """
+    if isinstance(query, After | Flag):
+        chosen = query.chosen(columns[query.column])
+        tasks = tf.size(lengths)
+        task = tf.repeat(tf.range(tasks), lengths)
+        return tf.math.unsorted_segment_sum(tf.cast(chosen, tf.int64), task, tasks), chosen
+    if isinstance(query, int):
+        return tf.fill(tf.shape(lengths), tf.constant(query, tf.int64)), None
+    nearest = tf.floor(tf.cast(lengths, tf.float64) * query + 0.5)
+    return tf.clip_by_value(tf.cast(nearest, tf.int64), 1, lengths - 1), None

@@ -1,0 +1,206 @@
+"""Cuts groups into sequences: contexts of a user, a history of events, exposures with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.schema import Column, Schema
+from gmeta.core.errors import ConfigError
+from gmeta.io.cuts.group_rows import GroupRows
+from gmeta.io.cuts.query_rule import After, Flag, Query, checked, query_rows
+from gmeta.io.cuts.unsplit_tasks import About, counted
+from gmeta.io.reader_stats import ReaderStats
+
+Unexposed = Literal["leave_out", "keep"]
+PART = "part of the sequence"
+"""The column of marks that `SequenceSplit.rows` adds, so that nothing is told twice and otherwise."""
+_HISTORY, _TARGET, _FIRST = 1, 2, 4
+_PARTS = ("contexts", "history", "targets", "labels")
+
+
+class _Cut(NamedTuple):
+    """Groups of an element that are sequences: their numbers in it, tasks and first rows, and their parts."""
+
+    groups: tf.Tensor
+    task: tf.Tensor
+    first: tf.Tensor
+    history: GroupRows
+    targets: GroupRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSplit:
+    """A function from an element of `gmeta.io.groups` to a batch of `gmeta.io.sequences`, which describes it.
+
+    It is there for what comes between the two, such as features that are joined, or groups that are dealt out
+    over ranks: `rows` is what has to be sent of them.
+
+    Attributes:
+      contexts: As for `gmeta.io.sequences`, like all that isn't described here.
+      history: As there.
+      targets: As there.
+      labels: As there.
+      exposed: As there.
+      history_of: As there.
+      longest: As there.
+      unexposed: As there.
+      task: The name of the task's column, by which ``contexts`` may ask for it.
+      path: What messages call the data.
+      stats: Counters of the users who are left out.
+
+    Raises:
+      ConfigError: An argument makes no sense; or, once it is called, names a column that isn't there.
+
+    Example:
+      >>> split = SequenceSplit(history=["item"], targets=["item"], labels=["click"], exposed=Flag("shown"))
+      >>> elements = groups("data/train", groups_per_element=480).map(split.rows)  # doctest: +SKIP
+      >>> for element in balanced_elements(elements, SequenceCost.of_hstu(dim=512)):  # doctest: +SKIP
+      ...     train(split(element))
+    """
+
+    contexts: Sequence[str] = ()
+    history: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    exposed: Query | None = None
+    history_of: Flag | None = None
+    longest: int | None = None
+    unexposed: Unexposed = "leave_out"
+    task: str = "task"
+    path: str = "groups"
+    stats: ReaderStats | None = None
+
+    def __post_init__(self) -> None:
+        for part in _PARTS:
+            names = getattr(self, part)
+            if isinstance(names, str) or len(set(names)) < len(names):
+                raise ConfigError(f"sequences: {part} must be a list of columns, each once; got {names!r}")
+        if not (self.contexts or self.history or self.targets):
+            raise ConfigError("sequences: name columns in contexts, history or targets")
+        if self.exposed is None and (self.targets or self.labels):
+            raise ConfigError(
+                "sequences: targets and labels are columns of exposures: say by exposed which rows those are"
+            )
+        if self.history_of is not None and not isinstance(self.history_of, Flag):
+            raise ConfigError(f"sequences: history_of must be a Flag, got {self.history_of!r}")
+        if self.longest is not None:
+            whole_number("sequences: longest", self.longest, least=1)
+        if self.unexposed not in get_args(Unexposed):
+            raise ConfigError(
+                f"sequences: unexposed must be one of {', '.join(get_args(Unexposed))}, "
+                f"got {self.unexposed!r}"
+            )
+
+    def fitted(self, schema: Schema) -> SequenceSplit:
+        """The same for a data set of these columns.
+
+        Raises:
+          ConfigError: A column isn't there, or is of a kind that can't be what it is to be.
+        """
+        self._check_columns(schema)
+        rule = self.exposed
+        if rule is not None:
+            rule = checked(rule, schema, "sequences: exposed")
+        if self.history_of is not None:
+            checked(self.history_of, schema, "sequences: history_of")
+        return replace(self, task=schema.task, exposed=rule)
+
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The batch of an element of groups, or of what `rows` made of one."""
+        cut, columns = self._cut(element), element["columns"]
+        return {
+            "task": cut.task,
+            "contexts": {
+                name: cut.task if name == self.task else tf.gather(columns[name], cut.first)
+                for name in self.contexts
+            },
+            "history": {name: cut.history.of(columns[name]) for name in self.history},
+            "targets": {name: cut.targets.of(columns[name]) for name in self.targets},
+            "labels": {name: tf.cast(cut.targets.of(columns[name]), tf.float32) for name in self.labels},
+        }
+
+    def rows(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The element without the rows, columns and users that no batch is made of.
+
+        It is an element as `gmeta.io.balance_over_ranks` takes it: what a group costs there is what it will
+        cost in the model, and nothing else goes over the wire. One column says what each row is.
+        """
+        cut, splits = self._cut(element), element["row_splits"]
+        names = {name for part in _PARTS for name in getattr(self, part)} - {self.task}
+        first = cut.first if names.intersection(self.contexts) else cut.first[:0]
+        numbers = (first, cut.history.numbers, cut.targets.numbers)
+        sizes = [tf.size(part) for part in numbers]
+        marks = tf.repeat(tf.constant([_FIRST, _HISTORY, _TARGET], tf.int64), sizes)
+        # An event may be the first row too: what is written twice adds up.
+        marks = tf.math.unsorted_segment_sum(marks, tf.concat(numbers, axis=0), splits[-1])
+        kept = GroupRows.marked(marks > 0, splits).of_groups(cut.groups)
+        columns = {name: values for name, values in element["columns"].items() if name in names}
+        return {
+            "task": cut.task,
+            "batch_id": tf.gather(element["batch_id"], cut.groups),
+            "row_splits": kept.splits,
+            "columns": {
+                name: tf.gather(values, kept.numbers) for name, values in {**columns, PART: marks}.items()
+            },
+        }
+
+    def _cut(self, element: dict[str, Any]) -> _Cut:
+        columns, splits, task = element["columns"], element["row_splits"], element["task"]
+        groups, schema = tf.range(tf.size(task, tf.int64)), _schema(element, self.task)
+        if PART in columns:
+            self._check_columns(schema)
+            told = [tf.bitwise.bitwise_and(columns[PART], part) > 0 for part in (_HISTORY, _TARGET)]
+            history, targets = (GroupRows.marked(marks, splits) for marks in told)
+            return _Cut(groups, task, splits[:-1], history, targets)
+        exposed = self.fitted(schema)._exposures(element)
+        events = ~exposed
+        if self.history_of is not None:
+            events &= self.history_of.chosen(columns[self.history_of.column])
+        history, targets = GroupRows.marked(events, splits), GroupRows.marked(exposed, splits)
+        if self.unexposed == "leave_out" and isinstance(self.exposed, After | Flag):
+            shown = targets.lengths
+            about = About(self.path, str(self.exposed), "exposed", "; such users are left out", "unexposed")
+            task = counted(element, shown > 0, shown, self.stats, about)["task"]
+            groups = tf.where(shown > 0)[:, 0]
+            history, targets = history.of_groups(groups), targets.of_groups(groups)
+        if self.longest is not None:
+            history = history.latest(self.longest)
+        return _Cut(groups, tf.gather(task, groups), tf.gather(splits, groups), history, targets)
+
+    def _exposures(self, element: dict[str, Any]) -> tf.Tensor:
+        """Which rows are exposures, (rows,) bool."""
+        columns, splits, rule = element["columns"], element["row_splits"], self.exposed
+        if isinstance(rule, After | Flag):
+            return rule.chosen(columns[rule.column])
+        lengths = splits[1:] - splits[:-1]
+        counts = tf.zeros_like(lengths)
+        if rule is not None:  # a user of fewer rows has seen nothing before
+            counts = tf.minimum(query_rows(rule, columns, lengths)[0], lengths)
+        return tf.range(splits[-1]) >= tf.repeat(splits[1:] - counts, lengths)
+
+    def _check_columns(self, schema: Schema) -> None:
+        for part in _PARTS:
+            for name in getattr(self, part):
+                column = schema[name]
+                if name == schema.batch or (name == schema.task and part != "contexts"):
+                    advice = "" if name == schema.batch else "; it may be one of contexts"
+                    raise ConfigError(f"sequences: {part} names the key {name!r}{advice}")
+                if column.is_list and part == "labels":
+                    raise ConfigError(
+                        f"sequences: {part} must have one value a record, and {name!r} is a list"
+                    )
+
+
+def _schema(element: dict[str, Any], task: str) -> Schema:
+    """The columns that an element has."""
+    columns = [
+        Column(name, values.dtype.name, isinstance(values, tf.RaggedTensor))
+        for name, values in element["columns"].items()
+    ]
+    return Schema((Column(task), Column("batch_id"), *columns), task)

@@ -1,0 +1,129 @@
+"""Cuts the groups of an element into support and query sets, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import tensorflow as tf
+
+from gmeta.core.data.schema import Schema
+from gmeta.core.errors import ConfigError
+from gmeta.io.cuts.query_rule import After, Flag, Query, query_rows
+from gmeta.io.cuts.row_order import drawn, marked_last
+from gmeta.io.cuts.unsplit_tasks import About, left_out, refused
+from gmeta.io.reader_stats import ReaderStats
+
+Rows = Literal["latest", "random"]
+
+
+@dataclass(frozen=True)
+class TaskSplit:
+    """A function from an element of `gmeta.io.groups` to one of `gmeta.io.tasks`, which describes its fields.
+
+    Raises:
+      ConfigError: ``rows`` is another word than these, or contradicts ``query`` or ``resample``.
+    """
+
+    path: str
+    schema: Schema
+    features: Sequence[str]
+    label: str | Sequence[str]
+    weight: str | None
+    query: Query
+    support: int | None
+    rows: Rows | None
+    resample: bool
+    pad_value: int | None
+    seed: int
+    skip: bool
+    stats: ReaderStats | None
+
+    def __post_init__(self) -> None:
+        if self.rows not in (None, *get_args(Rows)):
+            raise ConfigError(f"tasks: rows must be one of {', '.join(get_args(Rows))}, got {self.rows!r}")
+        if self.rows == "latest" and self.resample:
+            raise ConfigError("tasks: resample=True draws rows anew each epoch: leave out rows='latest'")
+        if isinstance(self.query, After | Flag) and self._random:
+            raise ConfigError(
+                f"tasks: query={self.query} says which rows are drawn: leave out rows and resample"
+            )
+
+    @property
+    def _random(self) -> bool:
+        return self.resample or self.rows == "random"
+
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The task batch."""
+        lengths = _lengths(element)
+        queries, chosen = query_rows(self.query, element["columns"], lengths)
+        if chosen is not None:
+            sound = (queries > 0) & (queries < lengths)
+            if self.skip:
+                element, chosen = left_out(element, chosen, sound, queries, self.stats, self._about)
+                lengths, queries = _lengths(element), tf.boolean_mask(queries, sound)
+            else:
+                element = refused(element, sound, queries, self._about)
+        order = self._order(element, lengths, chosen)
+        columns, starts = element["columns"], element["row_splits"][:-1]
+        if self.schema.task in self.features:
+            columns = {**columns, self.schema.task: tf.repeat(element["task"], lengths)}
+        before_query = lengths - queries
+        support = before_query if self.support is None else tf.minimum(before_query, self.support)
+        weights = None if self.weight is None else columns[self.weight]
+
+        def part(start: tf.Tensor, length: tf.Tensor, longest: Any) -> dict[str, tf.Tensor]:
+            real = tf.sequence_mask(length, longest)
+            index = tf.where(real, start[:, None] + tf.range(tf.cast(longest, tf.int64)), 0)
+            if order is not None:
+                index = tf.where(real, _at(order, index), 0)
+            mask = tf.cast(real, tf.float32)
+            return {"index": index, "mask": mask if weights is None else mask * _at(weights, index)}
+
+        most = self.query if isinstance(self.query, int) else _longest(queries)
+        return {
+            "features": {name: self._feature(columns[name]) for name in self.features},
+            "label": self._label(columns),
+            "task": element["task"],
+            "support": part(starts + before_query - support, support, _longest(support)),
+            "query": part(starts + before_query, queries, most),
+        }
+
+    @property
+    def _about(self) -> About:
+        """Where a task that can't be split is, and by what."""
+        return About(self.path, str(self.query))
+
+    def _order(self, element: dict[str, Any], lengths: tf.Tensor, chosen: Any) -> Any:
+        """The rows, support before query in each task; None: as they stand."""
+        if chosen is not None:
+            return marked_last(chosen, lengths)
+        if not self._random:
+            return None
+        seed = tf.constant(self.seed, tf.int64)
+        return drawn(element, lengths, [seed, element["epoch"]] if self.resample else [seed])
+
+    def _label(self, columns: dict[str, Any]) -> tf.Tensor:
+        if isinstance(self.label, str):
+            return tf.cast(columns[self.label], tf.float32)
+        return tf.stack([tf.cast(columns[name], tf.float32) for name in self.label], axis=1)
+
+    def _feature(self, values: Any) -> Any:
+        if self.pad_value is None or not isinstance(values, tf.RaggedTensor):
+            return values
+        return values.to_tensor(tf.cast(self.pad_value, values.dtype))
+
+
+def _lengths(element: dict[str, Any]) -> tf.Tensor:
+    return element["row_splits"][1:] - element["row_splits"][:-1]
+
+
+def _longest(lengths: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(tf.concat([lengths, [1]], axis=0))  # 1 where there is no task
+
+
+def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """``tf.gather``, of an index that has nothing but padding where there are no values."""
+    return tf.gather(tf.concat([values, tf.zeros([1], values.dtype)], axis=0), index)

@@ -1,0 +1,1 @@
+"""Reads prepared data sets: groups, tasks, sequences and rows."""

@@ -1,0 +1,118 @@
+"""The native GroupBatch dataset: records in, groups of one task out (G-Meta, section 2.2)."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from gmeta.core.data.group_index import Layout
+from gmeta.core.data.on_bad import OnBad, check_on_bad
+from gmeta.core.data.schema import Schema
+from gmeta.core.errors import ConfigError
+from gmeta.core.native import load_op_library
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
+from gmeta.io.readers.remote import located
+
+Path: TypeAlias = str | os.PathLike[str]
+
+
+def group_batch(
+    files: Path | Sequence[Path] | tf.Tensor,
+    schema: Schema,
+    *,
+    groups_per_element: int = 1,
+    layout: Layout = "example",
+    shuffle_buffer: int = 0,
+    seed: int | tf.Tensor | None = None,
+    min_rows: int = 1,
+    on_bad: OnBad = "raise",
+    stats: ReaderStats | None = None,
+) -> tf.data.Dataset:
+    """Read TFRecord files from beginning to end and group consecutive records of one key.
+
+    The key is (task, batch). Records of a key must stand together, in one file, as `gmeta prepare` writes
+    them. Reading, parsing and grouping happen in one native source op; local paths and every file system
+    that TensorFlow knows are read. It takes any files, without a manifest or an index; of a prepared data set
+    `gmeta.io.groups` reads ranges, on several threads.
+
+    Args:
+      files: One path, several, or a string tensor of shape (F,).
+      schema: The columns of every record. Other features of a record are passed over.
+      layout: ``"example"``, a ``tf.train.Example`` a row, or ``"columnar"``, a record a group.
+      groups_per_element: Groups ``G`` in an element; the last element may hold fewer.
+      shuffle_buffer: 0 keeps the files' order. Otherwise files are permuted, and groups drawn from a buffer
+        of this many: uniform if it holds all groups.
+      seed: Gives that order, which is a pure function of it. An int ``s`` stands for ``[s, 0]``; a tensor of
+        shape (2,), int64, may come from another dataset's element, such as (seed, epoch). None draws one now,
+        and each iteration over the dataset has the same order.
+      min_rows: A group with fewer rows is bad.
+      on_bad: ``"raise"`` reports the first bad record, file or group. ``"skip"`` leaves it out and counts it:
+        a bad record costs itself, a file whose framing is lost costs its rest, a bad group costs its rows.
+        A file that can't be opened or read is reported in both cases.
+      stats: Counters to count into.
+
+    Returns:
+      A dataset of unknown cardinality. An element is a dict, with ``N`` rows in its ``G`` groups::
+
+        {"task": (G,) int64, "batch_id": (G,) int64, "row_splits": (G + 1,) int64,
+         "columns": {name: (N,) tensor, or RaggedTensor (N, None) for a list column}}
+
+      ``columns`` holds all columns but the key's. Group ``g`` is rows ``row_splits[g]:row_splits[g + 1]``.
+      Its iterators can be saved in a ``tf.train.Checkpoint``; restoring one reads from the start again.
+
+    Raises:
+      ConfigError: An argument makes no sense.
+      NativeLibraryError: The native op was never built.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating: "FILE at byte OFFSET: what;
+        what to do". `gmeta.io.as_data_error` finds that line again.
+
+    Example:
+      >>> for element in group_batch(["warm-00000-of-00001.tfrecord"], schema, groups_per_element=32):
+      ...     ratings = tf.RaggedTensor.from_row_splits(element["columns"]["rating"], element["row_splits"])
+    """
+    if groups_per_element < 1 or shuffle_buffer < 0 or min_rows < 1:
+        raise ConfigError(
+            f"group_batch: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least "
+            f"1, shuffle_buffer={shuffle_buffer} at least 0"
+        )
+    check_on_bad(on_bad)
+    flat = columns_specs(schema)
+    variant = load_op_library("io").gmeta_group_batch_dataset(
+        files=_files(files),
+        seed=_seed(seed),
+        groups_per_element=groups_per_element,
+        shuffle_buffer=shuffle_buffer,
+        min_rows=min_rows,
+        stats=0 if stats is None else stats.id,
+        layout=layout,
+        on_bad=on_bad,
+        **columns_attributes(schema),
+        output_types=[spec.dtype for spec in flat],
+        output_shapes=[spec.shape for spec in flat],
+    )
+    # No thread of its own: it only names what is there.
+    elements = tf.data.experimental.from_variant(variant, tuple(flat))
+    return elements.map(functools.partial(columns_as_dict, schema))
+
+
+def _files(files: Path | Sequence[Path] | tf.Tensor) -> tf.Tensor:
+    if isinstance(files, (str, os.PathLike)):
+        files = [files]
+    if not tf.is_tensor(files):
+        if not files:
+            raise ConfigError("group_batch: no files given")
+        files = [os.fspath(located(path)) for path in files]
+    return tf.convert_to_tensor(files, tf.string)
+
+
+def _seed(seed: int | tf.Tensor | None) -> tf.Tensor:
+    if seed is None:
+        seed = int.from_bytes(os.urandom(7), "little")
+    if isinstance(seed, int):
+        seed = [seed, 0]
+    return tf.convert_to_tensor(seed, tf.int64)

@@ -1,0 +1,300 @@
+"""Groups of a prepared data set, in an order of their own each epoch, each rank its range of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.data.on_bad import OnBad, check_on_bad
+from gmeta.core.data.schema import Schema
+from gmeta.core.errors import ConfigError
+from gmeta.core.native import load_op_library
+from gmeta.core.shares import Shares
+from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.position import ReadingPosition, counted_epochs
+from gmeta.io.readers.prepared_split import PreparedSplit, open_split
+
+WINDOW_BYTES = 64 << 20
+"""Of the groups that are permuted among each other, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Elements of as many groups as cost a target (MTGenRec, algorithm 1).
+
+    A group is a sequence, and its tokens are its rows, or the values of a list column in all of them.
+
+    Attributes:
+      target: What an element is to cost.
+      cost: The cost of a sequence; its number of tokens, if nothing is said.
+      max_tokens: The most tokens of an element, for memory's sake; one group alone may have more.
+      tokens: The list column whose values are counted; None: rows.
+      longest: The most tokens of a sequence that count, where a model sees no more of it; None: all.
+
+    Raises:
+      ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` below 1.
+    """
+
+    target: float
+    cost: SequenceCost = field(default_factory=SequenceCost)
+    max_tokens: int | None = None
+    tokens: str | None = None
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.target > 0 or any(
+            most is not None and most < 1 for most in (self.max_tokens, self.longest)
+        ):
+            raise ConfigError(
+                f"Balance: target={self.target} must be above 0, max_tokens={self.max_tokens} and "
+                f"longest={self.longest} at least 1"
+            )
+
+
+def groups(
+    path: str | os.PathLike[str],
+    *,
+    groups_per_element: int = 32,
+    balance: Balance | None = None,
+    shuffle: bool = True,
+    shuffle_buffer: int | None = None,
+    seed: int = 0,
+    first_epoch: int = 0,
+    count_epochs: bool = True,
+    pieces: int = 1,
+    position: ReadingPosition | None = None,
+    resume: EpochPlan | None = None,
+    passed: Sequence[tuple[int, int]] = (),
+    shard: tuple[int, int] | None = None,
+    min_rows: int = 1,
+    threads: int | None = None,
+    on_bad: OnBad = "raise",
+    stats: ReaderStats | None = None,
+) -> tf.data.Dataset:
+    """Read the groups of one split of a prepared data set; each iteration is one epoch.
+
+    The order of an epoch is a pure function of (``seed``, epoch number): blocks of neighbouring groups are
+    permuted over the whole split, then ``shuffle_buffer`` groups at a time among each other. Each rank reads
+    one contiguous range of that order, which the index beside each shard leads to; nothing else is read. A
+    native source op reads, parses on several threads, and joins the groups of an element.
+
+    An iterator's state is the number of groups that it has handed out: a few hundred bytes, restored without
+    reading anything again. It is saved by ``tf.train.Checkpoint``, through ``prefetch`` and ``map`` too,
+    which add the elements that wait in them; for Keras' ``BackupAndRestore`` there is ``position``. To go on
+    with another number of ranks, give each of them the same ``resume``.
+
+    Args:
+      path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or of any
+        file system that TensorFlow or tensorflow-io knows, ``hdfs://`` and ``s3://`` among them.
+      groups_per_element: Groups ``G`` in an element; the last one of a range may hold fewer. A bad group that
+        is skipped leaves a smaller element, so what step k reads doesn't depend on what was found before it.
+      balance: Elements of about equal cost instead.
+      shuffle: Whether the order changes with the epoch, or is the shards'.
+      shuffle_buffer: Groups that are permuted among each other, and held in memory twice; the order is
+        uniform if it holds all of them. None: as many of average size as fill 64 MiB.
+      seed: Gives the orders.
+      first_epoch: The number of the first iteration; each one that reads an element adds one.
+      count_epochs: False: each iteration is epoch ``first_epoch``. The dataset then has no state outside of
+        its iterators, and can be read by tf.data service (`gmeta.io.readers.data_service`: what that can't do
+        is save an iterator, keep an order, and count in variables here).
+      pieces: Into so many runs of steps an epoch is cut, for tf.data service to deal out to workers. A piece
+        should be no smaller than a window of ``shuffle_buffer`` groups, or windows are read several times.
+      position: Where an iteration begins, in place of ``first_epoch``. End the pipeline with its `counted`.
+      resume: What is left of the first epoch, which ``first_epoch`` is then taken from.
+      passed: Steps of the first epoch that were taken before: (ranks, steps) for each number of ranks in
+        turn, with as many groups an element as now. ``resume`` in other words, for who has counted steps.
+      shard: (r, N): this is rank r of N. None: the rank that this process is (``gmeta.init()``); in an
+        elastic job that has lost ranks, an element has the groups that those would have had as well. Give all
+        ranks the same ``seed``. All ranks have the same number of elements: where the range of one is longer,
+        the others' last elements hold no groups. With ``balance`` that isn't so.
+      min_rows: A group with fewer rows is bad.
+      threads: Threads that parse. None: as many as there are cores, at most 4.
+      on_bad: ``"raise"`` reports the first bad record, group or index. ``"skip"`` leaves it out and counts
+        it. A file that can't be opened or read is reported in both cases.
+      stats: Counters to count into; they name what was skipped.
+
+    Returns:
+      A dataset. An element is that of `group_batch`, and ``"cursor"``, (shares,) int64: groups handed out
+      of each range that this rank reads, this element's among them; and ``"epoch"``, () int64. Its
+      cardinality is known, unless ``balance``, ``resume`` or ``pieces`` is given.
+
+    Raises:
+      ConfigError: An argument makes no sense, or names a split that isn't there.
+      DataError: No manifest, or one that doesn't match its shards; or ``resume`` is of another data set.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `group_batch`.
+
+    Example:
+      >>> for element in groups("data/warm", groups_per_element=32):
+      ...     ratings = tf.RaggedTensor.from_row_splits(element["columns"]["rating"], element["row_splits"])
+    """
+    if groups_per_element < 1 or min_rows < 1 or first_epoch < 0:
+        raise ConfigError(
+            f"groups: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least 1, "
+            f"first_epoch={first_epoch} at least 0"
+        )
+    if (shuffle_buffer is not None and shuffle_buffer < 1) or (threads is not None and threads < 1):
+        raise ConfigError(f"groups: shuffle_buffer={shuffle_buffer} and threads={threads} must be at least 1")
+    if position is not None and (balance is not None or resume is not None or not count_epochs):
+        raise ConfigError("groups: position goes with neither balance, resume nor count_epochs=False")
+    if pieces < 1 or (pieces > 1 and (count_epochs or balance is not None)):
+        raise ConfigError(
+            f"groups: pieces={pieces} must be at least 1, and goes with count_epochs=False alone"
+        )
+    check_on_bad(on_bad)
+    shares = _shares(shard)
+    split = open_split(path, on_bad)
+    whole = EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=first_epoch)
+    if passed and (resume is not None or balance is not None):
+        raise ConfigError("groups: passed goes with neither resume nor balance")
+    if passed:
+        resume = whole
+        for ranks, steps in passed:
+            resume = resume.after_steps(steps, ranks=ranks, groups_per_step=groups_per_element)
+    if resume is not None:
+        whole = _checked(resume, split, seed, path)
+        first_epoch = resume.epoch
+    window = 0
+    if shuffle:
+        window = split.window(WINDOW_BYTES) if shuffle_buffer is None else min(shuffle_buffer, split.groups)
+    options = {
+        "shuffle_window": window,
+        "groups_per_element": groups_per_element,
+        "balance": _balance(balance),
+        "token_column": "" if balance is None else balance.tokens or "",
+        "min_rows": min_rows,
+        "threads": threads or min(4, os.cpu_count() or 1),
+        "on_bad": on_bad,
+        "stats": 0 if stats is None else stats.id,
+    }
+
+    def ranges(plan: EpochPlan) -> dict[str, Any]:
+        lanes = plan.lanes(shares.total)[shares.first : shares.first + shares.count]
+        spans = [(lane, *span) for lane, own in enumerate(lanes) for span in own or ((0, 0),)]
+        steps = -1 if balance is not None else plan.steps(shares.total, groups_per_element)
+        numbers = ("lanes", "begins", "ends")
+        columns = {name: tf.constant([span[i] for span in spans], tf.int64) for i, name in enumerate(numbers)}
+        return {**columns, "steps": tf.constant(steps, tf.int64)}
+
+    every = ranges(EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=0))
+    first = ranges(whole)
+    steps = int(every["steps"])
+
+    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    def epoch_of(number: tf.Tensor, step: tf.Tensor, end: tf.Tensor | None = None) -> tf.data.Dataset:
+        own = first if end is None else {**first, "steps": end}
+        if resume is not None and count_epochs:
+            own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
+        numbers = tf.stack([tf.constant(seed, tf.int64), number])
+        return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **options)
+
+    if position is not None:
+        return settled(position.epochs(steps).flat_map(epoch_of))
+    if pieces > 1:
+        number, planned = tf.constant(first_epoch, tf.int64), int(first["steps"])
+
+        def piece_of(piece: tf.Tensor) -> tf.data.Dataset:
+            begin, end = piece * planned // pieces, (piece + 1) * planned // pieces
+            return epoch_of(number, begin, end)
+
+        return settled(tf.data.Dataset.range(pieces).flat_map(piece_of), pieces=pieces)
+    if not count_epochs:
+        return settled(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
+    elements = counted_epochs(first_epoch).flat_map(epoch_of)
+    if resume is None and steps >= 0:
+        elements = elements.apply(tf.data.experimental.assert_cardinality(steps))
+    return settled(elements)
+
+
+def settled(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
+    """The dataset, saying that ranks have their parts already, and its epoch counter isn't in the way."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # The one state outside is the epoch counter, and what was read from it is part of a saved iterator.
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    dataset = dataset.with_options(options)
+    dataset._gmeta_ranges = pieces
+    return dataset
+
+
+def reads_ranges(dataset: tf.data.Dataset) -> bool:
+    """Whether elements come from `groups`, or what is made of it: of contiguous ranges, one a rank."""
+    return hasattr(dataset, "_gmeta_ranges") or any(map(reads_ranges, dataset._inputs()))
+
+
+def in_pieces(dataset: tf.data.Dataset) -> bool:
+    """Whether elements come from `groups` with ``pieces``, or what is made of it."""
+    return getattr(dataset, "_gmeta_ranges", 1) > 1 or any(map(in_pieces, dataset._inputs()))
+
+
+def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -> EpochPlan:
+    """An epoch of a split that hasn't begun: what `EpochPlan.after_steps` is asked of.
+
+    Args:
+      path: As for `groups`.
+      seed: As there.
+      epoch: The epoch's number.
+
+    Example:
+      >>> left = epoch_plan("data/warm", seed=0, epoch=3).after_steps(120, ranks=4, groups_per_step=32)
+      >>> rest = groups("data/warm", seed=0, groups_per_element=32, resume=left)  # on any number of ranks
+    """
+    split = open_split(path)
+    return EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=epoch)
+
+
+def _shares(shard: tuple[int, int] | None) -> Shares:
+    if shard is not None and not 0 <= shard[0] < shard[1]:
+        raise ConfigError(f"shard={tuple(shard)} names no rank: give (r, N) with 0 <= r < N")
+    return collectives.world().shares if shard is None else Shares.of(*shard)
+
+
+def _checked(resume: EpochPlan, split: PreparedSplit, seed: int, path: str | os.PathLike[str]) -> EpochPlan:
+    if resume.digest != split.digest:
+        raise ConfigError(
+            f"groups: resume is of another data set than {os.fspath(path)}, whose manifest's digest differs: "
+            "name the one that was read, or begin an epoch without resume"
+        )
+    if resume.seed != seed:
+        raise ConfigError(
+            f"groups: resume is of seed {resume.seed}, and seed={seed} gives another order: pass "
+            f"seed={resume.seed}"
+        )
+    return resume
+
+
+def _balance(balance: Balance | None) -> list[float]:
+    if balance is None:
+        return []
+    cost = balance.cost
+    most = [float(balance.max_tokens or 0), float(balance.longest or 0)]
+    return [float(balance.target), cost.linear, cost.quadratic, *most]
+
+
+def _group_ranges(split: PreparedSplit, shares: Shares, epoch: tf.Tensor, **inputs: Any) -> tf.data.Dataset:
+    schema: Schema = split.schema
+    flat = [tf.TensorSpec((shares.count,), tf.int64), *columns_specs(schema)]
+    variant = load_op_library("io").gmeta_group_ranges_dataset(
+        files=split.files,
+        groups=[shard.groups for shard in split.shards],
+        index_crcs=[shard.index for shard in split.shards],
+        layout=split.layout,
+        **{**inputs, "balance": tf.constant(inputs["balance"], tf.float64)},
+        **columns_attributes(schema),
+        output_types=[spec.dtype for spec in flat],
+        output_shapes=[spec.shape for spec in flat],
+    )
+
+    @tf.autograph.experimental.do_not_convert
+    def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
+        return {**columns_as_dict(schema, *rest), "cursor": cursor, "epoch": epoch}
+
+    # No thread of its own: it only names what is there.
+    return cast(tf.data.Dataset, tf.data.experimental.from_variant(variant, tuple(flat)).map(structure))

@@ -1,0 +1,120 @@
+"""A split of a prepared data set: its schema, its shards, and whether they are those of its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gmeta.core.data.group_index import Layout
+from gmeta.core.data.manifest import FILE_NAME, Manifest, Shard
+from gmeta.core.data.on_bad import OnBad
+from gmeta.core.data.roles import Roles
+from gmeta.core.data.schema import Schema
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import ReadablePath
+from gmeta.io.readers.remote import located
+
+_MOST = 8  # splits or data sets that a message names
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """What readers need to know of a split.
+
+    Attributes:
+      folder: The data set's, on a local or another file system.
+      schema: The columns of every row.
+      roles: What the columns are for.
+      layout: How rows are encoded.
+      shards: Those that hold groups, in order.
+      digest: Of the data set and the split's name: two of one digest hold the same groups in the same order.
+    """
+
+    folder: ReadablePath
+    schema: Schema
+    roles: Roles
+    layout: Layout
+    shards: Sequence[Shard]
+    digest: str
+
+    @property
+    def groups(self) -> int:
+        """Groups in all shards."""
+        return sum(shard.groups for shard in self.shards)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all shards."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def files(self) -> list[str]:
+        """The shards' paths."""
+        return [os.fspath(self.folder / shard.name) for shard in self.shards]
+
+    def window(self, bytes_in_memory: int) -> int:
+        """How many groups of average size fit into so many bytes; at least 1, at most all of them."""
+        size = max(1, sum(shard.bytes for shard in self.shards) // max(1, self.groups))
+        return max(1, min(self.groups, bytes_in_memory // size))
+
+
+def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> PreparedSplit:
+    """Read the manifest of the split that a path such as ``data/warm`` names.
+
+    Args:
+      path: The folder that `gmeta prepare` wrote, and in it the name of a split.
+      on_bad: ``"raise"``: every shard must have the size that the manifest states. ``"skip"``: one of another
+        size is warned of, and what can be read of it is read.
+
+    Raises:
+      ConfigError: There is no such split, or no data set that it could be of.
+      DataError: A manifest that can't be read, or one that doesn't match its shards; or the split holds no
+        group.
+    """
+    path = located(path)
+    if isinstance(path, Path):
+        _check_there(path)
+    manifest = Manifest.load(path.parent, check_shards=on_bad == "raise")
+    if path.name not in manifest.splits:
+        raise ConfigError(
+            f"{path.parent} has no split {path.name!r}; it has {', '.join(manifest.splits) or 'none'}"
+        )
+    split = manifest.splits[path.name]
+    if split.groups == 0:
+        raise DataError("the split holds no group", path=path, advice="prepare it with more data")
+    for shard in split.shards:
+        file = path.parent / shard.name
+        if on_bad == "skip" and file.exists() and file.stat().st_size != shard.bytes:
+            warnings.warn(f"{file}: not as long as the manifest says; reading what is there", stacklevel=3)
+    digest = hashlib.sha256(f"{manifest.digest} {path.name}".encode()).hexdigest()
+    # With few groups and many shards some are empty; a file without a record is otherwise a fault.
+    full = tuple(shard for shard in split.shards if shard.groups > 0)
+    return PreparedSplit(path.parent, manifest.schema, manifest.roles, manifest.layout, full, digest)
+
+
+def _check_there(path: Path) -> None:
+    """Refuse a path beside which there is no data set, and say which splits there are instead."""
+    folder = path.parent
+    own = (path / FILE_NAME).exists()
+    if (folder / FILE_NAME).exists() or not (own or folder.is_dir()) or any(folder.glob("*.tfrecord")):
+        return  # nothing there, or shards that lack their manifest, is for `Manifest.load` to refuse
+    if own:
+        found = [path / FILE_NAME]
+    else:
+        found = sorted(path.glob(f"*/{FILE_NAME}")) or sorted(folder.glob(f"*/{FILE_NAME}"))
+    splits = [f"{manifest.parent / name}" for manifest in found[:_MOST] for name in _splits(manifest)]
+    raise ConfigError(
+        f"{path} is no split of a prepared data set: name FOLDER/SPLIT, where FOLDER is what `gmeta prepare "
+        f"--out` made" + (f"; there are {', '.join(splits[:_MOST])}" if splits else "")
+    )
+
+
+def _splits(manifest: Path) -> list[str]:
+    try:
+        return list(Manifest.load(manifest.parent, check_shards=False).splits)
+    except DataError:
+        return []

@@ -1,0 +1,206 @@
+"""Batches of shuffled rows, for models that learn from samples and not from tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.on_bad import OnBad
+from gmeta.core.data.schema import Column
+from gmeta.core.errors import ConfigError
+from gmeta.core.shares import Shares
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.group_reader import groups, settled
+from gmeta.io.readers.position import counted_epochs
+from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.row_dataset import row_batches
+
+BLOCK_BYTES = 4 << 20
+"""Of the rows that are permuted among each other, where nothing else is said; they stay in a CPU's cache."""
+
+
+def rows(
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int = 1024,
+    label: str | Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    weight: str | None = None,
+    pad_value: int | None = None,
+    shuffle: bool = True,
+    shuffle_buffer: int | None = None,
+    seed: int = 0,
+    first_epoch: int = 0,
+    count_epochs: bool = True,
+    drop_remainder: bool = False,
+    resume: EpochPlan | None = None,
+    passed: Sequence[tuple[int, int]] = (),
+    shard: tuple[int, int] | None = None,
+    threads: int | None = None,
+    on_bad: OnBad = "raise",
+    stats: ReaderStats | None = None,
+) -> tf.data.Dataset:
+    """Read the rows of one split of a prepared data set in shuffled batches; each iteration is one epoch.
+
+    The order has two levels. The groups of an epoch are in the order of `gmeta.io.groups`: permuted over the
+    whole split by blocks, then in a window of 64 MiB. Of so many of them as hold ``shuffle_buffer`` rows, all
+    rows are permuted, whatever task they are of. So the rows of a task come in batches that stand near each
+    other: a larger buffer spreads them further, and one of all rows makes the order uniform. It is a pure
+    function of (``seed``, epoch number, the rank's range).
+
+    Args:
+      path: ``"<folder>/<split>"``, such as ``"data/train"``.
+      batch_size: Rows of a batch; the last one of an epoch may hold fewer.
+      label: The column to predict, or several of them; cast to float32. None: the one that `gmeta prepare`
+        was told of, or else ``label`` or ``rating``.
+      features: The columns to hand on, of int64 or float32. None: all columns, the task among them, but the
+        batch, the time, the labels and the weight.
+      weight: A column of float32 to weigh samples by, as Keras does.
+      pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
+        list of the batch.
+      shuffle: Whether rows are shuffled, anew in each epoch, or stand as in the shards.
+      shuffle_buffer: Rows that are permuted among each other, rounded to whole groups. None: as many as fill
+        4 MiB, and at least 16 batches.
+      seed: Gives the orders.
+      first_epoch: The number of the first iteration; each one that reads a batch adds one.
+      count_epochs: False: each iteration is epoch ``first_epoch``.
+      drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
+      resume: What is left of the first epoch, by whole groups (`gmeta.io.epoch_plan`), on any number of
+        ranks.
+      passed: Steps of the first epoch that were taken before: (ranks, steps), of as many ranks as there are
+        now. Their rows are read again, and passed over.
+      shard: (r, N): this is rank r of N ranks, and has the rows of the r-th of N contiguous ranges of the
+        epoch's groups. Give all ranks the same ``seed``. None: the rank that this process is
+        (``gmeta.init()``); in an elastic job that has lost ranks, a batch has the rows that those would have
+        had as well. Ranges may differ in rows, and ranks in their numbers of batches, which ``fit`` of
+        gmeta's models allows for.
+      threads: Threads that parse. None: as many as there are cores, at most 4.
+      on_bad: ``"raise"`` or ``"skip"``, as for `gmeta.io.groups`.
+      stats: Counters to count into; they name what was skipped.
+
+    Returns:
+      A dataset of (features, label), or (features, label, weight): a dict of (batch,) tensors, or
+      RaggedTensor (batch, None) for list columns; (batch,) float32, or (batch, labels) where ``label`` is a
+      sequence; (batch,) float32. Its cardinality is known for one rank, unless ``resume``, ``passed`` or
+      ``on_bad="skip"`` is given.
+
+    Raises:
+      ConfigError: An argument makes no sense, or names a split or column that isn't there.
+      DataError: A manifest that can't be read, or one that doesn't match its shards.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups`.
+
+    Example:
+      >>> model.fit(rows("data/train", batch_size=512), epochs=3)  # doctest: +SKIP
+    """
+    size = whole_number("rows: batch_size", batch_size, least=1)
+    split = open_split(path, on_bad)
+    label = choose_label("rows", split.schema, split.roles, label)
+    weight = choose_weight("rows", split.schema, weight)
+    labels = (label,) if isinstance(label, str) else label
+    names = choose_features("rows", split.schema, features, (split.roles.time, weight, *labels))
+    answers = tuple(Column(name, "float32") for name in labels)
+    structure: tuple[Any, ...] = (
+        {name: split.schema[name] for name in names},
+        answers[0] if isinstance(label, str) else answers,
+        *((split.schema[weight],) if weight else ()),
+    )
+    if shuffle_buffer is None:
+        width = max(1, sum(shard.bytes for shard in split.shards) // max(1, split.rows))
+        shuffle_buffer = max(16 * size, BLOCK_BYTES // width)
+    buffer = whole_number("rows: shuffle_buffer", shuffle_buffer, least=1)
+    shares = collectives.world().shares if shard is None else Shares.of(*shard)
+    skipped = _skipped(passed, shares, resume)
+
+    def lane(number: int) -> tf.data.Dataset:
+        """The batches of one range."""
+        elements = groups(
+            path,
+            groups_per_element=max(1, buffer * split.groups // max(1, split.rows)),
+            shuffle=shuffle,
+            seed=seed,
+            first_epoch=first_epoch,
+            count_epochs=count_epochs,
+            resume=resume,
+            shard=(number, shares.total),
+            threads=threads,
+            on_bad=on_bad,
+            stats=stats,
+        )
+        batches = row_batches(
+            elements,
+            structure,
+            task=split.schema.task,
+            batch_size=size,
+            shuffle_seed=seed if shuffle else None,
+            drop_remainder=drop_remainder,
+        )
+        return batches if isinstance(label, str) else batches.map(_stacked)
+
+    lanes = [lane(number) for number in range(shares.first, shares.first + shares.count)]
+    batches = lanes[0] if len(lanes) == 1 else _joined(lanes)
+    if skipped:
+        # Epoch 0 of this count is the first iteration, the one that goes on.
+        batches = counted_epochs(0).flat_map(
+            lambda epoch, _, every=batches: every.skip(
+                tf.where(epoch == 0, tf.constant(skipped, tf.int64), 0)
+            )
+        )
+    if pad_value is not None:
+        batches = batches.map(lambda *batch: _padded(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
+    if shares.total == 1 and resume is None and not skipped and on_bad == "raise":
+        steps = split.rows // size if drop_remainder else -(-split.rows // size)
+        batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
+    return settled(batches.prefetch(tf.data.AUTOTUNE))
+
+
+def _skipped(passed: Sequence[tuple[int, int]], shares: Shares, resume: EpochPlan | None) -> int:
+    """How many batches of the first epoch were taken before."""
+    if passed and resume is not None:
+        raise ConfigError("rows: passed goes without resume")
+    other = [ranks for ranks, steps in passed if ranks != shares.total and steps]
+    if other:
+        raise ConfigError(
+            f"rows: passed={list(passed)} counts steps of {other[0]} ranks, and there are {shares.total}: "
+            "a batch has rows of many groups, so go on with as many ranks, or at the beginning of an epoch"
+        )
+    return sum(whole_number("rows: passed", steps) for _, steps in passed)
+
+
+@tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+def _stacked(features: dict[str, Any], labels: tuple[tf.Tensor, ...], *weight: tf.Tensor) -> tuple[Any, ...]:
+    return features, tf.stack(labels, axis=1), *weight
+
+
+def _joined(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
+    """One batch a step of all lanes' batches; a lane that has ended gives no rows."""
+
+    def nothing(spec: Any) -> Any:
+        empty = tf.zeros([0, *spec.shape[1:]], spec.dtype)
+        ragged = isinstance(spec, tf.RaggedTensorSpec)
+        return tf.RaggedTensor.from_row_splits(tf.zeros([0], spec.dtype), [0]) if ragged else empty
+
+    empty = tf.nest.map_structure(nothing, lanes[0].element_spec)
+    endless = [lane.concatenate(tf.data.Dataset.from_tensors(empty).repeat()) for lane in lanes]
+
+    def joined(*batches: Any) -> Any:
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+
+    steps = tf.data.Dataset.zip(*endless).map(joined)
+    return steps.take_while(lambda _, label, *__: tf.shape(label)[0] > 0)
+
+
+def _padded(batch: tuple[Any, ...], pad_value: int) -> tuple[Any, ...]:
+    features = {
+        name: values.to_tensor(tf.cast(pad_value, values.dtype))
+        if isinstance(values, tf.RaggedTensor)
+        else values
+        for name, values in batch[0].items()
+    }
+    return features, *batch[1:]

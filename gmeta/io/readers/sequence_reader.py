@@ -1,0 +1,169 @@
+"""Batches of sequences: a user's history and exposures, a record a user (MTGenRec, appendix A)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.on_bad import OnBad
+from gmeta.io.cuts.query_rule import Flag, Query
+from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.group_reader import Balance, groups, settled
+from gmeta.io.readers.position import ReadingPosition
+from gmeta.io.readers.prepared_split import open_split
+
+
+def sequences(
+    path: str | os.PathLike[str],
+    *,
+    history: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    labels: Sequence[str] | None = None,
+    contexts: Sequence[str] = (),
+    exposed: Query | None = None,
+    history_of: Flag | None = None,
+    longest: int | None = None,
+    unexposed: Unexposed = "leave_out",
+    sequences_per_batch: int = 32,
+    balance: Balance | None = None,
+    shuffle: bool = True,
+    shuffle_buffer: int | None = None,
+    seed: int = 0,
+    first_epoch: int = 0,
+    count_epochs: bool = True,
+    pieces: int = 1,
+    position: ReadingPosition | None = None,
+    resume: EpochPlan | None = None,
+    passed: Sequence[tuple[int, int]] = (),
+    shard: tuple[int, int] | None = None,
+    min_rows: int = 1,
+    threads: int | None = None,
+    on_bad: OnBad = "raise",
+    stats: ReaderStats | None = None,
+) -> tf.data.Dataset:
+    """Batches of sequences of one split of a prepared data set; each iteration is one epoch.
+
+    A sequence is one group of records, all rows of a user: ``gmeta prepare --task user --time timestamp``
+    brings them together in the order of time (without ``--batch-rows``, or each batch is a sequence). Rows
+    that are exposures, what the user was shown and did with it, are the targets. The others are events, and
+    make up the history. A model sees a user's history once for all of the exposures, where samples of one
+    exposure each would repeat it.
+
+    Every other argument means what it means for `gmeta.io.groups`: orders, ranks, going on in the middle.
+
+    Args:
+      path: ``"<folder>/<split>"``, such as ``"data/train"``.
+      history: Columns of the events, such as the item, the action and the time. A model that attends by time
+        (`gmeta.ops.AttentionMask`) needs the time of the targets too: where exposures lie between events, it
+        is that alone which keeps a target from seeing what came after it.
+      targets: Columns of the exposures, as far as they are known before the user answers.
+      labels: Columns of what the user answered, such as click and order; cast to float32. None: where
+        ``targets`` are named, the label that `gmeta prepare` was told of, if there is one.
+      contexts: Columns of the user, such as age or home town: the value of the user's first row, whatever the
+        others say. The task's own column, the user's id, may be one of them.
+      exposed: Which rows are exposures. None: none is.
+
+        - an int: so many, the latest; all rows of a user who has no more;
+        - a float above 0 and below 1: that share of the user's n rows, ``floor(exposed * n + 1/2)``, but at
+          least one and, of more than one, at most n - 1;
+        - ``After("timestamp", t)``: the rows whose column is at least ``t``;
+        - ``Flag("is_exposure")``: the rows whose column isn't 0.
+      history_of: Which of the others are events, by their flag; rows that are neither are passed over. None:
+        all of them are.
+      longest: The most events of a history, of which the last ones stay. None: all.
+      unexposed: What becomes of a user without an exposure by `After` or `Flag`, who has nothing to learn
+        from and would cost as much as others: ``"leave_out"`` makes the batch smaller, and counts it in
+        ``stats`` as ``"unexposed"``; ``"keep"``: no targets. A user without events is kept, with no history.
+      sequences_per_batch: Sequences ``B`` of a batch; the last one of a range may hold fewer.
+      balance: Batches of about equal cost instead. A sequence's tokens are its user's rows, at most
+        ``longest`` unless ``balance`` says itself how many count. Users who are left out count as well.
+      shuffle: Whether the order changes with the epoch.
+      shuffle_buffer: Sequences that are permuted among each other.
+      seed: Gives the orders.
+      first_epoch: The number of the first iteration.
+      count_epochs: Whether each iteration is the next epoch.
+      pieces: For tf.data service.
+      position: Where this dataset begins and stands, in variables; in place of ``first_epoch``.
+      resume: What is left of the first epoch.
+      passed: Steps of the first epoch that were taken before.
+      shard: (r, N): this is rank r of N. None: the rank that this process is.
+      min_rows: A user with fewer rows is bad data.
+      threads: Threads that parse.
+      on_bad: ``"raise"`` or ``"skip"``, of bad data.
+      stats: Counters to count into.
+
+    Returns:
+      A dataset. An element is a dict of ``B`` sequences::
+
+        {"task": (B,) int64,
+         "contexts": {name: (B,), or RaggedTensor (B, None) of a list column},
+         "history": {name: RaggedTensor (B, None), or (B, None, None) of a list column},
+         "targets": {name: as the history's},
+         "labels": {name: RaggedTensor (B, None) float32}}
+
+      Columns of one part have the same row splits: ``row_lengths()`` of any of ``labels`` is how many samples
+      a user has, and their sum is what a batch weighs in a mean over ranks. ``B`` may be 0. The dataset's
+      cardinality is that of `gmeta.io.groups`.
+
+    Raises:
+      ConfigError: An argument makes no sense, or names a split or column that isn't there.
+      DataError: No manifest, or one that doesn't match its shards.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups`.
+
+    Example:
+      >>> train = sequences(
+      ...     "data/train", history=["item", "action", "timestamp"], targets=["item", "timestamp"],
+      ...     labels=["click", "order"], contexts=["age"], exposed=Flag("is_exposure"), longest=3000,
+      ...     balance=Balance(5e11, SequenceCost.of_hstu(dim=512)),
+      ... )
+      >>> model.fit(train, epochs=2)
+      >>> next_item = sequences("data/train", history=["item", "timestamp"]).map(lambda b: b["history"])
+
+    References:
+      MTGenRec, section 3.4 and appendix A.
+    """
+    opened = open_split(path, on_bad)
+    if labels is None:
+        labels = (opened.roles.label,) if targets and opened.roles.label else ()
+    split = SequenceSplit(
+        contexts=contexts,
+        history=history,
+        targets=targets,
+        labels=labels,
+        exposed=exposed,
+        history_of=history_of,
+        longest=longest,
+        unexposed=unexposed,
+        path=os.fspath(path),
+        stats=stats,
+    ).fitted(opened.schema)
+    if balance is not None and balance.longest is None and balance.tokens is None:
+        balance = replace(balance, longest=longest)
+    elements = groups(
+        path,
+        groups_per_element=whole_number("sequences: sequences_per_batch", sequences_per_batch, least=1),
+        balance=balance,
+        shuffle=shuffle,
+        shuffle_buffer=shuffle_buffer,
+        seed=seed,
+        first_epoch=first_epoch,
+        count_epochs=count_epochs,
+        pieces=pieces,
+        position=position,
+        resume=resume,
+        passed=passed,
+        shard=shard,
+        min_rows=min_rows,
+        threads=threads,
+        on_bad=on_bad,
+        stats=stats,
+    )
+    batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    batches = batches.prefetch(tf.data.AUTOTUNE)
+    return settled(batches if position is None else position.counted(batches))

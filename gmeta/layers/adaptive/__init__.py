@@ -1,0 +1,1 @@
+"""Layers whose weights adapt to a task."""

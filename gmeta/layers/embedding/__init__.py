@@ -1,0 +1,1 @@
+"""Looks up the features of a batch in their tables."""

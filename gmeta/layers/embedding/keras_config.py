@@ -1,0 +1,51 @@
+"""Settings (frozen dataclasses of gmeta) as what JSON can hold, and back: the configs of Keras layers."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta import ops
+from gmeta.core.errors import ConfigError
+from gmeta.layers.embedding.feature_config import FeatureConfig
+
+_KIND = "kind"
+_SCHEDULE = "keras_schedule"
+
+
+def to_config(value: Any) -> Any:
+    """A setting as a dict of its class's name and fields; numbers, strings and None as they are.
+
+    Raises:
+      ConfigError: It holds something that can't be written down, such as a function.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        written = {f.name: to_config(getattr(value, f.name)) for f in fields(value)}
+        return {_KIND: type(value).__name__, **written}
+    if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return {_SCHEDULE: tf.keras.optimizers.schedules.serialize(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{value!r} can't be written into a layer's config; for a learning rate use a number, None, or a "
+        "tf.keras.optimizers.schedules.LearningRateSchedule"
+    )
+
+
+def from_config(config: Any) -> Any:
+    """The setting that `to_config` wrote down.
+
+    Raises:
+      ConfigError: It names a class that isn't one of gmeta's settings.
+    """
+    if not isinstance(config, dict):
+        return config
+    if _SCHEDULE in config:
+        return tf.keras.optimizers.schedules.deserialize(config[_SCHEDULE])
+    kind = config.get(_KIND)
+    made = FeatureConfig if kind == FeatureConfig.__name__ else getattr(ops, str(kind), None)
+    if not (isinstance(made, type) and is_dataclass(made)):
+        raise ConfigError(f"a layer's config names {kind!r}, which isn't a setting that gmeta knows")
+    return made(**{name: from_config(value) for name, value in config.items() if name != _KIND})

@@ -1,0 +1,98 @@
+"""Which tables are merged into one, and how ids of different tables stay apart in it.
+
+MTGenRec section 3.1: tables of equal width and policy become one physical table, so that a step makes one
+lookup instead of one per feature. Table i's id x becomes the key ``(i << (63 - k)) | x`` with
+``k = ceil(log2(m + 1))`` for m tables, so the top bit stays 0 and x has ``63 - k`` bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.embedding.feature_config import FeatureConfig, RowPolicy
+from gmeta.ops.keys.id_hash import fold_ids
+
+
+@dataclass(frozen=True)
+class MergedTable:
+    """A physical table: what its rows are like, and the tables that live in it.
+
+    Attributes:
+      policy: Width, initial values, admission, eviction and precision of its rows.
+      tables: The merged tables' names; a table's position is its i.
+      features: The features that read them, in the order of the collection.
+    """
+
+    policy: RowPolicy
+    tables: tuple[str, ...]
+    features: tuple[FeatureConfig, ...]
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return self.policy.dim
+
+    @property
+    def id_bits(self) -> int:
+        """How many bits a raw id may have: 63 - ceil(log2(m + 1))."""
+        return 63 - len(self.tables).bit_length()
+
+    @property
+    def id_limit(self) -> int:
+        """Raw ids are in [0, id_limit)."""
+        return 1 << self.id_bits
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Of its tables those whose ids are hashed."""
+        names = {feature.table_name for feature in self.features if feature.hash}
+        return tuple(table for table in self.tables if table in names)
+
+    def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
+        """A feature's ids out of what it was given; folded into `id_bits` if it hashes."""
+        return fold_ids(numbers, self.id_bits) if feature.hash else numbers
+
+    def key_prefix(self, feature: FeatureConfig) -> int:
+        """What is or-ed into the feature's raw ids."""
+        return self.tables.index(feature.table_name) << self.id_bits
+
+
+def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
+    """Merge tables of equal policy.
+
+    Raises:
+      ConfigError: No feature, or something else; two of one name; two that disagree on the table they share.
+    """
+    if not features:
+        raise ConfigError("a collection needs at least one feature")
+    strange = next((each for each in features if not isinstance(each, FeatureConfig)), None)
+    if strange is not None:
+        raise ConfigError(f"features must be gmeta.layers.FeatureConfig(name, dim), got {strange!r}")
+    names = [feature.name for feature in features]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"features named twice: {', '.join(twice)}")
+    policies: dict[str, RowPolicy] = {}
+    hashed: dict[str, bool] = {}
+    for feature in features:
+        if hashed.setdefault(feature.table_name, feature.hash) != feature.hash:
+            raise ConfigError(
+                f"feature {feature.name!r} shares table {feature.table_name!r} with hash={feature.hash}, but "
+                f"the table has hash={not feature.hash}: give all of its features the same"
+            )
+        if policies.setdefault(feature.table_name, feature.policy) != feature.policy:
+            raise ConfigError(
+                f"feature {feature.name!r} shares table {feature.table_name!r} but asks for "
+                f"{feature.policy}; the table has {policies[feature.table_name]}"
+            )
+    groups: dict[RowPolicy, list[str]] = {}
+    for table, policy in policies.items():
+        groups.setdefault(policy, []).append(table)
+    return tuple(
+        MergedTable(policy, tuple(tables), tuple(f for f in features if f.table_name in tables))
+        for policy, tables in groups.items()
+    )

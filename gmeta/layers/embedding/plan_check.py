@@ -1,0 +1,71 @@
+"""Keeps a checkpoint from being read into tables that were merged otherwise.
+
+A key holds its table's number (see `gmeta.layers.embedding.merge_plan`). With other features, or the same
+ones in another order, the same key may belong to another feature: rows would be mixed up, and nothing would
+show it. So the plan travels with the rows, and is compared when they come back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.embedding.merge_plan import MergedTable
+
+
+class PlanCheck(tf.train.experimental.PythonState):
+    """What `tf.train.Checkpoint` saves of a plan, and compares when it restores.
+
+    Args:
+      owner: Name of the collection, for messages.
+      plan: Its merged tables.
+    """
+
+    def __init__(self, owner: str, plan: Sequence[MergedTable]) -> None:
+        self._owner = owner
+        self._plan: list[dict[str, Any]] = [
+            {"dim": merged.dim, "tables": list(merged.tables)}
+            # Said only where there are some: what was saved before tables could hash stays readable.
+            | ({"hashed": list(merged.hashed)} if merged.hashed else {})
+            for merged in plan
+        ]
+
+    def serialize(self) -> str:
+        """The plan as JSON."""
+        return json.dumps(self._plan)
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """Compare with the plan that a checkpoint holds.
+
+        Raises:
+          ConfigError: They differ.
+        """
+        saved = json.loads(string_value)
+        if saved != self._plan:
+            raise ConfigError(
+                f"{self._owner!r} has the tables {_shown(self._plan)}, but what is loaded was saved with "
+                f"{_shown(saved)}: ids would be taken for those of other features. Make the collection with "
+                "the features, their policies and the order that it was saved with"
+            )
+
+    def as_array(self) -> npt.NDArray[np.uint8]:
+        """`serialize` for stores that hold numbers alone."""
+        return np.frombuffer(self.serialize().encode(), np.uint8)
+
+    def check_array(self, array: Any) -> None:
+        """`deserialize` of what `as_array` gave."""
+        self.deserialize(np.asarray(array).tobytes())
+
+
+def _shown(plan: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(
+        f"{', '.join(merged['tables'])} ({merged['dim']} wide"
+        + (f", ids of {', '.join(merged['hashed'])} hashed)" if merged.get("hashed") else ")")
+        for merged in plan
+    )

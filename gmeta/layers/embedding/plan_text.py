@@ -1,0 +1,52 @@
+"""A merge plan as a table to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.merge_plan import MergedTable
+from gmeta.ops.table.hash_table import HashTable
+
+_HEADINGS = (
+    *("table", "features", "dim", "ids below", "rows start as"),
+    *("admission", "eviction", "precision", "optimizer"),
+)
+
+
+def plan_table(plan: Sequence[MergedTable], tables: Sequence[HashTable]) -> str:
+    """One line for each physical table, under headings."""
+    lines = [_HEADINGS, *(_cells(merged, table) for merged, table in zip(plan, tables, strict=True))]
+    return "\n".join(aligned(lines))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells as text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
+    rate = table.optimizer.learning_rate
+    pace = "the Keras optimizer's rate" if rate is None else "a schedule" if callable(rate) else f"{rate:g}"
+    return (
+        table.name,
+        ", ".join(_feature(feature) for feature in merged.features),
+        str(merged.dim),
+        f"2^{merged.id_bits}",
+        str(merged.policy.initializer),
+        str(merged.policy.admission),
+        "none" if merged.policy.eviction is None else str(merged.policy.eviction),
+        "float32" if merged.policy.precision is None else str(merged.policy.precision),
+        f"{type(table.optimizer).__name__} at {pace}",
+    )
+
+
+def _feature(feature: FeatureConfig) -> str:
+    """Its name, how it is pooled, and its table where that has another name."""
+    how = [*([] if feature.pooling is None else [feature.pooling]), *(["hashed"] if feature.hash else [])]
+    pooled = f"{feature.name} ({', '.join(how)})" if how else feature.name
+    return pooled if feature.table_name == feature.name else f"{pooled} -> {feature.table_name}"

@@ -1,0 +1,101 @@
+"""Keras' `get_weights` and `set_weights` with the rows of tables in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.snapshot import TableSnapshot
+
+
+class Weights(list[Any]):
+    """What a layer with tables gives for `get_weights`: a list of arrays, and snapshots of the tables.
+
+    As a list it holds the dense weights, as Keras gives them. A copy of the list alone has no rows with it:
+    `set_weights` refuses it.
+
+    Attributes:
+      tables: A snapshot of each table. While it lives, the table keeps what the rows were that change.
+    """
+
+    def __init__(self, dense: Iterable[Any], tables: Sequence[TableSnapshot]) -> None:
+        super().__init__(dense)
+        self.tables = tuple(tables)
+
+    def __copy__(self) -> Weights:
+        return Weights(self, self.tables)
+
+    copy = __copy__
+
+    def __deepcopy__(self, memo: Any) -> Weights:
+        return Weights((np.array(each) for each in self), self.tables)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ConfigError(
+            "weights with snapshots of tables can't leave the process: save them with save_weights"
+        )
+
+
+class HoldsTables:
+    """Stands before a Keras layer or model with dynamic tables."""
+
+    def get_weights(self) -> Weights | list[Any]:
+        """As in Keras, and snapshots of the tables along with it.
+
+        Returns:
+          The dense weights, a list of arrays; for a model with tables a `Weights`, which is one. Taking it
+          copies no rows: a table copies a row when it is first used or removed afterwards, for as long as
+          the weights are kept (see `gmeta.ops.TableSnapshot`).
+        """
+        dense = super().get_weights()  # type: ignore[misc]
+        tables = tables_of(self)
+        return Weights(dense, [TableSnapshot(table) for table in tables]) if tables else dense
+
+    def set_weights(self, weights: Any) -> None:
+        """Give dense weights and tables what they were, table slots and steps included.
+
+        The state of the Keras optimizer isn't among the weights, and stays as it is.
+
+        Args:
+          weights: What `get_weights` of this model gave.
+
+        Raises:
+          ConfigError: They are arrays alone, or have the tables of another model.
+        """
+        tables = tables_of(self)
+        if tables:
+            _check(self, weights, tables)
+        super().set_weights(list(weights))  # type: ignore[misc]
+        for snapshot in weights.tables if tables else ():
+            snapshot.restore()
+
+
+def tables_of(layer: Any) -> list[HashTable]:
+    """The tables of the collections in a layer or model, each once."""
+    found = {
+        id(table): table
+        for part in (layer, *layer.submodules)
+        for table in getattr(part, "tables", ())
+        if isinstance(part, tf.keras.layers.Layer) and isinstance(table, HashTable)
+    }
+    return list(found.values())
+
+
+def _check(layer: Any, weights: Any, tables: Sequence[HashTable]) -> None:
+    name = getattr(layer, "name", type(layer).__name__)
+    if not isinstance(weights, Weights):
+        raise ConfigError(
+            f"{name}: set_weights got a {type(weights).__name__} without the rows of its "
+            f"table{'s' * (len(tables) > 1)}, which would stay as they are: give it what get_weights gave, "
+            "as it is, or use save_weights and load_weights"
+        )
+    if {id(each.table) for each in weights.tables} != {id(table) for table in tables}:
+        raise ConfigError(
+            f"{name}: set_weights got the tables of another model: copy a model with save_weights and "
+            "load_weights"
+        )

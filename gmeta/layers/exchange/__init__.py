@@ -1,0 +1,1 @@
+"""Sends keys, rows and gradients to the ranks that hold them."""

@@ -1,0 +1,85 @@
+"""Keys into and out of an exchange's messages where tables are on a GPU.
+
+There `gmeta.ops.route_keys` and `gmeta.ops.receive_keys`, which work in host memory, would fetch what is on
+the GPU and bring back what is needed there. Here ids are made distinct on the GPU, and messages, which are
+the same (``ops/dedup_alltoall/key_exchange.h``), are put together and cut there. The host learns only how
+many keys each rank owns: without that no message can be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from gmeta.ops.device import DEVICE_NAMES, Place
+from gmeta.ops.keys.distinct import unique, unique_by_owner
+from gmeta.ops.messages import OwnedKeys, RoutedKeys
+
+
+def route(
+    keys: Sequence[tf.Tensor], *, note: tf.Tensor, world_size: int, device: Place = "gpu"
+) -> RoutedKeys:
+    """As `gmeta.ops.route_keys`. A table's keys are in the order of their first appearance within an owner.
+
+    Args:
+      keys: For each table (n_t,) int64.
+      note: (m,) int64, in host memory.
+      world_size: How many ranks there are.
+      device: Where.
+    """
+    found = [unique_by_owner(each, world_size=world_size, device=device) for each in keys]
+    with tf.device("CPU:0"):
+        counts = tf.stack([each.counts for each in found], axis=1)
+        notes = tf.tile(note[tf.newaxis], [world_size, 1])
+        heads = tf.unstack(tf.concat([notes, tf.cast(counts, tf.int64)], axis=1))
+        splits = tf.size(note) + len(keys) + tf.reduce_sum(counts, axis=1)
+    with tf.device(DEVICE_NAMES[device]):
+        pieces = [tf.split(each.keys, each.counts, num=world_size) for each in found]
+        parts = [part for rank, head in enumerate(heads) for part in (head, *(of[rank] for of in pieces))]
+        message = tf.concat(parts, axis=0)
+    distinct, inverse = (tuple(getattr(each, name) for each in found) for name in ("keys", "inverse"))
+    return RoutedKeys(message, splits, distinct, counts, inverse)
+
+
+def receive(
+    message: tf.Tensor, splits: tf.Tensor, *, tables: int, note_size: int = 0, device: Place = "gpu"
+) -> OwnedKeys:
+    """As `gmeta.ops.receive_keys`. The distinct keys are in the order of their first appearance.
+
+    Args:
+      message: int64, the messages of rank 0, 1, …, one after another.
+      splits: (W,) int32, their lengths.
+      tables: How many tables there are, T.
+      note_size: How many numbers a note has, m.
+      device: Where.
+
+    Raises:
+      tf.errors.InvalidArgumentError: A message isn't one of ``tables`` tables and a note of ``note_size``
+        numbers.
+    """
+    ranks, head_size = splits.shape[0], note_size + tables
+    with tf.device("CPU:0"):
+        splits = tf.identity(splits)
+        starts = tf.cumsum(splits, exclusive=True)
+        places = starts[:, tf.newaxis] + tf.range(head_size)
+    with tf.device(DEVICE_NAMES[device]):
+        heads = tf.gather(message, places)
+    with tf.device("CPU:0"):
+        counts = tf.cast(heads[:, note_size:], tf.int32)
+        sizes = tf.concat([tf.fill([ranks, 1], head_size), counts], axis=1)
+        whole = tf.debugging.assert_equal(
+            tf.reduce_sum(sizes, axis=1),
+            splits,
+            f"receive: a rank's message isn't one of {tables} tables and a note of {note_size} numbers: do "
+            "all ranks look up the same tables in the same order?",
+        )
+        with tf.control_dependencies([] if whole is None else [whole]):
+            sizes = tf.reshape(sizes, [-1])
+            notes = tf.identity(heads[:, :note_size])
+    with tf.device(DEVICE_NAMES[device]):
+        pieces = tf.split(message, sizes, num=ranks * (1 + tables))
+        wire_keys = tuple(tf.concat(pieces[1 + table :: 1 + tables], axis=0) for table in range(tables))
+    found = [unique(each, device=device) for each in wire_keys]
+    keys, positions = (tuple(getattr(each, name) for each in found) for name in ("keys", "inverse"))
+    return OwnedKeys(keys, positions, counts, notes, wire_keys)

@@ -1,0 +1,76 @@
+"""Rows out of and into an exchange's buffers where a GPU has them, in TensorFlow's own ops.
+
+The native ops that pack and unpack rows (`gmeta.ops.messages`) work in host memory, where most tables
+are. But the buffers of a collective are on the GPU where there is one, as are the rows that a model works on
+and their gradients. There the same is done in place: what a rank receives is cut, and the pieces of a table
+put together, without a way to the host and back. With one table there is nothing to cut, and no byte moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from gmeta.ops.messages import PackedRows
+
+DTYPES = (tf.float32, tf.bfloat16)
+"""What rows may travel as here."""
+
+
+def on_gpu(wire_dtype: tf.DType) -> bool:
+    """Whether this process computes on a GPU, and rows that travel so can be packed there."""
+    return wire_dtype in DTYPES and bool(tf.config.get_visible_devices("GPU"))
+
+
+def pack(
+    rows: Sequence[tf.Tensor],
+    positions: Sequence[tf.Tensor] | None,
+    counts: tf.Tensor,
+    *,
+    wire_dtype: tf.DType = tf.float32,
+) -> PackedRows:
+    """As `gmeta.ops.pack_rows`.
+
+    Args:
+      rows: For each table (v_t, dim_t) float32.
+      positions: For each table (w_t,) int32; None where the rows themselves are in wire order.
+      counts: (W, T) int32, how many rows of a table a rank gets.
+      wire_dtype: One of `DTYPES`.
+    """
+    if positions is not None:
+        rows = [tf.gather(matrix, of) for matrix, of in zip(rows, positions, strict=True)]
+    ranks, dims = counts.shape[0], [matrix.shape[1] for matrix in rows]
+    if len(rows) == 1:
+        buffer = tf.reshape(rows[0], [-1])
+    else:
+        pieces = [tf.split(matrix, counts[:, table], num=ranks) for table, matrix in enumerate(rows)]
+        ordered = [of_table[rank] for rank in range(ranks) for of_table in pieces]
+        buffer = tf.concat([tf.reshape(piece, [-1]) for piece in ordered], axis=0)
+    return PackedRows(tf.cast(buffer, wire_dtype), tf.reduce_sum(_numbers(counts, dims), axis=1))
+
+
+def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
+    """As `gmeta.ops.unpack_rows`.
+
+    Args:
+      buffer: A vector of one of `DTYPES`: what rank 0, 1, … have packed for this one.
+      counts: (W, T) int32, how many rows of a table came from a rank.
+      dims: The widths of the T tables.
+    """
+    tables = len(dims)
+    if tables == 1:
+        pieces = [buffer]
+    else:
+        sizes = tf.reshape(_numbers(counts, dims), [-1])
+        pieces = tf.split(buffer, sizes, num=counts.shape[0] * tables)
+    return tuple(
+        tf.cast(tf.reshape(tf.concat(pieces[table::tables], axis=0), [-1, dim]), tf.float32)
+        for table, dim in enumerate(dims)
+    )
+
+
+def _numbers(counts: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
+    """(W, T) int32: how many numbers the rows of a rank and table have."""
+    with tf.device("CPU:0"):  # where the counts are, and what cuts a tensor asks for them
+        return counts * tf.constant(dims, tf.int32)

@@ -1,0 +1,226 @@
+"""The lookups that a training step makes, so that their rows can be trained.
+
+A lookup belongs to the call (see `gmeta.layers.embedding.collection`), and an `EmbeddingCollection` is called
+somewhere inside a model, any number of times. So whoever runs the step says "record": every lookup that is
+made until then is noted and watched by the step's tape. When the gradients are there, those of all calls are
+put together and each physical table makes one update, in which gradients to the same key are summed. No state
+is left in the layer. On several ranks, the gradients of all lookups go to the rows' owners in one exchange.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
+from gmeta.layers.exchange.sample_counts import current_graph
+from gmeta.ops.table.hash_table import HashTable
+
+_active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", default=None)
+
+
+class TableGradient(NamedTuple):
+    """What one update of one physical table takes.
+
+    Attributes:
+      table: The table.
+      keys: (n,) int64. A key may stand there several times: the update sums.
+      values: (n, dim) float32.
+    """
+
+    table: HashTable
+    keys: tf.Tensor
+    values: tf.Tensor
+
+    def times(self, factor: tf.Tensor) -> TableGradient:
+        """The same with ``factor`` times the values."""
+        return self._replace(values=self.values * factor)
+
+    def apply(self, learning_rate: Any) -> None:
+        """One update, at ``learning_rate`` unless the table's optimizer has a rate of its own."""
+        own = self.table.optimizer.learning_rate is not None
+        self.table.apply_gradients(self.keys, self.values, learning_rate=None if own else learning_rate)
+
+
+class LookedUp(Protocol):
+    """What a `gmeta.layers.CollectionLookup` has: for each table rows and keys, and how they came."""
+
+    @property
+    def rows(self) -> tuple[tf.Tensor, ...]:
+        """For each table (u, dim) float32."""
+
+    @property
+    def keys(self) -> tuple[tf.Tensor, ...]:
+        """For each table (u,) int64."""
+
+    @property
+    def sent(self) -> SentKeys | None:
+        """The exchange that the rows came by; None where this rank has all rows itself."""
+
+
+class _Recorded(NamedTuple):
+    tables: tuple[HashTable, ...]
+    lookup: LookedUp
+    wire_dtype: tf.DType
+
+
+class RecordedLookups:
+    """The lookups of a step, in the order in which they were made.
+
+    Attributes:
+      rows: One (unique, dim) float32 tensor for each lookup of each physical table. Differentiate the loss
+        with respect to these, as to variables.
+    """
+
+    def __init__(self, *tapes: tf.GradientTape) -> None:
+        self.rows: list[tf.Tensor] = []
+        self._tapes = tapes
+        self._lookups: list[_Recorded] = []
+        self._graph = current_graph()
+
+    def add(self, tables: Sequence[HashTable], lookup: LookedUp, wire_dtype: tf.DType = tf.float32) -> None:
+        """Note one lookup and watch its rows.
+
+        Args:
+          tables: The tables.
+          lookup: What was looked up in them.
+          wire_dtype: What the gradients are to travel as, between ranks.
+
+        Raises:
+          ConfigError: It was made inside a ``tf.function``, ``tf.cond`` or ``tf.while_loop`` of its own, out
+            of which no gradient can be taken.
+        """
+        if current_graph() is not self._graph:
+            raise ConfigError(
+                f"table {tables[0].name!r} was looked up inside a tf.function, tf.cond or tf.while_loop "
+                "within the step, which so can't differentiate by its rows: take @tf.function off the "
+                "model's call (fit compiles the whole step), or look up outside and gather inside"
+            )
+        for tape in self._tapes:
+            tape.watch(lookup.rows)
+        self.rows.extend(lookup.rows)
+        self._lookups.append(_Recorded(tuple(tables), lookup, wire_dtype))
+
+    def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
+        """The gradients of ``rows``, those of one physical table put together, at the rows' owner.
+
+        A table whose rows have no gradient at all is left out, with a warning, as Keras does for variables.
+        On several ranks this is an exchange, in which the ranks' gradients are added up; each rank then has
+        those of the rows that it owns. All ranks call it, with gradients for the same rows.
+        """
+        if len(gradients) != len(self.rows):
+            raise ConfigError(
+                f"{len(self.rows)} rows were looked up, but there are {len(gradients)} gradients"
+            )
+        parts: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
+        tables: dict[int, HashTable] = {}
+        rest = iter(gradients)
+        split = [[next(rest) for _ in each.tables] for each in self._lookups]
+        for each, found in zip(self._lookups, _at_owners(self._lookups, split), strict=True):
+            for table, part in zip(each.tables, found, strict=True):
+                tables[id(table)] = table
+                parts.setdefault(id(table), []).extend([] if part is None else [part])
+        together = []
+        for identity, of_table in parts.items():
+            table = tables[identity]
+            if not of_table:
+                warnings.warn(
+                    f"no gradient for table {table.name!r}: the loss doesn't depend on it", stacklevel=2
+                )
+                continue
+            keys, values = zip(*of_table, strict=True)
+            together.append(TableGradient(table, _joined(keys), _joined(values)))
+        return together
+
+    def apply_gradients(
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        learning_rate: float | tf.Tensor | None = None,
+    ) -> None:
+        """One update of each physical table.
+
+        Args:
+          gradients: The gradients of ``rows``, in their order, as `tf.GradientTape.gradient` gives them. On
+            several ranks they are added up: give each rank's share of the gradient of the global loss.
+          learning_rate: For tables whose optimizer has none of its own, such as a Keras optimizer's current
+            rate.
+        """
+        for gradient in self.by_table(gradients):
+            gradient.apply(learning_rate)
+
+
+@contextmanager
+def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
+    """Record what the embedding collections that are called with ``training=True`` look up.
+
+    `gmeta.models.Model` does this in its train step; a training loop of your own does it so:
+
+    Example:
+      >>> collection = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=SGD(0.1))
+      >>> head = tf.keras.layers.Dense(1)
+      >>> users = {"user": tf.constant([7, 8, 7])}
+      >>> with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+      ...     loss = tf.reduce_mean((head(collection(users, training=True)["user"]) - 1.0) ** 2)
+      >>> dense, rows = tape.gradient(loss, (head.trainable_variables, lookups.rows))
+      >>> lookups.apply_gradients(rows)
+      >>> int(collection.tables[0].statistics().updates)
+      2
+
+    Args:
+      *tapes: The tapes that are to watch the rows.
+
+    Yields:
+      The `RecordedLookups`. Inside another recording, it is the inner one that sees the lookups.
+    """
+    lookups = RecordedLookups(*tapes)
+    token = _active.set(lookups)
+    try:
+        yield lookups
+    finally:
+        _active.reset(token)
+
+
+def active_recording() -> RecordedLookups | None:
+    """What the innermost `record_lookups` yielded, or None outside of any."""
+    return _active.get()
+
+
+Part = tuple[tf.Tensor, tf.Tensor]
+
+
+def _at_owners(
+    lookups: Sequence[_Recorded], gradients: Sequence[Sequence[tf.Tensor | tf.IndexedSlices | None]]
+) -> list[list[Part | None]]:
+    """For each lookup and table the keys and gradients that this rank is to update."""
+    found: list[list[Part | None]] = [
+        [_local(keys, gradient) for keys, gradient in zip(each.lookup.keys, own, strict=True)]
+        for each, own in zip(lookups, gradients, strict=True)
+    ]
+    wires = {each.wire_dtype: None for each in lookups if each.lookup.sent is not None}
+    for wire_dtype in wires:  # one exchange, unless collections ask for different wires
+        chosen = [
+            index
+            for index, each in enumerate(lookups)
+            if each.lookup.sent is not None and each.wire_dtype == wire_dtype
+        ]
+        sent = [keys for keys in (lookups[i].lookup.sent for i in chosen) if keys is not None]
+        owned = exchange_gradients(sent, [gradients[i] for i in chosen], wire_dtype=wire_dtype)
+        for index, parts in zip(chosen, owned, strict=True):
+            found[index] = list(parts)
+    return found
+
+
+def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Part | None:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.gather(keys, gradient.indices), gradient.values
+    return None if gradient is None else (keys, gradient)
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)

@@ -1,0 +1,1 @@
+"""Mixtures of experts and heads of several tasks."""

@@ -1,0 +1,165 @@
+"""MMoE: experts that tasks share, and for each task gates that choose among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.multitask.expert_use import expert_balance, squared_variation
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class MMoE(tf.keras.layers.Layer):
+    r"""Multi-gate mixture of experts, with the k strongest gates of each task.
+
+    .. math::
+       y_t = \sum_{e \in K_t(x)} g_{te}\, f_e(x), \quad
+       g_t = \mathrm{softmax}(\{(x W_t)_e : e \in K_t(x)\}), \quad K_t(x) = \mathrm{top}_k(x W_t)
+
+    f is a multilayer perceptron with ReLU after each layer (Ma et al., "Modeling Task Relationships in
+    Multi-task Learning with Multi-gate Mixture-of-Experts", KDD 2018, section 4.2; the k strongest as in
+    Shazeer et al., 2017, section 2.1). All experts are computed, as one batched matrix product a layer:
+    at the few experts that recommenders have, that is quicker than gathering each one's samples. All
+    weights start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`.
+
+    What gates choose is reported by metrics: ``{name}/{task}/importance_cv2`` and ``.../load_cv2``, the
+    squared coefficients of variation over experts, 0 when all are used alike and experts - 1 when one does
+    all; with ``report="experts"``, ``{name}/{task}/expert{e}/importance`` and ``.../load`` besides
+    (`expert_balance`).
+
+    Args:
+      tasks: Their names.
+      experts: How many.
+      units: Of an expert's layers, from the input on.
+      top_k: k; None: all experts.
+      balance_loss: What the squared variation of importance, summed over tasks, is multiplied by and added to
+        the losses (Shazeer et al., equation 7); 0: nothing is added.
+      report: ``"tasks"``, ``"experts"`` or None, for no metrics: metrics can't be kept where a graph is
+        mapped over tasks, as inside a `TaskNetwork`.
+      seed: Of the initial values.
+
+    Shapes:
+      (..., dim) -> {task: (..., last of units)}.
+
+    Raises:
+      ConfigError: No task or the same one twice, no units, or a k that isn't in [1, experts].
+
+    Example:
+      >>> mixture = MMoE(["ctr", "cvr"], experts=4, units=[8], top_k=2)
+      >>> {task: out.shape for task, out in mixture(tf.random.normal([5, 16])).items()}
+      {'ctr': TensorShape([5, 8]), 'cvr': TensorShape([5, 8])}
+      >>> mixture.gates(tf.random.normal([5, 16])).shape
+      TensorShape([5, 2, 4])
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        *,
+        experts: int,
+        units: Sequence[int],
+        top_k: int | None = None,
+        balance_loss: float = 0.0,
+        report: Literal["tasks", "experts"] | None = "tasks",
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not tasks or isinstance(tasks, str) or len(set(tasks)) < len(tasks):
+            raise ConfigError(f"{self.name}: tasks must be a list of different names, got {tasks!r}")
+        if not units or min(units) < 1:
+            raise ConfigError(f"{self.name}: units must be a list of positive numbers, got {units!r}")
+        if not 1 <= (experts if top_k is None else top_k) <= experts:
+            raise ConfigError(
+                f"{self.name}: top_k must be between 1 and the number of experts, got top_k={top_k}, "
+                f"experts={experts}"
+            )
+        if report not in ("tasks", "experts", None):
+            raise ConfigError(f"{self.name}: report must be 'tasks', 'experts' or None, got {report!r}")
+        self.tasks, self.experts, self.units = tuple(tasks), experts, tuple(units)
+        self.top_k, self.balance_loss, self.report, self.seed = top_k, balance_loss, report, seed
+
+    def build(self, input_shape: Any) -> None:
+        """Create the weights for inputs of the given width."""
+        width = int(tf.TensorShape(input_shape)[-1])
+        self.gate_kernel = self._weight("gates/kernel", [width, len(self.tasks) * self.experts], width, 0)
+        self.kernels, self.biases = [], []
+        for layer, units in enumerate(self.units):
+            shape = [self.experts, width, units]
+            self.kernels.append(self._weight(f"experts{layer}/kernel", shape, width, 2 * layer + 1))
+            self.biases.append(
+                self._weight(f"experts{layer}/bias", [self.experts, units], width, 2 * layer + 2)
+            )
+            width = units
+        super().build(input_shape)
+
+    def _weight(self, name: str, shape: list[int], fan_in: int, index: int) -> tf.Variable:
+        limit = 1 / math.sqrt(fan_in)
+        # A seed of its own for every weight: initialisers of one seed give one sequence.
+        initializer = tf.keras.initializers.RandomUniform(-limit, limit, seed=1000 * self.seed + index)
+        return self.add_weight(name=name, shape=shape, initializer=initializer)
+
+    def gates(self, x: tf.Tensor) -> tf.Tensor:
+        """What each task takes of each expert.
+
+        Args:
+          x: (samples, dim).
+
+        Returns:
+          (samples, tasks, experts): k of a task's numbers are above 0, and they sum to 1.
+        """
+        logits = tf.matmul(x, tf.cast(self.gate_kernel, x.dtype))
+        logits = tf.reshape(logits, [-1, len(self.tasks), self.experts])
+        if self.top_k in (None, self.experts):
+            return tf.nn.softmax(logits)
+        values, chosen = tf.math.top_k(logits, self.top_k)
+        places = tf.one_hot(chosen, self.experts, dtype=x.dtype)
+        return tf.einsum("ntk,ntke->nte", tf.nn.softmax(values), places)
+
+    def call(self, x: tf.Tensor, sample_weight: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+        """Mix.
+
+        Args:
+          x: (..., dim).
+          sample_weight: (...), for what is reported and for the loss of balance; 0 marks padding.
+        """
+        flat = tf.reshape(x, [-1, x.shape[-1]])
+        gates = self.gates(flat)
+        self._tell(gates, None if sample_weight is None else tf.reshape(sample_weight, [-1]))
+        hidden = tf.einsum("nd,edh->enh", flat, self.kernels[0])
+        for layer in range(len(self.units)):
+            if layer:
+                # Not tf.matmul: mapped over tasks it would broadcast, which oneDNN does into memory not its
+                # own where there is one expert.
+                hidden = tf.einsum("enh,ehk->enk", hidden, self.kernels[layer])
+            hidden = tf.nn.relu(hidden + tf.expand_dims(self.biases[layer], 1))
+        mixed = tf.einsum("nte,enh->tnh", gates, hidden)
+        shape = tf.concat([tf.shape(x)[:-1], [self.units[-1]]], axis=0)
+        static = [*x.shape[:-1], self.units[-1]]
+        return {
+            task: tf.ensure_shape(tf.reshape(mixed[number], shape), static)
+            for number, task in enumerate(self.tasks)
+        }
+
+    def _tell(self, gates: tf.Tensor, sample_weight: tf.Tensor | None) -> None:
+        """Keep metrics, and add the loss."""
+        if not (self.report or self.balance_loss):
+            return
+        balance = expert_balance(gates, sample_weight)
+        varied = {name: squared_variation(shares) for name, shares in balance._asdict().items()}
+        if self.balance_loss:
+            self.add_loss(self.balance_loss * tf.reduce_sum(varied["importance"]))
+        for number, task in enumerate(self.tasks if self.report else ()):
+            for name, shares in balance._asdict().items():
+                self.add_metric(varied[name][number], name=f"{self.name}/{task}/{name}_cv2")
+                for expert in range(self.experts if self.report == "experts" else 0):
+                    self.add_metric(shares[number, expert], name=f"{self.name}/{task}/expert{expert}/{name}")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        names = ("tasks", "experts", "units", "top_k", "balance_loss", "report", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

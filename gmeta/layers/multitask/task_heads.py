@@ -1,0 +1,120 @@
+"""A tower for each task, and probabilities that are products of others', as CTCVR is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.adaptive.dense_stack import DenseStack
+
+
+def product_logits(*logits: tf.Tensor) -> tf.Tensor:
+    r"""The logit of a product of probabilities, from their logits, without a probability in between.
+
+    For two, from :math:`1/p = (1 + e^{-a})(1 + e^{-b})`,
+
+    .. math:: \mathrm{logit}(\sigma(a) \sigma(b)) = -\log(e^{-a} + e^{-b} + e^{-a-b})
+
+    which is finite, and so is its gradient, wherever a and b are; more are taken one after another.
+
+    Args:
+      *logits: One or more, of one shape.
+
+    Returns:
+      Of that shape.
+
+    Example:
+      >>> both = product_logits(tf.constant(0.0), tf.constant(0.0))
+      >>> round(float(tf.sigmoid(both)), 6)
+      0.25
+    """
+
+    def of_two(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return -tf.reduce_logsumexp(tf.stack([-a, -b, -a - b]), axis=0)
+
+    return functools.reduce(of_two, logits)
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class TaskHeads(tf.keras.layers.Layer):
+    r"""Logits of several tasks: of each its own tower, and of products of probabilities.
+
+    With ``products={"ctcvr": ["ctr", "cvr"]}`` as in the Entire Space Multi-Task Model:
+    :math:`p_\mathrm{ctcvr} = p_\mathrm{ctr}\, p_\mathrm{cvr}`, so that the conversion of who clicked is
+    trained on all that was shown (Ma et al., SIGIR 2018, section 2.3). Train by
+    `gmeta.losses.MultiTaskBCE`, which takes the logits of the factors; rank by all of them.
+
+    Args:
+      tasks: The tasks with towers.
+      units: Of a tower's hidden layers; () for a linear one.
+      products: Name -> the tasks, at least one, whose probabilities are multiplied.
+      seed: Of the initial values.
+
+    Shapes:
+      {task: (..., dim)}, or one tensor (..., dim) for all -> {task or product: (...)}, logits: a probability
+      is their sigmoid. Logits are float32 at least.
+
+    Raises:
+      ConfigError: Names that are there twice, products of unknown tasks, inputs that lack a task.
+
+    Example:
+      >>> heads = TaskHeads(["ctr", "cvr"], units=[4], products={"ctcvr": ["ctr", "cvr"]})
+      >>> logits = heads({"ctr": tf.ones([5, 8]), "cvr": tf.ones([5, 8])})
+      >>> {name: logit.shape for name, logit in logits.items()}
+      {'ctr': TensorShape([5]), 'cvr': TensorShape([5]), 'ctcvr': TensorShape([5])}
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        *,
+        units: Sequence[int] = (),
+        products: Mapping[str, Sequence[str]] | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tasks, self.units, self.seed = tuple(tasks), tuple(units), seed
+        self.products = {name: tuple(factors) for name, factors in (products or {}).items()}
+        names = [*self.tasks, *self.products]
+        if not self.tasks or len(set(names)) < len(names):
+            raise ConfigError(f"{self.name}: tasks and products need different names, got {names}")
+        for name, factors in self.products.items():
+            if not factors or not set(factors) <= set(self.tasks):
+                raise ConfigError(
+                    f"{self.name}: {name} must be a product of tasks among {', '.join(self.tasks)}, got "
+                    f"{', '.join(factors) or 'none'}"
+                )
+        layers = {f"fc{number + 1}": width for number, width in enumerate(self.units)}
+        self.towers = {
+            task: DenseStack(
+                {**layers, "out": 1},
+                seed=len(self.tasks) * seed + number,
+                name=task,
+                dtype=self.dtype_policy,
+            )
+            for number, task in enumerate(self.tasks)
+        }
+
+    def call(self, inputs: tf.Tensor | Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Logits by name."""
+        given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(self.tasks, inputs)
+        absent = [task for task in self.tasks if task not in given]
+        if absent:
+            raise ConfigError(
+                f"{self.name}: no inputs for {', '.join(absent)}; got those for {', '.join(given)}"
+            )
+        logits = {task: tf.squeeze(self.towers[task](given[task]), -1) for task in self.tasks}
+        logits = {name: tf.cast(x, tf.float32) if x.dtype.size < 4 else x for name, x in logits.items()}
+        for name, factors in self.products.items():
+            logits[name] = product_logits(*(logits[factor] for factor in factors))
+        return logits
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        names = ("tasks", "units", "products", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

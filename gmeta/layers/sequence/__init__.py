@@ -1,0 +1,1 @@
+"""Layers over jagged sequences: HSTU, FuXi, and their stack."""

@@ -1,0 +1,216 @@
+"""What blocks over jagged sequences share, and stacks of such blocks.
+
+A block maps tokens to tokens of the same width. What it knows of a batch besides its tokens (who sees whom,
+and when) is the same for all blocks, so a stack computes it once and hands it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import asserted
+from gmeta.layers.embedding.keras_config import from_config, to_config
+from gmeta.layers.sequence.bias_tables import RelativeBiasTables
+from gmeta.layers.sequence.view import SequenceView, sequence_view
+from gmeta.ops import AttentionMask, Jagged, jagged
+
+
+class SequenceLayer(tf.keras.layers.Layer):
+    """A layer over jagged sequences: who sees whom is found when it is called."""
+
+    def __init__(self, *, mask: AttentionMask | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mask = AttentionMask() if mask is None else mask
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether calls need ``times``: for a bias of times, or for a mask ``by_time``."""
+        return self.mask.by_time
+
+    def call(
+        self,
+        sequences: Jagged | tf.RaggedTensor,
+        contexts: Any = None,
+        targets: Any = None,
+        times: Any = None,
+        view: SequenceView | None = None,
+        training: bool | None = None,
+    ) -> Jagged | tf.RaggedTensor:
+        """Transform the tokens.
+
+        Args:
+          sequences: Values (total, dim), each sequence ``[contexts | history | targets]``; or the same as a
+            ragged tensor (batch, None, dim).
+          contexts: (batch,) integers: how many contextual tokens each sequence has; None: none.
+          targets: (batch,) integers: how many targets.
+          times: (total,) integers: when each token was; or ragged (batch, None).
+          view: What `sequence_view` made of those three, where that is known already.
+          training: Whether to drop out.
+
+        Returns:
+          Values (total, dim), and the offsets as they came; or ragged, of what was ragged.
+
+        Raises:
+          ConfigError: Times are needed, for a bias or for a mask ``by_time``, and there are none; or a tensor
+            that is no sequences.
+          InvalidArgumentError: Ragged times of other lengths than the sequences.
+        """
+        tokens = as_jagged(self.name, sequences)
+        if view is None:
+            times = _flat_times(self.name, times, tokens)
+            if times is None and self.needs_times:
+                raise ConfigError(
+                    f"{self.name} needs times: pass times=, when each token was, or make it with "
+                    "bias_by_time=False and a mask that isn't by_time"
+                )
+            view = sequence_view(self.mask, tokens.offsets, contexts, targets, times)
+        values = self.transform(tokens.values, tokens.offsets, SequenceView(*view), training)
+        if isinstance(sequences, tf.RaggedTensor):
+            return sequences.with_values(values)
+        return Jagged(values, tokens.offsets)
+
+    def transform(
+        self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
+    ) -> tf.Tensor:
+        """(total, dim) -> (total, dim)."""
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {**super().get_config(), "mask": to_config(self.mask)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SequenceLayer:
+        """The layer that `get_config` wrote down."""
+        return cls(**{**config, "mask": from_config(config["mask"])})
+
+
+class SequenceBlock(SequenceLayer):
+    """A block of attention and what follows it, with a residual connection.
+
+    Args:
+      heads: How many.
+      attention_dim: Numbers of a query and of a key, a head.
+      value_dim: Numbers of a value, a head.
+      max_length: n, the longest history that is provided for: attention is divided by it, and places up to it
+        apart have a bias each. Longer sequences are taken too.
+      dropout: The share of numbers that are dropped in training.
+      bias_by_place: Whether there is a bias of places.
+      bias_by_time: Whether there is a bias of times; calls then need ``times``.
+      mask: Who sees whom; None: what came before.
+      seed: Of the initial values and of dropout.
+    """
+
+    WEIGHTS = 16  # more than any block has: seeds of blocks don't meet
+    _SETTINGS: ClassVar[tuple[str, ...]] = (
+        "heads",
+        "attention_dim",
+        "value_dim",
+        "max_length",
+        "dropout",
+        "bias_by_place",
+        "bias_by_time",
+        "seed",
+    )
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        attention_dim: int,
+        value_dim: int,
+        max_length: int,
+        dropout: float = 0.0,
+        bias_by_place: bool = True,
+        bias_by_time: bool = True,
+        mask: AttentionMask | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(mask=mask, **kwargs)
+        for name, value in (("heads", heads), ("attention_dim", attention_dim), ("value_dim", value_dim)):
+            if value < 1:
+                raise ConfigError(f"{self.name}: {name} must be at least 1, got {value}")
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"{self.name}: dropout must be in [0, 1), got {dropout}")
+        self.heads, self.attention_dim, self.value_dim = heads, attention_dim, value_dim
+        self.max_length, self.dropout, self.seed = max_length, dropout, seed
+        self.bias_by_place, self.bias_by_time = bias_by_place, bias_by_time
+        self.drop = tf.keras.layers.Dropout(dropout, seed=seed, name="dropout", dtype=self.dtype_policy)
+        self.bias_tables = RelativeBiasTables(
+            max_length,
+            by_place=bias_by_place,
+            by_time=bias_by_time,
+            seed=(self.WEIGHTS * seed + self.WEIGHTS - 2) // 2,  # its two tables take two seeds
+            name="relative_bias",
+            dtype=self.dtype_policy,
+        )
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether calls need ``times``."""
+        return self.bias_by_time or super().needs_times
+
+    def width(self, input_shape: Any) -> int:
+        """The width of the tokens, of the shapes that `build` is given."""
+        ragged = isinstance(input_shape, tf.TensorShape)
+        shape = tf.TensorShape(input_shape if ragged else input_shape[0])
+        if shape.rank != (3 if ragged else 2) or shape[-1] is None:
+            raise ConfigError(
+                f"{self.name} takes a tf.RaggedTensor of shape (batch, None, dim), or a gmeta.ops.Jagged of "
+                f"values (total, dim), dim known, got {shape}"
+            )
+        return int(shape[-1])
+
+    def weight(self, name: str, shape: list[int], initializer: str | Callable[..., Any]) -> tf.Variable:
+        """A weight; its seed is its own, as initialisers of one seed give one sequence."""
+        if not isinstance(initializer, str):
+            initializer = initializer(seed=self.WEIGHTS * self.seed + len(self.weights))
+        return self.add_weight(name=name, shape=shape, initializer=initializer)
+
+    def by_head(self, x: tf.Tensor) -> tf.Tensor:
+        """(total, heads * d) -> (total, heads, d)."""
+        return tf.reshape(x, [-1, self.heads, x.shape[-1] // self.heads])
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {**super().get_config(), **{name: getattr(self, name) for name in self._SETTINGS}}
+
+
+def as_jagged(name: str, sequences: Any) -> Jagged:
+    """Sequences in whichever form they come.
+
+    Args:
+      name: The layer's.
+      sequences: Jagged, or ragged (batch, None, dim).
+
+    Raises:
+      ConfigError: They are neither.
+    """
+    if isinstance(sequences, tf.RaggedTensor):
+        if sequences.shape.rank != 3:
+            raise ConfigError(
+                f"{name} takes a tf.RaggedTensor of shape (batch, None, dim), got {sequences.shape}"
+            )
+        return jagged.from_ragged(sequences)
+    if not isinstance(sequences, tuple | list) or len(sequences) != len(Jagged._fields):
+        raise ConfigError(
+            f"{name} takes a tf.RaggedTensor of shape (batch, None, dim) or a gmeta.ops.Jagged, got "
+            f"{type(sequences).__name__}; jagged.from_padded makes sequences of a padded tensor"
+        )
+    return Jagged(*sequences)
+
+
+def _flat_times(name: str, times: Any, tokens: Jagged) -> Any:
+    """Times as a vector, once ragged ones are found to be as long as their sequences."""
+    if not isinstance(times, tf.RaggedTensor):
+        return times
+    own = jagged.from_ragged(times)
+    same = tf.size(own.offsets) == tf.size(tokens.offsets)
+    least = tf.minimum(tf.size(own.offsets), tf.size(tokens.offsets))
+    same &= tf.reduce_all(own.offsets[:least] == tokens.offsets[:least])
+    return asserted(own.values, same, [f"{name}: rows of times= have other lengths than the sequences"])

@@ -1,0 +1,78 @@
+"""Layer norm with the weights of a token's domain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import asserted
+from gmeta.ops import jagged
+from gmeta.ops.layer.norms import layer_norm
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class GroupLayerNorm(tf.keras.layers.Layer):
+    r"""Layer norm of tokens of several domains, such as contexts, clicks, purchases and targets.
+
+    .. math::
+       y_i = \gamma_{g(i)} \odot \frac{x_i - \bar{x_i}}{\sqrt{\mathrm{var}(x_i) + \epsilon}} + \beta_{g(i)}
+
+    Tokens of unlike domains are unlike in scale; with weights of their own they are made alike, and attention
+    can compare them (MTGR, Han et al., arXiv 2505.18654, 2025; MTGenRec, section 2). Statistics are of a
+    token's own numbers: no token depends on which others are there.
+
+    Args:
+      domains: How many there are.
+      eps: ε.
+
+    Shapes:
+      Values (total, dim) and domains (total,) integers in [0, domains) -> (total, dim). A call takes them as
+      one pair or as two arguments.
+
+    Raises:
+      ConfigError: Fewer than one domain, or no domains in the call.
+      InvalidArgumentError: A domain that isn't there.
+
+    Example:
+      >>> norm = GroupLayerNorm(domains=3)
+      >>> norm(tf.random.normal([5, 8]), tf.constant([0, 1, 1, 1, 2])).shape
+      TensorShape([5, 8])
+    """
+
+    def __init__(self, domains: int, *, eps: float = 1e-6, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if domains < 1:
+            raise ConfigError(f"{self.name}: domains must be at least 1, got {domains}")
+        self.domains, self.eps = domains, eps
+
+    def build(self, input_shape: Any) -> None:
+        """Create γ and β for tokens of the given width."""
+        shape = [self.domains, int(tf.TensorShape(input_shape)[-1])]
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
+        self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
+        super().build(input_shape)
+
+    def call(self, values: tf.Tensor, domains: tf.Tensor) -> tf.Tensor:
+        """Normalise.
+
+        Args:
+          values: (total, dim) float.
+          domains: (total,) integers, each token's domain.
+        """
+        domains = tf.convert_to_tensor(domains)
+        # A GPU's gather makes zeros of what is out of range.
+        domains = asserted(
+            domains,
+            (domains >= 0) & (domains < self.domains),
+            [f"{self.name}: domains must be in [0, {self.domains}), got", domains],
+        )
+        scale, offset = (
+            jagged.take(tf.convert_to_tensor(weight), domains) for weight in (self.gamma, self.beta)
+        )
+        return layer_norm(values, scale, offset, self.eps)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again."""
+        return {**super().get_config(), "domains": self.domains, "eps": self.eps}

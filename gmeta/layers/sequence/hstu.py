@@ -1,0 +1,156 @@
+"""HSTU, the Hierarchical Sequential Transduction Unit, in its two published forms."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.sequence.block import SequenceBlock
+from gmeta.layers.sequence.stack import SequenceStack
+from gmeta.layers.sequence.view import SequenceView
+from gmeta.ops import hstu_mix
+from gmeta.ops.layer.norms import norm_and_pass
+from gmeta.ops.layer.residual_sum import residual
+
+_normal = functools.partial(tf.keras.initializers.RandomNormal, stddev=0.02)
+
+
+def _uniform_by(fan_in: int) -> Any:
+    limit = 1 / math.sqrt(fan_in)
+    return functools.partial(tf.keras.initializers.RandomUniform, -limit, limit)
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class HSTUBlock(SequenceBlock):
+    r"""A block of HSTU over jagged sequences (Zhai et al., "Actions Speak Louder than Words", ICML 2024, 3).
+
+    The research form, of equations 1 to 3 and of the code that reproduces the paper's public results:
+
+    .. math::
+       U, V, Q, K &= \mathrm{SiLU}(\mathrm{LN}(X) W) \\
+       A_i &= \frac{1}{n} \sum_{j \in V(i)} \mathrm{SiLU}(q_i \cdot k_j + \mathrm{rab}_{ij})\, v_j \\
+       Y &= \mathrm{dropout}(U \odot \mathrm{LN}(A))\, W_o + b_o + X
+
+    LN has no weights, and ε is 1e-6; rab is of distances in places and in time, the same for all heads
+    (`gmeta.ops.RelativeBias`). W starts at N(0, 0.02²), W_o by Xavier's uniform rule, b_o at
+    :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, the bias tables at N(0, 0.02²).
+
+    The production form, of the published code that ranks with it:
+
+    .. math::
+       U', V, Q, K &= \mathrm{LN}(X) W + b, \qquad U = \mathrm{SiLU}(U') \\
+       A_i &= \frac{1}{n} \sum_{j \in V(i)}
+              \mathrm{SiLU}(q_i \cdot k_j / \sqrt{d} + \mathrm{rab}_{ij})\, v_j \\
+       Y &= X + \mathrm{dropout}([U, A, U \odot \mathrm{LN}(A)])\, W_o
+
+    LN has weights; W and W_o start by Xavier's uniform rule, biases at 0. Its code has no rab, which
+    ``bias_by_place=False, bias_by_time=False`` leaves out.
+
+    n is a constant, so what a sequence becomes doesn't depend on which others are in its batch.
+
+    Args:
+      heads: How many.
+      attention_dim: d, numbers of a query and of a key, a head.
+      value_dim: Numbers of a value and of a gate, a head.
+      max_length: n, the longest history that is provided for; longer sequences are taken, and distances
+        beyond n - 1 share a bias.
+      form: ``"research"`` or ``"production"``.
+      dropout: The share of numbers that are dropped in training, before W_o.
+      bias_by_place: Whether rab has distances in places.
+      bias_by_time: Whether rab has distances in time; calls then need ``times``.
+      mask: Who sees whom; None: what came before.
+      seed: Of the initial values and of dropout.
+
+    Shapes:
+      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call takes ``contexts``, ``targets`` and
+      ``times`` besides (`SequenceBlock.call`).
+
+    Raises:
+      ConfigError: Settings that can't be, and times that are needed and not given.
+
+    Example:
+      >>> block = HSTUBlock(heads=2, attention_dim=4, value_dim=8, max_length=50)
+      >>> histories = Jagged(tf.random.normal([5, 16]), tf.constant([0, 2, 5], tf.int64))
+      >>> block(histories, times=tf.constant([3, 9, 1, 4, 4])).values.shape
+      TensorShape([5, 16])
+    """
+
+    _SETTINGS = (*SequenceBlock._SETTINGS, "form")
+
+    def __init__(self, *, form: Literal["research", "production"] = "research", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if form not in ("research", "production"):
+            raise ConfigError(f"{self.name}: form must be 'research' or 'production', got {form!r}")
+        self.form = form
+        self.norm_scale = self.norm_offset = self.attended_scale = self.attended_offset = None
+
+    def build(self, input_shape: Any) -> None:
+        """Create the weights for tokens of the given width."""
+        dim = self.width(input_shape)
+        gate, query = self.heads * self.value_dim, self.heads * self.attention_dim
+        self.sizes = [gate, gate, query, query]
+        glorot = tf.keras.initializers.GlorotUniform
+        if self.form == "research":
+            self.uvqk = self.weight("uvqk/kernel", [dim, sum(self.sizes)], _normal)
+            self.output_kernel = self.weight("output/kernel", [gate, dim], glorot)
+            self.output_bias = self.weight("output/bias", [dim], _uniform_by(gate))
+        else:
+            self.uvqk = self.weight("uvqk/kernel", [dim, sum(self.sizes)], glorot)
+            self.uvqk_bias = self.weight("uvqk/bias", [sum(self.sizes)], "zeros")
+            self.output_kernel = self.weight("output/kernel", [3 * gate, dim], glorot)
+            self.norm_scale = self.weight("norm/scale", [dim], "ones")
+            self.norm_offset = self.weight("norm/offset", [dim], "zeros")
+            self.attended_scale = self.weight("attended_norm/scale", [gate], "ones")
+            self.attended_offset = self.weight("attended_norm/offset", [gate], "zeros")
+        super().build(input_shape)
+
+    def transform(
+        self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
+    ) -> tf.Tensor:
+        """(total, dim) -> (total, dim)."""
+        research = self.form == "research"
+        normed, values = norm_and_pass(values, self.norm_scale, self.norm_offset)
+        mixed = hstu_mix(
+            normed if research else residual(None, tf.matmul(normed, self.uvqk), self.uvqk_bias),
+            offsets,
+            view.visible,
+            heads=self.heads,
+            attention_dim=self.attention_dim,
+            value_dim=self.value_dim,
+            scale=1 / self.max_length,
+            alpha=1.0 if research else 1 / math.sqrt(self.attention_dim),
+            form=self.form,
+            norm_scale=self.attended_scale,
+            norm_offset=self.attended_offset,
+            bias=self.bias_tables(view),
+            kernel=self.uvqk if research else None,
+        )
+        out = tf.matmul(self.drop(mixed, training=training), self.output_kernel)
+        return residual(values, out, self.output_bias if research else None)
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class HSTU(SequenceStack):
+    """Blocks of HSTU, one after another.
+
+    Args:
+      blocks: How many.
+      **settings: As for `HSTUBlock`; each block has its own weights, rab included, of a seed of its own.
+
+    Shapes:
+      `gmeta.ops.Jagged` of values (total, dim) -> the same, called as an `HSTUBlock`. The sum of what the
+      blocks add isn't normed: what comes after does that, by an L2 norm in the research form's code.
+
+    Example:
+      >>> hstu = HSTU(blocks=2, heads=2, attention_dim=4, value_dim=8, max_length=50, bias_by_time=False)
+      >>> histories = Jagged(tf.random.normal([5, 16]), tf.constant([0, 2, 5], tf.int64))
+      >>> out = hstu(histories, targets=tf.constant([0, 1]))
+      >>> jagged.last(out).shape
+      TensorShape([2, 16])
+    """
+
+    BLOCK = HSTUBlock

@@ -1,0 +1,1 @@
+"""Adapts a trained model to tasks, and serializes what adapted."""

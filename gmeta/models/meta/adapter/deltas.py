@@ -1,0 +1,159 @@
+"""The two graphs of adaptation at serving time: from samples to deltas, and from deltas to predictions.
+
+They are what `MetaModel.adapt` and `MetaModel.predict` run, and what is traced into an exported model, so
+that a server and the trainer compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta import meta
+from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_losses import without_single_output
+from gmeta.models.meta.learner.task_view import TaskBatch, row_names
+
+
+class MovedRows(NamedTuple):
+    """Rows of one table that tasks have moved.
+
+    Attributes:
+      keys: (rows,) int64, ascending.
+      deltas: (rows, dim) float32.
+      owners: (rows,) int64, the task that has moved it.
+    """
+
+    keys: tf.Tensor
+    deltas: tf.Tensor
+    owners: tf.Tensor
+
+
+class TaskDeltas(NamedTuple):
+    """What tasks have learned.
+
+    Attributes:
+      weights: Name -> (tasks, ...) float32, the adapted weight less the shared one.
+      rows: Table -> the rows that were moved.
+    """
+
+    weights: dict[str, tf.Tensor]
+    rows: dict[str, MovedRows]
+
+
+def task_deltas(model: TaskLoops, batch: TaskBatch, steps: int) -> TaskDeltas:
+    """Adapt the tasks of a batch; nothing is stored.
+
+    Args:
+      model: The model, compiled.
+      batch: Its support sets are adapted on.
+      steps: Inner steps; after 0 all deltas are zero.
+    """
+    none = tf.zeros_like(batch["support"]["index"][:, :0])
+    batch = {**batch, "query": {"index": none, "mask": tf.cast(none, tf.float32)}}
+    lookup = model.collection.lookup(batch["features"], insert=False)
+    view = model.view(batch, lookup)
+    adapted = model.adapted(view, steps=steps).parameters
+    shared = model.network.task_weights()
+    weights = {}
+    for name, value in adapted.items():
+        if name in view.owners():
+            continue
+        if name in shared:
+            start = tf.convert_to_tensor(shared[name])
+            delta = value - start
+            if value.shape.rank == start.shape.rank:  # no task has taken a step of its own
+                delta = meta.per_task({name: delta}, view.tasks)[name]
+        else:
+            delta = value
+        weights[name] = tf.cast(delta, tf.float32)
+    rows = {}
+    if view.copies is not None:
+        parts = zip(row_names(model.collection), lookup.keys, view.copies.sources, strict=True)
+        for name, keys, sources in parts:
+            delta = adapted[name] - view.row_parameters()[name]
+            moved = tf.reduce_any(tf.not_equal(delta, 0), axis=1)  # padding's copies, for one, stay
+            every = MovedRows(tf.gather(keys, sources), delta, view.owners()[name])
+            kept = [tf.boolean_mask(part, moved) for part in every]
+            order = tf.argsort(kept[0])
+            rows[name] = MovedRows(*(tf.gather(part, order) for part in kept))
+    return TaskDeltas(weights, rows)
+
+
+def outputs_with(
+    model: TaskLoops,
+    features: Mapping[str, Any],
+    deltas: Mapping[str, tf.Tensor],
+    rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
+) -> tf.Tensor:
+    """A task's outputs for samples, (samples,) or (samples, outputs).
+
+    Args:
+      model: The model.
+      features: The samples, flat.
+      deltas: Name -> the delta of a weight, of its shape; without any, the task is one of no samples yet.
+      rows: Table -> (keys, deltas) of its rows.
+    """
+    return without_single_output(query_outputs(model, query_only(features), deltas, rows))[0]
+
+
+def query_outputs(
+    model: TaskLoops,
+    batch: TaskBatch,
+    deltas: Mapping[str, tf.Tensor],
+    rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
+) -> tf.Tensor:
+    """A task's outputs for its query, (1, samples, outputs).
+
+    Args:
+      model: The model.
+      batch: Of the one task.
+      deltas: As for `outputs_with`.
+      rows: As there.
+    """
+    lookup = model.collection.lookup(batch["features"], insert=False)
+    tables = zip(row_names(model.collection), lookup.rows, lookup.keys, strict=True)
+    moved = tuple(_moved(own, keys, *rows[name]) if name in rows else own for name, own, keys in tables)
+    view = model.view(batch, lookup._replace(rows=moved))
+    weights = model.start_weights(view)
+    shared = model.network.task_weights()
+    for name, delta in deltas.items():
+        weights[name] = _shifted(shared[name], delta) if name in shared else delta
+    return model.task_outputs(view, "query", weights)
+
+
+def _shifted(shared: tf.Variable, delta: tf.Tensor) -> tf.Tensor:
+    return shared + tf.cast(tf.ensure_shape(delta, shared.shape), shared.dtype)
+
+
+def _moved(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.Tensor) -> tf.Tensor:
+    """Rows of a lookup, plus the deltas of those keys that have one."""
+    order = tf.argsort(moved_keys)
+    # No key is negative, so each has a place after this one.
+    known = tf.concat([tf.constant([-1], tf.int64), tf.gather(moved_keys, order)], axis=0)
+    places = tf.searchsorted(known, keys, side="right") - 1
+    found = tf.equal(tf.gather(known, places), keys)
+    deltas = tf.pad(tf.gather(tf.cast(deltas, rows.dtype), order), [[1, 0], [0, 0]])
+    return rows + tf.where(found[:, tf.newaxis], tf.gather(deltas, places), 0)
+
+
+def support_only(features: Mapping[str, Any], labels: tf.Tensor) -> dict[str, Any]:
+    """Samples as a batch of one task that has them for its support."""
+    index = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
+    return one_task(features, labels, support=index, query=index[:, :0])
+
+
+def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Samples as a batch of one task that has them for its query."""
+    first = next(iter(features.values()))
+    count = first.nrows(tf.int64) if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
+    index = tf.range(count)[tf.newaxis]
+    return one_task(features, tf.zeros([count]), support=index[:, :0], query=index)
+
+
+def one_task(features: Mapping[str, Any], labels: tf.Tensor, **parts: tf.Tensor) -> dict[str, Any]:
+    """A batch of one task, of which ``support`` and ``query`` are those of its samples, (1, n)."""
+    sides = {part: {"index": index, "mask": tf.ones_like(index, tf.float32)} for part, index in parts.items()}
+    return {"features": dict(features), "label": labels, "task": tf.zeros([1], tf.int64), **sides}

@@ -1,0 +1,255 @@
+"""What one task has learned, as a value: to keep, to send, and to predict with.
+
+It is held as deltas, the adapted weights less the shared ones that adaptation started from. They are small
+numbers, which keep their digits in 16 bits; they stay meaningful when the shared weights have moved on a
+little; and of embedding rows only those are in it that the task's samples have moved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+import tensorflow as tf
+from safetensors import SafetensorError
+
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.models.meta.adapter import checksum
+from gmeta.models.meta.adapter.origin import fingerprint
+from gmeta.models.meta.learner.task_loops import TaskLoops
+
+FORMAT = "gmeta.fast_weights"
+VERSION = "1"
+KEYS, ROWS = ":keys", ":rows"
+"""What a table's two tensors are called after its name."""
+
+DeltaDtype = Literal["float32", "float16"]
+Floats = npt.NDArray[np.float32]
+_ADVICE = "adapt the task again, which makes it anew"
+
+
+class RowDeltas(NamedTuple):
+    """What a task has moved of a table's rows.
+
+    Attributes:
+      keys: (rows,) int64, ascending. Of a table that holds several features' ids they have the feature's
+        number in their upper bits; see `gmeta.layers.embedding.merge_plan`.
+      deltas: (rows, dim) float32.
+    """
+
+    keys: npt.NDArray[np.int64]
+    deltas: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class FastWeights:
+    r"""One task's adaptation, :math:`\theta_t - \theta`, as `MetaModel.adapt` makes it.
+
+    Bytes are in the `safetensors <https://github.com/huggingface/safetensors>`_ format: a header in JSON that
+    names tensors, shapes and dtypes, then the numbers; reading them runs no code. A tensor is called as the
+    weight that it belongs to, such as ``"fc1/kernel"``, and a table's are ``"embeddings/item:keys"`` and
+    ``"embeddings/item:rows"``. The header's ``__metadata__`` has the attributes below, and a checksum of all
+    bytes (`gmeta.models.meta.adapter.checksum`), so that damaged ones are refused. The signatures
+    ``adapt`` and ``predict_with`` of an exported model answer and take the same bytes.
+
+    =================================================================  ===========  ===========
+    of `gmeta.models.melu` (six features, 32 wide; 64-64-1) adapt      ``float32``  ``float16``
+    =================================================================  ===========  ===========
+    all decision layers (``maml``), 16,577 numbers                     66.9 kB      33.7 kB
+    the head alone (``anil``), 65 numbers                              0.6 kB       0.4 kB
+    embedding rows besides (``adapt="all"``), each that was moved      + 136 B      + 72 B
+    =================================================================  ===========  ===========
+
+    With ``float16`` each delta is rounded by at most one part in 2048 (and below 6e-5 by at most 3e-8, in
+    absolute terms); the shared weights that it is added to keep all their digits.
+
+    Attributes:
+      model: The name of the model.
+      algorithm: The inner loop's.
+      steps: How many inner steps were taken.
+      fingerprint: Of the weights and tables that these are deltas from; see
+        `gmeta.models.meta.adapter.origin`.
+      deltas: Name of a weight -> its delta, of the weight's shape, float32.
+      rows: Name of a table -> the rows that were moved; none where rows don't adapt.
+
+    Example:
+      ::
+
+        fast = model.adapt(support_x, support_y)
+        store[user] = fast.to_bytes(dtype="float16")
+        model.predict(query_x, weights=FastWeights.from_bytes(store[user]))
+    """
+
+    model: str
+    algorithm: str
+    steps: int
+    fingerprint: str
+    deltas: Mapping[str, Floats]
+    rows: Mapping[str, RowDeltas] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the numbers take as float32, and the keys beside them."""
+        of_rows = sum(part.nbytes for rows in self.rows.values() for part in rows)
+        return sum(delta.nbytes for delta in self.deltas.values()) + of_rows
+
+    def to_bytes(self, dtype: DeltaDtype = "float32") -> bytes:
+        """The bytes; `nbytes` and a header of about 100 bytes a tensor, or half of it as ``"float16"``.
+
+        Raises:
+          ConfigError: Another dtype, or deltas beyond 65,504, which float16 doesn't hold.
+        """
+        if dtype not in ("float32", "float16"):
+            raise ConfigError(f"fast weights: dtype must be 'float32' or 'float16', got {dtype!r}")
+        tensors: dict[str, npt.NDArray[Any]] = {
+            name: _as_dtype(name, delta, dtype) for name, delta in self.deltas.items()
+        }
+        for name, (keys, deltas) in self.rows.items():
+            tensors[name + KEYS] = keys
+            tensors[name + ROWS] = _as_dtype(name, deltas, dtype)
+        unsealed = safetensors.numpy.save(tensors, metadata={**self.metadata(), checksum.NAME: checksum.NONE})
+        whole: bytes = checksum.seal(tf.constant(unsealed)).numpy()
+        return whole
+
+    def metadata(self) -> dict[str, str]:
+        """What the header says of them."""
+        return metadata(self.model, self.algorithm, self.steps, self.fingerprint)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> FastWeights:
+        """What `to_bytes` wrote, or an exported model's ``adapt`` answered.
+
+        Raises:
+          DataError: The bytes are damaged, are something else, or are of a later version of the format.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise DataError(
+                f"fast weights are bytes, got {type(data).__name__}",
+                advice="give what `to_bytes` or an exported model's `adapt` answered, as it is",
+            )
+        data = bytes(data)
+        try:
+            tensors = safetensors.numpy.load(data)
+            about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{len(data):,} bytes aren't fast weights ({error})", advice=f"they are damaged: {_ADVICE}"
+            ) from error
+        if about.get("format") != FORMAT:
+            raise DataError(
+                f"safetensors of the format {about.get('format', 'none')!r}, not of {FORMAT!r}",
+                advice="give what `to_bytes`, `save` or an exported model's `adapt` wrote",
+            )
+        if about.get("version") != VERSION:
+            raise DataError(
+                f"fast weights of version {about.get('version')!r}, where this gmeta reads {VERSION}",
+                advice=f"read them with a later gmeta, or {_ADVICE}",
+            )
+        if not bool(checksum.is_whole(tf.constant(data))):
+            raise DataError(
+                f"{len(data):,} bytes of fast weights are damaged: their checksum is another", advice=_ADVICE
+            )
+        try:
+            return cls(
+                about["model"],
+                about["algorithm"],
+                int(about["steps"]),
+                about["fingerprint"],
+                {name: each.astype(np.float32) for name, each in tensors.items() if ":" not in name},
+                _rows_among(tensors),
+            )
+        except (KeyError, ValueError) as error:
+            raise DataError(f"incomplete fast weights: {error}", advice=_ADVICE) from error
+
+    def save(self, path: str | os.PathLike[str], dtype: DeltaDtype = "float32") -> None:
+        """Write `to_bytes` to a file, whole or not at all.
+
+        Raises:
+          GmetaError: It can't be written.
+        """
+        whole = Path(path)
+        part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(self.to_bytes(dtype))
+            part.replace(whole)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise GmetaError(f"{whole}: can't write fast weights: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FastWeights:
+        """Read what `save` wrote.
+
+        Raises:
+          DataError: There is no such file, or it holds no fast weights.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"can't read fast weights: {error.strerror}", path=path) from error
+        try:
+            return cls.from_bytes(data)
+        except DataError as error:
+            raise DataError(str(error), path=path) from error
+
+    def rebased(self, model: TaskLoops) -> FastWeights:
+        """The same deltas, from the shared weights that a model has now.
+
+        For a model that was trained on since: what the task has learned is added to what all have learned.
+        How well that does is the data's to say; adapting again is the sure way.
+        """
+        return replace(self, fingerprint=fingerprint(model).numpy().decode())
+
+
+def metadata(model: str, algorithm: str, steps: int, of: str) -> dict[str, str]:
+    """The header's ``__metadata__``.
+
+    Args:
+      model: As in `FastWeights`.
+      algorithm: As in `FastWeights`.
+      steps: As in `FastWeights`.
+      of: The fingerprint.
+    """
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model,
+        "algorithm": algorithm,
+        "steps": str(steps),
+        "fingerprint": of,
+    }
+
+
+def _as_dtype(name: str, deltas: Floats, dtype: DeltaDtype) -> npt.NDArray[Any]:
+    if dtype == "float16" and np.any(np.isfinite(deltas) & (np.abs(deltas) > np.finfo(np.float16).max)):
+        raise ConfigError(
+            f"fast weights: {name} has deltas up to {np.nanmax(np.abs(deltas)):.3g}, and float16 ends at "
+            "65,504: keep them as float32, and look whether the inner learning rate diverges"
+        )
+    return np.ascontiguousarray(deltas, dtype)
+
+
+def _rows_among(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, RowDeltas]:
+    """The rows by table.
+
+    Raises:
+      KeyError: A table has keys or rows alone.
+      ValueError: It has other numbers of them.
+    """
+    found = {}
+    for table in sorted({name.rpartition(":")[0] for name in tensors if ":" in name}):
+        keys, deltas = tensors[table + KEYS], tensors[table + ROWS]
+        if keys.dtype != np.int64 or keys.ndim != 1 or deltas.ndim != 2 or len(keys) != len(deltas):
+            raise ValueError(
+                f"{table} has keys {keys.dtype} {keys.shape} for rows of shape {deltas.shape}; it takes "
+                "int64 (rows,) for (rows, dim)"
+            )
+        found[table] = RowDeltas(keys, deltas.astype(np.float32))
+    return found

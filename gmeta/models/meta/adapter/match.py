@@ -1,0 +1,49 @@
+"""Whether fast weights go with a model: the network that they are of, and what they are deltas from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gmeta.core.errors import ConfigError
+from gmeta.models.meta.adapter.fast_weights import FastWeights
+from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_view import row_names
+
+
+def check_network(weights: Any, model: TaskLoops) -> None:
+    """Refuse what isn't fast weights of a model's network.
+
+    Raises:
+      ConfigError: They aren't; it says which weights differ.
+    """
+    if not isinstance(weights, FastWeights):
+        raise ConfigError(f"weights must be what model.adapt gave, got {type(weights).__name__}")
+    here = {name: tuple(variable.shape) for name, variable in model.network.task_weights().items()}
+    tables = zip(row_names(model.collection), model.collection.merged, strict=True)
+    dims = {name: merged.dim for name, merged in tables}
+    wrong = [f"it lacks {name}" for name in model.adapted_weights() if name not in weights.deltas]
+    for name, delta in weights.deltas.items():
+        if delta.shape != here.get(name):
+            wrong.append(f"{name} of shape {delta.shape}, here {here.get(name, 'no such weight')}")
+    for name, rows in weights.rows.items():
+        if rows.deltas.shape[1] != dims.get(name):
+            wrong.append(f"{name} of width {rows.deltas.shape[1]}, here {dims.get(name, 'no such table')}")
+    if wrong:
+        raise ConfigError(
+            f"fast weights of another network ({weights.model!r}, {weights.algorithm}): {'; '.join(wrong)}. "
+            "Adapt the task again with this model"
+        )
+
+
+def check_fingerprint(weights: FastWeights, here: str) -> None:
+    """Refuse deltas from other shared weights than those of this fingerprint.
+
+    Raises:
+      ConfigError: They are.
+    """
+    if weights.fingerprint != here:
+        raise ConfigError(
+            f"the fast weights are deltas from other shared weights ({weights.fingerprint}, and the model's "
+            f"are {here}): it was trained, or loaded, since, or its tables start otherwise. Adapt the task "
+            "again; or, to add these deltas to the present weights, pass weights=fast.rebased(model)"
+        )

@@ -1,0 +1,1 @@
+"""Inner and outer loops over the tasks of a batch."""

@@ -1,0 +1,96 @@
+"""What a `MetaModel` asks of its network, and how any Keras network comes to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection
+from gmeta.layers.adaptive.task_network import TaskNetwork
+
+
+@runtime_checkable
+class AdaptiveNetwork(Protocol):
+    """A network whose weights can be handed in, one set for each task."""
+
+    def task_weights(self) -> Mapping[str, tf.Variable]:
+        """``"layer/weight"`` -> variable: all that a task may adapt, in the order of the forward pass."""
+
+    def fast_weights(self) -> Mapping[str, tf.Variable]:
+        """Of these, what a task adapts where nothing else is said."""
+
+    def __call__(self, x: Any, weights: Mapping[str, tf.Tensor] | None = None, training: bool = False) -> Any:
+        """(tasks, samples, ...) -> (tasks, samples, outputs).
+
+        Weights are of the variables' shapes, or each task's own, (tasks, ...).
+        """
+
+
+def adaptive(network: Any) -> Any:
+    """The network itself if it is one whose weights can be handed in, otherwise one around it.
+
+    Raises:
+      ConfigError: It is no Keras layer or model.
+    """
+    if not isinstance(network, tf.keras.layers.Layer):
+        got = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
+        raise ConfigError(
+            f"network must be a Keras layer or model, got {got}; derive from tf.keras.layers.Layer for code "
+            "of your own"
+        )
+    return network if isinstance(network, AdaptiveNetwork) else TaskNetwork(network)
+
+
+def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] | None:
+    """The names of a network's inputs, if it takes features by name; None: vectors side by side.
+
+    A functional model's inputs have names. Another network says that it takes a dict by its attribute
+    ``takes_by_name``, a list of names.
+
+    Raises:
+      ConfigError: A model of several inputs that aren't named as a dict, or of another width than the vectors
+        of the feature.
+    """
+    named = getattr(network, "takes_by_name", None)
+    if named is not None:
+        return list(named)
+    given = getattr(network, "input", None) if getattr(network, "_is_graph_network", False) else None
+    features = {feature.name: feature.dim for feature in collection.features}
+    if isinstance(given, Mapping):
+        wrong = [
+            f"{name} {tensor.shape[-1]} wide, of which the collection makes {features[name]}"
+            for name, tensor in given.items()
+            if name in features and tensor.shape[-1] not in (None, features[name])
+        ]
+        if wrong:
+            raise ConfigError(f"{network.name} takes {'; '.join(wrong)}: give its Input that shape")
+        return list(given)
+    if isinstance(given, Sequence):
+        raise ConfigError(
+            f"{network.name} takes its inputs in a list: make it as Model({{'feature': input, ...}}, "
+            "outputs), so that each finds its vectors"
+        )
+    return [given.name] if given is not None and given.name in features else None
+
+
+def build(network: Any, collection: EmbeddingCollection, names: Sequence[str] | None) -> None:
+    """Call the network once, which creates its weights.
+
+    Raises:
+      ConfigError: The network doesn't take what it gets, or its outputs aren't (samples, outputs).
+    """
+    if names is not None:
+        if isinstance(network, TaskNetwork) and not network.network.built:
+            widths = {feature.name: [feature.dim] for feature in collection.features}
+            network({name: tf.zeros([1, 1, *widths.get(name, [])]) for name in names})
+        return
+    width = sum(feature.dim for feature in collection.features)
+    outputs = network(tf.zeros([1, 1, width]))
+    if outputs.shape.rank != 3:
+        raise ConfigError(
+            f"{network.name}: outputs must be (samples, outputs), got {outputs.shape[1:]} for "
+            f"inputs (samples, {width})"
+        )

@@ -1,0 +1,163 @@
+"""A batch of tasks as the loops see it: a network's inputs, labels and masks, task by task."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from gmeta.layers import CollectionLookup, EmbeddingCollection
+from gmeta.layers.adaptive.row_copies import TaskRows, task_rows
+
+TaskBatch = Mapping[str, Any]
+"""An element of `gmeta.io.tasks`: flat columns of all samples, and for every task which are its support and
+which its query."""
+
+Part = Literal["support", "query", "all"]
+"""Which samples of a task; ``"all"`` is its support and after it its query."""
+
+SUPPORT_AND_QUERY: tuple[Part, Part] = ("support", "query")
+
+
+class TaskView:
+    """Support and query of every task in a batch, out of one lookup.
+
+    Args:
+      batch: The batch.
+      collection: The embeddings.
+      lookup: The rows of all samples of the batch.
+      names: Which vectors and columns the network takes by name; None: all vectors side by side.
+      adapts_rows: Whether tasks get copies of the rows that they read, to adapt.
+
+    Attributes:
+      batch: The batch.
+      lookup: The lookup.
+      copies: The tasks' own rows, where they adapt; see `gmeta.layers.adaptive.row_copies`.
+    """
+
+    def __init__(
+        self,
+        batch: TaskBatch,
+        collection: EmbeddingCollection,
+        lookup: CollectionLookup,
+        *,
+        names: Sequence[str] | None = None,
+        adapts_rows: bool = False,
+    ) -> None:
+        self.batch, self.lookup = batch, lookup
+        self._collection, self._names = collection, names
+        self.copies: TaskRows | None = None
+        if adapts_rows:
+            parts: dict[str, Any] = {part: batch[part]["index"] for part in SUPPORT_AND_QUERY}
+            self.copies = task_rows(collection, lookup, parts)
+        self._samples: Any = None
+
+    @property
+    def tasks(self) -> tf.Tensor:
+        """How many tasks there are, () int32."""
+        return tf.shape(self.batch["task"])[0]
+
+    def row_parameters(self) -> dict[str, tf.Tensor]:
+        """Name of a table -> the (pairs, dim) rows that tasks adapt; none where rows don't adapt."""
+        return {} if self.copies is None else dict(zip(self._row_names, self.copies.rows, strict=True))
+
+    def owners(self) -> dict[str, tf.Tensor]:
+        """Name of a table -> (pairs,) the tasks that its rows belong to."""
+        return {} if self.copies is None else dict(zip(self._row_names, self.copies.owners, strict=True))
+
+    @property
+    def _row_names(self) -> list[str]:
+        return row_names(self._collection)
+
+    def inputs(self, part: Part, weights: Mapping[str, tf.Tensor] | None = None) -> Any:
+        """The network's inputs, (tasks, samples, ...), or a dict of such by name.
+
+        Args:
+          part: Which samples.
+          weights: What tasks have adapted; of these the rows.
+        """
+        if self.copies is None:
+            index = self.index(part)
+            return tf.nest.map_structure(lambda values: tf.gather(values, index), self.samples())
+        if part == "all":
+            both = [self.inputs("support", weights), self.inputs("query", weights)]
+            return tf.nest.map_structure(lambda *values: tf.concat(values, axis=1), *both)
+        rows = tuple((weights or {}).get(name, own) for name, own in self.row_parameters().items())
+        index = self.index(part)
+        columns = {
+            name: tf.gather(self.batch["features"][name], tf.reshape(index, [-1]))
+            for name in self._names or ()
+            if name not in self.copies.positions[part]
+        }
+        flat = self._inputs_of(self.copies.lookup(part, rows), columns)
+        return tf.nest.map_structure(lambda values: _by_task(values, index), flat)
+
+    def samples(self) -> Any:
+        """The network's inputs of all samples of the batch, (samples, ...); () where rows adapt.
+
+        They are what the tasks' losses read besides of what adapts.
+        """
+        if self._samples is None:
+            here = self._inputs_of(self.lookup, self.batch["features"]) if self.copies is None else ()
+            self._samples = here
+        return self._samples
+
+    def with_samples(self, samples: Any) -> TaskView:
+        """The same batch, with other tensors in place of those of `samples`."""
+        other = copy.copy(self)
+        other._samples = samples
+        return other
+
+    def of_tasks(self, tasks: tf.Tensor, longest: tf.Tensor) -> TaskView:
+        """Some tasks of the batch, where no rows adapt.
+
+        Args:
+          tasks: (n,) which, by their places.
+          longest: () the length of their support to keep; the rest is padding.
+        """
+        kept: dict[str, Any] = {
+            part: {name: tf.gather(values, tasks) for name, values in self.batch[part].items()}
+            for part in SUPPORT_AND_QUERY
+        }
+        kept["support"] = {name: values[:, :longest] for name, values in kept["support"].items()}
+        kept["task"] = tf.gather(self.batch["task"], tasks)
+        other = copy.copy(self)
+        other.batch = {**self.batch, **kept}
+        return other
+
+    def labels(self, part: Part) -> tf.Tensor:
+        """(tasks, samples), or (tasks, samples, labels) where a sample has several."""
+        return tf.gather(self.batch["label"], self.index(part))
+
+    def index(self, part: Part) -> tf.Tensor:
+        """(tasks, samples): where in the batch the samples stand; anywhere, for padding."""
+        return self._both(part, "index")
+
+    def mask(self, part: Part) -> tf.Tensor:
+        """(tasks, samples): 0 for padding, 1 or a sample's weight otherwise."""
+        return self._both(part, "mask")
+
+    def _both(self, part: Part, what: str) -> tf.Tensor:
+        if part != "all":
+            return self.batch[part][what]
+        return tf.concat([self.batch["support"][what], self.batch["query"][what]], axis=1)
+
+    def _inputs_of(self, lookup: CollectionLookup, columns: Mapping[str, Any]) -> Any:
+        """The inputs of samples, (samples, ...)."""
+        if self._names is None:
+            return self._collection.concat(lookup)
+        vectors = self._collection.embed(lookup)
+        return {name: vectors[name] if name in vectors else columns[name] for name in self._names}
+
+
+def row_names(collection: EmbeddingCollection) -> list[str]:
+    """What the collection's tables are called among the things that adapt."""
+    return [f"embeddings/{'+'.join(merged.tables)}" for merged in collection.merged]
+
+
+def _by_task(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """(tasks · samples, ...) -> (tasks, samples, ...)."""
+    shape = tf.concat([tf.shape(index), tf.shape(values)[1:]], 0)
+    return tf.ensure_shape(tf.reshape(values, shape), [*index.shape, *values.shape[1:]])

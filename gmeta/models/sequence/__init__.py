@@ -1,0 +1,1 @@
+"""Models over histories: next items, generative ranking, and both with meta-learning."""

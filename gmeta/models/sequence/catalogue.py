@@ -1,0 +1,226 @@
+"""The items that a model chooses from: ids of any kind, numbered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import refuse_unless
+from gmeta.layers import FeatureConfig
+from gmeta.layers.embedding.ids import PADDING, TEXT_PADDING
+from gmeta.ops import hash_text
+from gmeta.ops.table.frozen_table import RowNumbers
+
+Items = Any
+"""A number, or a vector of ids: integers or texts, as an array, a tensor or a list."""
+_BLOCK = 65536  # items that are scored at once
+
+
+class Catalogue(tf.__internal__.tracking.AutoTrackable):
+    """Items by number, from 0 on.
+
+    Args:
+      items: V, for the ids from 0 to V - 1; or the V ids, distinct: any integers, such as the hashes that
+        ``gmeta prepare`` writes, or texts. Neither -1 nor the empty text can be one: they stand for padding.
+      owner: What messages begin with.
+      feature: The feature that embeds items. Where it hashes, a text and its prepared hash are one item.
+
+    Raises:
+      ConfigError: No items, ids that aren't distinct or are of another kind, one that stands for padding, or
+        one that the feature takes with ``hash=True`` alone.
+
+    Example:
+      >>> catalogue = Catalogue([70, -5, 8], "model", FeatureConfig("item", 4, hash=True))
+      >>> catalogue.numbers(tf.constant([8, 70], tf.int64)).numpy().tolist()
+      [2, 0]
+    """
+
+    def __init__(self, items: Items, owner: str, feature: FeatureConfig) -> None:
+        super().__init__()
+        self._owner, self._feature, self._hashes = owner, feature.name, feature.hash
+        self._keys: tf.Variable | None = None
+        self._texts: tf.Variable | None = None
+        if tf.is_tensor(items):
+            items = items.numpy()
+        if np.ndim(items) == 0:
+            self.size = whole_number(f"{owner}: items", items, least=1)
+            return
+        ids = _checked(items, owner)
+        self.size, keys = len(ids), ids
+        with tf.device("CPU:0"):
+            if ids.dtype == object:
+                self._texts = tf.Variable(ids, trainable=False, name="catalogue_texts")
+                keys = hash_text(ids).numpy()
+            self._check_keys(ids, keys)
+            self._keys = tf.Variable(keys, trainable=False, name="catalogue")
+        self._row_numbers = RowNumbers(self._keys)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Of `ids`."""
+        return tf.int64 if self._texts is None else tf.string
+
+    @property
+    def nothing(self) -> tf.Tensor:
+        """What stands for no id."""
+        return tf.constant(PADDING if self._texts is None else TEXT_PADDING, self.dtype)
+
+    def ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        """The ids of items as they were given, of the shape of their numbers."""
+        return self.keys(numbers) if self._texts is None else tf.gather(self._texts, numbers)
+
+    def keys(self, numbers: tf.Tensor) -> tf.Tensor:
+        """What items are embedded by, int64 of the shape of their numbers; of a text, its hash."""
+        return tf.cast(numbers, tf.int64) if self._keys is None else tf.gather(self._keys, numbers)
+
+    @property
+    def all_keys(self) -> tf.Tensor:
+        """(V,): those of all items."""
+        return self.keys(tf.range(self.size, dtype=tf.int64))
+
+    def find(self, ids: tf.Tensor) -> tf.Tensor:
+        """The numbers of items by their ids, (n,) int64; -1 for an id that there isn't.
+
+        Raises:
+          ConfigError: Ids of a kind that the feature doesn't take.
+        """
+        text = ids.dtype == tf.string
+        if not (ids.dtype.is_integer or (text and self._hashes and self._keys is not None)):
+            wanted = "integers or texts" if self._hashes and self._keys is not None else "integers"
+            advice = ": make the feature with hash=True, and items= a vector of ids" if text else ""
+            raise ConfigError(
+                f"{self._owner}: {self._feature} must be {wanted}, got {ids.dtype.name}{advice}"
+            )
+        ids = hash_text(ids) if text else tf.cast(ids, tf.int64)
+        if self._keys is not None:
+            return self._row_numbers(ids)
+        return tf.where((ids >= 0) & (ids < self.size), ids, -1)
+
+    def numbers(self, ids: tf.Tensor) -> tf.Tensor:
+        """The numbers of items by their ids, (n,) int64.
+
+        Raises:
+          ConfigError: Ids of another kind; or one that there isn't, which is named (of a graph, where it runs
+            within `gmeta.core.graph.conditions.named_refusals`).
+        """
+        found = self.find(ids)
+        good = found >= 0
+        first = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # beyond the last: none is bad
+        texts = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
+        known = f"items={self.size} has the ids from 0 to {self.size - 1}"
+        if self._keys is not None:
+            known = f"items= has {self.size} others. Leave such events out, or add the id"
+        told = [
+            f"{self._owner}: {self._feature} ",
+            tf.concat([texts, [""]], 0)[first],
+            f" is not in the catalogue; {known}",
+        ]
+        return refuse_unless(found, good, tf.strings.join(told))
+
+    @property
+    def config(self) -> int | list[int] | list[str]:
+        """``items`` as JSON can hold them."""
+        if self._keys is None:
+            return self.size
+        if self._texts is None:
+            return list(self._keys.numpy().tolist())
+        return [text.decode() for text in self._texts.numpy().tolist()]
+
+    def _check_keys(self, ids: Any, keys: Any) -> None:
+        if not self._hashes and (ids.dtype == object or keys.min() < 0):
+            some = ids[0] if ids.dtype == object else keys.min()
+            raise ConfigError(
+                f"{self._owner}: items holds {some!r}: make the feature {self._feature!r} with hash=True, "
+                "which takes texts and any int64"
+            )
+        values, counts = np.unique(keys, return_counts=True)
+        if (counts > 1).any():
+            twice = ids[keys == values[counts > 1][0]][0]
+            raise ConfigError(f"{self._owner}: items must be distinct ids, got {twice!r} twice")
+        if (ids == (TEXT_PADDING if ids.dtype == object else PADDING)).any():
+            padding = TEXT_PADDING if ids.dtype == object else PADDING
+            raise ConfigError(
+                f"{self._owner}: items can't hold {padding!r}, which stands for no id: leave it out"
+            )
+
+
+def _checked(items: Items, owner: str) -> Any:
+    """Ids as int64, or as bytes of dtype object."""
+    ids = np.asarray(items)
+    texts = ids.dtype.kind in "USO" and all(isinstance(each, str | bytes) for each in ids.ravel())
+    if ids.ndim != 1 or not len(ids) or not (texts or ids.dtype.kind in "iu"):
+        raise ConfigError(
+            f"{owner}: items must be a number, or a vector of ids that are integers or texts, got "
+            f"{ids.dtype} of shape {ids.shape}"
+        )
+    if texts:
+        return np.array([each.encode() if isinstance(each, str) else each for each in ids.tolist()], object)
+    if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"{owner}: items must be int64 ids, got {ids.max()}")
+    return ids.astype(np.int64)
+
+
+@tf.autograph.experimental.do_not_convert
+def top_items(
+    queries: tf.Tensor,
+    vectors: tf.Tensor,
+    k: int,
+    *,
+    without: tf.RaggedTensor | None = None,
+    block: int = _BLOCK,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The items whose vectors have the greatest products with queries, the greatest first.
+
+    The catalogue is scored block by block: of n V scores, n times ``block`` are there at once.
+
+    Args:
+      queries: (n, d) floats.
+      vectors: (V, d), of all items; V is at least k.
+      k: How many.
+      without: Items of each query that are left out, ragged (n, None) numbers; negative ones name none.
+      block: Items that are scored at once.
+
+    Returns:
+      (n, k) numbers of items, int64, of equal scores the smaller number first, -1 where there are fewer than
+      k; and (n, k) scores, float32, of these -inf.
+    """
+    size, count = tf.shape(vectors, tf.int64)[0], tf.shape(queries, tf.int64)[0]
+    queries = tf.cast(queries, tf.float32)
+
+    def score(begin: tf.Tensor, numbers: tf.Tensor, best: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        end = tf.minimum(begin + block, size)
+        scores = tf.matmul(queries, tf.cast(vectors[begin:end], tf.float32), transpose_b=True)
+        if without is not None:
+            scores = _hidden(scores, without, begin, end)
+        here = tf.broadcast_to(tf.range(begin, end), tf.shape(scores, tf.int64))
+        found = tf.math.top_k(tf.concat([best, scores], axis=1), k)
+        numbers = tf.gather(tf.concat([numbers, here], axis=1), found.indices, batch_dims=1)
+        return end, numbers, found.values
+
+    start = (
+        tf.constant(0, tf.int64),
+        tf.fill([count, k], tf.constant(-1, tf.int64)),
+        tf.fill([count, k], tf.constant(float("-inf"))),
+    )
+    _, numbers, scores = tf.while_loop(
+        lambda begin, *_: begin < size,
+        score,
+        start,
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, k]), tf.TensorShape([None, k])),
+        parallel_iterations=1,
+    )
+    return tf.where(tf.math.is_inf(scores), tf.constant(-1, tf.int64), numbers), scores
+
+
+def _hidden(scores: tf.Tensor, without: tf.RaggedTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    """Scores of the items from begin to end, -inf of those that are left out."""
+    items = without.values
+    here = tf.where((items >= begin) & (items < end))[:, 0]
+    rows = tf.cast(tf.gather(without.value_rowids(), here), tf.int64)
+    places = tf.stack([rows, tf.gather(items, here) - begin], axis=1)
+    lowest = tf.fill([tf.size(here)], tf.constant(float("-inf")))
+    return tf.tensor_scatter_nd_update(scores, places, lowest)

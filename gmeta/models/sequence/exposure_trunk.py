@@ -1,0 +1,177 @@
+"""From a user's contexts, history and exposures to a vector of each exposure, in one pass over sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.layers import DenseStack, GroupLayerNorm, SequenceView, sequence_view
+from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
+from gmeta.ops import Jagged, jagged
+
+_PARTS = 3  # contexts, history, targets: the domains of tokens
+_CONTEXTS_TIME = -(2**60)  # so long ago that every distance in time to it has the last bucket, its own
+
+
+class ExposureTrunk(tf.keras.layers.Layer):
+    r"""Tokens ``[contexts | history | targets]``, a backbone over them, and what it makes of the targets.
+
+    .. math::
+       x_c = W_c e_c + b_c, \quad x_j = W_h [e_j^1; e_j^2; \dots] + b_h, \quad
+       x_t = W_t [e_t^1; \dots] + b_t, \quad
+       H = \mathrm{GLN}_{scenario}(\mathrm{backbone}(\mathrm{dropout}(\mathrm{GLN}_{part}(X)))_{targets})
+
+    A token of each contextual feature, of each event, of each exposure (MTGenRec, section 2; MTGR, Han et
+    al., arXiv 2505.18654, 2025). Layer norm by group makes tokens of the three parts alike before attention
+    compares them, and the scenarios' outputs after it. A target sees the contexts and the history and no
+    other target: exposures are scored in one pass, each as if it were alone.
+
+    Targets stand behind the whole history, so places say nothing of how long before an exposure an event
+    was; times do. A backbone with a bias of places is refused: by it a target's score would depend on how
+    many others stand before it. Contextual tokens have no time, and a bucket of the bias of times for
+    themselves.
+
+    Args:
+      backbone: Over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`, with
+        ``bias_by_place=False``. Its mask says who sees whom: ``by_time`` where exposures were shown while the
+        history went on.
+      columns: What is read.
+      widths: Feature -> width of its vectors.
+      dim: d, numbers of a token.
+      combine: ``"concat"``: as above. ``"sum"``: the vectors of an event, or of an exposure, are added up,
+        with no W and b; all are d wide then.
+      scenarios: How many the scenario column tells.
+      dropout: The share of numbers of tokens that are dropped in training.
+      seed: Of the initial values and of dropout.
+
+    Raises:
+      ConfigError: A bias of places, a backbone that needs times where none are read, or sums of unequal
+        widths.
+    """
+
+    def __init__(
+        self,
+        backbone: tf.keras.layers.Layer,
+        columns: SequenceColumns,
+        widths: Mapping[str, int],
+        *,
+        dim: int,
+        combine: Literal["concat", "sum"] = "concat",
+        scenarios: int = 1,
+        dropout: float = 0.0,
+        seed: int = 0,
+        name: str = "trunk",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.dim = whole_number(f"{name}: dim", dim, least=1)
+        self.backbone, self.columns, self.widths = backbone, columns, dict(widths)
+        self.combine, self.seed, self.scenarios = combine, seed, scenarios
+        self._check()
+        self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
+        self.enter = GroupLayerNorm(_PARTS, name="enter")
+        self.leave = GroupLayerNorm(scenarios, name="leave")
+        self.projections: list[DenseStack] = []
+        if combine == "concat":
+            inputs = [*([name] for name in columns.contexts), columns.history, columns.targets]
+            self.projections = [
+                DenseStack({"out": dim}, seed=len(inputs) * seed + number, name=f"token{number}")
+                for number in range(len(inputs))
+            ]
+            for projection, names in zip(self.projections, inputs, strict=True):
+                projection(tf.zeros([0, sum(self.widths[name] for name in names)]))
+
+    def _check(self) -> None:
+        if self.combine not in ("concat", "sum"):
+            raise ConfigError(f"{self.name}: combine must be 'concat' or 'sum', got {self.combine!r}")
+        wide = {name: width for name, width in self.widths.items() if width != self.dim}
+        if self.combine == "sum" and wide:
+            raise ConfigError(
+                f"{self.name}: combine='sum' adds vectors of width dim={self.dim}, but features are "
+                f"{wide} wide: make them alike, or choose combine='concat'"
+            )
+        blocks = getattr(self.backbone, "blocks", [self.backbone])
+        if any(getattr(block, "bias_by_place", False) for block in blocks):
+            raise ConfigError(
+                f"{self.name}: {self.backbone.name} has a bias of places, by which a target's score would "
+                "depend on how many targets stand before it: make it with bias_by_place=False, and give "
+                "time= for a bias of times"
+            )
+        if self.backbone.needs_times and self.columns.time is None:
+            raise ConfigError(
+                f"{self.name}: {self.backbone.name} needs times: name their column by time=, or make it with "
+                "bias_by_time=False and a mask that isn't by_time"
+            )
+
+    def call(
+        self, vectors: Mapping[str, tf.Tensor], layout: Layout, training: bool | None = None
+    ) -> tf.Tensor:
+        """Run it.
+
+        Args:
+          vectors: Feature -> (ids, width), of the ids that `SequenceColumns.ids` gave.
+          layout: Of the same batch.
+          training: Whether to drop out.
+
+        Returns:
+          (exposures, dim).
+        """
+        layout = Layout(*layout)
+        tokens, contexts = self._tokens(self.columns.parts(vectors, layout), layout)
+        ends = layout.history[1:] - layout.history[:-1] + contexts
+        kinds = jagged.positions(tokens)
+        rows = jagged.row_ids(tokens)
+        first, end = tf.gather(contexts, rows), tf.gather(ends, rows)
+        kinds = tf.cast(kinds >= first, tf.int32) + tf.cast(kinds >= end, tf.int32)
+        entered = self.drop(self.enter(tokens.values, kinds), training=training)
+        out = self.backbone(
+            Jagged(entered, tokens.offsets),
+            view=self._view(tokens.offsets, contexts, layout, kinds),
+            training=training,
+        )
+        targets = jagged.split(out, ends)[1].values
+        scenarios = tf.zeros([layout.exposures], tf.int32) if layout.scenarios is None else layout.scenarios
+        return self.leave(targets, scenarios)
+
+    def _tokens(self, parts: Mapping[str, list[tf.Tensor]], layout: Layout) -> tuple[Jagged, tf.Tensor]:
+        """All tokens, and how many contextual ones each sequence has."""
+        users, count = tf.size(layout.history, tf.int64) - 1, len(self.columns.contexts)
+        inputs = [*([vector] for vector in parts["contexts"]), parts["history"], parts["targets"]]
+        if self.combine == "sum":
+            *contexts, history, targets = (tf.add_n(given) for given in inputs)
+        else:
+            *contexts, history, targets = (
+                projection(tf.concat(given, axis=1))
+                for projection, given in zip(self.projections, inputs, strict=True)
+            )
+        tokens = jagged.concat(Jagged(history, layout.history), Jagged(targets, layout.targets))
+        if count:
+            first = tf.reshape(tf.stack(contexts, axis=1), [-1, self.dim])
+            tokens = jagged.concat(Jagged(first, count * tf.range(users + 1)), tokens)
+        return tokens, tf.fill([users], tf.constant(count, tf.int64))
+
+    def _view(
+        self, offsets: tf.Tensor, contexts: tf.Tensor, layout: Layout, kinds: tf.Tensor
+    ) -> SequenceView:
+        targets = layout.targets[1:] - layout.targets[:-1]
+        if layout.history_times is None:
+            return sequence_view(self.backbone.mask, offsets, contexts, targets)
+        known = jagged.concat(
+            Jagged(layout.history_times, layout.history), Jagged(layout.target_times, layout.targets)
+        )
+        count = len(self.columns.contexts)
+        if count:
+            # Some time of the batch: what the mask has to be given, and doesn't look at.
+            some = tf.reduce_min(tf.concat([known.values, [tf.int64.max]], axis=0))
+            size = count * tf.size(contexts, tf.int64)
+            first = Jagged(tf.fill([size], some), count * tf.range(tf.size(contexts, tf.int64) + 1))
+            known = jagged.concat(first, known)
+        view = sequence_view(self.backbone.mask, offsets, contexts, targets, known.values)
+        rows, columns = (
+            tf.where(kinds == 0, tf.constant(_CONTEXTS_TIME, tf.int64), times) for times in view[1:]
+        )
+        return view._replace(row_times=rows, column_times=columns)

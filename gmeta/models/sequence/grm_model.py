@@ -1,0 +1,415 @@
+"""GRM: what was shown to users is ranked by sequences of what they did, for several tasks at once.
+
+MTGenRec, section 2 and appendix A: a user's features are computed once for all of its exposures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, MMoE, TaskHeads
+from gmeta.losses import MultiTaskBCE
+from gmeta.metrics import AUC, UserGAUC
+from gmeta.models.sequence.exposure_trunk import ExposureTrunk
+from gmeta.models.sequence.label_metrics import LabelMetrics
+from gmeta.models.sequence.sequence_columns import Batch, Layout, SequenceColumns
+from gmeta.models.training.compile_settings import only_columns, refuse_settings
+from gmeta.models.training.model import Model
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.ops import AttentionMask
+from gmeta.optimizers import SparseOptimizer
+
+_LAYERS = ("collection", "backbone", "mixture", "heads")
+_INSTEAD = {
+    "loss": "it is the cross-entropy of the labels that the model was made with, labels=",
+    "loss_weights": "weigh labels where the model is made, by weights={label: weight}",
+    "weighted_metrics": "exposures have no weights; give metrics=",
+}
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class GRM(Model):
+    r"""Contexts, history and exposures as one sequence; a mixture of experts and a tower for each task.
+
+    .. math::
+       H = \mathrm{trunk}([contexts \mid history \mid targets]), \quad
+       a = \mathrm{heads}(\mathrm{MMoE}(H)), \quad
+       L = \sum_t w_t \frac{1}{N} \sum_{i=1}^{N} \mathrm{BCE}(y_{ti}, p_{ti})
+
+    over all N exposures of the step, of all users and ranks, however many sequences those are. The
+    probability of a product, :math:`p_\mathrm{ctcvr} = p_\mathrm{ctr} p_\mathrm{cvr}`, is trained on all that
+    was shown (`gmeta.losses.MultiTaskBCE`). Everything that a batch has is embedded by one lookup; see
+    `gmeta.models.sequence.exposure_trunk.ExposureTrunk` for the sequence, and
+    `gmeta.models.sequence.sequence_columns` for what a batch is.
+
+    A prediction is {task or product: ragged (users, None)}, the logits of the users' exposures. Measured is,
+    of each label, its loss, ``auc_{task}`` and ``gauc_{task}``, exactly and over all ranks; the latter two
+    when an evaluation is over; and what `compile` is given. ``{mixture}/{task}/importance_cv2`` and
+    ``.../load_cv2`` report how evenly experts are used (`gmeta.layers.MMoE`).
+
+    Args:
+      collection: The embeddings. A feature that events and exposures both have is named alike in both.
+      backbone: As for `ExposureTrunk`.
+      mixture: The experts; its tasks are those of the towers.
+      heads: The towers, and products of their probabilities.
+      contexts: Features of the user.
+      history: Features of an event, what the user did (the action) among them; a label of exposures can be
+        that.
+      targets: Features of an exposure.
+      labels: Task or product -> the column of its label. What has none isn't trained by itself, as CVR isn't.
+      dim: d, numbers of a token.
+      weights: Task or product -> its weight in the loss; 1 for those that it hasn't.
+      time: As for `SequenceColumns`.
+      scenario: As for `SequenceColumns`.
+      scenarios: How many scenarios there are.
+      combine: As for `ExposureTrunk`.
+      dropout: As for `ExposureTrunk`.
+      seed: Of what isn't in one of the given layers.
+
+    Raises:
+      ConfigError: Parts that don't go together.
+
+    Example:
+      >>> model = grm(
+      ...     [FeatureConfig("city", 8), FeatureConfig("item", 16), FeatureConfig("action", 4)],
+      ...     contexts=["city"],
+      ...     history=["item", "action"],
+      ...     targets=["item"],
+      ...     time="time",
+      ...     dim=32,
+      ... )
+      >>> model.compile("adam")
+      >>> batch = {
+      ...     "task": tf.constant([7]),
+      ...     "contexts": {"city": tf.constant([3])},
+      ...     "history": {
+      ...         name: tf.ragged.constant([[5, 8]], tf.int64) for name in ("item", "action", "time")
+      ...     },
+      ...     "targets": {name: tf.ragged.constant([[9, 9, 9]], tf.int64) for name in ("item", "time")},
+      ... }
+      >>> {name: logits.shape for name, logits in model.predict(batch, verbose=0).items()}
+      {'ctr': TensorShape([1, None]), 'cvr': TensorShape([1, None]), 'ctcvr': TensorShape([1, None])}
+    """
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        backbone: tf.keras.layers.Layer,
+        mixture: MMoE,
+        heads: TaskHeads,
+        *,
+        contexts: Sequence[str],
+        history: Sequence[str],
+        targets: Sequence[str],
+        labels: Mapping[str, str],
+        dim: int,
+        weights: Mapping[str, float] | None = None,
+        time: str | None = None,
+        scenario: str | None = None,
+        scenarios: int = 1,
+        combine: Literal["concat", "sum"] = "concat",
+        dropout: float = 0.0,
+        seed: int = 0,
+        name: str = "grm",
+    ) -> None:
+        super().__init__(name=name)
+        self.columns = SequenceColumns(contexts, history, targets, time, scenario)  # type: ignore[arg-type]
+        self.columns.check(collection)
+        self._check(mixture, heads, labels)
+        self.collection, self.mixture, self.heads = collection, mixture, heads
+        self.labels = dict(labels)
+        self.loss_of = MultiTaskBCE(
+            {task: heads.products.get(task, (task,)) for task in labels}, weights=weights
+        )
+        self.trunk = ExposureTrunk(
+            backbone,
+            self.columns,
+            {feature.name: feature.dim for feature in collection.features},
+            dim=dim,
+            combine=combine,
+            scenarios=scenarios,
+            dropout=dropout,
+            seed=seed,
+        )
+        self.mean = tf.keras.metrics.Mean(name="loss")
+        self.means = {task: tf.keras.metrics.Mean(name=f"{task}_loss") for task in labels}
+        self.aucs = {task: (AUC(name=f"auc_{task}"), UserGAUC(name=f"gauc_{task}")) for task in labels}
+        self._of_compile = LabelMetrics(name, list(labels), None, [])
+        self._build()
+
+    def _build(self) -> None:
+        """All weights from the start: a model that is loaded has to have them."""
+        offsets, no_times = tf.zeros([1], tf.int64), tf.zeros([0], tf.int64)
+        nothing = Layout(offsets, offsets, *([no_times] * 2 if self.columns.time is not None else []))
+        vectors = {name: tf.zeros([0, width]) for name, width in self.trunk.widths.items()}
+        self.heads(self.mixture(self.trunk(vectors, nothing)))
+        for metric in self.metrics:
+            metric.reset_state()
+        self.built = True
+
+    def _check(self, mixture: MMoE, heads: TaskHeads, labels: Mapping[str, str]) -> None:
+        if set(heads.tasks) != set(mixture.tasks):
+            raise ConfigError(
+                f"{self.name}: the mixture is for {', '.join(mixture.tasks)}, the heads for "
+                f"{', '.join(heads.tasks)}: they must be the same tasks"
+            )
+        strange = [task for task in labels if task not in (*heads.tasks, *heads.products)]
+        if strange or not labels:
+            raise ConfigError(
+                f"{self.name}: labels must be of {', '.join([*heads.tasks, *heads.products])}, got "
+                f"{', '.join(strange) or 'none'}"
+            )
+        known = [column for column in labels.values() if column in self.columns.targets]
+        if known:
+            raise ConfigError(
+                f"{self.name}: targets name {', '.join(known)}, which labels= are to tell: leave them out"
+            )
+        trained = {head for task in labels for head in heads.products.get(task, (task,))}
+        idle = [task for task in heads.tasks if task not in trained]
+        if idle:
+            raise ConfigError(f"{self.name}: no label trains {', '.join(idle)}, alone or in a product")
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        """As `gmeta.models.Model.compile`, but for the loss, which is the labels'.
+
+        Args:
+          optimizer: As in Keras.
+          loss: None.
+          metrics: Keras metrics of labels and probabilities, such as ``["accuracy"]``: one or several for
+            every label, or label -> one or several. A result is called ``{metric}_{label}``.
+          loss_weights: None; ``weights`` of the model weigh labels.
+          weighted_metrics: None.
+          *args: As in Keras.
+          accumulate_steps: As for `gmeta.models.Model.compile`.
+          **kwargs: As there.
+
+        Raises:
+          ConfigError: A loss, weights, or metrics that can't be measured; and as there.
+        """
+        given = {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics}
+        refuse_settings(self.name, given, _INSTEAD)
+        taken = [metric.name for metric in (*self._sums, *self._ranked)]
+        self._of_compile = LabelMetrics(self.name, list(self.labels), metrics, taken)
+        none = (None,) * 4  # loss and metrics are not Keras' to compute
+        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+        self._compile_config.config["metrics"] = metrics
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, x: Batch, training: bool | None = None) -> dict[str, tf.RaggedTensor]:
+        """Task or product -> ragged (users, None): the logits of the exposures."""
+        logits, layout = self.logits(x, training)
+        return {
+            name: tf.RaggedTensor.from_row_splits(logit, layout.targets, validate=False)
+            for name, logit in logits.items()
+        }
+
+    def logits(self, x: Batch, training: bool | None = None) -> tuple[dict[str, tf.Tensor], Layout]:
+        """Task or product -> (exposures,), of all users one after another; and whose they are."""
+        layout = self.columns.layout(x)
+        vectors = self.collection(self.ids(x), training=training)
+        hidden = self.trunk(vectors, layout, training=training)
+        return self.heads(self.mixture(hidden)), layout
+
+    def ids(self, x: Batch) -> dict[str, Any]:
+        """Feature -> ids of all parts of a batch, one after another: what one lookup takes."""
+        return self.columns.ids(x, set(self.labels.values()))
+
+    # AutoGraph would rewrite hundreds of functions, most of them Keras' own, for the first step: for nothing.
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One batch: forward, backward, and a step of dense weights and rows."""
+        return super().train_step(data)
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """The mean loss over exposures, and how many those are."""
+        x = only_columns(self.name, data)
+        logits, layout = self.logits(x, training=True)
+        labels = self.columns.labels(x, self.labels)
+        loss, means = self._loss(logits, labels)
+        loss = tf.add_n([loss, *self.losses])
+
+        def measure() -> dict[str, tf.Tensor]:
+            self._count(loss, means, layout.exposures)
+            self._of_compile.update(labels, logits)
+            return self.get_metrics_result()
+
+        return loss, layout.exposures, measure
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Losses; exposures are kept for the order that they are in when all have been seen."""
+        x = only_columns(self.name, data)
+        with rank_step(self, data) as step:
+            logits, layout = self.logits(x, training=False)
+            labels = self.columns.labels(x, self.labels)
+            loss, means = self._loss(logits, labels)
+            self._count(loss, means, layout.exposures)
+            self._of_compile.update(labels, logits)
+            users = self.columns.users(x, layout)
+            for task, (auc, gauc) in self.aucs.items():
+                auc.update_state(labels[task], logits[task])
+                gauc.update_state(labels[task], logits[task], users)
+            return step.end_forward(self.get_metrics_result())
+
+    def _loss(
+        self, logits: Mapping[str, tf.Tensor], labels: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The weighted sum of the labels' means, and these."""
+        means = self.loss_of.task_means(logits, labels)
+        return tf.add_n([self.loss_of.weights[task] * mean for task, mean in means.items()]), means
+
+    def _count(self, loss: tf.Tensor, means: Mapping[str, tf.Tensor], exposures: tf.Tensor) -> None:
+        self.mean.update_state(loss, sample_weight=exposures)
+        for task, mean in means.items():
+            self.means[task].update_state(mean, sample_weight=exposures)
+
+    @property
+    def metrics(self) -> list[tf.keras.metrics.Metric]:
+        """Losses, the balance of experts, and what evaluation ranks by; reset at each epoch."""
+        return [*self._sums, *self._of_compile.metrics, *self._ranked]
+
+    @property
+    def _sums(self) -> list[tf.keras.metrics.Metric]:
+        return [self.mean, *self.means.values(), *self.mixture.metrics]
+
+    @property
+    def _ranked(self) -> list[Any]:
+        return [metric for pair in self.aucs.values() for metric in pair]
+
+    def get_metrics_result(self) -> dict[str, tf.Tensor]:
+        """What sums can tell; AUC takes a sort of all samples, and is told when an evaluation is over."""
+        return {metric.name: metric.result() for metric in (*self._sums, *self._of_compile.metrics)}
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        found = super()._validate_and_get_metrics_result(logs)
+        measured = [metric for metric in self._ranked if metric.count > 0]
+        return {**found, **{metric.name: float(metric.result()) for metric in measured}}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON can hold them."""
+        serialize, trunk = tf.keras.saving.serialize_keras_object, self.trunk
+        layers = {"backbone": trunk.backbone, **{n: getattr(self, n) for n in _LAYERS if n != "backbone"}}
+        return {
+            **{name: serialize(layer) for name, layer in layers.items()},
+            **self.columns.settings,
+            "labels": dict(self.labels),
+            "weights": self.loss_of.weights,
+            **{name: getattr(trunk, name) for name in ("dim", "scenarios", "combine", "seed")},
+            "dropout": trunk.drop.rate,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> GRM:
+        """The model that `get_config` described."""
+        made = {
+            part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects) for part in _LAYERS
+        }
+        return cls(**{**config, **made})
+
+
+def grm(
+    features: Sequence[FeatureConfig],
+    *,
+    contexts: Sequence[str],
+    history: Sequence[str],
+    targets: Sequence[str],
+    labels: Mapping[str, str] | None = None,
+    time: str | None = None,
+    dim: int = 64,
+    backbone: Literal["hstu", "fuxi"] | tf.keras.layers.Layer = "hstu",
+    blocks: int = 2,
+    heads: int = 2,
+    max_length: int = 1000,
+    by_time: bool = False,
+    window: int | None = None,
+    experts: int = 4,
+    expert_units: Sequence[int] = (64,),
+    top_k: int | None = None,
+    tower_units: Sequence[int] = (32,),
+    report: Literal["tasks", "experts"] | None = "tasks",
+    dropout: float = 0.0,
+    optimizer: SparseOptimizer | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> GRM:
+    """`GRM` with a tower for each label; for ``ctcvr`` towers for CTR and CVR, whose product it is.
+
+    Args:
+      features: Of all parts.
+      contexts: As for `GRM`, and so history, targets and time.
+      history: Features of an event.
+      targets: Features of an exposure.
+      labels: As for `GRM`; ``{"ctr": "click"}`` for a log of clicks alone. None: ``{"ctr": "click",
+        "ctcvr": "buy"}``.
+      time: The column of times; with it the backbone has a bias of times.
+      dim: Numbers of a token; a head of the backbone has ``dim // heads``.
+      backbone: ``"hstu"``, ``"fuxi"``, or a layer.
+      blocks: Of the backbone.
+      heads: Of the backbone.
+      max_length: Of the backbone: about as long as sequences are.
+      by_time: Whether what a token sees are events with an earlier time, for exposures that were shown while
+        the history went on.
+      window: How many events back a token sees in each block; None: all. Recent ones are quicker to learn
+        from, and to attend to.
+      experts: How many.
+      expert_units: Units of their layers.
+      top_k: How many experts an exposure has; None: all.
+      tower_units: Units of the towers' hidden layers.
+      report: As for `gmeta.layers.MMoE`.
+      dropout: Of tokens, and in the backbone.
+      optimizer: The tables' sparse optimizer; Adam at the Keras optimizer's rate where it isn't said.
+      seed: Of the initial weights and rows.
+      **options: As for `GRM`.
+    """
+    if isinstance(backbone, str):
+        kinds = {"hstu": HSTU, "fuxi": FuXi}
+        if backbone not in kinds:
+            raise ConfigError(f"grm: backbone must be 'hstu', 'fuxi' or a layer, got {backbone!r}")
+        backbone = kinds[backbone](
+            blocks=blocks,
+            heads=heads,
+            attention_dim=dim // heads,
+            value_dim=dim // heads,
+            max_length=max_length,
+            bias_by_place=False,
+            bias_by_time=time is not None,
+            mask=AttentionMask(by_time=by_time, window=window),
+            dropout=dropout,
+            seed=seed,
+        )
+    labels = {"ctr": "click", "ctcvr": "buy"} if labels is None else labels
+    products = {"ctcvr": ("ctr", "cvr")} if "ctcvr" in labels else {}
+    factors = [task for of_product in products.values() for task in of_product]
+    tasks = list(dict.fromkeys([*factors, *(task for task in labels if task not in products)]))
+    return GRM(
+        EmbeddingCollection(features, optimizer=optimizer, seed=seed),
+        backbone,
+        MMoE(
+            tasks, experts=experts, units=expert_units, top_k=top_k, report=report, seed=seed, name="mixture"
+        ),
+        TaskHeads(tasks, units=tower_units, products=products, seed=seed, name="heads"),
+        contexts=contexts,
+        history=history,
+        targets=targets,
+        labels=labels,
+        time=time,
+        dim=dim,
+        dropout=dropout,
+        seed=seed,
+        **options,
+    )

@@ -1,0 +1,264 @@
+"""What a model of sequences reads of a batch: columns, for one lookup, and where each sequence's parts lie.
+
+A batch is nested dicts, a row a user, as `gmeta.io.sequences` gives it::
+
+    {"task": (users,),
+     "contexts": {name: (users,)},                  # or ragged (users, None), for a feature with a pooling
+     "history": {name: ragged (users, None)},       # events, in the order of time
+     "targets": {name: ragged (users, None)},       # exposures
+     "labels": {name: ragged (users, None)}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import asserted, refuse_unless
+from gmeta.layers import EmbeddingCollection
+from gmeta.ops import Jagged, jagged
+
+Batch = Mapping[str, Any]
+
+
+class Layout(NamedTuple):
+    """Where the parts of a batch's sequences lie, and what is known of their tokens besides features.
+
+    Attributes:
+      history: (users + 1,) int64 offsets of the events.
+      targets: (users + 1,) int64 offsets of the exposures.
+      history_times: (events,) int64; None where the model reads no times.
+      target_times: (exposures,) int64.
+      scenarios: (exposures,) integers; None where there is one scenario.
+    """
+
+    history: tf.Tensor
+    targets: tf.Tensor
+    history_times: tf.Tensor | None = None
+    target_times: tf.Tensor | None = None
+    scenarios: tf.Tensor | None = None
+
+    @property
+    def exposures(self) -> tf.Tensor:
+        """() int64: how many there are."""
+        return self.targets[-1]
+
+    def of_exposures(self, of_users: tf.Tensor) -> tf.Tensor:
+        """(users, ...) -> (exposures, ...): of each exposure what its user has."""
+        return tf.repeat(of_users, self.targets[1:] - self.targets[:-1], axis=0)
+
+
+@dataclass(frozen=True)
+class SequenceColumns:
+    """The columns of each part.
+
+    Attributes:
+      contexts: Features of the user, one token each. May be none.
+      history: Features of an event.
+      targets: Features of an exposure. A feature of the same name as one of the history is the same feature.
+      time: The column of times, in the history and in the targets; None: none is read.
+      scenario: A column of the targets, or of the contexts, that tells scenarios apart; None: there is one.
+
+    Raises:
+      ConfigError: No features of the history, or of targets.
+    """
+
+    contexts: tuple[str, ...]
+    history: tuple[str, ...]
+    targets: tuple[str, ...]
+    time: str | None = None
+    scenario: str | None = None
+
+    def __post_init__(self) -> None:
+        for part in ("contexts", "history", "targets"):
+            given = getattr(self, part)
+            if isinstance(given, str):
+                raise ConfigError(f"{part} must be a list of columns, got the text {given!r}")
+            object.__setattr__(self, part, tuple(given))
+        if not self.history or not self.targets:
+            raise ConfigError(
+                f"history and targets must each name a feature, got {self.history} and {self.targets}"
+            )
+
+    def check(self, collection: EmbeddingCollection) -> None:
+        """See that the collection has these features, each of a form that its tokens can be made of.
+
+        Raises:
+          ConfigError: It hasn't.
+        """
+        known = {feature.name: feature for feature in collection.features}
+        for part in ("contexts", "history", "targets"):
+            for name in getattr(self, part):
+                if name not in known:
+                    raise ConfigError(
+                        f"{part} name {name!r}, and the collection's features are {list(known)}"
+                    )
+                if known[name].pooling is not None and (part != "contexts" or name in self._of_tokens):
+                    raise ConfigError(
+                        f"feature {name!r} has a pooling, and one of {part} has one id a token. Lists of "
+                        "ids can be contexts alone, under names of their own (with table= they share rows)"
+                    )
+        unread = [name for name in known if name not in (*self.contexts, *self._of_tokens)]
+        if unread:
+            raise ConfigError(
+                f"the collection's features {', '.join(unread)} are in no part: name them in contexts, "
+                "history or targets, or leave them out"
+            )
+
+    @property
+    def _of_tokens(self) -> tuple[str, ...]:
+        return (*self.history, *self.targets)
+
+    def layout(self, batch: Batch) -> Layout:
+        """Where the parts lie.
+
+        Raises:
+          ConfigError: A column is missing, or not ragged.
+          InvalidArgumentError: Columns of a part have different lengths.
+        """
+        times: list[tf.Tensor | None] = [None, None]
+        if self.time is not None:
+            times = [self._times(batch, part, self.time) for part in ("history", "targets")]
+        offsets = [
+            self._column(batch, part, getattr(self, part)[0]).offsets for part in ("history", "targets")
+        ]
+        layout = Layout(*offsets, *times)
+        if self.scenario is None:
+            return layout
+        if self.scenario in batch["targets"]:
+            return layout._replace(scenarios=self._column(batch, "targets", self.scenario).values)
+        return layout._replace(scenarios=layout.of_exposures(_given(batch, "contexts", self.scenario)))
+
+    def ids(self, batch: Batch, labels: Collection[str] = ()) -> dict[str, Any]:
+        """Feature -> ids, of all parts one after another: what one lookup takes.
+
+        Args:
+          batch: The batch.
+          labels: Columns of the history that are labels of exposures too. `gmeta.io` reads labels as floats;
+            as what a user did with an event they are ids.
+
+        Raises:
+          ConfigError: A column is missing, or not ragged.
+          InvalidArgumentError: Columns of a part have different lengths.
+        """
+        found: dict[str, list[Any]] = {}
+        for name in self.contexts:
+            found.setdefault(name, []).append(_given(batch, "contexts", name))
+        for part in ("history", "targets"):
+            for name in getattr(self, part):
+                ids = self._column(batch, part, name).values
+                found.setdefault(name, []).append(_whole(ids, name) if name in labels else ids)
+        return {name: parts[0] if len(parts) == 1 else _joined(name, parts) for name, parts in found.items()}
+
+    def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
+        """What became of `ids`, by part: contexts [(users, dim)], history [(events, dim)], targets.
+
+        Args:
+          vectors: Feature -> (ids, dim).
+          layout: Of the batch.
+        """
+        sizes = {
+            "contexts": tf.size(layout.history, tf.int64) - 1,
+            "history": layout.history[-1],
+            "targets": layout.targets[-1],
+        }
+        found: dict[str, dict[str, tf.Tensor]] = {part: {} for part in sizes}
+        for name, vector in vectors.items():
+            among = [part for part in sizes if name in getattr(self, part)]
+            cut = tf.split(vector, [sizes[part] for part in among]) if len(among) > 1 else [vector]
+            for part, own in zip(among, cut, strict=True):
+                found[part][name] = own
+        return {part: [own[name] for name in getattr(self, part)] for part, own in found.items()}
+
+    def users(self, batch: Batch, layout: Layout) -> tf.Tensor:
+        """(exposures,): whose each exposure is.
+
+        Raises:
+          ConfigError: The batch doesn't say.
+        """
+        if "task" not in batch:
+            raise ConfigError(f"the batch lacks 'task', a number for each user; it has {', '.join(batch)}")
+        return layout.of_exposures(batch["task"])
+
+    def labels(self, batch: Batch, columns: Mapping[str, str]) -> dict[str, tf.Tensor]:
+        """Name -> (exposures,) float32, of the columns of labels by name."""
+        splits = self._column(batch, "targets", self.targets[0]).offsets
+        found = {}
+        for name, column in columns.items():
+            of_column = _jagged(batch, "labels", column)
+            found[name] = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
+        return found
+
+    def _times(self, batch: Batch, part: str, name: str) -> tf.Tensor:
+        times = self._column(batch, part, name).values
+        if not times.dtype.is_integer:
+            raise ConfigError(
+                f"{part} {name!r} must be times as integers, such as seconds, got {times.dtype.name}"
+            )
+        return tf.cast(times, tf.int64)
+
+    def _column(self, batch: Batch, part: str, name: str) -> Jagged:
+        """A column, as long as the part's first one in each row."""
+        first = getattr(self, part)[0]
+        column = _jagged(batch, part, name)
+        return column if name == first else _alike(column, _jagged(batch, part, first).offsets, part, name)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make them again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _given(batch: Batch, part: str, name: str) -> Any:
+    if part not in batch or name not in batch[part]:
+        has = f"{part} {', '.join(batch[part]) or 'empty'}" if part in batch else f"no {part}"
+        raise ConfigError(f"the batch lacks {name!r} among its {part}; it has {has}")
+    return batch[part][name]
+
+
+def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
+    """Labels as ids.
+
+    Raises:
+      ConfigError: One isn't a whole number (of a graph, as of `gmeta.core.graph.conditions.refuse_unless`).
+    """
+    if not labels.dtype.is_floating:
+        return labels
+    ids = tf.cast(labels, tf.int64)
+    told = f"history {name!r} has labels that are no whole numbers, so they can't be ids: leave it out"
+    return refuse_unless(ids, tf.cast(ids, labels.dtype) == labels, told)
+
+
+def _joined(name: str, parts: list[Any]) -> tf.Tensor:
+    """The ids of a feature that several parts have, one after another."""
+    kinds = {part.dtype for part in parts}
+    if kinds == {tf.string}:
+        return tf.concat(parts, axis=0)
+    if not all(kind.is_integer for kind in kinds):
+        raise ConfigError(
+            f"feature {name!r} must be integer ids, or texts, alike in all parts, got "
+            f"{', '.join(sorted(kind.name for kind in kinds))}"
+        )
+    return tf.concat([tf.cast(part, tf.int64) for part in parts], axis=0)
+
+
+def _jagged(batch: Batch, part: str, name: str) -> Jagged:
+    column = _given(batch, part, name)
+    if not isinstance(column, tf.RaggedTensor):
+        raise ConfigError(
+            f"{part} {name!r} must be ragged, a row a user, got {type(column).__name__}: gmeta.io.sequences "
+            "reads it so, and of a matrix padded with -1 tf.ragged.boolean_mask(x, x != -1) makes it"
+        )
+    return jagged.from_ragged(column)
+
+
+def _alike(column: Jagged, offsets: tf.Tensor, part: str, name: str) -> Jagged:
+    told = [f"{part}: rows of {name!r} have other lengths than those of the first column"]
+    same = tf.size(column.offsets) == tf.size(offsets)
+    size = tf.minimum(tf.size(column.offsets), tf.size(offsets))
+    same = same & tf.reduce_all(column.offsets[:size] == offsets[:size])
+    return Jagged(asserted(column.values, same, told), offsets)

@@ -1,0 +1,1 @@
+"""Trains a Keras model with its tables, on one rank or many."""

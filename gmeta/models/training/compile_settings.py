@@ -1,0 +1,86 @@
+"""What `compile` is given: settings that models with dynamic tables can't follow, metrics by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.variables import lifted
+
+
+def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
+    """Refuse what tables can't follow.
+
+    Args:
+      model: The model that is compiled.
+      accumulate_steps: As given.
+      jit_compile: As given.
+
+    Raises:
+      ConfigError: A launcher's rank that hasn't called `gmeta.init`, accumulation of fewer than one batch,
+        XLA, or several replicas in one process.
+    """
+    collectives.check_init()
+    whole_number("accumulate_steps", accumulate_steps, least=1)
+    if jit_compile:
+        raise ConfigError("XLA can't compile lookups in dynamic tables: leave jit_compile off")
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ConfigError(
+            f"{type(model.distribute_strategy).__name__} has {replicas} replicas in one process, and "
+            "tables serve one: use tf.distribute's default strategy, a process for each device"
+        )
+
+
+def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
+    """Make the metrics that `compile` was given by name, as Keras does when it first updates them.
+
+    Args:
+      container: A compiled model's ``compiled_metrics``; None if it has none.
+      y_true: Labels, as they are given to it.
+      y_pred: Outputs.
+    """
+    if container is not None and not container.built:
+        with lifted():
+            container.build(y_pred, container._conform_to_outputs(y_pred, y_true))
+
+
+def refuse_settings(model: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
+    """Refuse arguments of `compile` that a model with a loss of its own has no use for.
+
+    Args:
+      model: The model's name.
+      given: Argument -> its value; None where it wasn't given.
+      instead: Argument -> what to use in its place.
+
+    Raises:
+      ConfigError: One was given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{model}: compile takes no {name}, got {value!r}: {instead[name]}")
+
+
+def only_columns(model: str, data: Any) -> Any:
+    """The columns of a batch that has nothing beside them.
+
+    Args:
+      model: The name of a model that finds its labels among a batch's columns.
+      data: A batch, as Keras gives it to ``train_step``.
+
+    Raises:
+      ConfigError: There are labels or sample weights beside the columns, which the model would ignore.
+    """
+    x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
+    for given, what in ((y, "labels (y)"), (weights, "sample weights")):
+        if given is not None:
+            raise ConfigError(
+                f"{model}: a batch is a dict of columns, what is learnt among them, and {what} beside it "
+                "have no use: leave them out"
+            )
+    return x

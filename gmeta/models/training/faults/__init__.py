@@ -1,0 +1,1 @@
+"""Finds NaN and bad ids in a batch, and names them."""

@@ -1,0 +1,138 @@
+"""Stops training at a loss or gradient that isn't finite, before the step is made, and says what is at fault.
+
+Each step looks at its loss, one number. Where that isn't finite, and only then, the batch is looked through
+in Python: at its labels, its columns of floats, the weights, and, of a model that adapts, its tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.models.training.faults.batch_faults import fault_of_samples, fault_of_weights
+
+_NOT_FINITE = "gradients are not finite on the ranks"
+
+
+class NanGuard:
+    """What keeps a model from learning NaN.
+
+    Args:
+      model: The model.
+      nan: ``"raise"``, or ``"allow"``: train on.
+      find: What in a batch is at fault, in words; empty if nothing is.
+
+    Raises:
+      ConfigError: ``nan`` is neither.
+    """
+
+    def __init__(self, model: Any, nan: str, find: Callable[[Any], str] = fault_of_samples) -> None:
+        if nan not in ("raise", "allow"):
+            raise ConfigError(f"compile: nan must be 'raise' or 'allow', got {nan!r}")
+        self.raises = nan == "raise"
+        self._model, self._find = model, find
+        self._found = ""
+        self._skips = False
+
+    def finite(self, loss: tf.Tensor, data: Any, samples: tf.Tensor, skips: bool = False) -> tf.Tensor:
+        """Whether a step may be made of a loss, () bool; on one rank, it can be had only if that is so.
+
+        Args:
+          loss: The loss.
+          data: The batch that it is of.
+          samples: How many samples it is a mean of; of none, any loss will do.
+          skips: Whether the optimizer leaves out steps whose gradients aren't finite. A loss that isn't
+            finite then is its business, unless the batch is at fault, which no later step would mend.
+        """
+        if not self.raises:
+            return tf.constant(True)
+        self._skips = skips
+        parts = tf.nest.flatten(data, expand_composites=True)
+        parts = [part for part in parts if part is not None]
+
+        def look(*tensors: tf.Tensor) -> tf.Tensor:
+            given = iter(tensors)
+            filled = [
+                None if part is None else next(given)
+                for part in tf.nest.flatten(data, expand_composites=True)
+            ]
+            return self._look(tf.nest.pack_sequence_as(data, filled, expand_composites=True))
+
+        def bad() -> tf.Tensor:
+            passes = tf.ensure_shape(tf.py_function(look, parts, tf.bool), [])
+            if collectives.world().size > 1:  # others would wait for this rank
+                return passes
+            with tf.control_dependencies(refusal(passes, tf.reshape(~passes, [1]))):
+                return tf.identity(passes)
+
+        good = tf.math.is_finite(loss)
+        if collectives.world().size > 1:
+            good |= tf.equal(tf.cast(samples, tf.float32), 0.0)
+        verdict = tf.cond(good, lambda: tf.constant(True), bad)
+        if not tf.executing_eagerly():
+            # One op that calls a function, rather than a switch for each part of the batch.
+            verdict.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
+        return verdict
+
+    def _look(self, data: Any) -> bool:
+        try:
+            found = self._find(data)
+        except Exception:  # a model of the user's own may not stand it; the loss is bad all the same
+            found = ""
+        if self._skips and not found:
+            return True
+        # With accumulation on ranks the error comes at the step: the first bad batch of several is named.
+        self._found = self._found or found or fault_of_weights(self._model)
+        return False
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Turn the error of a step that was refused into one that is easy to read.
+
+        Raises:
+          NotFiniteError: It says what is at fault; on several ranks it names those that it came from.
+        """
+        self._found = ""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            # "... on the ranks] [0 1]" out of a graph, "... on the ranks'\n0, 1" where steps run eagerly
+            found = re.search(rf"{_NOT_FINITE}\W*(\d[\d, ]*)", str(error.message))
+            if found is None:
+                raise
+            raise NotFiniteError(self._message(re.findall(r"\d+", found[1]))) from error
+
+    def _message(self, ranks: list[str]) -> str:
+        here = collectives.world()
+        if here.size == 1:
+            return (
+                f"{self._model.name}: the loss isn't finite, and no step was made: {self._found}; "
+                "compile(nan='allow') trains on"
+            )
+        cause = f"rank {here.rank}: {self._found}; " if self._found else ""
+        if self._skips:  # which has left out what else isn't finite
+            what = "data"
+            remedy = f"{'' if cause else 'mend the data there; '}compile(nan='allow') leaves such steps out"
+        else:
+            what = "gradient"
+            remedy = (
+                "look at the loss and the data there, lower the learning rate, or under mixed_float16 use a "
+                "LossScaleOptimizer, which leaves such steps out"
+            )
+        return (
+            f"the {what} of rank {', '.join(ranks)} of {here.size} isn't finite, and no rank has made the "
+            f"step: {cause}{remedy}"
+        )
+
+
+def refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
+    """What a step has to wait for, so that it isn't made unless all is finite; `NanGuard.named` reads it."""
+    check = tf.debugging.Assert(good, [_NOT_FINITE, tf.where(bad_ranks)[:, 0]], summarize=1024)
+    return [] if check is None else [check]

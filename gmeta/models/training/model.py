@@ -1,0 +1,191 @@
+"""A Keras model whose train step trains embedding tables along with the dense weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
+from gmeta.layers import record_lookups
+from gmeta.models.training.compile_settings import check_compile, make_metrics
+from gmeta.models.training.faults.nan_guard import NanGuard
+from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
+from gmeta.models.training.optimizer.table_rule import follow
+from gmeta.models.training.ranks.loops import RunsOnRanks
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.models.training.saves_tables import SavesTables
+
+_ACCUMULATE = "accumulate_steps"
+_Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
+
+
+@functools.cache
+def _functional(cls: Any) -> Any:
+    """The class of a functional model of class ``cls``.
+
+    Keras would change the bases of ``cls`` itself, and of those that it derives from: after one functional
+    model, subclassed ones of the same base could no longer be made.
+    """
+    same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls, _KeepsIds, _Functional), same)
+
+
+class _KeepsIds:
+    """Stands before Keras' functional models, which cast inputs, and so would truncate floats to ids."""
+
+    def _conform_to_reference_input(self, tensor: Any, ref_input: Any) -> Any:
+        given, wanted = getattr(tensor, "dtype", None), ref_input.dtype
+        if given is not None and wanted.is_integer and (given.is_floating or given == tf.string):
+            remedy = (
+                "make it tf.keras.Input(..., dtype=tf.string), of a feature with hash=True"
+                if given == tf.string
+                else "cast them if they are ids, or make the input one of floats"
+            )
+            raise ConfigError(f"input {ref_input.name!r} takes {wanted.name}, got {given.name}: {remedy}")
+        return super()._conform_to_reference_input(tensor, ref_input)  # type: ignore[misc]
+
+
+class Model(SavesTables, RunsOnRanks, tf.keras.Model):
+    """`tf.keras.Model` for models with a `gmeta.layers.EmbeddingCollection` in them.
+
+    Use it as you would use that one, in functional style (``Model(inputs, outputs)``) or as a base class;
+    write the rest of the script as ever: any loss, optimizer, metrics, callbacks, sample and class weights,
+    learning rate schedules, ``mixed_float16``, ``run_eagerly``, ``steps_per_execution``.
+
+    A train step records the lookups that the collections in it make, wherever and however often they are
+    called; it differentiates with respect to their rows beside the trainable variables, and each physical
+    table makes one update in which gradients to the same key are summed.
+
+    On several ranks the same script trains one model (see `gmeta.models.training.ranks.loops.RunsOnRanks`).
+
+    To save: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
+    ``.keras`` carry the tables whole, with optimizer slots; the older ``.h5`` and SavedModel are refused,
+    because they would leave the tables out.
+
+    Example:
+      >>> user = tf.keras.Input([], name="user", dtype=tf.int64)
+      >>> item = tf.keras.Input([], name="item", dtype=tf.int64)
+      >>> collection = EmbeddingCollection([FeatureConfig("user", 8), FeatureConfig("item", 8)])
+      >>> vectors = collection({"user": user, "item": item})
+      >>> logit = tf.keras.layers.Dot(axes=1)([vectors["user"], vectors["item"]])
+      >>> model = Model({"user": user, "item": item}, logit)
+      >>> model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))
+    """
+
+    # The positional parameters are those of Keras' functional models: by them Keras tells, when it clones a
+    # model, that it can make another of this class.
+    def __init__(
+        self, inputs: Any = None, outputs: Any = None, name: Any = None, trainable: Any = True, **kwargs: Any
+    ) -> None:
+        if inputs is None and outputs is None:
+            super().__init__(name=name, trainable=trainable, **kwargs)
+            return
+        if not isinstance(self, _Functional):
+            cls: Any = type(self)
+            self.__class__ = _functional(cls)
+        super().__init__(inputs=inputs, outputs=outputs, name=name, trainable=trainable, **kwargs)
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        nan: Literal["raise", "allow"] = "raise",
+        **kwargs: Any,
+    ) -> None:
+        """As `tf.keras.Model.compile`.
+
+        Args:
+          optimizer: As in Keras.
+          loss: As in Keras.
+          *args: As in Keras.
+          accumulate_steps: Make one optimizer step of every k batches, with the gradient of the k times
+            larger batch: the mean over all their samples. The loss must be a mean over samples, as Keras'
+            are. A window that is open at the end of an epoch is closed there, as a last batch may be smaller.
+            Lookups count as uses of a row once a batch, not once a step.
+          nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
+            what is at fault. ``"allow"``: train on.
+          **kwargs: As in Keras.
+
+        Raises:
+          ConfigError: Settings that tables can't follow: XLA, several replicas in one process, accumulation
+            of fewer than one batch, or a loss that is a sum with accumulation or on several ranks.
+        """
+        check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        self._guard = NanGuard(self, nan)
+        ranks = collectives.world().size
+        if (accumulate_steps > 1 or ranks > 1) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
+            who = "accumulate_steps" if ranks == 1 else f"training on {ranks} ranks"
+            raise ConfigError(
+                f"{who} makes means over the samples of several batches, but a loss is reduced by SUM: use "
+                "SUM_OVER_BATCH_SIZE"
+            )
+        super().compile(optimizer, loss, *args, **kwargs)
+        self._accumulate_steps = accumulate_steps
+        follow(self, self.optimizer)
+        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps, raises=self._guard.raises)
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One batch: forward, backward, and a step of dense weights and tables."""
+        joint = self._joint_optimizer
+        with rank_step(self, data) as step:
+            with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+                loss, samples, measure = self.learn(data)
+                scaled = joint.scaled(loss)
+            variables = self.trainable_variables
+            gradients = joint.unscaled(tape.gradient(scaled, [*variables, *lookups.rows]))
+            logs = measure()
+            gradients = step.end_forward(gradients)
+        dense, rows = gradients[: len(variables)], gradients[len(variables) :]
+        finite = self._guard.finite(loss, data, samples, joint.skips_bad_steps)
+        joint.apply_gradients(dense, variables, lookups, rows, samples, finite)
+        return logs
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """The forward pass of a train step; a model with a loss of its own overrides it.
+
+        Args:
+          data: A batch, as Keras gives it to ``train_step``.
+
+        Returns:
+          The loss, a scalar, and a mean over the batch's samples; how many samples those are, (); and a
+          function that updates metrics and gives their results, which is called outside of the tape.
+        """
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=True)
+        loss = self.compute_loss(x, y, y_pred, sample_weight)
+        self._validate_target_and_loss(y, loss)
+        return loss, _samples(y_pred), lambda: self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
+        """As `tf.keras.Model.compute_metrics`."""
+        make_metrics(self.compiled_metrics, y, y_pred)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was called with."""
+        config = super().get_compile_config()
+        if config is None:
+            return None
+        nan = {} if self._guard.raises else {"nan": "allow"}
+        return {**config, _ACCUMULATE: self._accumulate_steps, **nan}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """`compile` with what `get_compile_config` gave."""
+        self.compile(**tf.keras.saving.deserialize_keras_object(config))
+        if self.built and self.trainable_variables and hasattr(self.optimizer, "build"):
+            self.optimizer.build(self.trainable_variables)
+
+
+def _samples(y_pred: Any) -> tf.Tensor:
+    first = tf.nest.flatten(y_pred)[0]
+    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+
+
+def _is_sum(loss: Any) -> bool:
+    return getattr(loss, "reduction", None) == tf.keras.losses.Reduction.SUM

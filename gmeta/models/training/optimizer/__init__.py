@@ -1,0 +1,1 @@
+"""Optimizes dense weights and tables in one step."""

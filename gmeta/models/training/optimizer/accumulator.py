@@ -1,0 +1,153 @@
+"""Sums of gradients over several batches, of dense variables and of table rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.graph.variables import lifted
+from gmeta.layers import TableGradient
+from gmeta.models.training.optimizer.mean_gradients import SOUND
+from gmeta.ops import SGD, HashTable, Records, Zeros
+
+Drained = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient]]
+Sums = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient], tf.Tensor, tf.Tensor]
+
+
+class GradientAccumulator:
+    """Sample-weighted sums of gradients, and which rows have one.
+
+    A row's sum is itself a row of a hash table under the same key: it starts at zeros when the key first gets
+    a gradient, and an SGD update with the rate -n adds n times the gradient. So memory is that of the rows
+    which were touched, and sums are made where and as fast as updates are.
+
+    Args:
+      steps: How many batches make it full.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_batches")
+        self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_samples")
+        self._state = tf.Variable(SOUND, dtype=tf.int64, trainable=False, name="accumulated_state")
+        self._variables: list[tf.Variable] = []
+        self._sums: list[tf.Variable] = []
+        self._tables: dict[int, tuple[HashTable, HashTable]] = {}  # table's id -> table, its sums
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it has seen any gradients since it was made."""
+        return bool(self._sums or self._tables)
+
+    def is_full(self) -> tf.Tensor:
+        """Whether it is time to `drain`."""
+        return self._batches >= self._steps
+
+    def is_empty(self) -> tf.Tensor:
+        """Whether there is nothing to `drain`."""
+        return tf.equal(self._batches, 0)
+
+    def add(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+    ) -> None:
+        """Add a batch's gradients, n times each, where n is its number of samples."""
+        self._add(gradients, variables, tables, tf.cast(samples, tf.float32))
+        self._samples.assign_add(tf.cast(samples, tf.int64))
+
+    def add_sums(
+        self,
+        sums: Sequence[Any],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+        state: tf.Tensor,
+    ) -> None:
+        """Add what is n times a batch's gradients already, and what they are, as `state_of` says it.
+
+        On several ranks, ``tables`` are of rows that this rank owns and of all ranks' samples; everything
+        else is of this rank's own.
+        """
+        self._add(sums, variables, tables, tf.constant(1.0))
+        self._samples.assign_add(tf.cast(samples, tf.int64))
+        self._state.assign(tf.maximum(self._state, tf.cast(state, tf.int64)))
+
+    def drain(self) -> Drained:
+        """The mean gradient over all samples since the last time; then it is empty.
+
+        Returns:
+          The gradients of the dense variables, these variables, and the gradients of the rows that have one.
+        """
+        sums, variables, tables, samples, _ = self.drain_sums()
+        scale = tf.math.divide_no_nan(1.0, tf.cast(samples, tf.float32))
+        means = [total * tf.cast(scale, total.dtype) for total in sums]
+        return means, variables, [part.times(scale) for part in tables]
+
+    def drain_sums(self) -> Sums:
+        """The sums since the last time; then it is empty.
+
+        Returns:
+          As `drain`, but sums; how many samples they are of, int64; and the worst state that was added.
+        """
+        sums = [tf.identity(total) for total in self._sums]
+        samples, state = tf.identity(self._samples), tf.identity(self._state)
+        parts = []
+        for table, own in self._tables.values():
+            records = own.export()
+            parts.append(TableGradient(table, records.keys, records.rows))
+            own.import_(_no_records(table.dim), replace=True)
+        for variable in (*self._sums, self._batches, self._samples):
+            variable.assign(tf.zeros_like(variable))
+        self._state.assign(SOUND)
+        return sums, list(self._variables), parts, samples, state
+
+    def _add(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        weight: tf.Tensor,
+    ) -> None:
+        self._prepare(variables)
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            if gradient is not None:
+                total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(weight, total.dtype))
+        for part in tables:
+            sums = self._sums_of(part.table)
+            sums.lookup(part.keys)  # makes the rows that aren't there yet
+            sums.apply_gradients(part.keys, part.values, learning_rate=-weight)
+        self._batches.assign_add(1)
+
+    def _prepare(self, variables: Sequence[tf.Variable]) -> None:
+        if [id(v) for v in variables] == [id(v) for v in self._variables]:
+            return
+        with lifted():
+            self._variables = list(variables)
+            self._sums = [
+                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="accumulated_gradient")
+                for v in variables
+            ]
+
+    def _sums_of(self, table: HashTable) -> HashTable:
+        if id(table) not in self._tables:
+            name = f"{table.name}/accumulated_gradient"
+            sums = HashTable(table.dim, SGD(None), Zeros(), name=name, device=table.device)
+            self._tables[id(table)] = (table, sums)
+        return self._tables[id(table)][1]
+
+
+def _no_records(dim: int) -> Records:
+    none = tf.zeros([0], tf.int64)
+    return Records(
+        keys=none,
+        rows=tf.zeros([0, dim]),
+        slots=tf.zeros([0, 0]),
+        frequency=none,
+        last_step=none,
+        step=tf.constant(0, tf.int64),
+    )

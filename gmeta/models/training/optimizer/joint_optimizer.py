@@ -1,0 +1,253 @@
+"""One optimizer step for dense variables and table rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.graph.variables import lifted
+from gmeta.layers import RecordedLookups, TableGradient
+from gmeta.models.training.faults.nan_guard import refusal
+from gmeta.models.training.optimizer.accumulator import GradientAccumulator
+from gmeta.models.training.optimizer.mean_gradients import (
+    NOT_FINITE,
+    SOUND,
+    Gradient,
+    all_finite,
+    global_means,
+    state_of,
+    times_samples,
+)
+from gmeta.models.training.optimizer.table_rule import Clipping
+
+
+class JointOptimizer:
+    """A Keras optimizer that takes the rows of embedding tables along.
+
+    Dense variables step with the Keras optimizer; then each table makes one update at its own rate or at the
+    Keras optimizer's rate of that step, with gradients clipped as its are
+    (`gmeta.models.training.optimizer.table_rule`). Loss scaling (``mixed_float16``) holds for both: a step
+    whose gradients aren't all finite changes neither, and lowers the scale.
+
+    With accumulation over k batches, gradients are summed, weighted with the batches' numbers of samples, and
+    every k-th call makes one step with their mean: that of a k times larger batch, for a loss that is a mean
+    over samples.
+
+    On several ranks the step is that of one rank on the union of their batches: gradients are means over the
+    samples of all ranks (see `gmeta.models.training.optimizer.mean_gradients`), for which it makes one
+    grouped all-reduce a step, with accumulation one in k batches, and one exchange of the rows' gradients a
+    batch. All ranks call its methods equally often. A gradient that isn't finite ends the step on all of
+    them, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
+    batch's data are at fault.
+
+    Args:
+      optimizer: A Keras optimizer.
+      accumulate_steps: k.
+      raises: Whether a step whose gradients aren't finite is an error, where loss scaling doesn't deal with
+        it.
+
+    Attributes:
+      optimizer: The Keras optimizer.
+      stop_asked: Whether this rank wants all to stop, a variable (`gmeta.models.training.ranks.stopping`).
+      stop_agreed: Whether all do.
+      seen: On several ranks, how many samples this one has trained on since somebody made it 0, a variable
+        (`gmeta.models.training.ranks.averages`).
+    """
+
+    # Not a Trackable on purpose: what is kept here is for the moment and belongs to no checkpoint.
+
+    def __init__(self, optimizer: Any, accumulate_steps: int = 1, *, raises: bool = True) -> None:
+        self.optimizer = optimizer
+        self._raises = raises
+        self._scaling = hasattr(optimizer, "get_scaled_loss")
+        self._clipping = Clipping.of(optimizer)
+        # Keras' optimizers do nothing at all where there are no variables: no step is counted, no schedule
+        # moves, no loss scale. A model of embeddings alone gives them this one.
+        self._stand_in = tf.Variable(0.0, name="no_dense_variables")
+        self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
+        self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
+        self.seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples_seen")
+        self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step is made of several batches."""
+        return self._accumulator is not None
+
+    @property
+    def skips_bad_steps(self) -> bool:
+        """Whether loss scaling leaves out steps whose gradients aren't finite."""
+        return self._scaling and self.optimizer.dynamic
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate; call it inside the tape."""
+        return self.optimizer.get_scaled_loss(loss) if self._scaling else loss
+
+    def unscaled(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """The gradients of the loss out of those of `scaled`."""
+        return self.optimizer.get_unscaled_gradients(gradients) if self._scaling else list(gradients)
+
+    def apply_gradients(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        lookups: RecordedLookups,
+        row_gradients: Sequence[Gradient],
+        samples: tf.Tensor,
+        allowed: tf.Tensor,
+    ) -> None:
+        """Take one batch's gradients: a step, or with accumulation a k-th part of one.
+
+        Args:
+          gradients: Of the dense variables.
+          variables: The dense variables.
+          lookups: The step's lookups.
+          row_gradients: The gradients of ``lookups.rows``.
+          samples: How many samples the loss is a mean of, a scalar; accumulation and several ranks ask.
+          allowed: Whether a step may be made of the loss, () bool, as `NanGuard.finite` says it.
+
+        Raises:
+          tf.errors.InvalidArgumentError: No step may be made of the loss, or on several ranks of a gradient.
+        """
+        accumulator = self._accumulator
+        if collectives.world().size > 1:
+            # A step that ends the data may or may not come here, but has no samples.
+            self.seen.assign_add(tf.cast(samples, tf.int64))
+            gradients = times_samples(gradients, samples)
+            row_gradients = times_samples(row_gradients, samples)
+            state = state_of([*gradients, *row_gradients], allowed)
+            tables = lookups.by_table(row_gradients)
+            if accumulator is None:
+                self._step_of_ranks(gradients, variables, tables, samples, state)
+            else:
+                accumulator.add_sums(gradients, variables, tables, samples, state)
+        else:
+            if self._raises:
+                with tf.control_dependencies([allowed]):
+                    gradients, row_gradients = map(_held, (gradients, row_gradients))
+            tables = lookups.by_table(row_gradients)
+            if accumulator is None:
+                self._step(gradients, variables, tables)
+            else:
+                accumulator.add(gradients, variables, tables, samples)
+        if accumulator is not None:
+            tf.cond(accumulator.is_full(), lambda: self._step_of_mean(accumulator), _nothing)
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of some batches wait for their step."""
+        accumulator = self._accumulator
+        return accumulator is not None and not bool(accumulator.is_empty())
+
+    def flush(self) -> None:
+        """Make the step of the batches that were accumulated so far, if there are any."""
+        accumulator = self._accumulator
+        if accumulator is not None and accumulator.is_made:
+            tf.cond(accumulator.is_empty(), _nothing, lambda: self._step_of_mean(accumulator))
+
+    def _step_of_mean(self, accumulator: GradientAccumulator) -> tf.Tensor:
+        if collectives.world().size > 1:
+            self._step_of_ranks(*accumulator.drain_sums())
+        else:
+            self._step(*accumulator.drain())
+        return _nothing()
+
+    def _step_of_ranks(
+        self,
+        sums: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        samples: tf.Tensor,
+        state: tf.Tensor,
+    ) -> None:
+        """The step of all ranks' samples, given this rank's sums over its own."""
+        means = global_means(sums, samples, state, self.stop_asked)
+        self.stop_agreed.assign(means.stop)
+        dense, scale = means.dense, means.scale
+        if self._raises:
+            passes = means.states <= (NOT_FINITE if self.skips_bad_steps else SOUND)
+            with tf.control_dependencies(refusal(tf.reduce_all(passes), ~passes)):
+                dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
+                scale = tf.identity(scale)
+        finite = tf.reduce_all(means.states <= SOUND)
+        self._step(dense, variables, [part.times(scale) for part in tables], finite)
+
+    def _step(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        tables: Sequence[TableGradient],
+        finite: tf.Tensor | None = None,
+    ) -> None:
+        gradients, tables = self._clipping.clip(gradients, tables)
+        pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
+        # A data set that has run out ends a step where its data is used. Counting the step uses none.
+        with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
+            self._step_on(pairs, tables, finite)
+
+    def _step_on(
+        self,
+        pairs: Sequence[tuple[Gradient, tf.Variable]],
+        tables: Sequence[TableGradient],
+        finite: tf.Tensor | None,
+    ) -> None:
+        stepping = [variable for gradient, variable in pairs if gradient is not None]
+        if stepping and hasattr(self.optimizer, "build"):  # its slots
+            with lifted():
+                self.optimizer.build(stepping)
+        rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
+        if not self.skips_bad_steps:
+            self.optimizer.apply_gradients(pairs)
+            _update(tables, rate)
+            return
+        if finite is None:
+            finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
+        # The optimizer judges by the dense gradients: it must hear of the rows' too.
+        verdict = tf.where(finite, 0.0, float("nan"))
+        self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
+        tf.cond(finite, lambda: _update(tables, rate), _nothing)
+
+
+def rate_of_next_step(optimizer: Any) -> tf.Tensor:
+    """The learning rate of the step that `apply_gradients` will make."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if hasattr(optimizer, "_decayed_lr"):  # a legacy one, whose decay is besides its rate
+        return optimizer._decayed_lr(tf.float32)
+    # The schedule is here; `learning_rate` is what it gave for the last step.
+    rate = getattr(optimizer, "_learning_rate", optimizer.learning_rate)
+    return tf.convert_to_tensor(rate(optimizer.iterations) if callable(rate) else rate)
+
+
+def _update(tables: Sequence[TableGradient], rate: tf.Tensor) -> tf.Tensor:
+    for part in tables:
+        part.apply(rate)
+    return _nothing()
+
+
+def _dense_part(gradient: Gradient) -> tf.Tensor:
+    if gradient is None:
+        return _nothing()
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _nothing() -> tf.Tensor:
+    return tf.constant(True)
+
+
+def _held(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """The same, to be had only if what the code around this depends on has happened."""
+    return [
+        None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
+        for each in gradients
+    ]
+
+
+def _plus(gradient: Gradient, number: tf.Tensor) -> Gradient:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_plus(gradient.values, number), gradient.indices, gradient.dense_shape)
+    return gradient + tf.cast(number, gradient.dtype)

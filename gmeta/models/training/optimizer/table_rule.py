@@ -1,0 +1,201 @@
+"""What tables without an optimizer of their own do as the Keras optimizer of their model does.
+
+They take over its kind, its hyperparameters, its rate and weight decay, where `gmeta.ops` has a fused
+form of it, and its clipping. Fused optimizers are lazy: a row without a gradient stays as it is, and doesn't
+decay.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.layers import TableGradient
+from gmeta.layers.embedding.table_weights import tables_of
+from gmeta.models.training.optimizer.mean_gradients import Gradient
+from gmeta.ops import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, SparseOptimizer, unique
+from gmeta.ops.table.optimizer_change import change_optimizer
+
+_DECAY = "weight_decay"
+
+
+def follow(model: tf.keras.Model, optimizer: Any) -> None:
+    """Give the tables of a model that have no optimizer of their own the fused form of a Keras optimizer.
+
+    Rows that are trained already keep their slots where the form before had the same; otherwise those begin
+    anew, as a Keras optimizer's do. What can't be followed is said in a warning.
+    """
+    tables = [table for table in tables_of(model) if table.chosen_by != "user"]
+    if not tables:
+        return
+    form, without = sparse_form(optimizer)
+    lost = [table.name for table in tables if change_optimizer(table, form)]
+    for table in tables:
+        table.chosen_by = "compile"
+    if lost:
+        without = [*without, f"the slots of {', '.join(lost)}, which begin anew"]
+    if without:
+        warnings.warn(
+            f"compile: the tables step with {type(form).__name__} at the rate of {_name(optimizer)}, without "
+            f"{'; without '.join(without)}. EmbeddingCollection(optimizer=...) gives them one of their own",
+            stacklevel=3,
+        )
+
+
+def follow_late(model: tf.keras.Model, optimizer: Any) -> None:
+    """`follow` for tables that were made after `compile`."""
+    if any(table.chosen_by == "nobody" for table in tables_of(model)):
+        follow(model, optimizer)
+
+
+def sparse_form(optimizer: Any) -> tuple[SparseOptimizer, list[str]]:
+    """The fused form of a Keras optimizer, and in words what of it that leaves out.
+
+    Where there is none, it is Adam, at the optimizer's rate.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    config, name = inner.get_config(), _name(optimizer)
+    make = _FORMS.get(name) if type(inner).__module__.startswith("tf_keras.") else None
+    without = []
+    if make is None:
+        form: SparseOptimizer = Adam(None)
+        without.append(f"what is {name}'s own, which has no fused form")
+    else:
+        form = make(config)
+    if config.get("amsgrad"):
+        without.append("amsgrad")
+    if config.get(_DECAY) and not isinstance(form, AdamW):
+        without.append(f"its {_DECAY}")
+    if config.get("use_ema"):
+        without.append("its moving averages (use_ema), which are of dense weights alone")
+    return form, without
+
+
+def _name(optimizer: Any) -> str:
+    return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+
+
+def _sgd(config: Mapping[str, Any]) -> SparseOptimizer:
+    momentum = float(config["momentum"])
+    return Momentum(None, momentum, bool(config["nesterov"])) if momentum else SGD(None)
+
+
+def _adam(config: Mapping[str, Any]) -> SparseOptimizer:
+    moments = {name: float(config[name]) for name in ("beta_1", "beta_2", "epsilon")}
+    decay = config.get(_DECAY)
+    return AdamW(None, **moments, weight_decay=float(decay)) if decay else Adam(None, **moments)
+
+
+def _adagrad(config: Mapping[str, Any]) -> SparseOptimizer:
+    return Adagrad(None, float(config["initial_accumulator_value"]), float(config["epsilon"]))
+
+
+def _ftrl(config: Mapping[str, Any]) -> SparseOptimizer:
+    names = (
+        *("learning_rate_power", "initial_accumulator_value", "l1_regularization_strength"),
+        *("l2_regularization_strength", "l2_shrinkage_regularization_strength", "beta"),
+    )
+    return Ftrl(None, *(float(config[name]) for name in names))
+
+
+_FORMS: dict[str, Callable[[Mapping[str, Any]], SparseOptimizer]] = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "Adagrad": _adagrad,
+    "Ftrl": _ftrl,
+}
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How a Keras optimizer clips gradients.
+
+    The rows of a table that are updated in a step count as one variable, those of all features and ranks
+    together. Gradients to the same row are added up first.
+
+    Args:
+      value: The largest magnitude of a number.
+      norm: The largest norm of a variable's gradient.
+      global_norm: The largest norm of all gradients together.
+    """
+
+    value: float | None
+    norm: float | None
+    global_norm: float | None
+
+    @classmethod
+    def of(cls, optimizer: Any) -> Clipping:
+        """That of a Keras optimizer."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        return cls(*(getattr(inner, name, None) for name in ("clipvalue", "clipnorm", "global_clipnorm")))
+
+    def clip(
+        self, dense: Sequence[Gradient], tables: Sequence[TableGradient]
+    ) -> tuple[list[Gradient], list[TableGradient]]:
+        """Clip the gradients of tables that follow the optimizer; all ranks call it together.
+
+        Returns:
+          The dense gradients, which the Keras optimizer clips itself, but for the global norm, which is of
+          both; and the tables'.
+        """
+        mine = [each.table.chosen_by != "user" for each in tables]
+        if not any(mine) or not any((self.value, self.norm, self.global_norm)):
+            return list(dense), list(tables)
+        parts = [_summed(each) if own else each for each, own in zip(tables, mine, strict=True)]
+        if self.value:
+            limited = [tf.clip_by_value(each.values, -self.value, self.value) for each in parts]
+            parts = _replaced(parts, limited, mine)
+        if not self.norm and not self.global_norm:
+            return list(dense), parts
+        squares = tf.stack(
+            [tf.reduce_sum(tf.square(each.values)) for each, own in zip(parts, mine, strict=True) if own]
+        )
+        if collectives.world().size > 1:
+            (squares,) = collectives.allreduce_sum([squares], name="step/row_norms")
+        if self.norm:
+            scales = iter(tf.unstack(self.norm / tf.maximum(tf.sqrt(squares), self.norm), num=sum(mine)))
+            scaled = [
+                e.values * next(scales) if own else e.values for e, own in zip(parts, mine, strict=True)
+            ]
+            return list(dense), _replaced(parts, scaled, mine)
+        limit = self.global_norm
+        rows = tf.reduce_sum(squares)
+        both = (
+            tf.sqrt(tf.square(tf.cast(tf.linalg.global_norm(dense), tf.float32)) + rows)
+            if any(gradient is not None for gradient in dense)
+            else tf.sqrt(rows)
+        )
+        scale = limit / tf.maximum(both, limit)
+        return (
+            [_times(gradient, scale) for gradient in dense],
+            _replaced(parts, [each.values * scale for each in parts], mine),
+        )
+
+
+def _summed(part: TableGradient) -> TableGradient:
+    keys, inverse = unique(part.keys, device=part.table.device)
+    values = tf.math.unsorted_segment_sum(part.values, inverse, tf.shape(keys)[0])
+    return part._replace(keys=keys, values=values)
+
+
+def _replaced(
+    parts: Sequence[TableGradient], values: Sequence[tf.Tensor], mine: Sequence[bool]
+) -> list[TableGradient]:
+    return [
+        part._replace(values=value) if own else part
+        for part, value, own in zip(parts, values, mine, strict=True)
+    ]
+
+
+def _times(gradient: Gradient, scale: tf.Tensor) -> Gradient:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, scale), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(scale, gradient.dtype)

@@ -1,0 +1,316 @@
+"""Keras' `fit`, `evaluate` and `predict` on several ranks, with the results of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import tensorflow as tf
+from tf_keras.src.engine import data_adapter
+from tf_keras.src.utils import tf_utils
+
+from gmeta.core import collectives
+from gmeta.core.graph.conditions import named_refusals
+from gmeta.models.training.faults.bad_ids import named_bad_ids
+from gmeta.models.training.faults.nan_guard import NanGuard
+from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
+from gmeta.models.training.optimizer.table_rule import follow_late
+from gmeta.models.training.ranks.averages import merge_moving_averages
+from gmeta.models.training.ranks.data import RankData, SameElements, empty_batch, rank_dataset
+from gmeta.models.training.ranks.metric_merge import merge_over_ranks
+from gmeta.models.training.ranks.start import start_together
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.models.training.ranks.stopping import StopTogether
+
+_GENERATOR = ("max_queue_size", "workers", "use_multiprocessing")
+
+
+class RunsOnRanks:
+    """Stands before `tf.keras.Model` in gmeta's models. On one rank it hands everything on.
+
+    After ``gmeta.init()`` under a launcher, the same script trains one model on all ranks:
+
+    * ``fit`` and ``evaluate`` give each rank its part of the data: of arrays every N-th sample, of a data set
+      every N-th element (see `gmeta.models.training.ranks.data`, also for how to hand in parts of the ranks'
+      own). ``batch_size`` is a rank's, so that a step has N times as many samples, and its gradient is of the
+      mean over all of them. Ranks take equally many steps; one whose data has ended takes steps without
+      samples. In an elastic job a step has the samples of as many ranks as the job was started with, however
+      many it has now.
+    * ``predict`` predicts, on every rank, all that this rank is given.
+    * Dense weights and optimizer state begin as they are on rank 0.
+    * What ``fit`` and ``evaluate`` return and callbacks see at the end of an epoch is of all ranks' samples,
+      and the same on all of them; within an epoch it is of the rank's own. All ranks stop if one wants to.
+    * Moving averages (of ``BatchNormalization``, and of any variable that isn't trained and has the
+      aggregation MEAN) are a rank's own within an epoch, so a batch is normalized by the rank's part of it.
+      They become one on all ranks, their mean weighted by the ranks' samples, before the model is measured,
+      at the end of an epoch, and when `ShardedCheckpoint` saves it; loops of your own call
+      `merge_moving_averages`. Other state that a forward pass writes stays the rank's own.
+    * Rank 0 alone shows progress.
+    """
+
+    _joint_optimizer: JointOptimizer
+    _guard: NanGuard
+
+    def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
+        """As `tf.keras.Model.fit`; see `RunsOnRanks`.
+
+        Raises:
+          ConfigError: Ranks differ in the model, its settings, or what `fit` is called with; or data that
+            they can't train on together.
+          CollectiveError: Another rank has ended.
+          NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
+        """
+        own = _arguments(tf.keras.Model.fit, self, args, kwargs)
+        if collectives.world().shares.total > 1:
+            self._assert_compile_was_called()  # type: ignore[attr-defined]
+            own = self._fit_on_ranks(own)
+        own = self._with_class_weight(own)
+        own["callbacks"] = self._with_callbacks(own["callbacks"])
+        with self._named_failures("fit"):
+            return super().fit(**own)  # type: ignore[misc]
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.train_on_batch`.
+
+        Raises:
+          CollectiveError: Another rank has ended.
+          NotFiniteError: The loss, or a rank's gradient, isn't finite.
+        """
+        with self._named_failures("train_on_batch"):
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.test_on_batch`.
+
+        Raises:
+          CollectiveError: Another rank has ended.
+        """
+        with self._named_failures("test_on_batch"):
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.evaluate`; see `RunsOnRanks`.
+
+        Raises:
+          ConfigError: Data that ranks can't measure on together.
+          CollectiveError: Another rank has ended.
+        """
+        of_fit = kwargs.get("_use_cached_eval_dataset")  # which has prepared the data
+        if of_fit:
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        if collectives.world().shares.total == 1:
+            with self._named_failures("evaluate"):
+                return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
+        data = rank_dataset(
+            own["x"],
+            own.pop("y"),
+            own.pop("sample_weight"),
+            batch_size=own.pop("batch_size"),
+            shuffle=False,
+            steps=own["steps"],
+            **_generator(own),
+        )
+        own["x"] = data.dataset
+        own["callbacks"] = _added(own["callbacks"], last=_checks(data, "test"))
+        own["verbose"] = _verbose(own["verbose"])
+        with self._named_failures("evaluate"):
+            self.merge_moving_averages()
+            return super().evaluate(**own)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.predict`; see `RunsOnRanks`.
+
+        Raises:
+          ConfigError: Data that ranks can't go through together.
+          CollectiveError: Another rank has ended.
+        """
+        if collectives.world().size == 1:
+            with self._named_failures("predict"):
+                return super().predict(*args, **kwargs)  # type: ignore[misc]
+        own = _arguments(tf.keras.Model.predict, self, args, kwargs)
+        own["x"] = rank_dataset(
+            own["x"],
+            batch_size=own.pop("batch_size"),
+            shuffle=False,
+            steps=own["steps"],
+            shard=False,
+            **_generator(own),
+        ).dataset
+        own["verbose"] = _verbose(own["verbose"])
+        with self._named_failures("predict"):
+            self.merge_moving_averages()
+            return super().predict(**own)  # type: ignore[misc]
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As `tf.keras.Model.make_train_function`, when all layers and their tables are there."""
+        if getattr(self, "_joint_optimizer", None) is not None:
+            follow_late(self, self._joint_optimizer.optimizer)
+        return super().make_train_function(force)  # type: ignore[misc]
+
+    def test_step(self, data: Any) -> Any:
+        """As `tf.keras.Model.test_step`."""
+        with rank_step(self, data) as step:
+            return step.end_forward(super().test_step(data))  # type: ignore[misc]
+
+    def predict_step(self, data: Any) -> Any:
+        """As `tf.keras.Model.predict_step`."""
+        with rank_step(self, data) as step:
+            return step.end_forward(super().predict_step(data))  # type: ignore[misc]
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of some batches wait for their step; no checkpoint has them."""
+        return self._joint_optimizer.is_accumulating
+
+    def apply_accumulated(self) -> None:
+        """Make the step of the batches that were accumulated so far, if there are any.
+
+        For training loops over `train_on_batch`; `fit` does so at the end of an epoch. All ranks call it.
+        """
+        self._joint_optimizer.flush()
+
+    def merge_moving_averages(self) -> None:
+        """Give all ranks the same moving averages (see `RunsOnRanks`), in one collective if there are any.
+
+        For training loops over `train_on_batch`, before the weights are used outside of `evaluate` and
+        `predict`; `fit` does so at the end of an epoch. All ranks call it. On one rank it does nothing.
+        """
+        joint = getattr(self, "_joint_optimizer", None)
+        if joint is not None and collectives.world().size > 1:
+            merge_moving_averages(self, joint.seen)
+
+    @contextmanager
+    def _named_failures(self, doing: str) -> Iterator[None]:
+        guard = getattr(self, "_guard", None)
+        named = guard.named() if guard else nullcontext()
+        with named, collectives.named_failures(doing), named_refusals(), named_bad_ids():
+            yield
+
+    def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `fit` for this rank."""
+        own = dict(own)
+        data = own["x"], own.pop("y"), own.pop("sample_weight")
+        if own["validation_split"] and own["validation_data"] is None:
+            data, own["validation_data"] = data_adapter.train_validation_split(data, own["validation_split"])
+        own["validation_split"] = 0.0
+        batch_size, generator = own.pop("batch_size"), _generator(own)
+        training = rank_dataset(
+            *data,
+            batch_size=batch_size,
+            shuffle=own["shuffle"],
+            steps=own["steps_per_epoch"],
+            model=self,
+            **generator,
+        )
+        own["x"], checks = training.dataset, _checks(training, "training")
+        validation = own["validation_data"]
+        if validation is not None:
+            measured = rank_dataset(
+                *tf.keras.utils.unpack_x_y_sample_weight(validation),
+                batch_size=own.pop("validation_batch_size") or batch_size,
+                shuffle=False,
+                steps=own["validation_steps"],
+                **generator,
+            )
+            own["validation_data"] = measured.dataset
+            checks += _checks(measured, "test")
+        own["callbacks"] = _added(own["callbacks"], last=checks)
+        alike = (
+            "epochs",
+            "initial_epoch",
+            "steps_per_epoch",
+            "validation_steps",
+            "validation_freq",
+            "class_weight",
+        )
+        loop = {name: own[name] for name in alike}
+        loop["validation_data"] = validation is not None
+        spec = training.dataset.element_spec
+        start_together(self, spec, empty_batch(spec), loop)
+        own["verbose"] = _verbose(own["verbose"])
+        return own
+
+    def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `fit`, where Keras' way with ``class_weight`` isn't the model's."""
+        return own
+
+    def _with_callbacks(self, given: Any) -> Any:
+        """The user's callbacks, between what completes the model and what stops all ranks."""
+        joint = getattr(self, "_joint_optimizer", None)
+        if joint is None:
+            return given
+        several = collectives.world().size > 1
+        first = [_Complete(self)] if several or joint.accumulates else []
+        last = [StopTogether(joint.stop_asked, joint.stop_agreed)] if several else []
+        return _added(given, first, last)
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        """Keras asks this for the results of an epoch, or of an evaluation, when it is over."""
+        merge_over_ranks(self.metrics)  # type: ignore[attr-defined]
+        if collectives.world().size == 1 or not isinstance(logs, dict):
+            return super()._validate_and_get_metrics_result(logs)  # type: ignore[misc]
+        # The last step's logs are of this rank alone, and Keras would replace all of them or, of a model with
+        # some metrics for training and others for evaluation, none.
+        results = self.get_metrics_result()  # type: ignore[attr-defined]
+        merged = {name: value for name, value in results.items() if name in logs}
+        return {**logs, **tf_utils.sync_to_numpy_or_python_type(merged)}
+
+
+class _Complete(tf.keras.callbacks.Callback):
+    """Completes the model before anyone measures or saves it.
+
+    That is a step of what is accumulated, and moving averages of all ranks.
+    """
+
+    def __init__(self, model: RunsOnRanks) -> None:
+        super().__init__()
+        self._owner = model
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Validation sees the whole epoch's training."""
+        self._complete()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """So do the callbacks after this one."""
+        self._complete()
+
+    def _complete(self) -> None:
+        self._owner.apply_accumulated()
+        self._owner.merge_moving_averages()
+
+
+def _arguments(function: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method of Keras' by name, those that weren't given included."""
+    bound = inspect.signature(function).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    rest = bound.arguments.pop("kwargs", {})
+    bound.arguments.pop("self")
+    return {**bound.arguments, **rest}
+
+
+def _added(
+    given: Any,
+    first: Sequence[tf.keras.callbacks.Callback] = (),
+    last: Sequence[tf.keras.callbacks.Callback] = (),
+) -> Any:
+    """The user's callbacks, in whatever form, with some before and some after them."""
+    if isinstance(given, tf.keras.callbacks.CallbackList):
+        for callback in (*first, *last):
+            given.append(callback)
+        return given
+    return [*first, *tf.nest.flatten(given or []), *last] if first or last else given
+
+
+def _checks(data: RankData, of: Literal["training", "test"]) -> list[tf.keras.callbacks.Callback]:
+    return [] if data.digest is None else [SameElements(data.digest, of=of)]
+
+
+def _generator(own: dict[str, Any]) -> dict[str, Any]:
+    return {name: own[name] for name in _GENERATOR}
+
+
+def _verbose(verbose: Any) -> Any:
+    return verbose if collectives.world().rank == 0 else 0

@@ -1,0 +1,105 @@
+"""One step of a rank that takes it together with the others.
+
+A rank whose data has ended takes steps on batches of no samples. They contribute nothing, and they must
+change nothing of the rank's own: a layer's moving average of no values would be NaN. When no rank has samples
+any more, the step ends as an iterator does that has run out, on all ranks in the same step, which Keras takes
+for the end of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.layers.exchange.sample_counts import StepSamples, step_samples
+
+
+class RankStep:
+    """A step of one rank among several; or of the only one, for which it does nothing."""
+
+    def __init__(self, model: tf.keras.Model, samples: StepSamples | None) -> None:
+        self._samples = samples
+        # Reads of variables that the step doesn't write cost no copy.
+        self._kept = [] if samples is None else [(v, v.read_value()) for v in _state(model)]
+
+    def end_forward(self, tensors: Any) -> Any:
+        """Call this when the forward pass and the metrics are done, and before anything is trained.
+
+        Args:
+          tensors: What the rest of the step works with, a nest of tensors, None among them.
+
+        Returns:
+          The same. They can be had only if the step goes on.
+
+        Raises:
+          tf.errors.OutOfRangeError: When they are asked for, if no rank has samples.
+        """
+        samples = self._samples
+        if samples is None:
+            return tensors
+        restored = tf.cond(samples.own > 0, _nothing, self._restore)
+        if samples.everywhere is None:  # no lookup was made that could have told
+            (samples.everywhere,) = collectives.allreduce_sum([samples.own], name="step/samples")
+        with tf.control_dependencies([restored]):
+            over = tf.identity(samples.everywhere) <= 0
+        ended = tf.cond(over, _end, _nothing)
+        with tf.control_dependencies([ended]):
+            return tf.nest.map_structure(
+                lambda tensor: None if tensor is None else tf.identity(tensor),
+                tensors,
+                expand_composites=True,
+            )
+
+    def _restore(self) -> tf.Tensor:
+        for variable, value in self._kept:
+            variable.assign(value)
+        return _nothing()
+
+
+@contextmanager
+def rank_step(model: tf.keras.Model, data: Any) -> Iterator[RankStep]:
+    """Begin a step on a batch.
+
+    Args:
+      model: The model.
+      data: The batch, a nest of tensors whose first dimension is samples.
+    """
+    if collectives.world().size == 1:
+        yield RankStep(model, None)
+        return
+    with tf.device("CPU:0"):
+        own = batch_size(data)
+    with step_samples(own) as samples:
+        yield RankStep(model, samples)
+
+
+def batch_size(data: Any) -> tf.Tensor:
+    """() int64: the first dimension of the first part of a batch that has one; 1 where none has."""
+    for part in tf.nest.flatten(data):
+        if isinstance(part, tf.RaggedTensor):
+            return tf.cast(part.nrows(), tf.int64)
+        if isinstance(part, tf.SparseTensor):
+            return tf.cast(part.dense_shape[0], tf.int64)
+        if part is not None and part.shape.rank != 0:
+            return tf.shape(part, out_type=tf.int64)[0]
+    return tf.constant(1, tf.int64)
+
+
+def _state(model: tf.keras.Model) -> Sequence[tf.Variable]:
+    """What a forward pass may change: layers' own state and the metrics'."""
+    own = [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)]
+    return list({id(variable): variable for variable in own}.values())
+
+
+def _nothing() -> tf.Tensor:
+    return tf.constant(True)
+
+
+def _end() -> tf.Tensor:
+    # Of TensorFlow's ops, those that read a data set are the ones to raise OutOfRangeError.
+    iterator = iter(tf.data.Dataset.range(0))
+    return iterator.get_next() >= 0

@@ -1,0 +1,114 @@
+"""Keeps a Keras model from being saved without its tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tf_keras.src.utils import io_utils
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
+from gmeta.layers.embedding.plan_text import aligned
+from gmeta.layers.embedding.table_weights import HoldsTables, tables_of
+from gmeta.ops import HashTable
+
+
+class SavesTables(HoldsTables):
+    """Stands before `tf.keras.Model` in a model with dynamic tables.
+
+    TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
+    ask each layer for its state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
+    these are refused rather than written without the tables. So are files of one of several ranks, which has
+    only the rows that it owns.
+    """
+
+    def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As `tf.keras.Model.save_weights`, in TensorFlow's format or in ``.weights.h5``.
+
+        Raises:
+          ConfigError: The older HDF5 format, which has no place for tables; or several ranks.
+        """
+        _refuse_a_part(filepath)
+        _refuse_old_hdf5(filepath, kwargs.get("save_format"))
+        super().save_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.keras.Model.load_weights`.
+
+        Raises:
+          ConfigError: The older HDF5 format, or weights of other tables.
+        """
+        _refuse_old_hdf5(filepath, None)
+        return super().load_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+    def save(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As `tf.keras.Model.save`, to a ``.keras`` file.
+
+        Raises:
+          ConfigError: Another format, or several ranks.
+        """
+        _refuse_a_part(filepath)
+        if not str(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
+            raise ConfigError(
+                f"{filepath}: a model with dynamic tables is saved whole as `.keras` alone. Save its state "
+                "with save_weights or tf.train.Checkpoint; for serving, gmeta.export.export_model "
+                "writes a SavedModel"
+            )
+        super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """As `tf.keras.Model.summary`, and after it the tables: rows, width, and bytes that they take."""
+        super().summary(*args, **kwargs)  # type: ignore[misc]
+        bound = inspect.signature(tf.keras.Model.summary).bind(self, *args, **kwargs)
+        say = bound.arguments.get("print_fn") or io_utils.print_msg
+        for line in table_lines(tables_of(self)):
+            say(line)
+
+    def export(self, filepath: str | Path) -> None:
+        """Keras' SavedModel for serving, which can't hold tables.
+
+        Raises:
+          ConfigError: Always; it says what can.
+        """
+        raise ConfigError(
+            f"{filepath}: Keras' export would leave the dynamic tables out: "
+            "gmeta.export.export_model writes a SavedModel of TensorFlow's own ops with them in it"
+        )
+
+
+def table_lines(tables: Sequence[HashTable]) -> list[str]:
+    """What tables hold: a line each, under headings; of several ranks what this one owns."""
+    if not tables:
+        return []
+    here = collectives.world()
+    owner = f" of rank {here.rank} of {here.size}" if here.size > 1 else ""
+    lines = [(f"Table{owner}", "Rows", "Width", "Bytes", "Optimizer")]
+    for table in tables:
+        statistics = table.statistics()
+        counts = (int(statistics.size), table.dim, int(statistics.bytes))
+        lines.append((table.name, *(f"{count:,}" for count in counts), type(table.optimizer).__name__))
+    return aligned(lines)
+
+
+def _refuse_a_part(filepath: str | Path) -> None:
+    here = collectives.world()
+    if here.size > 1:
+        raise ConfigError(
+            f"{filepath}: rank {here.rank} of {here.size} has only the rows that it owns, and so would the "
+            "file: save with the callback gmeta.checkpoint.callback.ShardedCheckpoint, to which every "
+            "rank adds its part, and which any number of ranks can load"
+        )
+
+
+def _refuse_old_hdf5(filepath: str | Path, save_format: str | None) -> None:
+    path = str(filepath)
+    old = path.endswith((".h5", ".hdf5", ".keras")) and not path.endswith(".weights.h5")
+    if old or save_format in ("h5", "keras"):
+        raise ConfigError(
+            f"{path}: Keras' older HDF5 format would leave the dynamic tables out: use a name without ending "
+            "(TensorFlow's checkpoint format) or one that ends in .weights.h5"
+        )

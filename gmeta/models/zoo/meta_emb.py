@@ -1,0 +1,211 @@
+"""MetaEmb: a generator of embeddings for new ids, trained for how they predict and how they adapt.
+
+Pan et al., "Warm Up Cold-start Advertisements: Improving CTR Predictions via Learning to Learn ID
+Embeddings" (SIGIR 2019), section 3 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta import meta
+from gmeta.core.errors import ConfigError
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.layers.adaptive.task_network import TaskNetwork
+from gmeta.models.meta.learner.adaptive_network import inputs_by_name
+from gmeta.models.meta.learner.checks import check_inner
+from gmeta.models.meta.learner.task_view import TaskView
+from gmeta.models.meta.meta_model import MetaModel
+from gmeta.models.zoo.row_network import GENERATED, RowNetwork
+from gmeta.models.zoo.task_clusters import aspect_columns
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class MetaEmb(MetaModel):
+    r"""A trained model, with a generator in place of one feature's embedding rows.
+
+    A task is an item: all its samples have one id, and attributes u that go with it. Support and query are
+    the paper's two minibatches of the item. The generator g, the only thing that is trained, makes the id's
+    row; the base model f predicts with it cold, and warm after the inner steps, which move this row alone:
+
+    .. math:: \phi_t = g(u_t) = \gamma \tanh(W u_t), \quad
+       \phi_t' = \phi_t - a \nabla_{\phi_t} \ell(f(S_t; \phi_t)), \quad
+       L = \frac{1}{T} \sum_t \alpha\, \ell(f(S_t; \phi_t)) + (1 - \alpha)\, \ell(f(Q_t; \phi_t'))
+
+    with :math:`\ell` the mean loss over a task's samples. As in the paper, u are the base's own embeddings of
+    the attributes, frozen with the rest of it. What differs: any number of inner steps and any inner
+    optimizer may be used, ``order=1`` leaves out the second derivatives, and support and query need not be
+    equally large.
+
+    Metrics, ``evaluate`` and ``predict`` are of the query samples, warm; ``predict_after(batch, [0, 1])`` has
+    them cold too. `generate` makes rows for new ids, and ``model.adapt`` warms one up: what it gives is the
+    row.
+
+    Args:
+      base: A trained model; `MetaModel` with ``InnerLoop(steps=0)`` and ``outer_samples="all"`` trains it as
+        ever. Its embeddings and network are used as they are, and frozen from here on.
+      feature: The feature whose rows are generated, such as ``"ad"``; one id a sample.
+      attributes: The features that rows are generated from; None: all others. Those of a task are read from
+        its first sample.
+      cold_weight: :math:`\alpha`, 0 to 1; the paper's choice is 0.1.
+      generator: Any Keras layer or model that maps the attributes' vectors, (tasks, width), to rows,
+        (tasks, dim of the feature), in place of the one above.
+      scale: :math:`\gamma`: how large a generated number can be; about as large as those of trained rows.
+      inner: The inner loop: its steps, rate a, order and optimizer. The algorithm is ``"maml"``,
+        ``"fomaml"``, or ``"meta-sgd"`` to learn a.
+      seed: Of the generator's initial weights.
+      name: The model's name.
+
+    Raises:
+      ConfigError: A base that is no `MetaModel`, a feature that isn't there or has several ids a sample, no
+        attributes, a weight outside of 0 to 1, or an inner loop that is to adapt something else.
+
+    Example:
+      >>> features = [FeatureConfig("ad", 8), FeatureConfig("category", 4), FeatureConfig("user", 8)]
+      >>> base = MetaModel(
+      ...     EmbeddingCollection(features),
+      ...     DenseStack({"fc": 16, "out": 1}),
+      ...     inner=meta.InnerLoop(steps=0),
+      ...     outer_samples="all",
+      ... )
+      >>> model = MetaEmb(base, "ad", attributes=["category"], inner=meta.InnerLoop(learning_rate=0.1))
+      >>> model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))
+      >>> model.generate({"category": tf.constant([3, 5])}).shape
+      TensorShape([2, 8])
+    """
+
+    def __init__(
+        self,
+        base: MetaModel,
+        feature: str,
+        *,
+        attributes: Sequence[str] | None = None,
+        cold_weight: float = 0.1,
+        generator: Any = None,
+        scale: float = 0.2,
+        inner: meta.InnerLoop | None = None,
+        seed: int = 0,
+        name: str = "meta_emb",
+    ) -> None:
+        if not isinstance(base, MetaModel):
+            raise ConfigError(f"MetaEmb: base must be a trained MetaModel, got {type(base).__name__}")
+        widths = {each.name: each.dim for each in base.collection.features}
+        self._check(widths, feature, attributes, cold_weight)
+        if any(each.name == feature and each.pooling is not None for each in base.collection.features):
+            raise ConfigError(
+                f"MetaEmb: {feature!r} has several ids a sample, and a task is the samples of one id: name "
+                "the feature that tells tasks"
+            )
+        named = inputs_by_name(_given(base.network), base.collection)
+        if set(named or widths) != set(widths):
+            raise ConfigError(
+                f"MetaEmb: the network must take the vectors of all features, {', '.join(widths)}, and "
+                f"nothing else, but takes {', '.join(named or ())}"
+            )
+        network = RowNetwork(base.network, list(widths.items()), feature, by_name=named is not None)
+        super().__init__(base.collection, network, inner=inner, reduction="task", name=name)
+        base.collection.trainable = base.network.trainable = self.network.trainable = False
+        self.feature = feature
+        self.attributes = [each for each in widths if each != feature and each in (attributes or widths)]
+        self.cold_weight = cold_weight
+        self._widths = list(widths.items())
+        start = tf.keras.initializers.GlorotUniform(seed=seed)
+        self.generator = generator or tf.keras.Sequential(
+            [
+                tf.keras.layers.Dense(widths[feature], "tanh", use_bias=False, kernel_initializer=start),
+                tf.keras.layers.Rescaling(scale),
+            ],
+            name="generator",
+        )
+        self.generator(tf.zeros([1, sum(widths[each] for each in self.attributes)]))
+
+    @staticmethod
+    def _check(
+        widths: Mapping[str, int], feature: str, attributes: Sequence[str] | None, cold_weight: float
+    ) -> None:
+        strange = sorted({feature, *(attributes or ())} - set(widths))
+        if strange:
+            raise ConfigError(f"MetaEmb: the model has no {', '.join(strange)}, but {', '.join(widths)}")
+        if len(widths) < 2 or (attributes is not None and not set(attributes) - {feature}):
+            raise ConfigError(
+                f"MetaEmb: rows of {feature!r} must be generated from other features: name some"
+            )
+        if not 0 <= cold_weight <= 1:
+            raise ConfigError(f"MetaEmb: cold_weight must be from 0 to 1, got {cold_weight}")
+
+    def _set_inner(self, inner: meta.InnerLoop) -> None:
+        check_inner(inner)
+        if inner.algorithm not in ("maml", "fomaml", "meta-sgd") or inner.adapt:
+            raise ConfigError(
+                "MetaEmb: a task adapts its generated row alone, by maml, fomaml or meta-sgd: leave adapt "
+                f"out of {inner}"
+            )
+        super()._set_inner(inner)
+
+    def generate(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """Rows for ids, by their attributes.
+
+        Args:
+          features: Attribute -> ids of n items, as in a batch of samples.
+
+        Returns:
+          (n, dim).
+        """
+        first = features[self.attributes[0]]
+        samples = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+        nothing = tf.zeros([samples], tf.int64)
+        ids = {name: features[name] if name in self.attributes else nothing for name, _ in self._widths}
+        vectors = self.collection.embed(self.collection.lookup(ids, insert=False))
+        return self.generator(tf.concat([vectors[name] for name in self.attributes], axis=-1))
+
+    def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
+        """The tasks' generated rows, (tasks, dim)."""
+        first = tf.argmax(tf.cast(view.mask("all") > 0, tf.int32), axis=1)
+        vectors = tf.gather(view.inputs("all"), first, axis=1, batch_dims=1)
+        columns = [column for name in self.attributes for column in aspect_columns(self._widths, [name])]
+        return {GENERATED: self.generator(tf.gather(vectors, columns, axis=-1))}
+
+    def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """The cold loss on the support samples and the warm one on the query, mixed, mean over tasks."""
+        warm = self.task_outputs(view, "query", weights)
+        self.measured_loss(view, "query", warm)
+        mask = view.mask("query")
+        losses = self.cold_weight * self.support_loss(view, self.start_weights(view)) + (
+            1 - self.cold_weight
+        ) * meta.task_means(self._sample_loss(view.labels("query"), warm), mask)
+        real = tf.cast(tf.reduce_any(mask > 0, axis=1), losses.dtype)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses * real), tf.reduce_sum(real))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this model again, as JSON can hold them."""
+        serialize = tf.keras.saving.serialize_keras_object
+        return {
+            "collection": serialize(self.collection),
+            "network": serialize(_given(self.network.network)),
+            "inner": to_mapping(self.inner),
+            "name": self.name,
+            "feature": self.feature,
+            "attributes": self.attributes,
+            "cold_weight": self.cold_weight,
+            "generator": serialize(self.generator),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MetaEmb:
+        """The model that `get_config` described."""
+        made = {
+            part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
+            for part in ("collection", "network", "generator")
+        }
+        rest = {name: value for name, value in config.items() if name not in (*made, "inner")}
+        inner = from_mapping(meta.InnerLoop, config["inner"], "inner")
+        base = MetaModel(made["collection"], made["network"])
+        return cls(base, generator=made["generator"], inner=inner, **rest)
+
+
+def _given(network: Any) -> Any:
+    """The network that a model was made with."""
+    return network.network if isinstance(network, TaskNetwork) else network

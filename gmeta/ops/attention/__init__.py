@@ -1,0 +1,1 @@
+"""Attention over jagged sequences."""

@@ -1,0 +1,211 @@
+r"""HSTU's attention over jagged sequences: SiLU in place of softmax, and no padding.
+
+.. math:: o_i = s \sum_{j \in V(i)} \mathrm{SiLU}(\alpha\, q_i \cdot k_j + \mathrm{rab}_{ij})\, v_j
+
+Each token's weights are its own: they aren't normalised over what it sees, so how many other tokens there
+are, in its sequence or in others of the batch, changes nothing (Zhai et al., "Actions Speak Louder than
+Words", ICML 2024, section 3.2). The scale s has to be a constant for that, 1/n of the longest history that is
+allowed, never of the longest in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.native import load_op_library
+from gmeta.ops.attention.padded import padded_attention
+from gmeta.ops.attention.relative_bias import RelativeBias, bias_inputs
+from gmeta.ops.native_forms import is_native
+from gmeta.ops.portable import is_portable
+
+_native = load_op_library("ops")
+tf.no_gradient("GmetaHstuPlan")
+_OF_OUT = 10  # which input of the gradient is that of the output
+_PORTABLE_PAIRS = 2**21  # that an exported graph has at once: its memory doesn't grow with long histories
+_MOST_PAIRS = 2**28  # of padded scores, a gigabyte of them, of which the plain form keeps half a dozen
+
+
+def hstu_attention(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    *,
+    scale: float,
+    alpha: float = 1.0,
+    bias: RelativeBias | None = None,
+) -> tf.Tensor:
+    """Attend within each sequence.
+
+    Args:
+      q: (total, heads, d) float, the tokens of all sequences one after another.
+      k: (total, heads, d).
+      v: (total, heads, dv).
+      offsets: (batch + 1,) int64, where sequences begin and end.
+      visible: (total, 3) int32, of `AttentionMask.visible`.
+      scale: s, a constant such as 1/n.
+      alpha: α, what scores are multiplied by; 1 in the research form, 1/√d in the production form.
+      bias: What is added to the scores; None: nothing.
+
+    Returns:
+      (total, heads, dv) of v's dtype. On a CPU it is computed in float32; on a GPU of compute capability
+      9.0 in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256; otherwise by plain
+      TensorFlow, as float64 is everywhere, or where its memory might not do, on the CPU.
+
+    Raises:
+      InvalidArgumentError: Shapes that don't fit together, or offsets that don't rise from 0 to total.
+
+    Example:
+      >>> q = tf.ones([3, 1, 4])
+      >>> visible = AttentionMask().visible([0, 1, 3])
+      >>> hstu_attention(q, q, q, tf.constant([0, 1, 3], tf.int64), visible, scale=0.5).numpy()[:, 0, 0]
+      array([1.9640275, 1.9640275, 3.928055 ], dtype=float32)
+    """
+    return _attention(q, k, v, offsets, visible, scale, alpha, bias)
+
+
+def bias_attention(
+    v: tf.Tensor, offsets: tf.Tensor, visible: tf.Tensor, *, scale: float, bias: RelativeBias
+) -> tf.Tensor:
+    r"""Attend by the bias alone, :math:`o_i = s \sum_{j \in V(i)} \mathrm{rab}_{ij} v_j`.
+
+    The channels of position and of time in a FuXi-α block (Ye et al., WWW 2025, section 3.3).
+
+    Args:
+      v: (total, heads, dv) float.
+      offsets: (batch + 1,) int64.
+      visible: (total, 3) int32, of `AttentionMask.visible`.
+      scale: s.
+      bias: The weights.
+
+    Returns:
+      (total, heads, dv).
+    """
+    return _attention(None, None, v, offsets, visible, scale, 1.0, bias)
+
+
+def _attention(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    arguments = (q, k, v, offsets, visible, scale, alpha, bias)
+    if is_portable() or v.dtype == tf.float64:
+        return _padded(*arguments)
+    if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
+        return _by_kernel(*arguments)
+    # On a GPU without a kernel for the case: there in plain TensorFlow, and on the CPU what would take more
+    # memory than a GPU may have.
+    lengths = offsets[1:] - offsets[:-1]
+    pairs = tf.size(lengths, tf.int64) * tf.reduce_max(tf.concat([lengths, [0]], 0)) ** 2
+    fits = pairs * tf.shape(v, tf.int64)[1] <= _MOST_PAIRS
+    return tf.cond(fits, lambda: _padded(*arguments), lambda: _on_cpu(*arguments))
+
+
+def _on_cpu(*arguments: Any) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return _by_kernel(*arguments)
+
+
+def _by_kernel(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    heads = [tf.zeros([0], v.dtype) if x is None else tf.cast(x, v.dtype) for x in (q, k)]
+    return _native.gmeta_hstu_attention(
+        q=heads[0],
+        k=heads[1],
+        v=v,
+        offsets=offsets,
+        visible=visible,
+        **bias_inputs(bias),
+        # All layers ask for the same plan; in a graph it is made once.
+        plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
+        scale=scale,
+        alpha=alpha,
+    )
+
+
+def _padded(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    """The plain form, in float32 at least."""
+    dtype = tf.float64 if v.dtype == tf.float64 else tf.float32
+    wide_q, wide_k, wide_v = (None if x is None else tf.cast(x, dtype) for x in (q, k, v))
+    out = padded_attention(
+        wide_q,
+        wide_k,
+        wide_v,
+        offsets,
+        visible,
+        scale=scale,
+        alpha=alpha,
+        bias=bias,
+        pairs=_PORTABLE_PAIRS if is_portable() else None,
+    )
+    return tf.cast(out, v.dtype)
+
+
+@tf.RegisterGradient("GmetaHstuAttention")
+def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
+    settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
+    with tf.device(op.outputs[0].device):  # a GPU may not take what was computed on the CPU
+        found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
+    return [*found[:3], None, None, *found[3:], None, None, None]
+
+
+@tf.RegisterGradient("GmetaHstuAttentionGradient")
+def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    """By the plain form: an inner loop that adapts what is below attention needs it, and few have one."""
+    of_out = op.inputs[_OF_OUT]
+    floats = [op.inputs[i] for i in (0, 1, 2, 5, 6)]
+    with tf.GradientTape() as outer:
+        outer.watch([*floats, of_out])
+        with tf.GradientTape() as inner:
+            inner.watch(floats)
+            out = _plain(op, floats)
+        first = inner.gradient(out, floats, of_out, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        first = [tf.convert_to_tensor(each) for each in first]
+    found = outer.gradient(
+        first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, of_floats[5]]
+
+
+def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
+    q, k, v, *tables = floats
+    positions, buckets = (None if table.shape == [0] else table for table in tables)
+    scored = q.shape.rank == 3
+    return _padded(
+        q if scored else None,
+        k if scored else None,
+        v,
+        op.inputs[3],
+        op.inputs[4],
+        op.get_attr("scale"),
+        op.get_attr("alpha"),
+        RelativeBias(positions, buckets, op.inputs[7], op.inputs[8]),
+    )

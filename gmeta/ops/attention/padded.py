@@ -1,0 +1,146 @@
+"""Attention over padded sequences in plain TensorFlow.
+
+It builds every (length, length) matrix: what attention looks like without an op of its own, and what is used
+where the op isn't: in exported graphs, in float64, on devices without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from gmeta.ops.attention.relative_bias import RelativeBias, time_bucket
+
+
+def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+    """Who sees whom, pair by pair: what attention over padded sequences is masked by.
+
+    Args:
+      visible: (total, 3) int32, of `AttentionMask.visible`.
+      offsets: (batch + 1,) int64.
+
+    Returns:
+      (batch, longest, longest) bool. Padding sees itself.
+    """
+    padded = tf.RaggedTensor.from_row_splits(visible, offsets).to_tensor()
+    places = tf.range(tf.shape(padded)[1])
+    return _seen(padded, places, places)
+
+
+def _seen(visible: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """(batch, rows, columns) bool, of the (batch, rows, 3) that some rows see, and of these rows' places."""
+    first, begin, end = (visible[:, :, part, tf.newaxis] for part in range(3))
+    return (columns < first) | ((columns >= begin) & (columns < end)) | (rows[:, tf.newaxis] == columns)
+
+
+def padded_attention(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    *,
+    scale: float,
+    alpha: float = 1.0,
+    bias: RelativeBias | None = None,
+    pairs: int | None = None,
+) -> tf.Tensor:
+    """`gmeta.ops.hstu_attention`, or without q and k `bias_attention`, in plain TensorFlow.
+
+    Memory is batch x heads x longest² numbers, several times over; with ``pairs`` heads x so many, for tokens
+    of each sequence are then looked from a block after another.
+
+    Args:
+      q: As there.
+      k: As there.
+      v: As there.
+      offsets: As there.
+      visible: As there.
+      scale: As there.
+      alpha: As there.
+      bias: As there.
+      pairs: Of tokens that are there at once, of all sequences; at least a token of each sequence looks at
+        all others. None: all.
+    """
+    values = _padded(v, offsets)
+    size = tf.shape(values)[1]
+    keys = None if k is None else _padded(k, offsets)
+    times: tuple[tf.Tensor | None, ...] = (None, None)
+    if bias is not None and bias.time_buckets is not None:
+        times = bias.row_times, bias.column_times
+    looked_at = None if times[1] is None else _padded(times[1], offsets)
+    # What each row has of its own, so that a stretch of rows is cut out of all alike.
+    own = {"visible": visible, "q": q, "times": times[0]}
+    of_rows = {name: _padded(each, offsets) for name, each in own.items() if each is not None}
+
+    def look(begin: tf.Tensor, rows: dict[str, tf.Tensor]) -> tf.Tensor:
+        """The outputs of some rows, whose places begin there: (batch, rows, heads, dv)."""
+        places = begin + tf.range(tf.shape(rows["visible"])[1])
+        seen = _seen(rows["visible"], places, tf.range(size))
+        added = _rab(bias, places, size, rows.get("times"), looked_at, v.dtype)
+        if keys is None:
+            weights = tf.where(seen, added, 0) * tf.constant(scale, v.dtype)
+            return tf.einsum("bij,bjhd->bihd", weights, values)
+        scores = alpha * tf.einsum("bihd,bjhd->bhij", rows["q"], keys) + added[:, tf.newaxis]
+        weights = tf.where(seen[:, tf.newaxis], tf.nn.silu(scores), 0) * tf.constant(scale, v.dtype)
+        return tf.einsum("bhij,bjhd->bihd", weights, values)
+
+    outputs = look(tf.constant(0), of_rows) if pairs is None else _by_blocks(look, of_rows, values, pairs)
+    lengths = offsets[1:] - offsets[:-1]
+    return tf.ensure_shape(tf.RaggedTensor.from_tensor(outputs, lengths).values, [None, *v.shape[1:]])
+
+
+def _by_blocks(
+    look: Callable[[tf.Tensor, dict[str, tf.Tensor]], tf.Tensor],
+    of_rows: dict[str, tf.Tensor],
+    values: tf.Tensor,
+    pairs: int,
+) -> tf.Tensor:
+    """What ``look`` gives for all rows, as many and as wide as values, one block of them after another."""
+    batch, size = tf.unstack(tf.shape(values)[:2])
+    of_one = tf.maximum(tf.cast(batch, tf.int64) * tf.cast(size, tf.int64), 1)
+    block = tf.cast(tf.clip_by_value(pairs // of_one, 1, tf.cast(tf.maximum(size, 1), tf.int64)), tf.int32)
+    count = tf.maximum((size + block - 1) // block, 1)  # of none, TensorFlow couldn't tell the shape
+
+    def fill(rows: tf.Tensor) -> tf.Tensor:
+        return tf.pad(rows, [[0, 0], [0, count * block - size], *[[0, 0]] * (rows.shape.rank - 2)])
+
+    every = {name: fill(rows) for name, rows in of_rows.items()}
+
+    def one(number: tf.Tensor) -> tf.Tensor:
+        begin = number * block
+        return look(begin, {name: rows[:, begin : begin + block] for name, rows in every.items()})
+
+    form = tf.TensorSpec([None, None, *values.shape[2:]], values.dtype)
+    parts = tf.map_fn(one, tf.range(count), fn_output_signature=form, parallel_iterations=1)
+    wide = tf.transpose(parts, [1, 0, 2, 3, 4])
+    return tf.reshape(wide, [batch, count * block, *values.shape[2:]])[:, :size]
+
+
+def _padded(values: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+    return tf.RaggedTensor.from_row_splits(values, offsets).to_tensor()
+
+
+def _rab(
+    bias: RelativeBias | None,
+    rows: tf.Tensor,
+    length: tf.Tensor,
+    row_times: tf.Tensor | None,
+    column_times: tf.Tensor | None,
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """(batch or 1, rows or 1, length or 1)."""
+    added = tf.zeros([1, 1, 1], dtype)
+    if bias is None:
+        return added
+    if bias.positions is not None:
+        n = (tf.size(bias.positions) + 1) // 2
+        apart = tf.range(length) - rows[:, tf.newaxis]
+        of_places = tf.cast(bias.positions, dtype)
+        added += tf.gather(of_places, tf.clip_by_value(apart + n - 1, 0, 2 * n - 2))
+    if row_times is not None and column_times is not None:
+        of_times = tf.cast(bias.time_buckets, dtype)
+        apart_in_time = row_times[:, :, tf.newaxis] - column_times[:, tf.newaxis]
+        added += tf.gather(of_times, time_bucket(apart_in_time))
+    return added

@@ -1,0 +1,1 @@
+"""Hashes, merges and deduplicates keys."""

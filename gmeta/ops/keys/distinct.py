@@ -1,0 +1,106 @@
+"""The distinct ids of a batch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.core.native import load_op_library
+from gmeta.ops.device import DEVICE_NAMES, Place
+from gmeta.ops.inputs import ids_tensor, keys_vector
+from gmeta.ops.portable import is_portable
+
+_native = load_op_library("ops")
+tf.no_gradient("GmetaUnique")
+
+
+class Unique(NamedTuple):
+    """Distinct keys and where they stood.
+
+    Attributes:
+      keys: (u,) int64, distinct, in the order of their first appearance.
+      inverse: int32, of the shape of the ids: ``tf.gather(keys, inverse)`` is the ids again.
+    """
+
+    keys: tf.Tensor
+    inverse: tf.Tensor
+
+
+def unique(ids: Any, *, device: Place = "cpu") -> Unique:
+    """The distinct ids of a tensor of any shape, and the way back.
+
+    Args:
+      ids: Integers of any shape; any int64 is a valid id.
+      device: Where it is computed, and where the result is: ``"cpu"``, where ids mostly are, or ``"gpu"``,
+        the first that this process sees.
+
+    Returns:
+      A `Unique`.
+
+    Raises:
+      ConfigError: ``ids`` are not integers.
+
+    Example:
+      >>> keys, inverse = unique([[7, 3], [7, 9]])
+      >>> keys.numpy()
+      array([7, 3, 9])
+      >>> inverse.numpy()
+      array([[0, 1],
+             [0, 2]], dtype=int32)
+    """
+    ids = ids_tensor(ids, "unique")
+    if is_portable():
+        keys, inverse = tf.unique(tf.reshape(ids, [-1]))
+        return Unique(keys, tf.reshape(inverse, tf.shape(ids)))
+    with tf.device(DEVICE_NAMES[device]):
+        return Unique(*_native.gmeta_unique(ids=ids)[:2])
+
+
+class UniqueByOwner(NamedTuple):
+    """Distinct keys by owner, and where they stood.
+
+    Attributes:
+      keys: (u,) int64, distinct: those that rank 0 owns, rank 1, …, and of a rank in the order of their first
+        appearance.
+      inverse: (n,) int32: ``tf.gather(keys, inverse)`` is the ids again.
+      counts: (W,) int32, in host memory: how many keys each rank owns.
+    """
+
+    keys: tf.Tensor
+    inverse: tf.Tensor
+    counts: tf.Tensor
+
+
+def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
+    """The distinct ids of a vector, by the rank that owns them.
+
+    The owner of a key is as `gmeta.ops.route_keys` says, which does the same for several tables at once, and
+    makes messages of them, in host memory.
+
+    Args:
+      ids: (n,) integers; any int64 is a valid id.
+      world_size: How many ranks there are, W, 1 up to 1024.
+      device: As in `unique`.
+
+    Returns:
+      A `UniqueByOwner`.
+
+    Raises:
+      ConfigError: ``ids`` are no vector of integers, or ``world_size`` is out of range.
+
+    Example:
+      >>> found = unique_by_owner([1, 0, 1, 7], world_size=2)  # rank 0 owns keys 0 and 7, rank 1 key 1
+      >>> found.keys.numpy(), found.inverse.numpy(), found.counts.numpy()
+      (array([0, 7, 1]), array([2, 0, 2, 1], dtype=int32), array([2, 1], dtype=int32))
+
+    References:
+      MTGenRec, section 3.3.
+    """
+    if not 1 <= world_size <= LOGICAL_SHARDS:
+        raise ConfigError(f"unique_by_owner: world_size must lie in [1, {LOGICAL_SHARDS}], got {world_size}")
+    ids = keys_vector(ids, "unique_by_owner")
+    with tf.device(DEVICE_NAMES[device]):
+        return UniqueByOwner(*_native.gmeta_unique(ids=ids, ranks=world_size))

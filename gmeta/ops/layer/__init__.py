@@ -1,0 +1,1 @@
+"""The other ops of an HSTU layer: norms, gates, residual sums."""

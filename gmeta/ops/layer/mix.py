@@ -1,0 +1,195 @@
+r"""What an HSTU layer does between its two products: activation, attention, norm and gate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import tensorflow as tf
+
+from gmeta.core.native import load_op_library
+from gmeta.ops.attention.jagged_attention import hstu_attention
+from gmeta.ops.attention.relative_bias import RelativeBias, bias_inputs
+from gmeta.ops.layer.norms import layer_norm
+from gmeta.ops.native_forms import is_native, on_gpu
+from gmeta.ops.portable import is_portable
+from gmeta.ops.table.portable_tables import portable_ops
+
+_native = load_op_library("ops")
+_SETTINGS = ("heads", "scale", "alpha", "epsilon", "production", "bucket_starts")
+# Of the gradient's inputs: those that gradients flow to, and the last one.
+_FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 15
+_WIDEST = 4096  # of all heads, on a GPU
+
+
+def hstu_mix(
+    projected: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    *,
+    heads: int,
+    attention_dim: int,
+    value_dim: int,
+    scale: float,
+    alpha: float = 1.0,
+    form: Literal["research", "production"] = "research",
+    norm_scale: tf.Tensor | None = None,
+    norm_offset: tf.Tensor | None = None,
+    eps: float = 1e-6,
+    bias: RelativeBias | None = None,
+    kernel: tf.Tensor | None = None,
+) -> tf.Tensor:
+    r"""Activate, attend, norm and gate.
+
+    .. math::
+       \text{research:}\quad & [U, V, Q, K] = \mathrm{SiLU}(Z), \qquad
+          Y = U \odot \mathrm{LN}(\mathrm{attend}(Q, K, V)) \\
+       \text{production:}\quad & [U', V, Q, K] = Z, \quad U = \mathrm{SiLU}(U'), \quad
+          A = \mathrm{attend}(Q, K, V), \qquad Y = [U, A, U \odot \mathrm{LN}(A)]
+
+    (Zhai et al., ICML 2024, section 3, and the published code that ranks with it.) On a GPU, in bfloat16 or
+    float16, it is one op: U, V, Q and K are read where the product left them; activation, norm and gate take
+    one pass over memory each, and so do their gradients. With ``kernel`` the product of the research form is
+    an op of gmeta's, which writes what it has activated beside Z, and activation takes no pass.
+
+    Args:
+      projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads. With
+        ``kernel``, X in its place.
+      offsets: (batch + 1,) int64, where sequences begin and end.
+      visible: (total, 3) int32, of `AttentionMask.visible`.
+      heads: How many.
+      attention_dim: Numbers of a query and of a key, a head.
+      value_dim: Numbers of a value and of a gate, a head.
+      scale: What attention is multiplied by, a constant such as 1/n.
+      alpha: What scores are multiplied by.
+      form: Which of the two.
+      norm_scale: LN's γ, (heads * value_dim,). None: 1.
+      norm_offset: LN's β, likewise. None: 0.
+      eps: LN's ε.
+      bias: What is added to scores.
+      kernel: W, (dim, 2 * heads * (value_dim + attention_dim)), where ``projected`` is X, (total, dim), of
+        :math:`Z = X W`. Where dim is no multiple of 8, the product and activation stay apart.
+
+    Returns:
+      (total, heads * value_dim), and three times as wide in the production form, of the dtype of Z.
+
+    Raises:
+      InvalidArgumentError: Shapes that don't fit together.
+
+    Example:
+      >>> z = tf.ones([3, 8])
+      >>> visible = AttentionMask().visible([0, 1, 3])
+      >>> offsets = tf.constant([0, 1, 3], tf.int64)
+      >>> hstu_mix(z, offsets, visible, heads=1, attention_dim=2, value_dim=2, scale=0.5).shape
+      TensorShape([3, 2])
+    """
+    production = form == "production"
+    width = heads * value_dim
+    native = (
+        on_gpu()
+        and attention_dim == value_dim
+        and width <= _WIDEST
+        and not is_portable()
+        and is_native(attention_dim, value_dim, projected.dtype)
+    )
+    none = active = tf.zeros([0], projected.dtype)
+    if kernel is not None:
+        # The kernel reads and writes 16 bytes of a row at a time.
+        if native and not production and kernel.shape[0] is not None and kernel.shape[0] % 8 == 0:
+            projected, active = _native.gmeta_silu_projection(projected, kernel, activated_from=width)
+        else:
+            projected = tf.matmul(projected, kernel)
+    if native:
+        weights = [none if x is None else tf.cast(x, projected.dtype) for x in (norm_scale, norm_offset)]
+        return _native.gmeta_hstu_mix(
+            projected=projected,
+            offsets=offsets,
+            visible=visible,
+            plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
+            norm_scale=weights[0],
+            norm_offset=weights[1],
+            **bias_inputs(bias),
+            active=active,
+            heads=heads,
+            scale=scale,
+            alpha=alpha,
+            epsilon=eps,
+            production=production,
+        ).mixed
+    active = projected if production else tf.nn.silu(projected)
+    sizes = [width, width, heads * attention_dim, heads * attention_dim]
+    u, v, q, k = tf.split(active, sizes, axis=1)
+    attended = hstu_attention(
+        tf.reshape(q, [-1, heads, attention_dim]),
+        tf.reshape(k, [-1, heads, attention_dim]),
+        tf.reshape(v, [-1, heads, value_dim]),
+        offsets,
+        visible,
+        scale=scale,
+        alpha=alpha,
+        bias=bias,
+    )
+    attended = tf.reshape(attended, [-1, width])
+    normed = layer_norm(attended, norm_scale, norm_offset, eps)
+    if not production:
+        return u * normed
+    u = tf.nn.silu(u)
+    return tf.concat([u, attended, u * normed], axis=1)
+
+
+@tf.RegisterGradient("GmetaSiluProjection")
+def _gradient_of_projection(op: tf.Operation, of_z: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+    """What is activated is a constant: `hstu_mix` has the gradient of Z by way of it."""
+    x, kernel = op.inputs
+    return [tf.matmul(of_z, kernel, transpose_b=True), tf.matmul(x, of_z, transpose_a=True)]
+
+
+@tf.RegisterGradient("GmetaHstuMix")
+def _gradient(op: tf.Operation, of_mixed: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
+    settings = {name: op.get_attr(name) for name in _SETTINGS}
+    found = _native.gmeta_hstu_mix_gradient(*op.inputs, *op.outputs, of_mixed=of_mixed, **settings)
+    return [found[0], None, None, None, *found[1:], None, None, None]
+
+
+@tf.RegisterGradient("GmetaHstuMixGradient")
+def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    """By the plain form, in float32: for inner loops that adapt what is below a layer."""
+    projected, offsets, visible, _, gamma, beta, positions, buckets, rows, columns = op.inputs[:10]
+    dtypes = [op.inputs[i].dtype for i in _FLOATS]
+    wide = [tf.cast(op.inputs[i], tf.float32) for i in (*_FLOATS, _OF_MIXED)]
+    heads, production = op.get_attr("heads"), op.get_attr("production")
+    width = projected.shape[1] // (4 * heads)
+
+    def there(of: tf.Tensor, value: tf.Tensor) -> tf.Tensor | None:
+        return value if of.shape != [0] else None
+
+    with portable_ops(), tf.GradientTape() as outer:
+        outer.watch(wide)
+        with tf.GradientTape() as inner:
+            inner.watch(wide[:-1])
+            mixed = hstu_mix(
+                wide[0],
+                offsets,
+                visible,
+                heads=heads,
+                attention_dim=width,
+                value_dim=width,
+                scale=op.get_attr("scale"),
+                alpha=op.get_attr("alpha"),
+                form="production" if production else "research",
+                norm_scale=there(gamma, wide[1]),
+                norm_offset=there(beta, wide[2]),
+                eps=op.get_attr("epsilon"),
+                bias=RelativeBias(there(positions, wide[3]), there(buckets, wide[4]), rows, columns),
+            )
+        zero = tf.UnconnectedGradients.ZERO
+        first = inner.gradient(mixed, wide[:-1], wide[-1], unconnected_gradients=zero)
+        first = [tf.convert_to_tensor(each) for each in first]  # those of tables are slices
+    found = outer.gradient(
+        first, wide, [tf.cast(each, tf.float32) for each in upstream], unconnected_gradients=zero
+    )
+    of_projected, *of_tables, of_of_mixed = (
+        tf.cast(tf.convert_to_tensor(each), dtype)
+        for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
+    )
+    nothing = [None] * 7  # times, what was active, and what came out
+    return [of_projected, None, None, None, *of_tables, *nothing, of_of_mixed]

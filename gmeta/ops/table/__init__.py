@@ -1,0 +1,1 @@
+"""Dynamic hash tables of embedding rows, their records and snapshots."""

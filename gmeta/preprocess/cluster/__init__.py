@@ -1,0 +1,1 @@
+"""Prepares data on a cluster: Spark and Hadoop Streaming."""

@@ -1,0 +1,130 @@
+"""Rows as lines of text that sort as they are to be sorted: what Hadoop Streaming carries between its jobs.
+
+::
+
+    000012.800000000000002a.800000005f3b9c10 <tab> 42 <tab> 17 <tab> 3,8,11 <tab> 0.5 ...
+    number . hexadecimal numbers             <tab> the columns, lists with commas
+
+The key is what stands before the first tab. Its first field is the number of a range or of a shard, and
+partitions the rows; the others have a fixed width and begin with a flipped sign, so that bytes (``LC_ALL=C``,
+Hadoop's ``Text``) compare as the numbers do. Float32 are written with as many digits as tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import csv
+
+from gmeta.core.data.schema import Column
+from gmeta.preprocess.columns import Columns, Ints, Values, from_arrow
+
+TALLY = "!"
+"""The key of lines that carry a `Tally`; it sorts before all others."""
+
+_HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], np.uint8)
+_DIGITS = 6
+_BLOCK = 8 << 20
+_TYPES = {"int64": pa.int64(), "float32": pa.float32()}
+
+
+def keys(number: Ints, sort: Sequence[Ints]) -> pa.Array:
+    """The keys of rows (N,).
+
+    Args:
+      number: (N,) range or shard, from 0 to 999,999.
+      sort: (N,) integers each, which rows of a number are sorted by.
+    """
+    count = len(number)
+    digits = (number[:, None] // 10 ** np.arange(_DIGITS - 1, -1, -1)) % 10 + ord("0")
+    fields = [digits.astype(np.uint8)]
+    for values in sort:
+        flipped = values.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)
+        fields += [np.full((count, 1), ord("."), np.uint8)]
+        fields += [_HEX[flipped.astype(">u8").view(np.uint8).reshape(count, 8)].reshape(count, 16)]
+    text = np.concatenate(fields, axis=1)
+    return pa.array(np.ascontiguousarray(text).view(f"S{text.shape[1]}").reshape(count)).cast(pa.string())
+
+
+def write_rows(out: IO[bytes], key: pa.Array, rows: Columns, columns: Sequence[Column]) -> None:
+    """Write lines.
+
+    Args:
+      out: Where to.
+      key: (N,) text, without tabs.
+      rows: N rows.
+      columns: Which columns, in which order.
+    """
+    if not len(key):
+        return
+    fields = [key]
+    for column in columns:
+        values = rows[column.name]
+        if isinstance(values, tuple):
+            flat, splits = values
+            text = pa.ListArray.from_arrays(pa.array(splits, pa.int32()), pa.array(flat).cast(pa.string()))
+            fields.append(pc.binary_join(text, ","))
+        else:
+            fields.append(pa.array(values).cast(pa.string()))
+    lines = pc.binary_join_element_wise(*fields, "\t")
+    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    out.write(pc.binary_join(whole, "\n")[0].as_buffer())
+    out.write(b"\n")
+
+
+def read_rows(lines: bytes, columns: Sequence[Column]) -> tuple[Ints, dict[str, Values]]:
+    """The inverse of `write_rows`: the number of each line's key, and the rows."""
+    names = ["", *(column.name for column in columns)]
+    types = {c.name: pa.string() if c.is_list else _TYPES[c.dtype] for c in columns}
+    table = csv.read_csv(
+        pa.BufferReader(lines),
+        csv.ReadOptions(column_names=names, use_threads=False, block_size=len(lines) + 1),
+        csv.ParseOptions(delimiter="\t", quote_char=False),
+        csv.ConvertOptions(column_types={"": pa.string(), **types}, null_values=[]),
+    )
+    number = pc.utf8_slice_codeunits(table.column(0), 0, _DIGITS).cast(pa.int64()).to_numpy()
+    rows = from_arrow(table.drop_columns([""]).select([c.name for c in columns if not c.is_list]))
+    for column in columns:
+        if column.is_list:
+            rows[column.name] = _lists(table[column.name].combine_chunks(), column)
+    return number, {column.name: rows[column.name] for column in columns}
+
+
+def _lists(text: pa.Array, column: Column) -> tuple[NDArray[np.generic], Ints]:
+    parts = pc.split_pattern(pc.if_else(pc.equal(text, ""), None, text), ",")
+    lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
+    flat = parts.flatten().cast(_TYPES[column.dtype]).to_numpy(zero_copy_only=False)
+    return flat, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+def blocks(stream: IO[bytes], size: int = _BLOCK) -> Iterator[bytes]:
+    """Whole lines of a stream, about ``size`` bytes at a time."""
+    rest: list[bytes] = []
+    while block := stream.read(size):
+        end = block.rfind(b"\n") + 1
+        if not end:
+            rest.append(block)
+            continue
+        yield b"".join([*rest, block[:end]])
+        rest = [block[end:]] if end < len(block) else []
+    if rest:
+        yield b"".join(rest)
+
+
+def without_tallies(block: bytes) -> tuple[list[str], bytes]:
+    """The tallies at the beginning of some sorted lines, and the other lines."""
+    found, mark = [], f"{TALLY}\t".encode()
+    while block.startswith(mark):
+        line, _, block = block.partition(b"\n")
+        found.append(line[len(mark) :].decode())
+    return found, block
+
+
+def write_tally(out: IO[bytes], tally: str) -> None:
+    """Write a tally as a line."""
+    out.write(f"{TALLY}\t{tally}\n".encode())

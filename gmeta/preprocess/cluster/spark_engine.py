@@ -1,0 +1,197 @@
+"""The distributed engine: the plan on a cluster of Spark.
+
+::
+
+    pass 1   records ──normalise──> rows, on disk; tally of what is bad; sample ──> bounds of the ranges
+    pass 2   rows ──by range──> sort, number ──> on disk; counts ──> prefix sum over the ranges
+    pass 3   rows ──batch, order_key──> by shard, sort ──native writer──> shards
+
+A range is any stretch of the order of rows (task, time, and what breaks ties), so a hot task is spread over
+as many workers as its rows fill ranges. Where keys may not repeat in a task, rows meet by their keys first.
+
+The driver moves counts, samples and what the manifest says, never rows. It writes the manifest last. Workers
+write shards into the staging folder, under names of their own until they are whole (`attempts`), so tasks may
+be repeated or run twice. The folder must be on a file system that all machines see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.staging import staged_folder
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.cluster import spark_rows as work
+from gmeta.preprocess.cluster.attempts import collect
+from gmeta.preprocess.cluster.file_splits import FileSplit
+from gmeta.preprocess.cluster.spark_connection import FEW_CELLS, spark_errors, spark_session
+from gmeta.preprocess.cluster.spark_tables import open_job, read_table
+from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.cluster.tally import Tally
+from gmeta.preprocess.columns import Columns, Ints
+from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.plan.census import Census
+from gmeta.preprocess.plan.numbering import Edge, RangeCount, edges
+from gmeta.preprocess.plan.placement import splits
+from gmeta.preprocess.plan.ranges import bounds_of
+from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.summary import PrepareSummary
+from gmeta.preprocess.table_spec import TableSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGE_ROWS = 500_000
+"""Rows that make a range: a worker of Python holds one."""
+
+
+def prepare(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    config: PrepareConfig | None = None,
+    on_bad: str = "raise",
+    *,
+    spec: TableSpec,
+    overwrite: bool = False,
+    ranges: int | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> PrepareSummary:
+    """Prepare a table as `gmeta.preprocess.prepare` does, to the same bytes, on Spark.
+
+    Args:
+      data: Files, folders and patterns of CSV, Parquet or JSON lines that every machine sees; addresses such
+        as ``hdfs://host/clicks``; or ``hive:database.table``.
+      out: The folder to make, on a file system that every machine sees.
+      config: The settings.
+      on_bad: ``"raise"`` ends the run at bad records, ``"skip"`` counts each and leaves it out.
+      spec: What the columns are.
+      overwrite: Replace a data set that was prepared otherwise.
+      ranges: How many parts to sort apart. None: one for `RANGE_ROWS` rows, and one for each core.
+      master: Spark's master, such as ``local[4]`` or ``yarn``. None: what ``spark-submit`` says, or this
+        machine.
+      conf: Settings for a new session. A session that is there is used as it is.
+      progress: Is told when a stage is over.
+
+    Returns:
+      What was read, kept and left out.
+
+    Raises:
+      ConfigError: A setting is out of range, or the spec doesn't fit the table.
+      DataError: A record is bad, or a split has no task left.
+      GmetaError: ``out`` holds something else or can't be written; Spark is missing or failed.
+
+    Example:
+      >>> prepare("hive:shop.clicks", "data/clicks", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
+    """
+    started, out = time.perf_counter(), Path(out)
+    paths = [data] if isinstance(data, str | os.PathLike) else list(data)
+    if ranges is not None and ranges < 1:
+        raise ConfigError(f"ranges must be at least 1, got {ranges}")
+    with spark_session(master, conf) as spark, spark_errors():
+        job = open_job(spark, paths, out, spec, config or PrepareConfig(), on_bad, overwrite=overwrite)
+        if job.is_done():
+            return PrepareSummary.load(out)
+        table, files = read_table(spark, job, paths[0])
+        with staged_folder(out) as staging:
+            summary = _run(spark, job, table, files, staging, ranges, progress)
+    return replace(summary, seconds=time.perf_counter() - started)
+
+
+def _run(
+    spark: SparkSession,
+    job: TableJob,
+    table: DataFrame,
+    files: Sequence[FileSplit],
+    folder: Path,
+    ranges: int | None,
+    progress: Progress,
+) -> PrepareSummary:
+    from pyspark import StorageLevel
+
+    rows = table.mapInArrow(partial(work.read, job, files), work.READ).persist(StorageLevel.DISK_ONLY)
+    kept = [rows]
+    try:
+        tally, samples = _survey(rows)
+        progress("read", tally.rows_read, tally.rows_read)
+        tally.report(BadRecords(job.on_bad), job.path_of)
+        spark.conf.set(*FEW_CELLS)
+        parts = ranges or max(spark.sparkContext.defaultParallelism, -(-tally.rows_read // RANGE_ROWS))
+        bounds = bounds_of(samples, job.spec.order, parts)
+        numbered = _sorted(job, rows, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
+        kept.append(numbered)
+        counts, repeated = _counts(numbered)
+        tally.merge(repeated)
+        census = Census(counts, job.config)
+        job.check(census, tally)
+        progress("sort", census.rows, census.rows)
+        places = len(splits(job.config)) * job.config.shards
+        pieces = -(-census.rows // (places * RANGE_ROWS))
+        _write(job, numbered, folder, edges(counts), pieces, _salts(spark, places))
+    finally:
+        for frame in kept:
+            frame.unpersist()
+    shards = collect(folder, job.spec.schema, job.config, census.of_splits())
+    progress("write", census.rows, census.rows)
+    return job.finish(folder, shards, census, tally)
+
+
+def _survey(rows: DataFrame) -> tuple[Tally, list[tuple[int, Columns]]]:
+    """What is bad, and (stride, rows) of every partition."""
+    tally, samples = Tally(), []
+    for found in rows.select("tally", "stride", "sample").where("tally is not null").collect():
+        tally.merge(Tally.from_json(found["tally"]))
+        if found["sample"] is not None:
+            samples.append((found["stride"], work.unpack(bytes(found["sample"]))))
+    return tally, samples
+
+
+def _sorted(job: TableJob, rows: DataFrame, bounds: Columns | None, salts: Ints) -> DataFrame:
+    """All good rows, a range a partition, in order and numbered."""
+    rows = rows.select(work.ROWS)
+    to_ranges = work.marked if job.spec.unique else work.ranged
+    if job.spec.unique:
+        rows = rows.mapInArrow(partial(work.by_key, job, salts), work.RANGED)
+        rows = rows.repartition(len(salts), work.SALT)
+    rows = rows.mapInArrow(partial(to_ranges, job, bounds, salts), work.RANGED)
+    return rows.repartition(len(salts), work.SALT).mapInArrow(partial(work.numbered, job), work.NUMBERED)
+
+
+def _counts(rows: DataFrame) -> tuple[list[RangeCount], Tally]:
+    counts, tally = [], Tally()
+    for found in rows.select("count", "tally").where("tally is not null").collect():
+        tally.merge(Tally.from_json(found["tally"]))
+        if found["count"] is not None:
+            counts.append(RangeCount.from_json(json.loads(found["count"])))
+    return counts, tally
+
+
+def _write(
+    job: TableJob, rows: DataFrame, folder: Path, known: Mapping[int, Edge], pieces: int, salts: Ints
+) -> None:
+    rows = rows.select("range", work.ROWS).where("rows is not null")
+    placed = rows.mapInArrow(partial(work.placed, job, known, pieces, salts), work.PLACED)
+    placed = placed.repartition(len(salts), work.SALT).sortWithinPartitions(work.PIECE)
+    placed.mapInArrow(partial(work.written, job, folder, pieces), work.WRITTEN).collect()
+
+
+def _salts(spark: SparkSession, partitions: int) -> Ints:
+    """A number for each partition that Spark's hash sends there: so a partition gets what it is to get."""
+    found: dict[int, int] = {}
+    start, step = 0, 8 * partitions + 64
+    while len(found) < partitions:
+        numbers = spark.range(start, start + step, numPartitions=1)
+        for number, partition in numbers.selectExpr("id", f"pmod(hash(id), {partitions})").collect():
+            found.setdefault(partition, number)
+        start += step
+    return np.array([found[number] for number in range(partitions)], np.int64)

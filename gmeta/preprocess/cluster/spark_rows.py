@@ -1,0 +1,235 @@
+"""What Spark's workers do with rows: generators from Arrow's batches to Arrow's batches, for ``mapInArrow``.
+
+Rows travel between workers in parcels, some megabytes of rows as one Arrow stream in one cell. Spark moves,
+partitions and sorts parcels by the numbers beside them and never looks inside: row by row, turning twenty
+columns into Spark's rows and back costs ten times what all that is done here does.
+
+Nothing here knows Spark. A function gets the job and a partition, as an iterator of batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gmeta.preprocess.cluster.attempts import write_attempt
+from gmeta.preprocess.cluster.file_splits import FileSplit
+from gmeta.preprocess.cluster.spark_records import Batches, good_rows_of
+from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.cluster.tally import Tally
+from gmeta.preprocess.columns import (
+    Columns,
+    Ints,
+    Values,
+    from_arrow,
+    joined,
+    row_count,
+    single,
+    take,
+    to_arrow,
+)
+from gmeta.preprocess.plan import placement as plan
+from gmeta.preprocess.plan.numbering import (
+    KEY,
+    PLACE,
+    POSITION,
+    Edge,
+    RangeCount,
+    number_rows,
+    place_rows,
+    runs,
+)
+from gmeta.preprocess.plan.ranges import Sampler, range_of
+from gmeta.preprocess.source import NUMBER
+
+ROWS, SALT, PIECE = "rows", "salt", "piece"
+"""The parcel, what hashes to the partition that it belongs to, and a stretch of a shard."""
+
+READ = "tally string, stride bigint, sample binary, rows binary"
+RANGED = "salt bigint, range bigint, rows binary"
+NUMBERED = "range bigint, count string, tally string, rows binary"
+PLACED = "salt bigint, piece bigint, rows binary"
+WRITTEN = "place bigint, shard string"
+"""What the functions give, as Spark writes it."""
+
+AGAIN = "_gmeta_again"  # 1 where a row's key was in its task before
+_PARCEL_BYTES = 4 << 20
+_HELD_ROWS = 1 << 18  # rows that are cut into parcels together
+
+
+def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batches:
+    """The good rows of a partition; at its end its tally, and a sample."""
+    tally, sampler = Tally(), Sampler()
+    for file, rows in good_rows_of(job, splits, batches, tally):
+        sampler.add(rows)
+        found: dict[str, Values] = {**rows}
+        if job.spec.unique:
+            found[NUMBER] = np.full(row_count(rows), file)
+        for parcel in pack(found):
+            yield _cells(READ, None, None, None, parcel)
+    kept = sampler.rows()
+    yield _cells(READ, tally.to_json(), sampler.stride, kept and next(pack(kept, row_count(kept))), None)
+
+
+def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
+    """Rows that have one key to one place, whatever their ranges."""
+    for rows in _held(batches):
+        keys = [plan.comparable(single(rows, name)) for name in job.spec.unique]
+        task = single(rows, job.spec.task)
+        mixed = functools.reduce(lambda h, key: plan.order_key(0, h.view(np.int64), key), keys, task)
+        number = (mixed.view(np.uint64) % np.uint64(len(salts))).astype(np.int64)
+        for which, parcel in _parcels(number, rows):
+            yield _cells(RANGED, int(salts[which]), which, parcel)
+
+
+def marked(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
+    """Rows to their ranges, of which those are marked whose key was in their task before."""
+    parcels = [rows for batch in batches for rows in _unpacked(batch)]
+    if parcels:
+        rows = joined(parcels)
+        rows = take(rows, plan.row_order(rows, (*job.spec.order, NUMBER)))
+        again = plan.repeated(rows, job.spec.task, job.spec.unique)
+        yield from _to_ranges(job, {**rows, AGAIN: again.astype(np.int64)}, bounds, salts)
+
+
+def ranged(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
+    """Rows to their ranges."""
+    for rows in _held(batches):
+        yield from _to_ranges(job, rows, bounds, salts)
+
+
+def _to_ranges(job: TableJob, rows: Columns, bounds: Columns | None, salts: Ints) -> Batches:
+    number = range_of({name: rows[name] for name in job.spec.columns}, bounds, job.spec.order)
+    for which, parcel in _parcels(number, rows):
+        yield _cells(RANGED, int(salts[which]), which, parcel)
+
+
+def numbered(job: TableJob, batches: Batches) -> Batches:
+    """The rows of whole ranges in order, numbered, and the count of each range; repeated ones are out."""
+    for which, parcels in _by_number(batches, "range").items():
+        rows, tally = joined(parcels), Tally()
+        if AGAIN in rows:
+            again = single(rows, AGAIN) == 1
+            tally.add_repeated(take(rows, np.flatnonzero(again)), job.spec)
+            rows = take(rows, np.flatnonzero(~again))
+        if not row_count(rows):
+            yield _cells(NUMBERED, which, None, tally.to_json(), None)
+            continue
+        rows = number_rows({name: rows[name] for name in job.spec.columns}, job.spec)
+        count = RangeCount.of(which, single(rows, job.spec.task), job.config)
+        yield _cells(NUMBERED, which, json.dumps(asdict(count)), tally.to_json(), None)
+        for parcel in pack(rows):
+            yield _cells(NUMBERED, which, None, None, parcel)
+
+
+def placed(job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, batches: Batches) -> Batches:
+    """The rows that are kept, with their batches, to their shards.
+
+    Args:
+      job: The job.
+      known: The edges of the ranges.
+      pieces: Into how many stretches of `plan.order_key` a shard's rows are cut, to be sorted apart.
+      salts: Of the shards.
+      batches: Parcels of numbered rows.
+    """
+    shards = job.config.shards
+    for which, parcels in _by_number(batches, "range").items():
+        rows = place_rows(joined(parcels), known[which], job.spec, job.config)
+        # Pieces refine shards: shard_of(key, shards * pieces) // pieces is shard_of(key, shards).
+        key = single(rows, KEY).view(np.uint64) ^ np.uint64(1 << 63)
+        piece = single(rows, PLACE) // shards * shards * pieces + plan.shard_of(key, shards * pieces)
+        names = (*(column.name for column in job.spec.schema), POSITION, KEY)
+        for number, parcel in _parcels(piece, {name: rows[name] for name in names}):
+            yield _cells(PLACED, int(salts[number // pieces]), number, parcel)
+
+
+def written(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
+    """Write shards, whose pieces come in order; what the manifest says of each, as JSON."""
+    attempt = f"spark-{uuid.uuid4().hex[:8]}"
+    parcels = (one for batch in batches for one in _numbers(batch, PIECE))
+
+    def in_order(of_place: Iterator[tuple[int, pa.Scalar]]) -> Iterator[Columns]:
+        for _, of_piece in itertools.groupby(of_place, key=lambda one: one[0]):
+            rows = joined([unpack(parcel) for _, parcel in of_piece])
+            yield take(rows, np.lexsort([single(rows, n) for n in (POSITION, job.spec.task, KEY)]))
+
+    for place, of_place in itertools.groupby(parcels, key=lambda one: one[0] // pieces):
+        shard = write_attempt(folder, place, job.spec.schema, job.config, in_order(of_place), attempt)
+        yield _cells(WRITTEN, place, json.dumps(asdict(shard)))
+
+
+def pack(rows: Columns, most: int | None = None) -> Iterator[bytes]:
+    """Parcels of rows, of at most ``most`` rows, or else of about 4 MB."""
+    table = to_arrow(rows)
+    if most is None:
+        most = max(1, _PARCEL_BYTES * row_count(rows) // max(table.nbytes, 1))
+    for start in range(0, row_count(rows), max(most, 1)):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table.slice(start, most))
+        yield sink.getvalue().to_pybytes()
+
+
+def unpack(parcel: pa.Scalar | bytes) -> Columns:
+    """The rows of a parcel."""
+    return from_arrow(
+        pa.ipc.open_stream(parcel if isinstance(parcel, bytes) else parcel.as_buffer()).read_all()
+    )
+
+
+def _parcels(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
+    """Parcels of rows of one number each."""
+    order = np.argsort(number, kind="stable")
+    for which, some in runs(number[order], take(rows, order)):
+        for parcel in pack(some):
+            yield which, parcel
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> Iterator[tuple[int, pa.Scalar]]:
+    """(number, parcel) of a batch's rows that have a parcel."""
+    for number, parcel in zip(batch.column(name).to_pylist(), batch.column(ROWS), strict=True):
+        if parcel.is_valid:
+            yield number, parcel
+
+
+def _unpacked(batch: pa.RecordBatch) -> Iterator[Columns]:
+    return (unpack(parcel) for parcel in batch.column(ROWS) if parcel.is_valid)
+
+
+def _held(batches: Batches) -> Iterator[Columns]:
+    """Rows of parcels, many at once."""
+    held: list[Columns] = []
+    for batch in batches:
+        for rows in _unpacked(batch):
+            held.append(rows)
+            if sum(map(row_count, held)) >= _HELD_ROWS:
+                yield joined(held)
+                held = []
+    if held:
+        yield joined(held)
+
+
+def _by_number(batches: Batches, name: str) -> dict[int, list[Columns]]:
+    found: dict[int, list[Columns]] = {}
+    for batch in batches:
+        for number, parcel in _numbers(batch, name):
+            found.setdefault(number, []).append(unpack(parcel))
+    return found
+
+
+_TYPES = {"string": pa.string(), "bigint": pa.int64(), "binary": pa.binary()}
+
+
+def _cells(form: str, *values: object) -> pa.RecordBatch:
+    """A batch of one row."""
+    fields = [field.split() for field in form.split(", ")]
+    arrays = [pa.array([value], _TYPES[kind]) for value, (_, kind) in zip(values, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in fields])

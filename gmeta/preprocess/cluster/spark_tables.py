@@ -1,0 +1,198 @@
+"""Where Spark reads from: files that every machine sees, addresses that only it knows, or Hive tables."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from gmeta.core.data.on_bad import check_on_bad
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.preprocess.cluster.file_splits import FileSplit, cut_files
+from gmeta.preprocess.cluster.spark_records import FILE, LINE
+from gmeta.preprocess.cluster.table_job import InputFile, TableJob
+from gmeta.preprocess.cluster.text_records import TextForm
+from gmeta.preprocess.config import PlanConfig, PrepareConfig
+from gmeta.preprocess.local.preparation import describe_plan
+from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.tables.table_files import format_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HIVE = "hive:"
+"""What the name of a table of Spark's catalogue begins with."""
+
+
+def open_job(
+    spark: SparkSession,
+    data: Sequence[str | os.PathLike[str]],
+    out: Path,
+    spec: TableSpec,
+    config: PrepareConfig,
+    on_bad: str,
+    *,
+    overwrite: bool = False,
+) -> TableJob:
+    """The job of preparing a table.
+
+    Files that this machine can read are described as `gmeta.preprocess.prepare` does, by their digests, so
+    the manifest is the same. Of what only the cluster can read, columns and types are Spark's, and sizes and
+    times of change stand for the content.
+
+    Args:
+      spark: Spark.
+      data: Files, folders and patterns; or addresses such as ``hdfs://host/clicks/*.parquet``; or one
+        ``hive:database.table``.
+      out: The data set's folder.
+      spec: What the columns are.
+      config: The settings.
+      on_bad: The rule for bad records.
+      overwrite: Whether to replace a data set that was prepared otherwise.
+
+    Raises:
+      ConfigError: The spec doesn't fit, a setting is out of range, or kinds of data are mixed.
+      DataError: There is nothing to read.
+    """
+    given = [os.fspath(one) for one in data]
+    kinds = {"hive" if one.startswith(HIVE) else "address" if "://" in one else "file" for one in given}
+    if len(kinds) > 1 or (kinds == {"hive"} and len(given) > 1):
+        raise ConfigError(f"--data {' '.join(given)}: give files, or addresses, or one hive:table")
+    if kinds == {"file"}:
+        return TableJob.of_files(data, out, spec, config, on_bad, overwrite=overwrite)
+    rule, settings = check_on_bad(on_bad), config.resolve(PlanConfig())
+    name = given[0].removeprefix(HIVE) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
+    if kinds == {"hive"}:
+        table = spark.table(name)
+        files, stamps = [name], _stamps(spark, table.inputFiles())
+        form = None
+    else:
+        stamps = _stamps(spark, given)
+        files = sorted(stamps)
+        table = _described(spark, files, spec)
+        form = _form(files[0], table.columns, spec)
+    try:
+        decided = spec.resolve(_types(table))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    digest = hashlib.sha256(repr(sorted(stamps.items())).encode()).hexdigest()
+    return TableJob(
+        out=str(out),
+        name=name,
+        spec=decided,
+        config=settings,
+        on_bad=rule,
+        plan=describe_plan(name, decided, settings, rule, {name: f"sizes and times {digest}"}),
+        files=tuple(InputFile(file, form) for file in files),
+        overwrite=overwrite,
+    )
+
+
+def read_table(
+    spark: SparkSession, job: TableJob, data: str | os.PathLike[str]
+) -> tuple[DataFrame, list[FileSplit]]:
+    """What `spark_rows.read` is given: numbers of splits; or lines or columns, and their files.
+
+    Files that every machine sees are read by the workers themselves, as the other engines read them: Spark
+    would make each value one of its own first, which takes longer than all the rest.
+
+    Args:
+      spark: Spark.
+      job: The job.
+      data: The first of what was given.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+    given = os.fspath(data)
+    if given.startswith(HIVE):
+        table = spark.table(job.files[0].path)
+        return table.select(*[_column(name) for name in _wanted(job, table)]), []
+    if "://" not in given:
+        splits = cut_files(job, spark.sparkContext.defaultParallelism)
+        return spark.range(0, len(splits), 1, max(len(splits), 1)), splits
+    paths = [_address(file.path) for file in job.files]
+    file = F.col("_metadata.file_path").alias(FILE)
+    if job.files[0].form is not None:
+        return spark.read.text(paths).select(F.col("value").alias(LINE), file), []
+    table = spark.read.parquet(*paths)
+    return table.select(*[_column(name) for name in _wanted(job, table)], file), []
+
+
+def _wanted(job: TableJob, table: DataFrame) -> list[str]:
+    return [name for name in dict.fromkeys(job.spec.sources.values()) if name in table.columns]
+
+
+def _column(name: str) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    quoted = name.replace("`", "``")
+    return F.col(f"`{quoted}`")
+
+
+def _types(table: DataFrame) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(table.schema)
+
+
+def _described(spark: SparkSession, files: Sequence[str], spec: TableSpec) -> DataFrame:
+    """A table with the columns and types of the first file."""
+    kind = format_of(PurePosixPath(files[0]))
+    if kind == "parquet":
+        return spark.read.parquet(_address(files[0]))
+    if kind == "json":
+        return spark.read.json(_address(files[0]))
+    form = spec.csv
+    reader = spark.read.option("header", form.header).option("quote", form.quote).option("escape", form.quote)
+    reader = reader.option("sep", _delimiter(files[0], spec)).option("inferSchema", True)
+    table = reader.csv(_address(files[0]))
+    return table if form.header else table.toDF(*form.names)
+
+
+def _form(file: str, names: Sequence[str], spec: TableSpec) -> TextForm | None:
+    kind = format_of(PurePosixPath(file))
+    if kind == "json":
+        return TextForm("json")
+    if kind == "csv":
+        return TextForm("csv", tuple(names), _delimiter(file, spec), spec.csv.quote, spec.csv.header)
+    return None
+
+
+def _delimiter(file: str, spec: TableSpec) -> str:
+    return spec.csv.delimiter or ("\t" if ".tsv" in PurePosixPath(file).suffixes else ",")
+
+
+def _stamps(spark: SparkSession, addresses: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """File -> size and time of the last change, of the files that addresses and patterns name."""
+    context: Any = spark.sparkContext
+    jvm, conf = context._jvm, context._jsc.hadoopConfiguration()
+    found: dict[str, tuple[int, int]] = {}
+    for address in addresses:
+        path = jvm.org.apache.hadoop.fs.Path(address)
+        statuses = path.getFileSystem(conf).globStatus(path)
+        if not statuses:
+            raise DataError("no file has such a name", path=address)
+        waiting = list(statuses)
+        while waiting:
+            status = waiting.pop()
+            own = status.getPath()
+            if status.isDirectory():
+                waiting += [
+                    child
+                    for child in own.getFileSystem(conf).listStatus(own)
+                    if child.getPath().getName()[0] not in "_."
+                ]
+            elif status.getLen():
+                found[own.toString()] = status.getLen(), status.getModificationTime()
+    if not found:
+        raise DataError("there is no row in it", path=addresses[0] if addresses else "the table")
+    return found
+
+
+def _address(address: str) -> str:
+    """An address that isn't taken for a pattern."""
+    return "".join(f"\\{one}" if one in "*?[]{}\\" else one for one in address)

@@ -1,0 +1,94 @@
+"""What the programs of Hadoop Streaming have in common: their options, errors and counters."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import click
+
+from gmeta.core.errors import GmetaError
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.cluster.tally import Tally
+
+COUNTS, SHARDS, TALLY_FILE, BOUNDS = "counts", "shards", "tally.json", "bounds.tsv"
+"""Names in the job's folder (`gmeta.preprocess.cluster.table_job`)."""
+
+Stage = Callable[["Task"], None]
+
+
+class Task:
+    """One mapper or reducer.
+
+    Args:
+      folder: The job's folder.
+      source: Standard input.
+      sink: Standard output.
+
+    Attributes:
+      job: What is prepared.
+      attempt: Names this attempt; Hadoop says it.
+    """
+
+    def __init__(self, folder: Path, source: IO[bytes], sink: IO[bytes]) -> None:
+        self.folder, self.source, self.sink = folder, source, sink
+        self.job = TableJob.load(folder)
+        self.attempt = os.environ.get("mapreduce_task_attempt_id", "attempt")  # noqa: SIM112 - Hadoop's
+
+    def refuse_bad(self, tally: Tally) -> None:
+        """End here, if the rule is ``"raise"`` and there is a bad record.
+
+        Raises:
+          DataError: There is one.
+        """
+        if self.job.on_bad == "raise":
+            tally.report(BadRecords("raise"), self.job.path_of)
+
+
+def count(name: str, number: int) -> None:
+    """Add to one of Hadoop's counters."""
+    if number:
+        sys.stderr.write(f"reporter:counter:gmeta,{name},{number}\n")
+
+
+def count_bad(tally: Tally) -> None:
+    """Add to a counter for each reason."""
+    for (_, reason), number in tally.counts.items():
+        count(f"bad: {reason.value}", number)
+
+
+def run(program: str, stages: Mapping[str, Stage], about: str) -> None:
+    """Run the stage that the command line names, and print errors in one line.
+
+    Args:
+      program: The program's name.
+      stages: Name -> what to do.
+      about: What the program does.
+    """
+
+    @click.command(program, help=about, context_settings={"help_option_names": ["-h", "--help"]})
+    @click.argument("stage", type=click.Choice(list(stages)))
+    @click.option(
+        "--job",
+        type=click.Path(path_type=Path),
+        envvar="GMETA_JOB",
+        required=True,
+        help="The job's folder, which all machines see; `gmeta prepare --engine streaming` makes it.",
+    )
+    def command(stage: str, job: Path) -> None:
+        try:
+            task = Task(job, sys.stdin.buffer, sys.stdout.buffer)
+            stages[stage](task)
+            sys.stdout.buffer.flush()
+        except (GmetaError, OSError) as error:
+            text = str(error)
+            if isinstance(error, OSError):
+                text = f"{error.filename or job}: {error.strerror or error}"
+            click.echo(f"{program} {stage}: error: {text}", err=True)
+            sys.exit(GmetaError.exit_code)
+
+    command()

@@ -1,0 +1,137 @@
+"""``gmeta-map``: the mappers of the preparation as Hadoop Streaming runs them, lines in and lines out.
+
+=============  ===========================================  =================================================
+stage          reads                                        writes
+=============  ===========================================  =================================================
+``sample``     lines of the table                           some rows, for ``gmeta-reduce bounds``
+``rows``       lines of the table                           rows, by range, task and time
+``batches``    what ``gmeta-reduce tasks`` wrote            rows, by shard and the order in it
+=============  ===========================================  =================================================
+
+A line of output is a key, a tab, and a row (`gmeta.preprocess.cluster.row_text`). Partition by the key's
+first field, up to the ``.``, and sort by the bytes of the whole key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from gmeta.core.errors import DataError
+from gmeta.preprocess.cluster import row_text
+from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, Task, count, count_bad, run
+from gmeta.preprocess.cluster.tally import Tally, good_rows
+from gmeta.preprocess.cluster.text_records import parse_lines
+from gmeta.preprocess.columns import Columns, Values, row_count, single
+from gmeta.preprocess.plan.numbering import COUNT, KEY, PLACE, POSITION, RangeCount, edges, place_rows, runs
+from gmeta.preprocess.plan.placement import comparable
+from gmeta.preprocess.plan.ranges import Sampler, range_of
+from gmeta.preprocess.source import NUMBER
+
+
+def sample(task: Task) -> None:
+    """A few of the good rows; what is bad is the next job's business."""
+    sampler = Sampler()
+    for rows in _good_rows(task, Tally()):
+        sampler.add(rows)
+    if (kept := sampler.rows()) is not None:
+        key = row_text.keys(np.full(row_count(kept), sampler.stride), ())
+        row_text.write_rows(task.sink, key, kept, task.job.columns())
+
+
+def rows(task: Task) -> None:
+    """All good rows; the account of the bad ones goes the same way, so it is counted once as they are.
+
+    Raises:
+      DataError: A record is bad, and the rule says so.
+    """
+    job, tally = task.job, Tally()
+    bounds = read_bounds(task)
+    order = range_order(task)
+    added = (NUMBER,) if job.spec.unique else ()
+    for part in _good_rows(task, tally):
+        task.refuse_bad(tally)
+        number = range_of(part, bounds, order)
+        found: dict[str, Values] = {**part}
+        if added:
+            found[NUMBER] = np.full(row_count(part), job.file_of(_input_file()))
+        key = row_text.keys(number, [comparable(single(part, name)) for name in job.spec.presort])
+        row_text.write_rows(task.sink, key, found, job.columns(*added))
+    task.refuse_bad(tally)
+    row_text.write_tally(task.sink, tally.to_json())
+    count("rows read", tally.rows_read)
+    count_bad(tally)
+
+
+def batches(task: Task) -> None:
+    """Every row that is kept, with its batch, to where it is written.
+
+    Raises:
+      DataError: The job before hasn't ended.
+    """
+    job = task.job
+    counts = [RangeCount.from_json(json.loads(p.read_text())) for p in (task.folder / COUNTS).glob("*.json")]
+    known = edges(counts)
+    columns = job.columns(job.spec.batch)
+    for block in row_text.blocks(task.source):
+        number, numbered = row_text.read_rows(block, job.columns(POSITION, COUNT))
+        for found, part in runs(number, numbered):
+            if found not in known:
+                advice = "run the job before again"
+                raise DataError(f"range {found} wasn't counted", path=task.folder / COUNTS, advice=advice)
+            placed = place_rows(part, known[found], job.spec, job.config)
+            sort = [single(placed, name) for name in (KEY, job.spec.task, POSITION)]
+            row_text.write_rows(task.sink, row_text.keys(single(placed, PLACE), sort), placed, columns)
+
+
+def range_order(task: Task) -> tuple[str, ...]:
+    """What rows are compared by where ranges are cut: tasks stay whole if a key may not repeat in them."""
+    return (task.job.spec.task,) if task.job.spec.unique else task.job.spec.order
+
+
+def read_bounds(task: Task) -> Columns | None:
+    """The bounds of the ranges.
+
+    Raises:
+      DataError: They aren't there.
+    """
+    path = task.folder / BOUNDS
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"no bounds of ranges: {error.strerror}", path=path, advice="run the job of the sample first"
+        ) from error
+    return row_text.read_rows(text, task.job.columns())[1] if text else None
+
+
+def _good_rows(task: Task, tally: Tally) -> Iterator[Columns]:
+    job, file = task.job, task.job.file_of(_input_file())
+    form = job.files[file].form
+    if form is None:
+        raise DataError(
+            "only lines of text can be streamed", path=job.path_of(file), advice="use --engine spark"
+        )
+    for block in row_text.blocks(task.source):
+        for batch, refused in parse_lines(block, form, job.spec):
+            tally.add_refused(file, refused)
+            if (found := good_rows(batch, job.spec, file, tally)) is not None:
+                yield found
+            task.refuse_bad(tally)
+
+
+def _input_file() -> str | None:
+    return os.environ.get("mapreduce_map_input_file")  # noqa: SIM112 - what Hadoop calls it
+
+
+def main() -> None:
+    """The console script."""
+    stages = {"sample": sample, "rows": rows, "batches": batches}
+    run("gmeta-map", stages, "A mapper of `gmeta prepare` as Hadoop Streaming runs it.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""``gmeta-reduce``: the reducers of the preparation as Hadoop Streaming runs them, and what ends it.
+
+=============  ==========================================  ==================================================
+stage          reads                                       writes
+=============  ==========================================  ==================================================
+``bounds``     ``gmeta-map sample``, one reducer           the bounds of the ranges
+``tasks``      ``gmeta-map rows``                          rows in order, numbered in their tasks
+``shards``     ``gmeta-map batches``                       shards, and what the manifest says of each
+``finish``     nothing                                     the manifest
+=============  ==========================================  ==================================================
+
+Shards, bounds and counts go to the job's folder, each under its name only when it is whole. Attempts may be
+killed, repeated, or run twice at once: they write the same bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from gmeta.core.errors import DataError
+from gmeta.core.staging import put_in_place
+from gmeta.preprocess.cluster import row_text
+from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
+from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, SHARDS, TALLY_FILE, Task, count, count_bad, run
+from gmeta.preprocess.cluster.streaming_map import range_order
+from gmeta.preprocess.cluster.tally import Tally
+from gmeta.preprocess.columns import Columns, joined, row_count, single, take
+from gmeta.preprocess.plan import placement as plan
+from gmeta.preprocess.plan.census import Census
+from gmeta.preprocess.plan.numbering import COUNT, POSITION, RangeCount, number_rows, runs
+from gmeta.preprocess.plan.ranges import bounds_of
+from gmeta.preprocess.source import NUMBER
+
+_SPLIT = 1 << 20  # bytes that are parsed at once: a reducer holds a range, and little else
+
+
+def bounds(task: Task) -> None:
+    """Choose the ranges; what an earlier run counted is of others and goes."""
+    samples = []
+    for block in row_text.blocks(task.source):
+        samples += [*runs(*row_text.read_rows(block, task.job.columns()))]
+    found = bounds_of(samples, range_order(task), task.job.ranges)
+    (task.folder / COUNTS).mkdir(exist_ok=True)
+    for path in [task.folder / TALLY_FILE, *(task.folder / COUNTS).glob("*.json")]:
+        path.unlink(missing_ok=True)
+    if found is not None:
+        number = np.arange(1, row_count(found) + 1)
+        row_text.write_rows(task.sink, row_text.keys(number, ()), found, task.job.columns())
+        with (task.folder / BOUNDS).open("wb") as file:
+            row_text.write_rows(file, row_text.keys(number, ()), found, task.job.columns())
+    else:
+        (task.folder / BOUNDS).write_bytes(b"")
+
+
+def tasks(task: Task) -> None:
+    """Sort each range, number its rows, and count them.
+
+    Raises:
+      DataError: A key is repeated in a task, and the rule says so.
+    """
+    job, columns = task.job, task.job.columns(POSITION, COUNT)
+    tally: Tally | None = None
+    added = (NUMBER,) if job.spec.unique else ()
+    for number, found in itertools.groupby(_parts(task, added), key=lambda one: one[0]):
+        if number < 0:
+            tally = Tally()
+            for _, (text, _) in found:
+                tally.merge(Tally.from_json(text))
+            write_note(task.folder / TALLY_FILE, tally.to_json(), task.attempt)
+            continue
+        whole = joined([part for _, (_, part) in found])
+        repeated = Tally()
+        if added:
+            whole = take(whole, plan.row_order(whole, (*job.spec.order, NUMBER)))
+            again = plan.repeated(whole, job.spec.task, job.spec.unique)
+            repeated.add_repeated(take(whole, np.flatnonzero(again)), job.spec)
+            task.refuse_bad(repeated)
+            count_bad(repeated)
+            whole = take(whole, np.flatnonzero(~again))
+        numbered = number_rows(whole, job.spec)
+        row_text.write_rows(
+            task.sink, row_text.keys(np.full(row_count(numbered), number), ()), numbered, columns
+        )
+        counted = RangeCount.of(number, single(numbered, job.spec.task), job.config)
+        note = {**asdict(counted), "tally": repeated.to_json()}
+        write_note(task.folder / COUNTS / f"{number:06d}.json", json.dumps(note), task.attempt)
+        count("rows sorted", row_count(numbered))
+
+
+def _parts(task: Task, added: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, Columns]]]:
+    """(range, ("", rows)) in the order of the ranges; before them (-1, (tally, no rows))."""
+    columns = task.job.columns(*added)
+    for block in row_text.blocks(task.source, _SPLIT):
+        tallies, lines = row_text.without_tallies(block)
+        for tally in tallies:
+            yield -1, (tally, {})
+        if lines:
+            for number, part in runs(*row_text.read_rows(lines, columns)):
+                yield number, ("", part)
+
+
+def shards(task: Task) -> None:
+    """Write shards, and say of each what the manifest will.
+
+    Raises:
+      DataError: A batch is too large for a record.
+      OSError: The disk is full.
+    """
+    job = task.job
+    folder = task.folder / SHARDS
+    folder.mkdir(exist_ok=True)
+    parts = (
+        one
+        for block in row_text.blocks(task.source, _SPLIT)
+        for one in runs(*row_text.read_rows(block, job.columns(job.spec.batch)))
+    )
+    for place, found in itertools.groupby(parts, key=lambda one: one[0]):
+        shard = write_attempt(
+            folder, place, job.spec.schema, job.config, (part for _, part in found), task.attempt
+        )
+        task.sink.write(f"{shard.name}\t{json.dumps(asdict(shard))}\n".encode())
+        count("rows written", shard.rows)
+        count("shards written", 1)
+
+
+def finish(task: Task) -> None:
+    """Check that everything is there, and give the data set its name.
+
+    Raises:
+      DataError: A shard is missing, or isn't whole; rows were lost; or a split would be empty.
+    """
+    job = task.job
+    if job.is_done():
+        return
+    path = task.folder / TALLY_FILE
+    try:
+        tally = Tally.from_json(path.read_text())
+    except OSError as error:
+        raise DataError(
+            f"no tally of the rows: {error.strerror}", path=path, advice="run the job of the tasks"
+        ) from error
+    notes = [json.loads(path.read_text()) for path in sorted((task.folder / COUNTS).glob("*.json"))]
+    for note in notes:
+        tally.merge(Tally.from_json(note["tally"]))
+    census = Census(map(RangeCount.from_json, notes), job.config)
+    job.check(census, tally)
+    folder = task.folder / SHARDS
+    folder.mkdir(exist_ok=True)
+    found = collect(folder, job.spec.schema, job.config, census.of_splits())
+    summary = job.finish(folder, found, census, tally)
+    put_in_place(folder, Path(os.path.realpath(job.out)))
+    task.sink.write(f"{summary.rows} rows of {summary.tasks} tasks: {job.out}\n".encode())
+
+
+def main() -> None:
+    """The console script."""
+    stages = {"bounds": bounds, "tasks": tasks, "shards": shards, "finish": finish}
+    run("gmeta-reduce", stages, "A reducer of `gmeta prepare` as Hadoop Streaming runs it.")
+
+
+if __name__ == "__main__":
+    main()

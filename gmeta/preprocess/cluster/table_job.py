@@ -1,0 +1,240 @@
+"""A preparation that many workers do: what each must be told, and how their parts are put together.
+
+A job's folder, which all workers see, holds
+
+============  ==========================================================================================
+job.json      what is prepared, and how; written first
+bounds.tsv    the first rows of the ranges (`gmeta.preprocess.plan.ranges`)
+tally.json    how many records were read, and which were bad
+counts/       one file a range: how many rows its tasks have
+shards/       the shards and their indexes; they are moved to the data set's folder at the end
+============  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from gmeta.core.data.manifest import FILE_NAME as MANIFEST
+from gmeta.core.data.manifest import Shard
+from gmeta.core.data.on_bad import OnBad, check_on_bad
+from gmeta.core.data.schema import Column
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.staging import restore
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.cluster.tally import Tally
+from gmeta.preprocess.cluster.text_records import TextForm
+from gmeta.preprocess.config import PlanConfig, PrepareConfig
+from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.local.preparation import check_replaceable, describe_plan, holds, summarise
+from gmeta.preprocess.plan.census import Census
+from gmeta.preprocess.plan.outcome import refuse_empty
+from gmeta.preprocess.shards.data_set import save_manifest
+from gmeta.preprocess.summary import PrepareSummary
+from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_names
+from gmeta.preprocess.tables.table_source import TableSource
+
+RANGE_BYTES = 64 << 20
+"""Bytes of files that make a range: a worker holds a few times as much."""
+
+_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the table; ``form`` is None where it isn't text."""
+
+    path: str
+    form: TextForm | None = None
+
+
+@dataclass(frozen=True)
+class TableJob:
+    """What is prepared, and how.
+
+    Attributes:
+      out: The data set's folder.
+      name: What the table is called in the summary.
+      spec: The columns, decided.
+      config: The settings.
+      on_bad: The rule for bad records.
+      plan: What the manifest keeps of the settings (`describe_plan`).
+      files: The table's files; records are counted by their numbers.
+      ranges: How many ranges rows are cut into.
+      overwrite: Whether to replace a data set that was prepared otherwise.
+    """
+
+    out: str
+    name: str
+    spec: TableSpec
+    config: PlanConfig
+    on_bad: OnBad
+    plan: Mapping[str, Any]
+    files: tuple[InputFile, ...]
+    ranges: int = 1
+    overwrite: bool = False
+
+    @classmethod
+    def of_files(
+        cls,
+        data: Sequence[str | os.PathLike[str]],
+        out: Path,
+        spec: TableSpec,
+        config: PrepareConfig,
+        on_bad: str,
+        *,
+        ranges: int | None = None,
+        overwrite: bool = False,
+        stamp: str | None = None,
+    ) -> TableJob:
+        """The job of preparing some files, as `prepare` would.
+
+        Args:
+          data: Files, folders and patterns (`table_files.find_files`).
+          out: The data set's folder.
+          spec: What the columns are; the first file decides what is left open.
+          config: The settings.
+          on_bad: The rule for bad records.
+          ranges: How many ranges; None: one for each `RANGE_BYTES` of the files.
+          overwrite: Whether to replace a data set that was prepared otherwise.
+          stamp: What the manifest names the input by, in place of the files' digests.
+
+        Raises:
+          ConfigError: A setting is out of range, or the spec doesn't fit.
+          DataError: A file can't be read.
+        """
+        rule = check_on_bad(on_bad)
+        if ranges is not None and not 1 <= ranges <= 999_999:
+            raise ConfigError(f"ranges must be in 1..999999, got {ranges}")
+        with closing(duckdb_engine.connect(memory.default_limit())) as connection:
+            source = TableSource(data, spec, connection)
+            settings = config.resolve(source.defaults)
+            size = sum(file.path.stat().st_size for file in source.files)
+            inputs = source.digests() if stamp is None else {source.name: stamp}
+        return cls(
+            out=str(out),
+            name=source.name,
+            spec=source.spec,
+            config=settings,
+            on_bad=rule,
+            plan=describe_plan(source.name, source.spec, settings, rule, inputs),
+            files=tuple(InputFile(str(f.path), _form(f, source.spec)) for f in source.files),
+            ranges=ranges or -(-size // RANGE_BYTES),
+            overwrite=overwrite,
+        )
+
+    def columns(self, *added: str) -> list[Column]:
+        """The columns of rows on their way, and some that are added to them."""
+        own = [Column(name, c.dtype or "int64", bool(c.is_list)) for name, c in self.spec.columns.items()]
+        return [*own, *map(Column, added)]
+
+    def path_of(self, file: int) -> Path:
+        """A file, by its number."""
+        return Path(self.files[file].path)
+
+    def file_of(self, uri: str | None) -> int:
+        """The number of the file that a cluster calls ``uri``: the one whose path ends most alike."""
+        if uri is None:
+            return 0
+        parts = PurePosixPath(unquote(uri)).parts[::-1]
+
+        def alike(number: int) -> int:
+            own = PurePosixPath(self.files[number].path).parts[::-1]
+            return next(
+                (place for place, (a, b) in enumerate(zip(own, parts, strict=False)) if a != b), len(own)
+            )
+
+        return max(range(len(self.files)), key=alike)
+
+    def save(self, folder: Path) -> None:
+        """Write ``job.json``."""
+        (folder / _FILE).write_text(json.dumps(to_mapping(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> TableJob:
+        """Read ``job.json``.
+
+        Raises:
+          DataError: There is none, or it is of another version of gmeta.
+        """
+        path = folder / _FILE
+        try:
+            return from_mapping(cls, json.loads(path.read_text()), where=str(path))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"no description of a job: {error}", path=path, advice="make one first"
+            ) from error
+
+    def is_done(self) -> bool:
+        """Whether the data set is there already, made by this plan.
+
+        Raises:
+          GmetaError: Something else is there, and may not be replaced.
+        """
+        out = Path(self.out)
+        restore(out)
+        if not self.overwrite and (out / MANIFEST).exists() and holds(out, self.plan):
+            return True
+        check_replaceable(out)
+        return False
+
+    def finish(
+        self, folder: Path, shards: Mapping[str, Sequence[Shard]], census: Census, tally: Tally
+    ) -> PrepareSummary:
+        """Write the summary and, last, the manifest.
+
+        Args:
+          folder: Holds the shards.
+          shards: Split -> its shards (`attempts.collect`).
+          census: Of all good rows.
+          tally: Of all records, repeated keys included.
+        """
+        bad = BadRecords(self.on_bad)
+        tally.report(bad, self.path_of)
+        result = census.result(shards, tally.rows_read)
+        summary = summarise(Path(self.out), _Named(self.name), self.spec, self.config, result, bad)
+        save_manifest(folder, self.spec.schema, shards, self.config, self.plan, summary)
+        return summary
+
+    def check(self, census: Census, tally: Tally) -> None:
+        """Refuse what can't be finished.
+
+        Raises:
+          DataError: A record is bad and the rule says so, rows were lost, or a split would have no task.
+        """
+        tally.report(BadRecords(self.on_bad), self.path_of)
+        if census.rows + tally.bad != tally.rows_read:
+            raise GmetaError(
+                f"{tally.rows_read} records were read, {tally.bad} of them bad, but {census.rows} rows were "
+                "sorted: the input changed meanwhile, or a job before this one hasn't ended; run it again"
+            )
+        if not tally.rows_read:
+            raise DataError("there is no row in it", path=self.path_of(0))
+        kept = {split: tasks for split, (tasks, _, _) in census.of_splits().items()}
+        refuse_empty(kept, census.tasks, census.left_out, self.path_of(0))
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str
+
+    def holds_rows(self, file: str) -> bool:
+        return True
+
+
+def _form(file: TableFile, spec: TableSpec) -> TextForm | None:
+    if not file.is_text:
+        return None
+    if file.format == "json":
+        return TextForm("json")
+    names = tuple(csv_names(file.path, spec.csv))
+    return TextForm("csv", names, csv_delimiter(file.path, spec.csv), spec.csv.quote, spec.csv.header)

@@ -1,0 +1,1 @@
+"""Prepares data on one machine, with DuckDB."""

@@ -1,0 +1,297 @@
+"""From raw files to a prepared data set, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmeta.core.data.manifest import FILE_NAME as MANIFEST
+from gmeta.core.data.manifest import Manifest, Shard
+from gmeta.core.data.on_bad import OnBad, check_on_bad
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.staging import restore, resumable_folder
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.config import PlanConfig, PrepareConfig
+from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.local.group_sorter import ShardMerger
+from gmeta.preprocess.local.journal import FILE_NAME as JOURNAL
+from gmeta.preprocess.local.journal import Journal
+from gmeta.preprocess.movielens import movielens_folder as movielens
+from gmeta.preprocess.movielens.melu_source import MeluSource
+from gmeta.preprocess.movielens.movielens_folder import ML_1M_MELU, ML_100K
+from gmeta.preprocess.movielens.movielens_source import MovieLensSource
+from gmeta.preprocess.movielens.raw_file import RawFile
+from gmeta.preprocess.plan.outcome import EngineResult
+from gmeta.preprocess.plan.placement import PLAN_VERSION, splits
+from gmeta.preprocess.progress import PartsProgress, Progress, no_progress
+from gmeta.preprocess.shards.data_set import save_manifest, shard_name
+from gmeta.preprocess.source import Named, Source
+from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
+from gmeta.preprocess.synthetic import ratings as synthetic
+from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.tables.duckdb_text import quoted
+from gmeta.preprocess.tables.table_source import TableSource
+
+if TYPE_CHECKING:
+    import duckdb
+
+RAW_FOLDER = "raw"
+Data = str | os.PathLike[str]
+_RUNS, _TEMPORARY = "runs", "temporary"  # in the staging folder, until the shards are written
+
+
+def prepare(
+    data: Data | Sequence[Data] | None,
+    out: str | os.PathLike[str],
+    config: PrepareConfig | None = None,
+    on_bad: str = "raise",
+    *,
+    spec: TableSpec | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    memory_limit: int | None = None,
+    progress: Progress = no_progress,
+) -> PrepareSummary:
+    """Prepare a data set: normalise, sort, cut, permute, and write shards with their indexes and a manifest.
+
+    The folder ``out`` then holds ``<split>-00000-of-00002.tfrecord`` and so on, each with its ``.gidx``,
+    ``manifest.json`` and ``summary.json``, and, if no ``data`` were given, the synthetic raw files in
+    ``raw/``. Everything is written beside ``out`` and renamed at the end, so nothing half-written ever has
+    that name. The same input, settings and rule give the same bytes, whatever the order of the input, its
+    format, and the memory.
+
+    A folder that is there already is
+
+    * used as it is, if its manifest names the same input (by SHA-256), settings and rule;
+    * refused, if it holds anything else, unless ``overwrite`` is set;
+    * never overwritten, if it holds files but no manifest: it isn't a prepared data set.
+
+    Args:
+      data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without, a folder in
+        MovieLens-100K's or -1M's layout, or -1M's with MeLU's split. None generates a synthetic one, from
+        ``config.seed``.
+      out: The folder to make.
+      config: The plan's settings; `PrepareConfig`'s defaults if None.
+      on_bad: ``"raise"`` ends the run at the first bad record, ``"skip"`` counts each and leaves it out. A
+        missing, an empty or a damaged file ends the run under either rule.
+      spec: What the columns of a table are.
+      overwrite: Replace a prepared data set that differs.
+      resume: Go on where a run with the same settings was killed: sorted batches and finished shards are used
+        as they are. If this run fails, what it has done stays for the next one.
+      memory_limit: Bytes to keep to; beyond, temporary files are written beside ``out``. Half of the memory
+        that there is if None.
+      progress: Is told of the stages ``"read"``, ``"sort"`` and ``"write"``.
+
+    Returns:
+      What was read, kept and left out.
+
+    Raises:
+      ConfigError: A setting is out of range, or the spec doesn't fit the table.
+      DataError: A file can't be read, a record is bad, or a split has no task left.
+      GmetaError: ``out`` holds something else, or can't be written.
+
+    Example:
+      >>> summary = prepare(Path("ml-100k"), Path("data"))  # doctest: +SKIP
+      >>> summary.splits["warm"].tasks, summary.splits["cold"].tasks  # doctest: +SKIP
+      (461, 121)
+      >>> prepare("clicks/*.parquet", "data", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
+    """
+    started = time.perf_counter()
+    out = Path(out)
+    restore(out)
+    config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
+    memory_limit = memory_limit or memory.default_limit()
+    raw = synthetic.files(synthetic.SyntheticConfig(seed=config.seed)) if data is None else {}
+    with closing(duckdb_engine.connect(memory_limit)) as connection:
+        source = _open(data, out, raw, spec, bad, connection)
+        settings = config.resolve(source.defaults)
+
+        def plan() -> dict[str, Any]:
+            return describe_plan(source.name, source.spec, settings, bad.on_bad, source.digests())
+
+        if not overwrite and (out / MANIFEST).exists() and holds(out, plan()):
+            return PrepareSummary.load(out)
+        check_replaceable(out)
+        source.start_digests()
+        with resumable_folder(out, resume=resume) as staging:
+            job = {
+                **describe_plan(source.name, source.spec, settings, bad.on_bad, {}),
+                "inputs": source.stamps(),
+            }
+            journal = Journal(staging, job)
+            if journal.runs is None:
+                _sort(staging, source, settings, bad, progress, connection, memory_limit)
+                journal.add_sorted(len(list((staging / _RUNS).glob("*.groups"))))
+            shards = _merge(
+                staging, journal, settings, progress, memory.share(memory_limit, memory.MERGE_SHARE)
+            )
+            summary = replace(PrepareSummary.load(staging), out=out, reused=False).with_shards(shards)
+            if raw:
+                synthetic.write(staging / RAW_FOLDER, raw)
+            save_manifest(staging, source.spec.schema, shards, settings, plan(), summary)
+            for name in (_RUNS, _TEMPORARY):
+                shutil.rmtree(staging / name, ignore_errors=True)
+            (staging / JOURNAL).unlink()
+    return replace(summary, seconds=time.perf_counter() - started)
+
+
+def _open(
+    data: Data | Sequence[Data] | None,
+    out: Path,
+    raw: Mapping[str, bytes],
+    spec: TableSpec | None,
+    bad: BadRecords,
+    connection: duckdb.DuckDBPyConnection,
+) -> Source:
+    paths = [data] if isinstance(data, str | os.PathLike) else list(data or ())
+    if spec is not None:
+        if not paths:
+            raise ConfigError("a spec describes the columns of a table: name its files too")
+        return TableSource(paths, spec, connection)
+    if data is None:
+        folder = movielens.load(ML_100K, lambda file: RawFile(out / RAW_FOLDER / file, raw[file]), bad)
+        return MovieLensSource(folder, "synthetic")
+    if len(paths) != 1 or Path(paths[0]).is_file():
+        raise ConfigError(
+            f"{paths[0]}: say which of its columns is the task, with --task COLUMN or --spec FILE"
+        )
+    folder = movielens.open_folder(Path(paths[0]), bad)
+    return MeluSource(folder) if folder.layout is ML_1M_MELU else MovieLensSource(folder)
+
+
+def _sort(
+    staging: Path,
+    source: Source,
+    config: PlanConfig,
+    bad: BadRecords,
+    progress: Progress,
+    connection: duckdb.DuckDBPyConnection,
+    memory_limit: int,
+) -> None:
+    """Leave sorted runs of batches in the staging folder, and what is known so far as a summary."""
+    for name in (_RUNS, _TEMPORARY):
+        (staging / name).mkdir()
+    connection.execute(f"SET temp_directory = {quoted(str(staging / _TEMPORARY))}")
+    nothing: dict[str, list[Shard]] = {name: [] for name in splits(config)}
+    parts, results = source.parts(), []
+    stages = PartsProgress(progress, len(parts))
+    for number, part in enumerate(parts):
+        own = replace(config, partition=number)
+        tasks, sizes = duckdb_engine.sort_groups(
+            part, own, bad, stages.of(number), connection, staging / _RUNS, memory_limit
+        )
+        results.append(EngineResult.of(nothing, part, own, tasks, sizes))
+    summarise(staging, source, source.spec, config, EngineResult.together(results), bad).save(staging)
+
+
+def _merge(
+    staging: Path, journal: Journal, config: PlanConfig, progress: Progress, limit: int
+) -> dict[str, list[Shard]]:
+    """Write the shards that aren't there yet."""
+    names = {
+        shard_name(split, number, config.shards): (place * config.shards + number, split)
+        for place, split in enumerate(splits(config))
+        for number in range(config.shards)
+    }
+    missing = [name for name in names if name not in journal.shards]
+    done = sum(shard.rows for shard in journal.shards.values())
+    if missing:
+        merger = ShardMerger(staging / _RUNS, journal.runs or 0, limit)
+        progress("write", done, merger.rows)
+        for name in missing:
+            journal.add_shard(merger.write(staging / name, names[name][0], config))
+            done += journal.shards[name].rows
+            if done < merger.rows:
+                progress("write", done, merger.rows)
+    progress("write", done, done)
+    shards: dict[str, list[Shard]] = {split: [] for split in splits(config)}
+    for name, (_, split) in names.items():
+        shards[split].append(journal.shards[name])
+    return shards
+
+
+def describe_plan(
+    name: str, spec: TableSpec, config: PlanConfig, on_bad: OnBad, inputs: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the manifest keeps of a run's settings; equal ones, on equal input, make equal data sets.
+
+    Args:
+      name: What was read, in words.
+      spec: The columns, decided.
+      config: The settings.
+      on_bad: The rule for bad records.
+      inputs: File name -> SHA-256, or whatever else tells one version of the input from another.
+    """
+    return {
+        "plan": PLAN_VERSION,
+        "source": name,
+        "inputs": dict(inputs),
+        "on_bad": on_bad,
+        "table": spec.to_json(),
+        **{name: value for name, value in asdict(config).items() if name not in ("partition", "partitions")},
+        **({"partitions": list(config.partitions)} if config.partitions else {}),
+    }
+
+
+def summarise(
+    out: Path, source: Named, spec: TableSpec, config: PlanConfig, result: EngineResult, bad: BadRecords
+) -> PrepareSummary:
+    """The account of a run."""
+    return PrepareSummary(
+        out=out,
+        source=source.name,
+        rows_read=result.rows_read,
+        splits={
+            name: SplitCount(
+                result.tasks[name], sum(shard.groups for shard in shards), sum(shard.rows for shard in shards)
+            )
+            for name, shards in result.shards.items()
+        },
+        left_out=tuple(LeftOut(why, rows, tasks) for why, (rows, tasks) in result.left_out.items()),
+        bad=tuple(
+            BadKind(file, reason.value, count, tuple(bad.examples[file, reason]), source.holds_rows(file))
+            for (file, reason), count in bad.counts.items()
+        ),
+        task_sizes=result.task_sizes,
+        min_rows=config.min_rows,
+        max_rows=config.max_rows,
+        columns=len({*spec.sources.values()}) + len(spec.unused),
+        columns_left_out=spec.unused,
+        columns_hashed=tuple(name for name, column in spec.columns.items() if column.hash),
+    )
+
+
+def holds(out: Path, plan: Mapping[str, Any]) -> bool:
+    """Whether the data set at ``out`` is made by ``plan``; refuses one damaged or made by another."""
+    try:
+        there = Manifest.load(out).config
+    except DataError as error:
+        raise GmetaError(f"{error}, with --overwrite") from error
+    if there == plan:
+        return True
+    differences = [
+        "other input files" if key == "inputs" else f"{key} {there.get(key)} there, {value} asked for"
+        for key, value in plan.items()
+        if there.get(key) != value
+    ]
+    raise GmetaError(
+        f"{out} was prepared otherwise ({', '.join(differences)}): "
+        "add --overwrite to replace it, or name another folder"
+    )
+
+
+def check_replaceable(out: Path) -> None:
+    """Refuse to replace anything but nothing, an empty folder, or a prepared data set."""
+    if out.exists() and not out.is_dir():
+        raise GmetaError(f"{out} is a file: name a folder")
+    if out.exists() and any(out.iterdir()) and not (out / MANIFEST).exists():
+        raise GmetaError(
+            f"{out} holds files but no {MANIFEST}: it isn't a prepared data set, so it won't be replaced; "
+            "name another folder"
+        )

@@ -1,0 +1,122 @@
+"""The lines of MovieLens-1M as MeLU published it, and how names become numbers.
+
+MeLU (Lee et al., KDD 2019) adds to MovieLens-1M what an encyclopaedia of films knows of each movie, a list of
+every name (``m_actor.txt`` and seven more), and a split of the ratings by new and old users and movies. A
+name's number is its line in its list, from 0, as in MeLU's own code. Pure functions of the bytes of a line;
+they raise `BadRecord` and know no file.
+
+==========  ==================================================================================================
+year        of release; no feature of MeLU's
+rate        film rating (G, PG, R and so on)
+genre       a list; 25 genres, finer than MovieLens' own
+director    a list; what stands in parentheses behind a name, ``(co-director)``, is no part of it
+actor       a list; parentheses stay
+gender      ``users.dat``
+age         the group of ``users.dat``
+occupation  the code of ``users.dat``
+zipcode     its first five characters
+==========  ==================================================================================================
+
+What isn't known (``N/A``) is the entry ``nan`` of its list. A name that no list has is bad; in the published
+files there is none. Lists are ascending and name each number once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gmeta.preprocess.bad_records import BadRecord, Reason
+from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show
+
+PARTITIONS = ("warm", "user_cold", "item_cold", "both_cold")
+"""MeLU's split: ratings of old users and movies; of new users; of new movies; of new users for new movies."""
+
+ITEM_NAMES = ("rate", "genre", "director", "actor")
+USER_NAMES = ("gender", "age", "occupation", "zipcode")
+ITEM_COLUMNS = ("year", *ITEM_NAMES)
+HEADER = b"user,movie,rating,partition"
+
+_UNKNOWN = {b"", b"N/A", b"nan"}
+_PARENTHESES = re.compile(rb"\([^()]*\)")
+_PARTITION_INDEX = {name.encode(): number for number, name in enumerate(PARTITIONS)}
+_ZIPCODE = 5
+
+Vocabulary = Mapping[bytes, int]
+Cells = tuple[int | tuple[int, ...], ...]
+
+
+class PartitionedRating(NamedTuple):
+    """What `rating_row` makes of a line."""
+
+    task: int
+    item: int
+    rating: float
+    partition: int
+
+
+def item_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> Cells:
+    """Attributes of a line of ``movies_extrainfos.dat``, in the order of `ITEM_COLUMNS`.
+
+    Args:
+      fields: id, title, year, rate, day of release, genres, directors, writers, actors, plot, poster; names
+        of a list are separated by a comma and a space.
+      vocabularies: One for each of `ITEM_NAMES`.
+
+    Raises:
+      BadRecord: A name that isn't in its vocabulary, or a year that isn't a number.
+    """
+    year, rate, genres, directors, actors = (fields[place] for place in (2, 3, 5, 6, 8))
+    return (
+        parse_integer(year, "year"),
+        _number(rate, "rate", vocabularies),
+        _numbers(genres, "genre", vocabularies),
+        _numbers(_PARENTHESES.sub(b"", directors), "director", vocabularies),
+        _numbers(actors, "actor", vocabularies),
+    )
+
+
+def user_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
+    """Attributes of a line of ``users.dat``, in the order of `USER_NAMES`.
+
+    Args:
+      fields: id, gender, age group, occupation's code, postal code.
+      vocabularies: One for each of `USER_NAMES`.
+
+    Raises:
+      BadRecord: A value that isn't in its vocabulary.
+    """
+    values = *fields[1:4], fields[4][:_ZIPCODE]
+    return tuple(_number(value, name, vocabularies) for name, value in zip(USER_NAMES, values, strict=True))
+
+
+def rating_row(fields: Sequence[bytes]) -> PartitionedRating:
+    """A line of the ratings file: user, movie, rating, partition.
+
+    Raises:
+      BadRecord: A field that isn't a number, a rating that is out of range, or another partition than
+        `PARTITIONS`.
+    """
+    user, movie, rating, partition = fields
+    if partition not in _PARTITION_INDEX:
+        raise BadRecord(
+            Reason.UNKNOWN_CODE, f"partition must be one of {', '.join(PARTITIONS)}, got {show(partition)}"
+        )
+    return PartitionedRating(
+        parse_integer(user, "user id"),
+        parse_integer(movie, "movie id"),
+        parse_rating(rating),
+        _PARTITION_INDEX[partition],
+    )
+
+
+def _numbers(names: bytes, kind: str, vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
+    return tuple(sorted({_number(name, kind, vocabularies) for name in names.split(b", ")}))
+
+
+def _number(name: bytes, kind: str, vocabularies: Mapping[str, Vocabulary]) -> int:
+    found = vocabularies[kind].get(b"nan" if name in _UNKNOWN else name)
+    if found is None:
+        raise BadRecord(Reason.UNKNOWN_CODE, f"{kind} {show(name)} isn't in m_{kind}.txt")
+    return found

@@ -1,0 +1,228 @@
+"""MovieLens folders: which layout one has, its users and items, and where its ratings are.
+
+Three published layouts are told apart by the ratings file: ``u.data`` is MovieLens-100K's, ``ratings.dat``
+MovieLens-1M's, ``ratings.csv.gz`` that of MovieLens-1M with MeLU's split (`melu_records`). Users and items
+are small and are read whole into `AttributeTable`; ratings are left as lines for an engine to map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gmeta.core.errors import DataError
+from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.movielens import melu_records
+from gmeta.preprocess.movielens.attribute_table import AttributeTable
+from gmeta.preprocess.movielens.melu_records import Cells
+from gmeta.preprocess.movielens.movielens_records import (
+    GENRES,
+    ITEM_COLUMNS,
+    USER_COLUMNS,
+    item_row_1m,
+    item_row_100k,
+    parse_integer,
+    show,
+    split_fields,
+    user_row_1m,
+    user_row_100k,
+)
+from gmeta.preprocess.movielens.raw_file import RawFile
+
+RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
+_MOST_NAMES = 12  # a message is one line
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """The name of a file, what separates its fields, and how many there are."""
+
+    name: str
+    separator: bytes
+    fields: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of one edition of MovieLens.
+
+    Attributes:
+      name: What the edition is called in messages and manifests.
+      ratings: ``user, item, rating`` and a timestamp or, with MeLU's split, the partition.
+      users: One line a user, its id first.
+      items: One line an item, its id first.
+      occupations: The file that names the occupations, one a line; None where users carry a code.
+    """
+
+    name: str
+    ratings: FileForm
+    users: FileForm
+    items: FileForm
+    occupations: str | None
+
+
+ML_100K = Layout(
+    "ml-100k",
+    ratings=FileForm("u.data", b"\t", RATING_FIELDS),
+    users=FileForm("u.user", b"|", 5),
+    items=FileForm("u.item", b"|", 5 + len(GENRES)),
+    occupations="u.occupation",
+)
+ML_1M = Layout(
+    "ml-1m",
+    ratings=FileForm("ratings.dat", b"::", RATING_FIELDS),
+    users=FileForm("users.dat", b"::", 5),
+    items=FileForm("movies.dat", b"::", 3),
+    occupations=None,
+)
+ML_1M_MELU = Layout(
+    "ml-1m-melu",
+    ratings=FileForm("ratings.csv.gz", b",", 4),  # user, movie, rating, partition
+    users=FileForm("users.dat", b"::", 5),
+    items=FileForm("movies_extrainfos.dat", b"::", 11),
+    occupations=None,
+)
+LAYOUTS = (ML_100K, ML_1M, ML_1M_MELU)
+
+
+@dataclass(frozen=True)
+class MovieLens:
+    """An opened folder.
+
+    Attributes:
+      layout: Which edition it is.
+      users: Attributes by user id: ``gender``, ``age``, ``occupation``, ``area``.
+      items: Attributes by item id: ``year`` and the list ``genre``.
+      users_path: The file that ``users`` was read from, for messages.
+      ratings: The ratings file.
+      digests: File name -> SHA-256, of every file that was read.
+    """
+
+    layout: Layout
+    users: AttributeTable
+    items: AttributeTable
+    users_path: Path
+    ratings: RawFile
+    digests: Mapping[str, str]
+
+
+def detect(folder: Path) -> Layout:
+    """Which layout a folder has, by its ratings file.
+
+    Raises:
+      DataError: It can't be listed, has neither ratings file, or both. Says what was looked for and found.
+    """
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise DataError(f"can't list the folder: {error.strerror}", path=folder) from error
+    found = [layout for layout in LAYOUTS if layout.ratings.name in names]
+    if len(found) == 1:
+        return found[0]
+    layouts = [f"{layout.ratings.name} ({layout.name})" for layout in found or LAYOUTS]
+    if found:
+        raise DataError(f"holds both {' and '.join(layouts)}", path=folder, advice="keep one of them")
+    sought = " or ".join(layouts)
+    shown = ", ".join(names[:_MOST_NAMES]) or "nothing"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    inside = _first_inside(folder, names)
+    raise DataError(
+        f"not a MovieLens folder: looked for {sought}, found {shown}{more}",
+        path=folder,
+        advice=f"did you mean {inside}?" if inside else None,
+    )
+
+
+def _first_inside(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first subfolder that has a ratings file; None if there is none, or one may not be looked into."""
+    with suppress(OSError):
+        for name in names:
+            if any((folder / name / layout.ratings.name).exists() for layout in LAYOUTS):
+                return folder / name
+    return None
+
+
+def open_folder(folder: Path, bad: BadRecords) -> MovieLens:
+    """Detect a folder's layout and `load` it.
+
+    Raises:
+      DataError: As `detect` and `load`.
+    """
+    return load(detect(folder), lambda name: RawFile.read(folder / name), bad)
+
+
+def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> MovieLens:
+    """Read users and items into tables, and the ratings' bytes.
+
+    A user or an item whose line is bad is left out under ``"skip"``; its ratings are then of an unknown id
+    and are left out too.
+
+    Args:
+      layout: Which files there are.
+      read: File name -> the file.
+      bad: Applies the rule for bad lines.
+
+    Raises:
+      DataError: ``read`` finds a file missing or empty, or there is a bad line and the rule is ``"raise"``.
+    """
+    ratings, users, items = (read(form.name) for form in (layout.ratings, layout.users, layout.items))
+    files = [ratings, users, items]
+    names: tuple[Sequence[str], Sequence[str]] = USER_COLUMNS, ITEM_COLUMNS
+    user_row: Callable[[Sequence[bytes]], Cells] = user_row_1m
+    item_row: Callable[[Sequence[bytes]], Cells] = item_row_1m
+    if layout.occupations is not None:
+        occupation_file = read(layout.occupations)
+        files.append(occupation_file)
+        occupations = {name: index for index, (_, name) in enumerate(occupation_file.lines())}
+        user_row, item_row = (lambda fields: user_row_100k(fields, occupations)), item_row_100k
+    if layout is ML_1M_MELU:
+        names = melu_records.USER_NAMES, melu_records.ITEM_COLUMNS
+        lists = {name: read(f"m_{name}.txt") for name in (*names[0], *melu_records.ITEM_NAMES)}
+        files += lists.values()
+        known = {name: _numbered(file) for name, file in lists.items()}
+        user_row, item_row = (
+            partial(melu_records.user_row, vocabularies=known),
+            partial(melu_records.item_row, vocabularies=known),
+        )
+    return MovieLens(
+        layout,
+        users=_table(users, layout.users, names[0], user_row, bad),
+        items=_table(items, layout.items, names[1], item_row, bad),
+        users_path=users.path,
+        ratings=ratings,
+        digests={file.path.name: file.sha256 for file in files},
+    )
+
+
+def _numbered(file: RawFile) -> dict[bytes, int]:
+    """Line -> its place among the lines; a line that occurs twice has the first one's."""
+    found: dict[bytes, int] = {}
+    for place, (_, line) in enumerate(file.lines()):
+        found.setdefault(line.strip(), place)
+    return found
+
+
+def _table(
+    file: RawFile,
+    form: FileForm,
+    names: Sequence[str],
+    parse_row: Callable[[Sequence[bytes]], Cells],
+    bad: BadRecords,
+) -> AttributeTable:
+    rows: dict[int, Cells] = {}
+    lines: dict[int, int] = {}
+    for number, line in file.lines():
+        try:
+            fields = split_fields(line, form.separator, form.fields)
+            key = parse_integer(fields[0], "id")
+            if key in rows:
+                raise BadRecord(
+                    Reason.REPEATED_ID, f"id {show(fields[0])} stands on line {lines[key]} already"
+                )
+            rows[key], lines[key] = parse_row(fields), number
+        except BadRecord as error:
+            bad.add(error, file.path, number)
+    return AttributeTable.build(names, rows, lines)

@@ -1,0 +1,154 @@
+"""MovieLens as a source: ratings are parsed line by line and joined with the attributes of user and item."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.columns import Columns, Ints
+from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.movielens.movielens_folder import FileForm, MovieLens
+from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show, split_fields
+from gmeta.preprocess.progress import Progress
+from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+
+_INT, _FLOAT = ColumnSpec(dtype="int64", is_list=False), ColumnSpec(dtype="float32", is_list=False)
+SPEC = TableSpec(
+    task="task",
+    time="timestamp",
+    label="rating",
+    unique=("item",),
+    columns={
+        "task": _INT,
+        "item": _INT,
+        "year": _INT,
+        "genre": ColumnSpec(dtype="int64", is_list=True),
+        "gender": _INT,
+        "age": _INT,
+        "occupation": _INT,
+        "area": _INT,
+        "rating": _FLOAT,
+        "timestamp": _INT,
+    },
+)
+"""What the numbers mean is in `gmeta.preprocess.movielens.movielens_records`."""
+
+DEFAULTS = PlanConfig(cold_modulus=5, min_rows=13, max_rows=100)
+_RATING = np.dtype(
+    [("task", "<i8"), ("item", "<i8"), ("rating", "<f4"), ("timestamp", "<i8"), ("line", "<i8")]
+)
+_LINES = 65_536  # lines of a chunk
+
+
+class Rating(NamedTuple):
+    """What `map_rating` makes of a line."""
+
+    task: int
+    item: int
+    rating: float
+    timestamp: int
+
+
+def map_rating(line: bytes, form: FileForm, users: Container[int], items: Container[int]) -> Rating:
+    """Read one line of the ratings file.
+
+    Args:
+      line: ``user, item, rating, timestamp``, without the line's end.
+      form: The file's form.
+      users: The known users' ids.
+      items: The known items' ids.
+
+    Raises:
+      BadRecord: A field too few or too many, one that isn't a number, a rating that is out of range, or a
+        user or an item that has no attributes.
+    """
+    user_text, item_text, rating_text, time_text = split_fields(line, form.separator, form.fields)
+    user = parse_integer(user_text, "user id")
+    item = parse_integer(item_text, "item id")
+    if user not in users:
+        raise BadRecord(Reason.UNKNOWN_USER, f"user {show(user_text)} isn't in the users file")
+    if item not in items:
+        raise BadRecord(Reason.UNKNOWN_ITEM, f"item {show(item_text)} isn't in the items file")
+    return Rating(user, item, parse_rating(rating_text), parse_integer(time_text, "timestamp"))
+
+
+class MovieLensSource:
+    """A `Source` of an opened folder.
+
+    Args:
+      folder: The folder.
+      name: What it is called; None: its edition's name.
+    """
+
+    spec, defaults = SPEC, DEFAULTS
+
+    def __init__(self, folder: MovieLens, name: str | None = None) -> None:
+        self._folder = folder
+        self.name = name or folder.layout.name
+        self.path = folder.ratings.path
+        self.rows_read = 0
+
+    def parts(self) -> Sequence[Source]:
+        """Itself."""
+        return (self,)
+
+    def digests(self) -> Mapping[str, str]:
+        """File name -> SHA-256."""
+        return self._folder.digests
+
+    def start_digests(self) -> None:
+        """They are there."""
+
+    def stamps(self) -> Mapping[str, Any]:
+        """The digests."""
+        return self._folder.digests
+
+    def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
+        """The ratings with their attributes."""
+        ratings, total = self._folder.ratings, self._folder.ratings.line_count
+        users, items = self._folder.users.id_set(), self._folder.items.id_set()
+        lines = ratings.lines()
+        progress("read", 0, total)
+        while part := list(itertools.islice(lines, _LINES)):
+            mapped = []
+            for number, line in part:
+                try:
+                    mapped.append((*map_rating(line, self._folder.layout.ratings, users, items), number))
+                except BadRecord as error:
+                    bad.add(error, ratings.path, number)
+            self.rows_read += len(part)
+            yield self._columns(np.array(mapped, _RATING))
+            if part[-1][0] < total:
+                progress("read", part[-1][0], total)
+        progress("read", total, total)
+
+    def _columns(self, ratings: np.ndarray[tuple[int], np.dtype[np.void]]) -> Columns:
+        stored = {name: np.ascontiguousarray(ratings[name]) for name in ratings.dtype.names or ()}
+        joined = {
+            **self._folder.items.take(stored["item"]),
+            **self._folder.users.take(stored["task"]),
+            **stored,
+        }
+        return {**{name: joined[name] for name in self.spec.columns}, NUMBER: stored["line"]}
+
+    def where(self, number: int) -> tuple[Path, int | None, str]:
+        """The line of the ratings file."""
+        return self._folder.ratings.path, number, ""
+
+    def check(self, tasks: Ints, bad: BadRecords) -> None:
+        """A user without ratings is bad."""
+        users = self._folder.users
+        absent = ~np.isin(users.ids, tasks)
+        for user, line in zip(users.ids[absent].tolist(), users.lines[absent].tolist(), strict=True):
+            message = f"user {user} has no rating in {self._folder.ratings.path.name}"
+            bad.add(BadRecord(Reason.EMPTY_TASK, message), self._folder.users_path, line)
+
+    def holds_rows(self, file: str) -> bool:
+        """Whether it is the ratings file."""
+        return file == self._folder.ratings.path.name

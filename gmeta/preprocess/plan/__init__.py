@@ -1,0 +1,1 @@
+"""Plans a data set: numbers of columns, splits, and where each group lies."""

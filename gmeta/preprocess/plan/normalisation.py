@@ -1,0 +1,148 @@
+"""The map of the plan: records as some source has them become rows of int64 and float32.
+
+`normalise` works on a whole batch of records, in Arrow's types, and is the same for every engine and every
+format: what a text file holds as text and a Parquet file as a double becomes the same number. Numbers in text
+are parsed as doubles before they become float32, as those of the other formats are.
+
+==============  ==================================================================================
+int64 from      whole numbers of any type and text (7, 7.0); floats and decimals that are whole;
+                booleans (0, 1; true, false in text); dates and times, as such or as ISO 8601 text
+                (microseconds since 1970, UTC)
+float32 from    floats, whole numbers, decimals, booleans; text
+hash            of text, or of whole numbers as text: `column_values.hash_text`
+list            of these; a text is cut at the separator; null and "" are the empty list
+==============  ==================================================================================
+
+A record that doesn't fit is bad, with a reason: null, NaN, not a number, out of range (of the type, or of the
+column's bounds), or a type that none of this covers. A ``default`` takes the place of null and NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gmeta.preprocess.bad_records import Reason
+from gmeta.preprocess.columns import Columns, Ints, Ragged, Values, take
+from gmeta.preprocess.plan.column_values import ColumnFault, is_text, numbers
+from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Records of a batch that are bad for one reason in one column.
+
+    Attributes:
+      reason: Which rule they break.
+      rows: (F,) their places in the batch.
+      message: What was expected.
+      given: The column as it was given, to show a value of it; None where there is none.
+    """
+
+    reason: Reason
+    rows: Ints
+    message: str
+    given: pa.Array | None = None
+
+    def describe(self, row: int) -> str:
+        """What was expected and what was received in the batch's record ``row``."""
+        if self.given is None:
+            return self.message
+        text = repr(self.given[row].as_py())
+        return f"{self.message}, got {text if len(text) <= 60 else text[:60] + '...'}"
+
+
+class Normalised(NamedTuple):
+    """What `normalise` makes of a batch.
+
+    Attributes:
+      columns: The good rows, in the order of the batch.
+      rows: (N,) the place of each in the batch.
+      faults: What is wrong with the others; a record is in one of them, that of its first bad column.
+    """
+
+    columns: Columns
+    rows: Ints
+    faults: tuple[Fault, ...]
+
+
+def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str] = ()) -> Normalised:
+    """Turn records into rows.
+
+    Args:
+      batch: Records, with the columns that the spec names as sources; others are ignored.
+      spec: A spec that `TableSpec.resolve` made.
+      hashed: Columns (of the spec) whose texts the engine has hashed already, as uint64.
+
+    Returns:
+      Rows, and faults. A column that the batch lacks is a fault of all its records, unless there is a default
+      or it is a list.
+    """
+    count = batch.num_rows
+    bad, faults, found = np.zeros(count, np.bool_), [], {}
+    for name, column in spec.columns.items():
+        source = column.source or name
+        if source not in batch.schema.names:
+            if column.default is None and not column.is_list:
+                message = f"there is no column {source!r}"
+                faults.append(Fault(Reason.MISSING_COLUMN, np.flatnonzero(~bad), message))
+                return Normalised({}, np.zeros(0, np.int64), tuple(faults))
+            given: pa.Array = pa.nulls(count)
+        else:
+            given = batch.column(source)
+        values, broken = _column(given, column, name in hashed)
+        found[name] = values
+        for reason, mask, expected in broken:
+            rows = np.flatnonzero(mask & ~bad)
+            if len(rows):
+                faults.append(Fault(reason, rows, f"{source} must be {expected}", given))
+                bad[rows] = True
+    rows = np.flatnonzero(~bad)
+    if len(rows) < count:
+        found = take(found, rows)
+    return Normalised(found, rows, tuple(faults))
+
+
+def _column(given: pa.Array, column: ColumnSpec, hashed: bool) -> tuple[Values, list[ColumnFault]]:
+    if isinstance(given, pa.ChunkedArray):
+        given = given.combine_chunks()
+    if pa.types.is_dictionary(given.type):
+        given = given.dictionary_decode()
+    if not column.is_list:
+        parsed = numbers(given, column, hashed)
+        return parsed.values, parsed.faults
+    lists = _lists(given, column)
+    if lists is None:
+        wrong = np.ones(len(given), np.bool_)
+        empty: Ragged = (np.zeros(0, column.dtype), np.zeros(len(given) + 1, np.int64))
+        return empty, [(Reason.WRONG_TYPE, wrong, f"a list of {column.dtype}, not {given.type}")]
+    flat, splits = lists
+    parsed = numbers(flat, column, hashed)
+    row = np.repeat(np.arange(len(given)), np.diff(splits))
+    faults = []
+    for reason, mask, expected in parsed.faults:
+        rows = np.zeros(len(given), np.bool_)
+        rows[row[mask]] = True
+        faults.append((reason, rows, f"a list of which each is {expected}"))
+    return (parsed.values, splits), faults
+
+
+def _lists(given: pa.Array, column: ColumnSpec) -> tuple[pa.Array, Ints] | None:
+    """Values and row splits of an array of lists, or of texts that are cut; None of anything else."""
+    if pa.types.is_null(given.type):
+        return pa.nulls(0, pa.int64()), np.zeros(len(given) + 1, np.int64)
+    if is_text(given.type):
+        given = pc.if_else(pc.equal(given, ""), pa.scalar(None, given.type), given)
+        given = pc.split_pattern(given, column.separator)
+    elif pa.types.is_fixed_size_list(given.type):
+        given = given.cast(pa.list_(given.type.value_type))
+    if not (pa.types.is_list(given.type) or pa.types.is_large_list(given.type)):
+        return None
+    # flatten() leaves out what null lists hide, which offsets alone would not.
+    lengths = pc.fill_null(pc.list_value_length(given), 0).to_numpy(zero_copy_only=False)
+    return given.flatten(), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))

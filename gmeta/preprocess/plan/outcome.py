@@ -1,0 +1,146 @@
+"""What all engines hand back, and what they share beside the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gmeta.core.data.manifest import Shard
+from gmeta.core.errors import DataError
+from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.columns import Columns, Ints, Values, single, take
+from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.plan import placement as plan
+from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.summary import count_sizes
+from gmeta.preprocess.table_spec import TableSpec
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What an engine wrote, and an account of every row.
+
+    Attributes:
+      shards: Split -> its shards, in order.
+      tasks: Split -> tasks that were kept.
+      rows_read: Records that were read, bad ones included.
+      left_out: Reason -> (rows, tasks) that the selection leaves out.
+      task_sizes: Rows a task -> tasks that have as many, before the selection, bad rows not counted.
+    """
+
+    shards: Mapping[str, Sequence[Shard]]
+    tasks: Mapping[str, int]
+    rows_read: int
+    left_out: Mapping[str, tuple[int, int]]
+    task_sizes: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        shards: Mapping[str, Sequence[Shard]],
+        source: Source,
+        config: PlanConfig,
+        tasks: Ints,
+        sizes: Ints,
+    ) -> EngineResult:
+        """The account of some shards.
+
+        Args:
+          shards: Split -> its shards, in order.
+          source: Was read.
+          config: The settings.
+          tasks: (T,) all tasks that have good rows.
+          sizes: (T,) how many each has.
+        """
+        return cls(
+            shards=shards,
+            tasks=kept_tasks(tasks, sizes, config),
+            rows_read=source.rows_read,
+            left_out=plan.left_out(sizes, config),
+            task_sizes=count_sizes(sizes),
+        )
+
+    @classmethod
+    def together(cls, parts: Sequence[EngineResult]) -> EngineResult:
+        """The account of partitions that were sorted one after another."""
+        reasons = dict.fromkeys(why for part in parts for why in part.left_out)
+        of_reason = {why: [part.left_out.get(why, (0, 0)) for part in parts] for why in reasons}
+        return cls(
+            shards=parts[0].shards,
+            tasks={split: count for part in parts for split, count in part.tasks.items()},
+            rows_read=sum(part.rows_read for part in parts),
+            left_out={
+                why: (sum(rows for rows, _ in counts), sum(tasks for _, tasks in counts))
+                for why, counts in of_reason.items()
+            },
+            task_sizes=dict(sorted(sum((Counter(part.task_sizes) for part in parts), Counter()).items())),
+        )
+
+
+def kept_tasks(tasks: Ints, sizes: Ints, config: PlanConfig) -> dict[str, int]:
+    """Split -> tasks that the selection keeps, of the tasks (T,) of these sizes (T,)."""
+    names = plan.splits(config)
+    if config.partitions:
+        return {names[config.partition]: int(plan.selected(sizes, config).sum())}
+    counts = np.bincount(plan.split_of(tasks[plan.selected(sizes, config)], config), minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
+def refuse_empty_splits(tasks: Ints, sizes: Ints, config: PlanConfig, path: Path) -> None:
+    """A split without a task can't be trained on or measured.
+
+    Raises:
+      DataError: There is one; the message says why tasks are left out.
+    """
+    refuse_empty(kept_tasks(tasks, sizes, config), len(tasks), plan.left_out(sizes, config), path)
+
+
+def refuse_empty(
+    kept: Mapping[str, int], tasks: int, left_out: Mapping[str, tuple[int, int]], path: Path
+) -> None:
+    """As `refuse_empty_splits`, by what is known of all tasks.
+
+    Args:
+      kept: Split -> tasks.
+      tasks: How many there are, before the selection.
+      left_out: Reason -> (rows, tasks).
+      path: What the error names.
+    """
+    empty = [split for split, count in kept.items() if not count]
+    if empty:
+        reasons = [f"{count} left out: {why}" for why, (_, count) in left_out.items()]
+        raise DataError(
+            f"of {tasks} tasks none is left for {' and '.join(empty)}"
+            + (f" ({'; '.join(reasons)})" if reasons else ""),
+            path=path,
+            advice="choose other bounds with --min-rows, --max-rows or --cold-modulus",
+        )
+
+
+def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str, Values]:
+    """The rows without those whose key was in their task before; each is told to ``bad``.
+
+    Args:
+      rows: Whole tasks in `plan.row_order`, with `NUMBER`.
+      source: Says where they are from.
+      bad: Applies the rule.
+    """
+    again = plan.repeated(rows, source.spec.task, source.spec.unique)
+    if not again.any():
+        return dict(rows)
+    for number, message in describe_repeated(take(rows, np.flatnonzero(again)), source.spec):
+        path, line, place = source.where(number)
+        bad.add(BadRecord(Reason.REPEATED_KEY, place + message), path, line)
+    return take(rows, np.flatnonzero(~again))
+
+
+def describe_repeated(rows: Columns, spec: TableSpec) -> Iterator[tuple[int, str]]:
+    """The `NUMBER` of each row that is `plan.repeated`, and what is wrong with it."""
+    columns = [single(rows, name).tolist() for name in (spec.task, *spec.unique, NUMBER)]
+    for task, *key, number in zip(*columns, strict=True):
+        said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))
+        yield number, f"{spec.task} {task} has another row of {said}, which comes first"

@@ -1,0 +1,1 @@
+"""Writes records, shards and their indexes."""

@@ -1,0 +1,138 @@
+"""The native record encoder (``io/records``): columns in, framed records out, a block at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.data.group_index import LAYOUTS, Codec, Layout, check_codec
+from gmeta.core.data.schema import Schema
+from gmeta.core.errors import NativeLibraryError
+from gmeta.core.native import library_path
+
+_DTYPES = ("int64", "float32")  # their places are the native enum's values
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = library_path("records")
+    library = ctypes.CDLL(str(path))
+    try:
+        encode = library.gmeta_records_encode_groups
+    except AttributeError as error:
+        raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
+    library.gmeta_records_encoder_new.restype = ctypes.c_void_p
+    library.gmeta_records_encoder_free.argtypes = [ctypes.c_void_p]
+    library.gmeta_records_encoder_free.restype = None
+    library.gmeta_records_has_zstd.restype = ctypes.c_int32
+    encode.restype = ctypes.c_int64
+    encode.argtypes = [
+        ctypes.c_void_p,
+        *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
+    ]
+    return library
+
+
+@dataclass(frozen=True)
+class GroupRuns:
+    """The groups that some rows are cut into.
+
+    Attributes:
+      ends: (G,) the row before which each ends, rising; the last one is the number of rows.
+      sizes: (G,) bytes of the file; the encoder adds to them what it writes of each group.
+      crcs: (G,) CRC-32C of the payloads of each, joined; it goes on from that of bytes written before.
+      keys: Of each, ``(task, batch_id)``.
+      continues: Whether the first one goes on with the group that was written last.
+    """
+
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None = None
+    crcs: NDArray[np.uint32] | None = None
+    keys: Sequence[tuple[int, int]] = ()
+    continues: bool = False
+
+
+class RecordEncoder:
+    """Encodes rows of a schema's columns in one of the layouts.
+
+    Args:
+      schema: The columns.
+      layout: A ``tf.train.Example`` a row, or a record a group.
+      codec: ``"zstd"`` compresses each record, of the columnar layout alone.
+
+    Raises:
+      ConfigError: There is no such codec, or not for this layout.
+      NativeLibraryError: The native encoder was never built, or is of another version; or there is no zstd.
+    """
+
+    def __init__(self, schema: Schema, layout: Layout, codec: Codec | None = None) -> None:
+        check_codec(codec, layout)
+        if codec is not None and not _library().gmeta_records_has_zstd():
+            raise NativeLibraryError(
+                "codec 'zstd' needs libzstd.so.1, which isn't there: install it (Debian: apt-get install "
+                "libzstd1)"
+            )
+        self._count = count = len(schema.columns)
+        names = [column.name for column in schema]
+        self._handle = _library().gmeta_records_encoder_new(
+            ctypes.c_int64(count),
+            (ctypes.c_char_p * count)(*(name.encode() for name in names)),
+            (ctypes.c_int32 * count)(*(_DTYPES.index(column.dtype) for column in schema)),
+            (ctypes.c_int32 * count)(*(int(column.is_list) for column in schema)),
+            ctypes.c_int32(LAYOUTS.index(layout)),
+            ctypes.c_int64(names.index(schema.task)),
+            ctypes.c_int64(names.index(schema.batch)),
+            ctypes.c_int32(codec is not None),
+        )
+        if not self._handle:
+            raise MemoryError("no memory for the record encoder")
+
+    def blocks(
+        self, values: list[NDArray[Any]], splits: list[NDArray[np.int64] | None], runs: GroupRuns, block: int
+    ) -> Iterator[memoryview]:
+        """Yield views of encoded bytes; each is valid until the next one is asked for.
+
+        Args:
+          values: Of each column, contiguous, of its type.
+          splits: Row splits of each list column, None for the others.
+          runs: The groups of the rows.
+          block: Bytes that are encoded at once; the last record of a block may pass it.
+        """
+        ends = runs.ends
+        value_pointers = (ctypes.c_void_p * self._count)(*(array.ctypes.data for array in values))
+        split_pointers = (ctypes.c_void_p * self._count)(
+            *(None if array is None else array.ctypes.data for array in splits)
+        )
+        data, size, first = ctypes.c_void_p(), ctypes.c_int64(), 0
+        while len(ends) and first < ends[-1]:
+            first = _library().gmeta_records_encode_groups(
+                self._handle,
+                first,
+                self._count,
+                value_pointers,
+                split_pointers,
+                len(ends),
+                ends.ctypes.data,
+                None if runs.sizes is None else runs.sizes.ctypes.data,
+                None if runs.crcs is None else runs.crcs.ctypes.data,
+                block,
+                ctypes.byref(data),
+                ctypes.byref(size),
+            )
+            if first < 0:
+                raise MemoryError("no memory for a block of encoded records")
+            yield memoryview((ctypes.c_char * size.value).from_address(data.value or 0)).cast("B")
+
+    def close(self) -> None:
+        """Free the native encoder; doing it twice does nothing more."""
+        if self._handle:
+            _library().gmeta_records_encoder_free(self._handle)
+            self._handle = None

@@ -1,0 +1,227 @@
+"""Writes columns of rows as a TFRecord file, a ``tf.train.Example`` a row or a record a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from gmeta.core.data.group_index import LAYOUTS, Codec, Layout
+from gmeta.core.data.schema import Column, Schema
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.preprocess.shards.group_log import GroupLog, SplitGroupError
+from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder
+from gmeta.preprocess.shards.record_size import refuse_large
+from gmeta.preprocess.shards.shard_file import ShardFile
+
+Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
+"""A column's rows: one value a row, or, for a list column, ``(values, row_splits)``."""
+
+_BLOCK = 4 << 20  # bytes that are encoded before they are written
+
+
+class RecordWriter:
+    """Writes one TFRecord file; it appears under its name only when it is whole.
+
+    Rows go to ``<path>.<process id>.tmp``, which is flushed to the disk and renamed by `close`. Left by an
+    exception, or by `discard`, the temporary file is removed, and what stood at ``path`` before stays.
+
+    In the layout ``"example"`` a record is a row, a ``tf.train.Example`` with an ``int64_list`` or a
+    ``float_list`` a column, in the bytes that protobuf's deterministic serialisation gives. In the layout
+    ``"columnar"`` a record is a group, all rows of one task and batch, with an array a column
+    (``io/records/columnar.h``), and each call of `write` brings whole groups. Equal rows make equal files.
+
+    Args:
+      path: The file to write. Its folder must exist.
+      schema: The columns of every record.
+      layout: ``"example"`` or ``"columnar"``.
+      codec: ``"zstd"`` compresses each record of the columnar layout that it makes smaller.
+      index: Whether to write an index of the groups too (`gmeta.core.data.group_index`), as ``<path>.gidx``.
+        An index that stood there before is removed in any case, because it is that of another file.
+
+    Attributes:
+      rows: Rows written so far.
+
+    Raises:
+      ConfigError: There is no such layout, or codec for it.
+      OSError: The file can't be created, or the disk is full.
+      NativeLibraryError: The native encoder was never built.
+
+    Example:
+      >>> schema = Schema((Column("task"), Column("batch_id"), Column("genre", is_list=True)))
+      >>> with RecordWriter("warm.tfrecord", schema) as writer:
+      ...     writer.write({"task": [7, 7], "batch_id": [0, 0], "genre": ([1, 2, 3], [0, 1, 3])})
+      >>> writer.rows
+      2
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        schema: Schema,
+        *,
+        layout: Layout = "example",
+        codec: Codec | None = None,
+        index: bool = False,
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        self.path, self.schema, self.layout, self._index = Path(path), schema, layout, index
+        self.rows = 0
+        whole = layout == "columnar"
+        self._log = GroupLog(may_continue=not whole) if whole or index else None
+        self._encoder = RecordEncoder(schema, layout, codec)
+        try:
+            self._file = ShardFile(self.path)
+        except OSError:
+            self._encoder.close()
+            raise
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written so far, framing included."""
+        return self._file.bytes
+
+    @property
+    def groups(self) -> int:
+        """Groups written so far; 0 where none is noted (the layout ``"example"`` without an index)."""
+        return self._log.groups if self._log is not None else 0
+
+    @property
+    def index(self) -> int | None:
+        """The checksum of the index, once the writer is closed; None without one."""
+        return self._file.index
+
+    def write(self, columns: Mapping[str, Values]) -> None:
+        """Append rows.
+
+        Args:
+          columns: Column name -> its rows, one entry for every column of the schema. One value a row: a
+            1-D array. A list column: ``(values, row_splits)``, row ``r`` being
+            ``values[row_splits[r]:row_splits[r + 1]]``. Integers up to 64 bits signed are taken for int64,
+            16- and 32-bit floats and lists of Python numbers for float32; nothing else is cast.
+
+        Raises:
+          DataError: A column is missing, unknown, of another type or of another length; a record would have
+            more than `record_size.MAX_RECORD` bytes; or, in the columnar layout or with an index, a group was
+            written before. Nothing of this call is written then.
+          OSError: The disk is full; the file is discarded.
+          ValueError: The writer is closed.
+        """
+        if self._file.closed:
+            raise ValueError(f"{self.path}: the writer is closed; open another one")
+        names = [column.name for column in self.schema]
+        for wrong, what in ((set(names) - set(columns), "missing"), (set(columns) - set(names), "unknown")):
+            if wrong:
+                raise self._error(f"{what} column {', '.join(map(repr, sorted(wrong)))}", f"give {names}")
+        values, splits, lengths = [], [], {}
+        for column in self.schema:
+            array, ends = self._take(column, columns[column.name])
+            values.append(array)
+            splits.append(ends)
+            lengths[column.name] = len(array) if ends is None else len(ends) - 1
+        if len(set(lengths.values())) != 1:
+            raise self._error(f"columns of different lengths: {lengths}", "give every column the same rows")
+        rows = lengths[names[0]]
+        keys = values[names.index(self.schema.task)], values[names.index(self.schema.batch)]
+        runs = self._runs(*keys)
+        ends = runs.ends if self.layout == "columnar" else np.arange(1, rows + 1)
+        refuse_large(self._encoder, values, splits, ends, keys, self.path)
+        try:
+            for block in self._encoder.blocks(values, splits, runs, _BLOCK):
+                self._file.put(block)
+        except BaseException:
+            self.discard()
+            raise
+        if self._log is not None:
+            self._log.add(runs)
+        self.rows += rows
+
+    def close(self) -> None:
+        """Flush the file to the disk and give it its name, and its index. Doing it twice does nothing more.
+
+        Raises:
+          OSError: The disk is full; the file is discarded.
+        """
+        log = self._log
+        self._file.close((lambda: log.index(self.layout)) if self._index and log is not None else None)
+        self._encoder.close()
+
+    def discard(self) -> None:
+        """Drop what was written; ``path`` is left as it was before."""
+        self._file.discard()
+        self._encoder.close()
+
+    def _runs(self, task: NDArray[np.int64], batch: NDArray[np.int64]) -> GroupRuns:
+        if self._log is None:  # no group matters
+            return GroupRuns(np.full(min(len(task), 1), len(task), np.int64))
+        try:
+            return self._log.runs(task, batch)
+        except SplitGroupError as error:
+            raise self._error(
+                f"row {error.row} begins the group of task {error.key[0]}, batch {error.key[1]} again",
+                "sort the rows by task and batch"
+                + (", and give all rows of a group in one call" if self.layout == "columnar" else ""),
+            ) from None
+
+    def _take(self, column: Column, given: Any) -> tuple[Any, Any]:
+        """A column's values and row splits as contiguous arrays of the native types."""
+        splits: Any = None
+        if column.is_list:
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise self._error(
+                    f"column {column.name!r} is a list column, got {type(given).__name__}",
+                    "give (values, row_splits)",
+                )
+            given, splits = given[0], np.asarray(given[1])
+            if splits.ndim != 1 or len(splits) < 1 or not np.can_cast(splits.dtype, np.int64):
+                raise self._error(
+                    f"column {column.name!r}: row_splits must be 1-D integers with at least the value 0, "
+                    f"got {splits.dtype} of shape {splits.shape}"
+                )
+            splits = np.ascontiguousarray(splits, np.int64)
+        elif isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) > 0:
+            raise self._error(
+                f"column {column.name!r} has one value a record, got (values, row_splits)",
+                "give the values, or declare it with is_list=True",
+            )
+        array = np.asarray(given)
+        if array.ndim != 1:
+            raise self._error(f"column {column.name!r} must be 1-D, got shape {array.shape}")
+        # A Python float is a double for want of another type; an array of doubles is one on purpose.
+        plain = column.dtype == "float32" and not hasattr(given, "dtype")
+        if array.size and not np.can_cast(array.dtype, column.dtype, "same_kind" if plain else "safe"):
+            raise self._error(
+                f"column {column.name!r} is {column.dtype}, got {array.dtype}",
+                f"cast it with .astype({column.dtype!r}) where nothing is lost",
+            )
+        if splits is not None and (
+            splits[0] != 0 or splits[-1] != len(array) or (splits[1:] < splits[:-1]).any()
+        ):
+            raise self._error(
+                f"column {column.name!r}: row_splits must rise from 0 to {len(array)}, the number of values"
+            )
+        return np.ascontiguousarray(array, column.dtype), splits
+
+    def _error(self, message: str, advice: str | None = None) -> DataError:
+        return DataError(message, path=self.path, advice=advice)
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.discard()

@@ -1,0 +1,110 @@
+"""A shard as a file: it appears under its name whole, with its index beside it, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from gmeta.core.data.group_index import GroupIndex, checksum_of, index_path
+from gmeta.core.files import write_atomically
+
+
+class ShardFile:
+    """A file that is written at its end only.
+
+    Bytes go to ``<path>.<process id>.tmp``, which `close` flushes to the disk and renames. `discard` removes
+    it, and what stood at ``path`` before stays.
+
+    Args:
+      path: The file to write. Its folder must exist.
+
+    Attributes:
+      bytes: Bytes written so far.
+      index: The checksum of the index, once it is written.
+
+    Raises:
+      OSError: The file can't be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.index: int | None = None
+        self.closed = True
+        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._temporary_index = path.with_name(f"{index_path(path).name}.{os.getpid()}.tmp")
+        # Exclusively: two writers of one path would mix their records.
+        self._file = self._temporary.open("xb", buffering=0)
+        self.closed = False
+
+    def fileno(self) -> int:
+        """The descriptor of the file that is written."""
+        return self._file.fileno()
+
+    def put(self, block: memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+          OSError: The disk is full; the error says so, and after how many bytes.
+        """
+        try:
+            while block:
+                written = self._file.write(block) or 0
+                self.bytes += written
+                block = block[written:]
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk is full, free some space or write elsewhere" if full else error.strerror
+            raise OSError(error.errno, f"{reason} (after {self.bytes} bytes)", str(self.path)) from error
+
+    def close(self, index: Callable[[], GroupIndex] | None = None) -> None:
+        """Flush to the disk, and give the file and its index their names. Doing it twice does nothing more.
+
+        Args:
+          index: Makes the index; None: there is to be none, and one that stood there before is removed,
+            because it is that of another file.
+
+        Raises:
+          OSError: The disk is full; the file is discarded.
+        """
+        if self.closed:
+            return
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            if index is not None:
+                data = index().to_bytes()
+                write_atomically(self._temporary_index, data)
+                self.index = checksum_of(data)
+            # Never an index beside a shard that isn't its own, whenever this ends.
+            index_path(self.path).unlink(missing_ok=True)
+            self._temporary.replace(self.path)
+            if index is not None:
+                self._temporary_index.replace(index_path(self.path))
+        except OSError:
+            self.discard()
+            raise
+        self.closed = True
+        _sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Drop what was written; ``path`` is left as it was before."""
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+        self._temporary_index.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder last through a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

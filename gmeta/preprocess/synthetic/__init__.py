@@ -1,0 +1,1 @@
+"""Generates data to try gmeta on."""

@@ -1,0 +1,1 @@
+"""Reads tables of CSV, JSON and Parquet files."""

@@ -1,0 +1,227 @@
+"""Tables as a source: CSV, Parquet and JSON lines, read by DuckDB and normalised batch by batch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
+from gmeta.preprocess.columns import Columns, Ints
+from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.plan.normalisation import Fault, normalise
+from gmeta.preprocess.progress import Progress
+from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.tables.csv_scan import CsvScan
+from gmeta.preprocess.tables.json_scan import JsonScan
+from gmeta.preprocess.tables.table_files import TableFile, find_files
+from gmeta.preprocess.tables.table_scan import Scan
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+_SCANS = {"parquet": Scan, "csv": CsvScan, "json": JsonScan}
+
+
+class TableSource:
+    """A `Source` of files of one table.
+
+    Args:
+      data: Files, folders and patterns (`table_files.find_files`).
+      spec: The columns; what it leaves open is decided by the first file.
+      connection: DuckDB, with its limits set.
+
+    Attributes:
+      files: The table's files, in the order in which they are read.
+
+    Raises:
+      ConfigError: The spec doesn't fit the first file.
+      DataError: A file is missing, empty, or not what its ending says.
+    """
+
+    defaults = PlanConfig()
+
+    def __init__(
+        self, data: Sequence[str | os.PathLike[str]], spec: TableSpec, connection: duckdb.DuckDBPyConnection
+    ) -> None:
+        self.files = find_files(data)
+        self.path = Path(data[0])
+        self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
+        self._scans = [_SCANS[file.format](file, spec.csv, connection) for file in self.files]
+        try:
+            self.spec = spec.resolve(self._scans[0].schema)
+        except ConfigError as error:
+            raise ConfigError(f"{self.files[0].path}: {error}") from error
+        self._starts: list[int] = []  # the number of each file's first record
+        self._digests: Future[dict[str, str]] | None = None
+
+    @property
+    def rows_read(self) -> int:
+        """Records read so far."""
+        return self._rows
+
+    _rows = 0
+
+    def start_digests(self) -> None:
+        """Begin to digest the files beside other work."""
+        if self._digests is None:
+            self._digests, self._digested = Future(), self.stamps()
+            # Nobody waits for it where the run ends with an error.
+            threading.Thread(target=self._digest, args=[self._digests], daemon=True).start()
+
+    def _digest(self, found: Future[dict[str, str]]) -> None:
+        try:
+            found.set_result({name: f.sha256() for name, f in zip(self._names(), self.files, strict=True)})
+        except BaseException as error:
+            found.set_exception(error)
+
+    def parts(self) -> Sequence[Source]:
+        """Itself."""
+        return (self,)
+
+    def digests(self) -> Mapping[str, str]:
+        """File name -> SHA-256; waits for them.
+
+        Raises:
+          DataError: A file has changed since it was begun to be read.
+        """
+        self.start_digests()
+        assert self._digests is not None
+        found = self._digests.result()
+        for (name, then), now, file in zip(
+            self._digested.items(), self.stamps().values(), self.files, strict=True
+        ):
+            if then != now:
+                raise DataError(f"{name} changed while it was read", path=file.path, advice="begin anew")
+        return found
+
+    def stamps(self) -> dict[str, list[int]]:
+        """File name -> size and time of the last change: whether a file is still the same, at a glance."""
+        found = {}
+        for name, file in zip(self._names(), self.files, strict=True):
+            try:
+                stat = file.path.stat()
+            except OSError as error:
+                raise DataError(f"can't read it: {error.strerror}", path=file.path) from error
+            found[name] = [stat.st_size, stat.st_mtime_ns]
+        return found
+
+    def _names(self) -> list[str]:
+        """The files' names, each once: as much of their paths as tells them apart."""
+        if len(self.files) == 1:
+            return [self.files[0].path.name]
+        folder = Path(os.path.commonpath([file.path.parent.absolute() for file in self.files]))
+        return [str(file.path.absolute().relative_to(folder)) for file in self.files]
+
+    def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
+        """The good rows of all files, in parts."""
+        skip = bad.on_bad == "skip"
+        total = self._estimate()
+        progress("read", 0, total)
+        for scan in self._scans:
+            hashed = scan.hashed(self.spec)
+            first = self._rows
+            self._starts.append(first)
+            examples: list[_Example] = []
+            with closing(scan.batches(self.spec, skip=skip)) as batches:
+                for batch in batches:
+                    found = normalise(batch, self.spec, hashed=hashed)
+                    for fault in _told_apart(found.faults, batch, scan.file):
+                        _note(examples, fault, self._rows - first, bad.EXAMPLES)
+                    if examples and not skip:
+                        break
+                    if len(found.rows):
+                        yield {**found.columns, NUMBER: self._rows + found.rows}
+                    self._rows += batch.num_rows
+                    if total is None or self._rows < total:
+                        progress("read", self._rows, total)
+            self._report(scan, examples, bad)
+        if not self._rows:
+            raise DataError("there is no row in it", path=self.path)
+        progress("read", self._rows, self._rows)
+
+    def _report(self, scan: Scan, examples: list[_Example], bad: BadRecords) -> None:
+        """Tell of a file's bad records, with their lines."""
+        self._rows += len(scan.rejects)
+        if not examples and not scan.rejects:
+            return
+        shown: dict[Reason, list[int]] = {}
+        for reject in scan.rejects:
+            shown.setdefault(reject.reason, []).append(reject.place)
+        places = {place for own in shown.values() for place in own[: bad.EXAMPLES]}
+        lines, refused = scan.lines({example.record for example in examples}, places)
+        found = [(e.reason, lines.get(e.record), e.words(scan.file.is_text), e.times) for e in examples]
+        found += [(r.reason, refused.get(r.place), r.message, 1) for r in scan.rejects]
+        if bad.on_bad == "raise":
+            found.sort(key=lambda one: one[1] or 0)
+        for reason, line, message, count in found:
+            bad.add(BadRecord(reason, message, of_table=True), scan.file.path, line, count)
+
+    def _estimate(self) -> int | None:
+        """Rows of all files: known of Parquet, guessed by the length of the first lines of text."""
+        counts = [scan.estimate() for scan in self._scans]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def where(self, number: int) -> tuple[Path, int | None, str]:
+        """The file that a record is from, and its line or row."""
+        place = bisect_right(self._starts, number) - 1
+        record, scan = number - self._starts[place], self._scans[place]
+        if not scan.file.is_text:
+            return scan.file.path, None, f"row {record + 1}: "
+        return scan.file.path, scan.lines({record})[0].get(record), ""
+
+    def check(self, tasks: Ints, bad: BadRecords) -> None:
+        """Nothing more can be said of a table."""
+
+    def holds_rows(self, file: str) -> bool:
+        """Every file does."""
+        return True
+
+
+class _Example(NamedTuple):
+    """A bad record, and how many like it aren't shown."""
+
+    reason: Reason
+    record: int  # in its file, from 0
+    message: str
+    times: int  # itself included
+
+    def words(self, is_text: bool) -> str:
+        return self.message if is_text else f"row {self.record + 1}: {self.message}"
+
+
+def _note(examples: list[_Example], fault: Fault, before: int, most: int) -> None:
+    """Add a fault's records to a file's examples; those over ``most`` a reason are only counted."""
+    known = [place for place, example in enumerate(examples) if example.reason is fault.reason]
+    shown = fault.rows[: most - len(known)].tolist()
+    examples += [_Example(fault.reason, before + row, fault.describe(row), 1) for row in shown]
+    last = len(examples) - 1 if shown else known[-1]
+    rest = len(fault.rows) - len(shown)
+    examples[last] = examples[last]._replace(times=examples[last].times + rest)
+
+
+def _told_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:
+    """A line that isn't JSON has null in every column; it is malformed, and its columns aren't null."""
+    nothing = np.ones(batch.num_rows, np.bool_)
+    for column in batch.columns if file.format == "json" else ():
+        nothing &= column.is_null().to_numpy(zero_copy_only=False)
+    for fault in faults:
+        if file.format != "json" or fault.reason is not Reason.NULL or not nothing[fault.rows].any():
+            yield fault
+            continue
+        malformed = nothing[fault.rows]
+        yield Fault(Reason.MALFORMED, fault.rows[malformed], "not a JSON object with any of the columns")
+        if not malformed.all():
+            yield replace(fault, rows=fault.rows[~malformed])

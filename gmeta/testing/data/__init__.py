@@ -1,0 +1,1 @@
+"""Data of tests: files, batches and fixtures."""

@@ -1,0 +1,1 @@
+"""The CUDA kernels by their C interface, for tests without TensorFlow."""

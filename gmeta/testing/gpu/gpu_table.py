@@ -1,0 +1,243 @@
+"""The GPU table by its C interface, with the reference's methods, so that one test can hold it to that."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.testing.gpu.cuda_library import DeviceArray, call, library
+
+Array = npt.NDArray[Any]
+
+STATISTICS = (
+    *("size", "capacity", "bytes", "hits", "misses", "inserts", "removes", "updates"),
+    *("ignored", "rejects", "evictions", "half_rows"),
+)
+_RECORD_COLUMNS = ("keys", "rows", "slots", "frequency", "last_step")
+_HOST_COLUMNS = (
+    *("row_splits", "live", "removed", "removed_splits"),
+    *("waiting", "waiting_counts", "waiting_splits"),
+)
+
+
+class _Allocator(ctypes.Structure):
+    _fields_ = [("allocate", ctypes.c_void_p), ("release", ctypes.c_void_p), ("context", ctypes.c_void_p)]
+
+
+_PARAMETERS = ("optimizer", "initializer", "admission", "eviction")
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dim", ctypes.c_int64),
+        ("seed", ctypes.c_int64),
+        *(
+            field
+            for name in _PARAMETERS
+            for field in (
+                (name, ctypes.c_char_p),
+                (f"{name}_parameters", ctypes.POINTER(ctypes.c_double)),
+                (f"{name}_parameter_count", ctypes.c_int64),
+            )
+        ),
+        ("half_below", ctypes.c_int64),
+        ("device_rows", ctypes.c_int64),
+        ("device", ctypes.c_int32),
+        ("allocator", _Allocator),
+    ]
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "removed", "waiting", "step")),
+        ("journal_whole", ctypes.c_int32),
+    ]
+
+
+class _Columns(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in (*_RECORD_COLUMNS, *_HOST_COLUMNS)]
+
+
+class Export(NamedTuple):
+    """What `GpuTable.export` gives."""
+
+    columns: dict[str, Array]
+    step: int
+    journal_whole: bool
+
+
+class GpuTable:
+    """A table on the GPU.
+
+    Args:
+      dim: Width of a row.
+      optimizer: Anything with ``kind`` and ``hyperparameters``, as `gmeta.ops.SparseOptimizer`.
+      initializer: Anything with ``kind`` and ``parameters``.
+      seed: Seed of the initial rows.
+      admission: Anything with ``kind`` and ``settings``; None admits all.
+      eviction: The same; None evicts nothing.
+      half_below: As the native op's attribute.
+      device_rows: Rows beyond this many are in host memory; 0: none are.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: Any,
+        initializer: Any,
+        seed: int = 0,
+        admission: Any = None,
+        eviction: Any = None,
+        *,
+        half_below: int = 0,
+        device_rows: int = 0,
+    ) -> None:
+        kinds = {
+            "optimizer": (optimizer.kind, optimizer.hyperparameters),
+            "initializer": (initializer.kind, initializer.parameters),
+            "admission": (admission.kind, admission.settings) if admission else ("all", ()),
+            "eviction": (eviction.kind, eviction.settings) if eviction else ("none", ()),
+        }
+        options = _Options(
+            name=b"test", dim=dim, seed=seed, half_below=half_below, device_rows=device_rows, device=-1
+        )
+        for name, (kind, parameters) in kinds.items():
+            setattr(options, name, kind.encode())
+            setattr(options, f"{name}_parameters", (ctypes.c_double * len(parameters))(*parameters))
+            setattr(options, f"{name}_parameter_count", len(parameters))
+        self._handle = ctypes.c_void_p()
+        self.dim = dim
+        call("table_create", ctypes.byref(options), ctypes.byref(self._handle))
+        library().gmeta_gpu_table_slot_floats.restype = ctypes.c_int64
+        self.slot_floats = int(library().gmeta_gpu_table_slot_floats(self._handle))
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            call("table_destroy", self._handle)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call ``gmeta_gpu_table_<name>`` with this table, for those who have arrays of their own."""
+        call(f"table_{name}", self._handle, *arguments)
+
+    def _number(self, name: str, *arguments: Any) -> int:
+        out = ctypes.c_int64(-1)
+        self.call(name, *arguments, ctypes.byref(out))
+        return out.value
+
+    def lookup_keys(self, keys: Array, insert: bool = True, distinct: bool = False) -> Array:
+        """The row of each key."""
+        given, rows = DeviceArray.of(keys, np.int64), DeviceArray((len(keys), self.dim), np.float32)
+        if insert:
+            flag = ctypes.c_int32(distinct)
+            self.call("lookup_or_insert", given.pointer, len(keys), flag, rows.pointer, None)
+        else:
+            self.call("lookup", given.pointer, len(keys), rows.pointer, None)
+        return rows.numpy()
+
+    def apply_gradients(
+        self, keys: Array, grads: Array, learning_rate: float, distinct: bool = False
+    ) -> None:
+        """One optimizer step; equal keys' gradients are summed."""
+        given, gradients = DeviceArray.of(keys, np.int64), DeviceArray.of(grads, np.float32)
+        rate, flag = ctypes.c_float(learning_rate), ctypes.c_int32(distinct)
+        self.call("update", given.pointer, gradients.pointer, len(keys), rate, flag, None)
+
+    def apply_indexed(self, keys: Array, grads: Array, inverse: Array, learning_rate: float) -> None:
+        """One optimizer step for distinct keys from the gradients of positions."""
+        given, gradients = DeviceArray.of(keys, np.int64), DeviceArray.of(grads, np.float32)
+        places, rate = DeviceArray.of(inverse, np.int32), ctypes.c_float(learning_rate)
+        arguments = (given.pointer, len(keys), gradients.pointer, places.pointer, len(inverse), rate, None)
+        self.call("update_indexed", *arguments)
+
+    def contains(self, keys: Array) -> Array:
+        """Which keys there are."""
+        given, found = DeviceArray.of(keys, np.int64), DeviceArray(len(keys), np.uint8)
+        self.call("contains", given.pointer, len(keys), found.pointer, None)
+        return found.numpy()
+
+    def remove(self, keys: Array) -> int:
+        """How many were there."""
+        given, removed = DeviceArray.of(keys, np.int64), ctypes.c_int64(-1)
+        self.call("remove", given.pointer, len(keys), ctypes.byref(removed), None)
+        return removed.value
+
+    def evict(self) -> int:
+        """How many went."""
+        evicted = ctypes.c_int64(-1)
+        self.call("evict", ctypes.byref(evicted), None)
+        return evicted.value
+
+    def reserve(self, rows: int) -> None:
+        """Make room."""
+        self.call("reserve", rows)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.call("clear")
+
+    def size(self) -> int:
+        """The number of keys."""
+        return self._number("size")
+
+    def step(self) -> int:
+        """The number of updates."""
+        return self._number("step")
+
+    def statistics(self) -> dict[str, int]:
+        """By name."""
+        values = (ctypes.c_int64 * len(STATISTICS))()
+        self.call("statistics", values)
+        return dict(zip(STATISTICS, values, strict=True))
+
+    def start_journal(self, limit: int) -> None:
+        """Note removals."""
+        self.call("start_journal", limit)
+
+    def journal_saved(self) -> None:
+        """Forget what was exported."""
+        self.call("journal_saved")
+
+    def export(
+        self, first: int = 0, last: int = 1024, min_last_step: int = 0, cut_journal: bool = False
+    ) -> Export:
+        """Records and what goes with them, by column."""
+        columns: dict[str, Array] = {}
+        sizes_seen: list[Any] = []
+
+        def allocate(_context: int, sizes_at: Any, to_at: Any) -> int:
+            sizes, to = sizes_at.contents, to_at.contents
+            shards = last - first
+            shapes = {
+                **dict.fromkeys(("keys", "frequency", "last_step"), (sizes.rows,)),
+                "rows": (sizes.rows, self.dim),
+                "slots": (sizes.rows, self.slot_floats),
+                **dict.fromkeys(("row_splits", "removed_splits", "waiting_splits"), (shards + 1,)),
+                "live": (shards,),
+                "removed": (sizes.removed,),
+                **dict.fromkeys(("waiting", "waiting_counts"), (sizes.waiting,)),
+            }
+            for name, shape in shapes.items():
+                dtype = np.float32 if name in ("rows", "slots") else np.int64
+                columns[name] = np.full(shape, -77, dtype)
+                setattr(to, name, columns[name].ctypes.data)
+            sizes_seen.append((sizes.step, bool(sizes.journal_whole)))
+            return 0
+
+        function = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Sizes), ctypes.POINTER(_Columns)
+        )(allocate)
+        self.call("export_shards", first, last, min_last_step, ctypes.c_int32(cut_journal), function, None)
+        return Export(columns, *sizes_seen[0])
+
+    def import_(self, columns: dict[str, Array], step: int, replace: bool) -> None:
+        """Take in records, from host memory."""
+        held = [
+            np.ascontiguousarray(columns[name], np.float32 if name in ("rows", "slots") else np.int64)
+            for name in _RECORD_COLUMNS
+        ]
+        pointers = [ctypes.c_void_p(column.ctypes.data) for column in held]
+        self.call("import", *pointers, len(held[0]), step, ctypes.c_int32(replace))

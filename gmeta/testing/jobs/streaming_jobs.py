@@ -1,0 +1,91 @@
+"""Hadoop Streaming in little: splits of files, mappers, a partition and a sort by bytes, reducers."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gmeta.preprocess.cluster import streaming_map, streaming_reduce
+from gmeta.preprocess.cluster.streaming import Task
+from gmeta.preprocess.cluster.table_job import TableJob
+
+Runner = Callable[[str, str, Path, bytes, Mapping[str, str]], bytes]
+"""(program, stage, job's folder, standard input, environment) -> standard output."""
+
+
+def in_process(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
+    """Call the stage's function."""
+    module = streaming_map if program == "map" else streaming_reduce
+    sink = io.BytesIO()
+    kept = os.environ.copy()
+    os.environ.update(environment)
+    try:
+        getattr(module, stage)(Task(folder, io.BytesIO(data), sink))
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+    return sink.getvalue()
+
+
+def as_program(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
+    """Run the program, as Hadoop does."""
+    command = [sys.executable, "-m", f"gmeta.preprocess.streaming_{'map' if program == 'map' else 'reduce'}"]
+    done = subprocess.run(
+        [*command, stage, "--job", str(folder)],
+        input=data,
+        capture_output=True,
+        env={**os.environ, **environment},
+        check=True,
+    )
+    return done.stdout
+
+
+def splits(data: bytes, pieces: int) -> list[bytes]:
+    """Whole lines, in pieces of about equal size."""
+    lines = data.splitlines(keepends=True)
+    edges = [len(lines) * number // pieces for number in range(pieces + 1)]
+    return [b"".join(lines[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def partitioned(lines: bytes, reducers: int) -> list[bytes]:
+    """Each reducer's lines, sorted as ``LC_ALL=C sort`` does: by a hash of the key's first field."""
+    found: list[list[bytes]] = [[] for _ in range(reducers)]
+    for line in lines.splitlines(keepends=True):
+        field = line.split(b"\t", 1)[0].split(b".", 1)[0]
+        found[zlib.crc32(field) % reducers].append(line)
+    return [b"".join(sorted(part)) for part in found]
+
+
+def map_files(stage: str, folder: Path, files: Sequence[Path], pieces: int, run: Runner) -> bytes:
+    """What the mappers of a job write."""
+    return b"".join(
+        run("map", stage, folder, piece, {"mapreduce_map_input_file": f"hdfs://nn{file.resolve()}"})
+        for file in files
+        for piece in splits(file.read_bytes(), pieces)
+    )
+
+
+def reduce_all(stage: str, folder: Path, parts: Iterable[bytes], run: Runner) -> bytes:
+    """What the reducers of a job write."""
+    return b"".join(run("reduce", stage, folder, part, {}) for part in parts)
+
+
+def run_jobs(
+    job: TableJob, folder: Path, *, pieces: int = 2, reducers: int = 3, run: Runner = in_process
+) -> None:
+    """Run all jobs of a preparation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job.save(folder)
+    files = [Path(file.path) for file in job.files]
+    reduce_all("bounds", folder, partitioned(map_files("sample", folder, files, pieces, run), 1), run)
+    rows = partitioned(map_files("rows", folder, files, pieces, run), reducers)
+    sorted_rows = [run("reduce", "tasks", folder, part, {}) for part in rows]
+    placed = b"".join(run("map", "batches", folder, part, {}) for part in sorted_rows)
+    reduce_all("shards", folder, partitioned(placed, reducers), run)
+    run("reduce", "finish", folder, b"", {})

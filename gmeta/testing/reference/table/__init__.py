@@ -1,0 +1,1 @@
+"""References of tables and what their rows go through."""

@@ -1,0 +1,135 @@
+"""The dynamic embedding table as a Python dict of NumPy records."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.initializers.distributions import Initializer
+from gmeta.optimizers import SparseOptimizer
+from gmeta.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
+from gmeta.testing.reference.table.initializers import initial_rows
+from gmeta.testing.reference.table.optimizers import update_row
+from gmeta.testing.reference.table.policies import AdmissionModel, EvictionModel, shard_count
+from gmeta.testing.reference.table.precisions import round_to_bfloat16, round_to_float16
+from gmeta.testing.reference.table.record import Record
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+class ReferenceHashTable:
+    """`gmeta.ops.HashTable`, method by method, on NumPy arrays.
+
+    Args:
+      dim: Width of a row.
+      optimizer: How a gradient changes a row.
+      initializer: What a new row holds.
+      seed: Seed of the initial rows.
+      admission: Which missing ids get a row.
+      eviction: Which rows go.
+      precision: Which rows are in half precision.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: SparseOptimizer,
+        initializer: Initializer,
+        seed: int = 0,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
+        precision: TwoPrecisions | None = None,
+    ) -> None:
+        self.dim, self.optimizer, self.initializer, self.seed = dim, optimizer, initializer, seed
+        self.records: dict[int, Record] = {}
+        self.step = 0
+        counts = ("hits", "misses", "inserts", "removes", "updates", "ignored", "rejects", "evictions")
+        self.counts = dict.fromkeys(counts, 0)
+        record_bytes = 8 + 4 * (dim + optimizer.slot_floats(dim))
+        shards = shard_count(eviction, record_bytes)
+        self.admission = AdmissionModel(admission or Always(), seed, shards)
+        self.half_below = precision.threshold if precision is not None else 0
+        half_bytes = 8 + -(-(record_bytes - 8) // 8) * 4
+
+        def row_bytes(record: Record) -> int:
+            return ROW_INDEX_BYTES + (half_bytes if record.frequency < self.half_below else record_bytes)
+
+        self.eviction = EvictionModel(eviction, shards, row_bytes)
+
+    def lookup(self, ids: Ints, insert: bool = True) -> tuple[Floats, Ints, npt.NDArray[np.int32]]:
+        """Rows (u, dim), keys (u,) in the order of first appearance, and the inverse of the ids' shape."""
+        ids = np.asarray(ids, np.int64)
+        keys = np.array(list(dict.fromkeys(ids.reshape(-1).tolist())), np.int64)
+        place = {key: index for index, key in enumerate(keys.tolist())}
+        inverse = np.array([place[key] for key in ids.reshape(-1).tolist()], np.int32).reshape(ids.shape)
+        rows = initial_rows(self.initializer, self.seed, keys, self.dim)
+        if self.half_below:
+            rows = round_to_float16(rows)
+        if insert:
+            self.counts["evictions"] += self.eviction.make_room(self.records, self.step, place)
+        for index, key in enumerate(keys.tolist()):
+            found = key in self.records
+            self.counts["hits" if found else "misses"] += 1
+            if insert and not found:
+                admitted = self.admission.admit(key, self.step)
+                self.counts["inserts" if admitted else "rejects"] += 1
+                if admitted:
+                    self.records[key] = Record(rows[index].copy(), self._new_slots(), 0, 0)
+                    self._round(self.records[key])
+            if key in self.records:
+                rows[index] = self.records[key].row
+                if insert:
+                    self.records[key].frequency += 1
+                    self.records[key].last_step = self.step
+        return rows, keys, inverse
+
+    def _round(self, record: Record) -> None:
+        """What storing does to the numbers of a half row."""
+        if record.frequency < self.half_below:
+            record.row = round_to_float16(record.row)
+            record.slots = round_to_bfloat16(record.slots)
+
+    def half_rows(self) -> int:
+        """How many rows are in half precision."""
+        return sum(record.frequency < self.half_below for record in self.records.values())
+
+    def _new_slots(self) -> Floats:
+        slots = np.zeros(self.optimizer.slot_floats(self.dim), np.float32)
+        slots[: self.dim] = self.optimizer.initial_slot
+        return slots
+
+    def apply_gradients(self, keys: Ints, grads: Floats, learning_rate: float) -> None:
+        """One optimizer step for the rows of ``keys`` (n,) with ``grads`` (n, dim)."""
+        self.step += 1
+        sums: dict[int, Floats] = {}
+        for key, gradient in zip(np.asarray(keys).tolist(), np.asarray(grads, np.float32), strict=True):
+            sums[key] = sums[key] + gradient if key in sums else gradient
+        for key, gradient in sums.items():
+            record = self.records.get(key)
+            self.counts["ignored" if record is None else "updates"] += 1
+            if record is not None:
+                update_row(self.optimizer, record.row, record.slots, gradient, learning_rate, self.step)
+                record.last_step = self.step
+                self._round(record)
+        self.counts["evictions"] += self.eviction.end_update(self.records, self.step)
+
+    def remove(self, keys: Ints) -> int:
+        """Removes keys; returns how many were there."""
+        removed = sum(self.records.pop(key, None) is not None for key in np.asarray(keys).tolist())
+        self.counts["removes"] += removed
+        return removed
+
+    def evict(self) -> int:
+        """Evicts now; returns how many rows went."""
+        evicted = self.eviction.evict(self.records, self.step)
+        self.counts["evictions"] += evicted
+        return evicted
+
+    def contains(self, keys: Ints) -> npt.NDArray[np.bool_]:
+        """Which keys there are."""
+        return np.array([key in self.records for key in np.asarray(keys).tolist()], bool)
+
+    def size(self) -> int:
+        """The number of keys."""
+        return len(self.records)

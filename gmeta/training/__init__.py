@@ -1,1 +1,0 @@
-"""Training runs, their checkpoints, and what is measured after them."""

@@ -1,0 +1,69 @@
+"""`gmeta launch` and the options of elastic jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gmeta.cli import main
+from gmeta.cli import rank_options as ranks
+
+ELASTIC = ["--elastic", "--min-np", "2", "--host-discovery-script", "./hosts"]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...], int, dict[str, Any]]]:
+    """What was launched in place of ranks."""
+    found: list[tuple[str, tuple[str, ...], int, dict[str, Any]]] = []
+    for name in ("launch", "launch_elastic"):
+
+        def launch(command: Sequence[str], size: int, name: str = name, **options: Any) -> None:
+            found.append((name, tuple(command), size, options))
+
+        monkeypatch.setattr(ranks, name, launch)
+    return found
+
+
+def test_a_users_program_keeps_its_own_options(launched: list[Any]) -> None:
+    for dashes in ([], ["--"]):
+        words = ["launch", "--np", "3", *dashes, "python", "train.py", "--elastic", "--np", "5"]
+        assert CliRunner().invoke(main, words).exit_code == 0
+    program = ("python", "train.py", "--elastic", "--np", "5")
+    assert launched == [("launch", program, 3, {"write": None})] * 2
+
+
+def test_elastic_jobs_are_launched_as_the_options_say(launched: list[Any]) -> None:
+    assert CliRunner().invoke(main, ["launch", "--np", "4", *ELASTIC, "true"]).exit_code == 0
+    assert CliRunner().invoke(main, ["train", "--run", "x", "--np", "1", "--elastic"]).exit_code == 0
+    assert launched[0] == (
+        "launch_elastic",
+        ("true",),
+        4,
+        {"min_size": 2, "script": "./hosts", "write": None},
+    )
+    name, _, size, options = launched[1]
+    assert (name, size, options) == ("launch_elastic", 1, {"min_size": 1, "script": None, "write": None})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["launch", "--np", "2", "--min-np", "1", "true"], "--min-np 1 says how an elastic job varies"),
+        (["train", "--run", "x", "--host-discovery-script", "y"], "--host-discovery-script y says how"),
+        (["train", "--run", "x", "--elastic"], "--elastic needs --np"),
+    ],
+)
+def test_options_that_need_others_are_refused(words: list[str], says: str, launched: list[Any]) -> None:
+    said = CliRunner().invoke(main, words)
+    assert (said.exit_code, launched) == (2, [])
+    assert says in said.stderr
+
+
+def test_ranks_start_no_ranks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    said = CliRunner().invoke(main, ["launch", "--np", "2", "true"])
+    assert (said.exit_code, launched) == (2, [])
+    assert "one of 3 ranks already" in said.stderr

@@ -1,0 +1,154 @@
+"""The launcher of ranks: who is told what, what a failure's report says, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gmeta.core.collectives.driver.notes import LEAVES, LOST_PEERS
+from gmeta.core.collectives.launcher import local_ranks as module
+from gmeta.core.collectives.launcher.local_ranks import RankEnd, launch, report, verdict
+from gmeta.core.errors import ConfigError, RanksError
+
+# Ranks that are plain Python: they read who they are, and do one thing.
+AS_RANK = "import os, signal, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
+
+
+def ranks(code: str) -> list[str]:
+    return [sys.executable, "-c", AS_RANK + code]
+
+
+def failure(code: str, size: int = 2, **options: float) -> RanksError:
+    with pytest.raises(RanksError) as caught:
+        launch(ranks(code), size, **options)
+    return caught.value
+
+
+def test_ranks_know_who_they_are_and_their_lines_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "size = os.environ['HOROVOD_SIZE']; print('one of', size); print('x\\ry', end='', file=sys.stderr)"
+    launch(ranks(code), 3)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] one of 3", "[1] one of 3", "[2] one of 3"]
+    assert sorted(err.splitlines()) == sorted(f"[{rank}] {text}" for rank in range(3) for text in "xy")
+
+
+def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 2.0)
+    error = failure("rank == 1 and sys.exit('no such file'); time.sleep(600)")
+    assert (
+        str(error).splitlines()[0].startswith("the job was ended: rank 1 of 2 ended with exit code 1 after")
+    )
+    assert str(error).splitlines()[0].endswith("s: no such file")
+    assert "  no such file" in str(error).splitlines()[:4]
+    assert "rank 0 was killed by SIGTERM by the launcher" in str(error)
+    assert [end.ended_here for end in error.ends] == [False, True]
+
+
+def test_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 2.0)
+    error = failure("rank == 2 and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)", size=3)
+    assert str(error).startswith("the job was ended: rank 2 of 3 was killed by SIGKILL")
+
+
+def test_a_rank_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.5)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ranks have it from here, however late they start
+    try:
+        error = failure("time.sleep(600)", timeout=2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert str(error).startswith("the job was ended: ranks 0, 1 of 2 had not ended after 2 s")
+    assert {end.code for end in error.ends} == {-signal.SIGKILL}
+
+
+def end_of(rank: int, code: int, *tail: str, ended_here: bool = False, told: str = "") -> RankEnd:
+    return RankEnd(rank, code, 7.0, ended_here, tail, frozenset(filter(None, [told])))
+
+
+LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
+
+# Ranks that the launcher has ended: two had said that others were gone and one left, and one said nothing.
+SLOW = end_of(1, -15, LOST, ended_here=True)
+TOLD = end_of(2, -15, "its traceback comes last", ended_here=True, told=LOST_PEERS)
+LEAVING = end_of(2, -15, ended_here=True, told=LEAVES)
+FROZEN = end_of(
+    3, -9, "gloo/transport/tcp/pair.cc:589] Read error: Connection reset by peer", ended_here=True
+)
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        # Rank 0 was the first to leave, but of what rank 1 had done.
+        ([end_of(0, 1, LOST), end_of(1, 2, "gmeta: error: x")], "rank 1 of 2 ended with exit code 2"),
+        ([end_of(0, 2, "gmeta: error: y"), end_of(1, 2, "gmeta: error: y")], "all 2 ranks alike"),
+        ([end_of(0, 75, LOST), end_of(1, -15, ended_here=True)], "rank 1 of 2 hung"),
+        ([end_of(0, 75, LOST), SLOW, TOLD, FROZEN], "rank 3 of 4 hung: the others waited for it"),
+        ([end_of(0, 85, told=LEAVES), SLOW, end_of(2, -15, ended_here=True), FROZEN], "ranks 2, 3 of 4 hung"),
+        ([end_of(0, 75, LOST), SLOW], "rank 0 of 2 ended with exit code 75"),
+        ([end_of(0, 85, "a code of the program's own"), end_of(1, 0)], "rank 0 of 2 ended with exit code 85"),
+        ([end_of(1, 0), end_of(0, 1, LOST)], "rank 1 of 2 was done while the others"),
+        ([end_of(0, 1, LOST), end_of(1, 1, LOST)], "rank 0 of 2 ended with exit code 1 after 7 s"),
+    ],
+)
+def test_the_cause_is_told_from_its_consequences(ends: list[RankEnd], said: str) -> None:
+    assert report(ends).startswith(f"the job was ended: {said}")
+
+
+@pytest.mark.parametrize(
+    ("ends", "lost", "hopeless"),
+    [
+        ([end_of(0, 1, LOST), end_of(1, -9), end_of(2, -9)], [1, 2], False),
+        ([end_of(0, 75, LOST), end_of(2, 75, LOST), end_of(1, -15, ended_here=True)], [1], False),
+        ([end_of(0, 75, LOST), SLOW, TOLD, FROZEN], [3], False),
+        ([end_of(0, 75, LOST), SLOW, LEAVING, FROZEN], [3], False),
+        ([end_of(0, 75, LOST), SLOW], [], False),
+        # Rank 0 was to start again with others, and both others failed alike: not all did.
+        (
+            [end_of(0, 85, told=LEAVES), end_of(1, 2, "gmeta: error: y"), end_of(2, 2, "gmeta: error: y")],
+            [1, 2],
+            False,
+        ),
+        ([end_of(0, 1, LOST), end_of(1, 1, LOST)], [], False),
+        ([end_of(0, 2, "gmeta: error: y"), end_of(1, 2, "gmeta: error: y")], [], True),
+        ([end_of(1, 0), end_of(0, 1, LOST)], [], True),
+    ],
+)
+def test_ranks_that_failed_by_themselves_are_lost(
+    ends: list[RankEnd], lost: list[int], hopeless: bool
+) -> None:
+    found = verdict(ends)
+    assert ([end.rank for end in found.lost], found.hopeless) == (lost, hopeless)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import signal, sys\nfrom gmeta.core.collectives.launcher.local_ranks import launch\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"launch({ranks('print(os.getpid()); time.sleep(600)')!r}, 2)\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    pids = [int(job.stdout.readline().split()[1]) for _ in range(2)]
+    os.kill(job.pid, number)
+    job.communicate(timeout=300)
+    assert job.returncode != 0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_what_cannot_be_launched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="0 is no number of ranks"):
+        launch(["true"], 0)
+    monkeypatch.setattr(module, "horovod_version", lambda: None)
+    with pytest.raises(ConfigError, match="need Horovod, which is not installed"):
+        launch(["true"], 2)

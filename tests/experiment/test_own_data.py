@@ -1,0 +1,173 @@
+"""What an experiment takes from a data set of one's own where nobody says otherwise."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.own_plan import plan_experiment
+from gmeta.experiment.plan.task_sets import count_tasks, measured_tasks, training_tasks
+from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
+from gmeta.testing.data.clicks import SPEC, click_log, prepared_clicks
+from gmeta.testing.data.event_tables import write_table
+from gmeta.testing.small_experiment import small_data
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    return prepared_clicks(tmp_path_factory.mktemp("clicks"), users=60, rows=20)
+
+
+def prepared(folder, table, spec=SPEC, config=None):
+    prepare(write_table(table, folder / "log.parquet"), folder / "data", config, spec=spec)
+    return folder / "data"
+
+
+def test_everything_is_decided_by_the_data_set(clicks):
+    planned = plan_experiment({}, clicks)
+    config = planned.config
+    assert (config.label, config.loss, config.positive) == ("click", "binary_crossentropy", 0.5)
+    assert {name: (each.hash, each.pooling) for name, each in config.features.items()} == {
+        "item_id": (True, None),
+        "city": (True, None),
+        "tags": (True, "mean"),
+    }
+    prices = np.array(click_log(users=60, rows=20)["price"])
+    assert config.numbers["price"].mean == pytest.approx(prices.mean(), rel=0.1)
+    assert config.item == "item_id"
+    assert (config.train_split, config.test_splits, config.held_out) == ("train", (HELD_OUT,), 5)
+    assert list(config.methods) == ["maml", "joint"]
+    said = "\n".join(planned.notes)
+    for words in ("predicts whether click", "tags (mean)", "numbers: price", "item_id", "(held-out)"):
+        assert words in said
+    assert plan_experiment({}, clicks) == planned  # the same each time, or a run couldn't be resumed
+
+
+def test_what_is_given_counts_more(clicks):
+    given = {
+        "features": {"tags": {"dim": 8, "pooling": "sum"}, "item_id": {}},
+        "numbers": [],
+        "item": "city",
+        "embedding_dim": 4,
+        "query": 3,
+        "seeds": [4, 5],
+    }
+    config = plan_experiment(given, clicks).config
+    assert (config.features["tags"].dim, config.features["tags"].pooling) == (8, "sum")
+    assert list(config.features) == ["tags", "item_id"]
+    assert (config.numbers, config.item, config.query, config.seeds) == ({}, "city", 3, (4, 5))
+
+
+def test_no_task_is_both_trained_on_and_measured(clicks):
+    config = plan_experiment({"tasks_per_batch": 7}, clicks).config
+    trained = [int(t) for batch in training_tasks(config, clicks, seed=0) for t in batch["task"]]
+    measured = [int(t) for batch in measured_tasks(config, clicks, HELD_OUT) for t in batch["task"]]
+    assert not set(trained) & set(measured)
+    assert len(trained) + len(measured) == 60
+    assert 4 <= len(measured) <= 24
+    counted = [count_tasks(config, clicks, split) for split in ("train", HELD_OUT)]
+    assert counted == [(len(trained), 0), (len(measured), 0)]
+
+
+def test_splits_of_the_data_set_are_used_where_there_are_several(tmp_path):
+    data = prepared_clicks(tmp_path, PrepareConfig(cold_modulus=4), users=40, rows=8)
+    config = plan_experiment({}, data).config
+    assert (config.train_split, config.test_splits, config.held_out) == ("warm", ("cold",), 0)
+
+
+def test_tasks_too_small_to_split_are_passed_over_and_counted(tmp_path):
+    table = click_log(users=40, rows=12)
+    alone = table.slice(0, 30).set_column(0, "user_id", pa.array([f"once-{n}" for n in range(30)]))
+    data = prepared(tmp_path, pa.concat_tables([table, alone]))
+    planned = plan_experiment({}, data)
+    assert "passes over 30 that are too small" in planned.notes[-1]
+    read = sum(len(batch["task"]) for batch in training_tasks(planned.config, data, seed=0))
+    assert read == count_tasks(planned.config, data, "train")[0]
+
+
+def test_a_label_of_other_numbers_is_regressed_on_its_own_scale(tmp_path):
+    table = click_log(users=40, rows=10)
+    watched = np.random.default_rng(0).normal(400.0, 90.0, table.num_rows)
+    data = prepared(
+        tmp_path, table.append_column("watched", pa.array(watched)), replace(SPEC, label="watched")
+    )
+    planned = plan_experiment({}, data)
+    assert planned.config.loss == "mse"
+    assert planned.config.label_scale.mean == pytest.approx(400, rel=0.1)
+    assert "watched" not in planned.config.columns
+    with pytest.raises(ConfigError, match=r"say from where on it counts as a yes, positive = NUMBER"):
+        plan_experiment({"loss": "binary_crossentropy"}, data)
+    wanted = {"loss": "binary_crossentropy", "positive": 400.0}
+    assert plan_experiment(wanted, data).config.positive == 400.0
+
+
+def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
+    table = click_log(users=60, rows=30)
+    rows = table.num_rows
+    table = table.append_column("event", pa.array(np.arange(rows) * 7)).append_column(
+        "one", pa.array([3] * rows)
+    )
+    table = table.append_column("flat", pa.array([0.5] * rows))
+    table = table.append_column("far", pa.array((np.arange(rows) % 9) - 2**60))
+    spec = TableSpec(
+        "user_id",
+        time="ts",
+        label="click",
+        columns={**SPEC.columns, **dict.fromkeys(("event", "one", "flat", "far"), ColumnSpec())},
+    )
+    planned = plan_experiment({}, prepared(tmp_path, table, spec))
+    said = "\n".join(planned.notes)
+    assert "event (another one in nearly every row)" in said
+    assert "one (the same in all rows)" in said
+    assert "flat (the same in all rows)" in said
+    assert set(planned.config.columns) == {"item_id", "city", "tags", "price", "far"}
+    assert planned.config.features["far"].hash  # ids below 0 are no rows of a table as they are
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"features": ["itm"]},
+            r"features names 'itm', which .* doesn't have; its columns are user_id, .*item_id",
+        ),
+        ({"features": ["price"]}, r"features names 'price', which is float32: features take ids"),
+        ({"features": ["user_id"]}, r"features names 'user_id', which tells tasks"),
+        ({"features": {"city": {"dims": 3}}}, r"unknown keys: dims @ my\.toml\.features\.city"),
+        ({"features": {"city": {"hash": False}}}, r"features\.city: hash = false, but the column was hashed"),
+        ({"numbers": ["city"]}, r"numbers names 'city', which is int64"),
+        ({"numbers": ["click"]}, r"numbers names 'click', which is the label"),
+        ({"item": "tags"}, r"item names 'tags', which holds lists"),
+        ({"label": "clicked"}, r"label names 'clicked', which .* doesn't have; its columns are"),
+        ({"label": "tags"}, r"label names 'tags', which holds lists"),
+        ({"embeding_dim": 3}, r"unknown keys: embeding_dim"),
+        ({"query": 1.5}, r"query must be a number of rows or a share below 1, got 1.5"),
+        ({"held_out": 1}, r"held_out=1 keeps one of so many"),
+    ],
+)
+def test_settings_that_do_not_fit_name_the_column_and_what_there_is(clicks, given, says):
+    with pytest.raises(ConfigError, match=says):
+        plan_experiment(given, clicks, "my.toml")
+
+
+def test_a_label_that_teaches_nothing_is_refused(tmp_path):
+    table = click_log(users=20, rows=10)
+    at = table.column_names.index("click")
+    ones = table.set_column(at, "click", pa.array([1] * table.num_rows))
+    with pytest.raises(DataError, match=r"label 'click' is 1 in all of [\d,]+ rows: nothing can be learnt"):
+        plan_experiment({}, prepared(tmp_path, ones))
+
+
+def test_a_data_set_without_a_label_says_how_to_name_one(tmp_path):
+    data = prepared(tmp_path, click_log(users=20, rows=10), replace(SPEC, label=None))
+    with pytest.raises(
+        ConfigError, match=r"prepared without a label: prepare it with --label COLUMN, or name one"
+    ):
+        plan_experiment({}, data)
+
+
+def test_movielens_keeps_its_own_settings(tmp_path):
+    assert plan_experiment({}, small_data(tmp_path)).config == ExperimentConfig()

@@ -1,0 +1,147 @@
+"""Groups and tasks that workers of tf.data service read, in this process and in another one."""
+
+import collections
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.io import Balance, ReaderStats, ReadingPosition, ReadingTime, groups, tasks
+from gmeta.io.readers.data_service import distribute
+from gmeta.testing.data.grouped_data import write_folder
+
+service = tf.data.experimental.service
+ROOT = Path(__file__).resolve().parents[3]
+SIZES = ([3, 2, 4, 2, 6] * 3, [2, 5, 3] * 4)
+TASKS = range(sum(map(len, SIZES)))
+
+SERVERS = """
+import sys
+import gmeta
+import tensorflow as tf
+from gmeta.io import data_service
+data_service.load_ops()
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+address = dispatcher.target.split("://")[1]
+worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address, port=0))
+print(dispatcher.target, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("data"), *SIZES)
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A dispatcher and two workers in this process."""
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+    address = dispatcher.target.split("://")[1]
+    # A worker that is told to stop may do so at its next beat only, half a minute apart by default.
+    config = service.WorkerConfig(dispatcher_address=address, port=0, heartbeat_interval_ms=500)
+    workers = [service.WorkerServer(config) for _ in "ab"]
+    yield dispatcher.target
+    del workers
+
+
+@contextlib.contextmanager
+def other_process():
+    words = [sys.executable, "-c", SERVERS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as servers:
+        try:
+            yield servers.stdout.readline().strip()
+        finally:
+            servers.kill()
+
+
+def counted(dataset):
+    return collections.Counter(task for element in dataset for task in element["task"].numpy().tolist())
+
+
+def test_pieces_joined_are_the_epoch(prepared):
+    options = {
+        "groups_per_element": 2,
+        "seed": 4,
+        "count_epochs": False,
+        "first_epoch": 3,
+        "shuffle_buffer": 8,
+    }
+    whole = [e["task"].numpy().tolist() for e in groups(prepared, **options)]
+    for pieces in (2, 5, 14, 40):
+        cut = list(groups(prepared, pieces=pieces, **options))
+        assert [e["task"].numpy().tolist() for e in cut] == whole
+        assert [int(e["cursor"][0]) for e in cut] == [
+            min(2 * k, len(TASKS)) for k in range(1, len(whole) + 1)
+        ]
+
+
+def test_workers_are_dealt_the_pieces(prepared, target):
+    epoch = groups(prepared, groups_per_element=2, count_epochs=False, pieces=6, shard=(0, 1))
+    assert counted(distribute(epoch, target)) == dict.fromkeys(TASKS, 1)
+    rank = groups(prepared, groups_per_element=2, count_epochs=False, pieces=6, shard=(1, 3), shuffle=False)
+    assert sorted(counted(distribute(rank, target))) == [*range(9, 18)]
+
+
+def test_or_each_worker_reads_all(prepared, target):
+    stats = ReaderStats()
+    epoch = groups(prepared, count_epochs=False, shard=(0, 1), stats=stats)
+    assert counted(distribute(epoch, target, dynamic=False)) == dict.fromkeys(TASKS, 2)
+    assert stats.read().groups == 2 * len(TASKS)  # as the workers are in this process
+
+
+def test_another_process_reads_tasks(prepared):
+    batches = tasks(
+        prepared, tasks_per_batch=3, query=1, resample=True, count_epochs=False, pieces=4, shard=(0, 1)
+    )
+    here = {tuple(b["task"].numpy()): b["label"].numpy().tolist() for b in batches}
+    with other_process() as target:
+        time = ReadingTime()
+        there = {
+            tuple(b["task"].numpy()): b["label"].numpy().tolist()
+            for b in time.of(distribute(batches, target, job_name="epoch 0"))
+        }
+        assert there == here
+        assert time.read().elements == len(here) - 1
+
+
+def test_what_workers_do_not_have_is_refused(prepared, target):
+    for dataset in (
+        groups(prepared),
+        tasks(prepared, query=1),
+        tasks(prepared, query=1, position=ReadingPosition()),
+        ReadingTime().of(groups(prepared, count_epochs=False)),
+    ):
+        for dynamic in (False, True):
+            with pytest.raises(
+                ConfigError, match=r"counts in variables .* pass count_epochs=False and no posit"
+            ):
+                distribute(dataset.prefetch(1), target, dynamic=dynamic)
+    whole = groups(prepared, count_epochs=False).map(lambda element: element["task"])
+    with pytest.raises(
+        ConfigError, match="only a dataset in pieces can be dealt out to workers: pass pieces="
+    ):
+        distribute(whole, target)
+
+
+def test_an_iterator_of_the_service_can_not_be_saved(prepared, target, tmp_path):
+    epoch = groups(prepared, count_epochs=False, shard=(0, 1))
+    iterator = iter(distribute(epoch, target, dynamic=False))
+    next(iterator)
+    with pytest.raises(tf.errors.UnimplementedError, match="not yet supported"):
+        tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"pieces": 0}, {"pieces": 2}, {"pieces": 2, "count_epochs": False, "balance": Balance(5)}]
+)
+def test_pieces_that_make_no_sense(prepared, options):
+    with pytest.raises(ConfigError, match=r"pieces=\d must be at least 1, and goes with count_epochs=False"):
+        groups(prepared, **options)

@@ -1,0 +1,52 @@
+"""Layers made again from their configs."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+from gmeta import ops
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.embedding.keras_config import from_config, to_config
+
+SCHEDULE = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+
+
+def test_a_collection_is_made_again_from_json():
+    layer = EmbeddingCollection(
+        [
+            FeatureConfig("user", 4, initializer=ops.TruncatedNormal(0.5, 2.0), eviction=ops.TTL(steps=9)),
+            FeatureConfig("seen", 4, "sqrtn", table="item", max_length=3),
+            FeatureConfig("rare", 4, admission=ops.CountAdmission(3, filter=ops.Bloom(100, 0.1))),
+            FeatureConfig("half", 4, precision=ops.TwoPrecisions(8)),
+        ],
+        optimizer=ops.Adagrad(0.5, initial_accumulator_value=0.25),
+        seed=7,
+        name="mine",
+    )
+    again = EmbeddingCollection.from_config(json.loads(json.dumps(layer.get_config())))
+    assert again.features == layer.features
+    assert again.optimizer == layer.optimizer
+    assert (again.seed, again.name, again.dtype) == (7, "mine", layer.dtype)
+
+
+@pytest.mark.parametrize("rate", [None, 0.25])
+def test_rates(rate):
+    assert from_config(to_config(ops.SGD(rate))) == ops.SGD(rate)
+
+
+def test_a_keras_schedule_comes_back():
+    again = from_config(json.loads(json.dumps(to_config(ops.SGD(SCHEDULE)))))
+    assert float(again.learning_rate(10)) == pytest.approx(0.05)
+
+
+def test_what_cannot_be_written_down_is_refused():
+    with pytest.raises(ConfigError, match=r"can't be written .*LearningRateSchedule"):
+        to_config(ops.SGD(lambda step: 0.1))
+
+
+@pytest.mark.parametrize("kind", ["HashTable", "os", "nothing", None])
+def test_a_config_that_names_no_setting_is_refused(kind):
+    with pytest.raises(ConfigError, match="isn't a setting"):
+        from_config({"kind": kind})

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.embedding.pooling import pool
+
+LISTS = st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=6)
+POOLINGS = ["sum", "mean", "sqrtn"]
+
+
+def reference(rows, lists, pooling):
+    """A product with the matrix of what each row counts for in each sample."""
+    shares = np.zeros((len(lists), len(rows)))
+    for sample, ids in enumerate(lists):
+        for place in ids:
+            shares[sample, place] += {"sum": 1, "mean": 1 / len(ids), "sqrtn": len(ids) ** -0.5}[pooling]
+    return tf.constant(shares) @ rows
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@settings(max_examples=15)
+@given(lists=LISTS)
+def test_lists_are_pooled_and_differentiated_twice(lists, pooling):
+    rows = tf.constant(np.random.default_rng(0).normal(size=(5, 3)))
+    ids = tf.ragged.constant(lists, dtype=tf.int64, ragged_rank=1)
+
+    def one_step(pooled):
+        """Rows after a gradient step, and how a second loss then depends on the first rows."""
+        with tf.GradientTape() as outer:
+            outer.watch(rows)
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                loss = tf.reduce_sum(pooled(rows) ** 3)
+            adapted = rows - 0.1 * inner.gradient(loss, rows)
+            after = tf.reduce_sum(pooled(adapted) ** 2)
+        return adapted, outer.gradient(after, rows)
+
+    found = one_step(lambda values: pool(values, ids, pooling))
+    expected = one_step(lambda values: reference(values, lists, pooling))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_vectors_side_by_side_are_those_of_each_feature():
+    collection = EmbeddingCollection(
+        [
+            FeatureConfig("tags", 4, pooling="mean"),
+            FeatureConfig("user", 4),
+            FeatureConfig("wide", 6),
+            FeatureConfig("item", 4),
+            FeatureConfig("pair", 4, pooling="sum"),
+        ]
+    )
+    ids = {
+        "tags": tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64),
+        "user": tf.constant([1, 2, 1], tf.int64),
+        "wide": tf.constant([5, 6, 7], tf.int64),
+        "item": tf.constant([2, 1, 9], tf.int64),
+        "pair": tf.constant([[1, 2], [3, 4], [5, 5]], tf.int64),
+    }
+    lookup = collection.lookup(ids)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(lookup.rows)
+        together = collection.concat(lookup)
+        apart = tf.concat([collection.embed(lookup)[name] for name in ids], axis=1)
+        losses = [tf.reduce_sum(vectors**3) for vectors in (together, apart)]
+    np.testing.assert_array_equal(together, apart)
+    for one, other in zip(*(tape.gradient(loss, lookup.rows) for loss in losses), strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(one), tf.convert_to_tensor(other), rtol=1e-6)

@@ -1,0 +1,112 @@
+"""The recipe of GRM: from a generated log to a table of GAUC, and what its baseline computes."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaGRM
+from gmeta.ops import AttentionMask, Jagged
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
+from gmeta.testing.data.sequences import draw_sequences
+
+RECIPE = Path(__file__).resolve().parents[3] / "models" / "grm"
+_MODULES = ("train", "meta_ranking", "rankers")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The recipe's modules, which import each other by their names."""
+    kept = {name: sys.modules.pop(name, None) for name in _MODULES}
+    sys.path.insert(0, str(RECIPE))
+    yield {name: importlib.import_module(name) for name in _MODULES}
+    sys.path.remove(str(RECIPE))
+    for name, module in kept.items():
+        del sys.modules[name]
+        if module is not None:
+            sys.modules[name] = module
+
+
+def test_the_baseline_is_the_mean_of_what_a_token_sees(recipe):
+    mask = AttentionMask(by_time=True, window=3)
+    drawn = draw_sequences(3, [(2, 6, 2), (0, 0, 1), (1, 4, 0)], 4, mask)
+    layer = recipe["rankers"].MeanOfPast(mask=mask)
+    out = layer(
+        Jagged(tf.constant(drawn.x, tf.float32), tf.constant(drawn.offsets)), **drawn.arguments
+    ).values
+    expected = []
+    for number, seen in enumerate(drawn.masks):
+        x, contexts = drawn.only(number).x, drawn.contexts[number]
+        for token, row in enumerate(seen):
+            past = row & (np.arange(len(x)) != token) & (np.arange(len(x)) >= contexts)
+            mean = x[past].mean(axis=0) if past.any() else np.zeros(4)
+            of_contexts = x[:contexts].mean(axis=0) if contexts else np.zeros(4)
+            expected.append(np.concatenate([x[token], of_contexts, mean]))
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--out=/proc/none"], "Error: /proc/none: "),
+        (["--out=x", "--seeds=0,one"], "'0,one' isn't numbers such as 0,1,2"),
+        (["--out=x", "--kinds=hstu,bert"], "bert: choose among hstu, fuxi, dnn"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(recipe, words, told):
+    result = CliRunner().invoke(recipe["train"].main, words)
+    assert result.exit_code in (1, 2)
+    assert told in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_the_recipe_runs_and_tells_the_best_epochs(recipe, tmp_path):
+    sizes = {"users": 40, "events": 20, "exposures": 10, "epochs": 1, "dim": 4, "tokens": 600}
+    words = [f"--{name}={size}" for name, size in sizes.items()]
+    words += ["--kinds=dnn", f"--out={tmp_path}", f"--json={tmp_path / 'rows.json'}"]
+    result = CliRunner().invoke(recipe["train"].main, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    best, dnn = json.loads((tmp_path / "rows.json").read_text())
+    assert best["kind"] == "oracle"
+    assert 0.5 < best["gauc_ctr"] < 1
+    assert np.isfinite(dnn["loss"])
+    assert {"gauc_ctr", "gauc_ctcvr", "auc_ctr", "auc_ctcvr"} <= set(dnn)
+    assert result.output.splitlines()[-1].startswith("dnn")
+
+
+def test_adaptation_is_compared_by_the_same_users_after_each_number_of_steps(recipe):
+    base = recipe["rankers"].ranker("dnn", ExposureConfig(), dim=4, blocks=1, rate=0.01, seed=0, report=None)
+    model = MetaGRM(base, inner=InnerLoop(steps=1, learning_rate=0.5, adapt=["heads"]))
+    model.compile("sgd")
+    batch = sequences(recipe["rankers"])
+    found = recipe["meta_ranking"].after_steps(model, users(batch), [0, 1])
+    model.test_step(batch)
+    measured = {metric.name: float(metric.result()) for metric in model.metrics if "gauc" in metric.name}
+    assert found[1] == measured != found[0]
+
+
+def users(batch):
+    """A data set of one batch, of however many users."""
+    return tf.data.Dataset.from_tensor_slices(batch).batch(6)
+
+
+def sequences(rankers):
+    random = np.random.default_rng(0)
+
+    def ragged(rows):
+        return tf.RaggedTensor.from_row_lengths(random.integers(0, 1000, 6 * rows), [rows] * 6)
+
+    clicks = ragged(8)
+    return {
+        "task": tf.range(6),
+        "contexts": {name: tf.constant(random.integers(0, 5, 6)) for name in rankers.CONTEXTS},
+        "history": {**{name: ragged(4) for name in rankers.HISTORY}, rankers.TIME: ragged(4) * 0},
+        "targets": {name: ragged(8) for name in (*rankers.TARGETS, rankers.TIME)},
+        "labels": {"click": tf.cast(clicks > 500, tf.float32), "buy": tf.cast(clicks > 700, tf.float32)},
+    }

@@ -1,0 +1,186 @@
+"""Training stops at a loss that isn't finite, before the step, and says what is at fault."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel, Model
+from gmeta.ops import Normal
+from gmeta.testing.data.drawn_tasks import make_batch
+from gmeta.testing.jobs.process_ranks import run_ranks
+
+USERS = np.arange(20) % 5
+LABELS = (USERS % 2).astype(np.float32)
+PRICES = np.linspace(0, 1, 20, dtype=np.float32)
+NORMAL = Normal(0.0, 0.5)
+
+
+def with_nan(values, place=7):
+    values = np.array(values, np.float32)
+    values[place] = np.nan
+    return values
+
+
+def make(optimizer="sgd", **options):
+    user = tf.keras.Input([], name="user", dtype=tf.int64)
+    price = tf.keras.Input([1], name="price")
+    collection = EmbeddingCollection([FeatureConfig("user", 4, initializer=NORMAL)])
+    both = tf.keras.layers.Concatenate()([collection({"user": user})["user"], price])
+    model = Model({"user": user, "price": price}, tf.keras.layers.Dense(1, name="d", dtype="float32")(both))
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+def fit(model, price=PRICES, labels=LABELS, batch_size=10, **kwargs):
+    return model.fit(
+        {"user": USERS, "price": price}, labels, batch_size=batch_size, verbose=0, shuffle=False, **kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"labels": with_nan(LABELS)}, "1 of 10 values of label in the batch .* first is nan at place 7"),
+        ({"price": with_nan(PRICES)}, "1 of 10 values of feature 'price'"),
+        ({"labels": with_nan(LABELS), "sample_weight": with_nan(PRICES)}, "label"),
+        ({"sample_weight": with_nan(PRICES)}, "values of sample weight"),
+    ],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"run_eagerly": True}, {"accumulate_steps": 3}, {"steps_per_execution": 2}]
+)
+def test_a_bad_column_ends_training_before_its_step_and_is_named(bad, said, options):
+    model = make(**options)
+    before = [np.array(weight) for weight in model.get_weights()]
+    with pytest.raises(NotFiniteError, match=rf"no step was made: .*{said}") as raised:
+        fit(model, **bad)
+    assert "\n" not in str(raised.value)
+    for weight, value in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_rate_that_diverges_is_told_from_bad_data():
+    model = make(tf.keras.optimizers.SGD(1e15))
+    with pytest.raises(NotFiniteError, match="training diverges: lower the learning rate"):
+        fit(model, epochs=20)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def test_allowed_training_goes_on():
+    model = make(nan="allow")
+    assert np.isnan(fit(model, labels=with_nan(LABELS)).history["loss"][0])
+    with pytest.raises(ConfigError, match="nan must be 'raise' or 'allow', got 'no'"):
+        make(nan="no")
+
+
+def test_one_batch_is_guarded_too():
+    with pytest.raises(NotFiniteError, match="label"):
+        make().train_on_batch({"user": USERS, "price": PRICES}, with_nan(LABELS))
+
+
+def test_loss_scaling_leaves_out_what_overflows_but_not_bad_data():
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+    model = make(optimizer)
+    fit(model, price=PRICES * 1e30)  # the loss overflows, the data is fine
+    assert int(optimizer.iterations) == 2  # steps that Keras left out count
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    with pytest.raises(NotFiniteError, match="label"):
+        fit(model, labels=with_nan(LABELS))
+
+
+def make_meta(inner, **options):
+    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
+    model = MetaModel(EmbeddingCollection(features), DenseStack({"fc": 6, "out": 1}, seed=3), inner=inner)
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+def meta_fit(model, batch):
+    model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+def test_a_meta_model_names_the_task_of_a_bad_label(options):
+    batch = make_batch([3, 4, 2])
+    batch["task"] = tf.constant([70, 80, 90], tf.int64)
+    batch["label"] = tf.constant(with_nan(batch["label"], 6))  # task 80's
+    model = make_meta(InnerLoop(steps=1, learning_rate=0.01), **options)
+    with pytest.raises(NotFiniteError, match="no step was made: label of task 80 is not finite"):
+        meta_fit(model, batch)
+
+
+def test_a_meta_model_tells_a_diverging_inner_loop():
+    batch = make_batch([3, 4, 2])
+    model = make_meta(InnerLoop(steps=6, learning_rate=1e10))
+    with pytest.raises(NotFiniteError, match=r"the inner loop diverges at tasks 0, 1, 2.*now 10000000000.0"):
+        meta_fit(model, batch)
+
+
+def on_rank(make, fit, nan, labels):
+    from gmeta.core import collectives
+
+    model = make()
+    try:
+        fit(model, labels=labels if collectives.world().rank == 0 else nan)
+    except NotFiniteError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.ranks
+def test_ranks_stop_together_and_the_one_with_bad_labels_says_so():
+    bad = np.full(20, np.nan, np.float32)
+    first, second = run_ranks(on_rank, 2, make, fit, bad, LABELS)
+    assert "the gradient of rank 1 of 2 isn't finite" in first
+    assert "rank 1: 10 of 10 values of label" in second
+
+
+SCALED = [{}, {"run_eagerly": True}, {"accumulate_steps": 2}]
+
+
+def scaled_on_rank(make, fit, forms):
+    """What a dynamic loss scale comes to on a rank: the error, whether nothing has moved, and the scale."""
+
+    def outcome(options, data):
+        inner = tf.keras.optimizers.SGD(0.1)
+        model = make(tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0), **options)
+        model.get_layer("d").kernel.assign(tf.ones([5, 1]))  # ranks begin alike
+        seen = {"user": USERS, "price": PRICES}
+        before = model.predict(seen, verbose=0)
+        try:
+            fit(model, batch_size=5, **data)
+            said = ""
+        except NotFiniteError as error:
+            said = str(error)
+        same = np.array_equal(model.predict(seen, verbose=0), before)
+        return said, same, float(model.optimizer.loss_scale)
+
+    return [outcome(options, data) for options, data in forms]
+
+
+@pytest.mark.ranks
+def test_ranks_under_a_loss_scale_refuse_bad_data_and_name_it():
+    place = np.arange(20)  # rank 1 has those that are odd, in two batches of five
+    huge = np.where((place % 2 == 1) & (place > 10), np.float32(1e30), PRICES)  # the second overflows
+    bad = {
+        "label": {"labels": with_nan(LABELS, 1)},
+        "feature 'price'": {"price": with_nan(PRICES, 3)},
+        "sample weight": {"sample_weight": with_nan(np.ones(20), 5), "price": huge},
+    }
+    forms = list(zip(SCALED, bad.values(), strict=True))
+    for first, second, what in zip(*run_ranks(scaled_on_rank, 2, make, fit, forms), bad, strict=True):
+        assert "the data of rank 1 of 2 isn't finite, and no rank has made the step: mend" in first[0]
+        assert f"rank 1: 1 of 5 values of {what} in the batch are not finite" in second[0]
+        assert first[1:] == second[1:] == (True, 8.0)
+
+
+@pytest.mark.ranks
+def test_ranks_under_a_loss_scale_leave_out_what_overflows_on_one_of_them():
+    huge = {"price": np.where(np.arange(20) % 2, np.float32(1e30), PRICES)}
+    first, second = run_ranks(scaled_on_rank, 2, make, fit, [(options, huge) for options in SCALED])
+    steps = [2, 2, 1]  # each of them halves the scale
+    assert first == second == [("", True, 8.0 / 2**each) for each in steps]

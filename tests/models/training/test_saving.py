@@ -1,0 +1,193 @@
+"""What is saved of a model with tables comes back whole; what can't be saved whole is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop, Momentum
+from gmeta.metrics import NDCG
+from gmeta.models import MetaModel, Model
+from gmeta.ops import Adagrad, Adam, Normal
+from gmeta.testing.data.drawn_tasks import make_batch
+from gmeta.testing.tables import assert_same_tables
+
+FEATURES = (FeatureConfig("user", 4), FeatureConfig("item", 4, initializer=Normal(0.0, 1.0)))
+
+
+def make(features=FEATURES, optimizer=None, k=1):
+    x = {f.name: tf.keras.Input([], name=f.name, dtype=tf.int64) for f in features}
+    collection = EmbeddingCollection(features, optimizer=optimizer or Adam(None), seed=3, name="collection")
+    vectors = collection(x)
+    model = Model(x, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(list(vectors.values()))))
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", accumulate_steps=k)
+    return model
+
+
+def tables(model):
+    return model.get_layer("collection").tables
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = make()
+    rng = np.random.default_rng(0)
+    x = {"user": rng.integers(0, 20, 32), "item": rng.integers(0, 20, 32)}
+    model.fit(x, rng.normal(size=32), batch_size=8, epochs=2, verbose=0)
+    return model, x
+
+
+def assert_same_models(mine, other, x):
+    for a, b in zip(tables(mine), tables(other), strict=True):
+        assert_same_tables(a, b)
+    np.testing.assert_array_equal(mine.predict(x, verbose=0), other.predict(x, verbose=0))
+
+
+@pytest.mark.parametrize("name", ["weights", "model.weights.h5"])
+def test_weights_come_back_with_whole_tables(trained, tmp_path, name):
+    model, x = trained
+    model.save_weights(tmp_path / name)
+    other = make()
+    tables(other)[0].lookup([999])  # what it held goes
+    other.load_weights(tmp_path / name)
+    assert_same_models(model, other, x)
+
+
+def test_a_keras_file_holds_model_tables_and_compilation(trained, tmp_path):
+    model, x = trained
+    model.save(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(other, Model)
+    assert other.loss == "mse"
+    assert_same_models(model, other, x)
+    # The next step is the same too.
+    y = np.ones(len(x["user"]))
+    for each in (model, other):
+        each.train_on_batch(x, y)
+    for a, b in zip(tables(model), tables(other), strict=True):
+        np.testing.assert_array_equal(np.sort(a.export().rows, axis=0), np.sort(b.export().rows, axis=0))
+
+
+def test_accumulation_is_part_of_the_compilation(tmp_path):
+    make(k=3).save(tmp_path / "model.keras")
+    assert tf.keras.models.load_model(tmp_path / "model.keras").get_compile_config()["accumulate_steps"] == 3
+
+
+def test_a_checkpoint_carries_model_and_optimizer(trained, tmp_path):
+    model, x = trained
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(tmp_path / "at")
+    other = make()
+    tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
+    assert_same_models(model, other, x)
+    assert int(other.optimizer.iterations) == int(model.optimizer.iterations)
+
+
+def test_a_checkpointing_callback_writes_what_loads(trained, tmp_path):
+    _, x = trained
+    model = make()
+    callback = tf.keras.callbacks.ModelCheckpoint(tmp_path / "best", save_weights_only=True)
+    model.fit(x, np.ones(32), verbose=0, callbacks=[callback])
+    other = make()
+    other.load_weights(tmp_path / "best")
+    assert_same_models(model, other, x)
+
+
+def test_a_clone_is_the_model_with_rows_anew(trained):
+    model, x = trained
+    clone = tf.keras.models.clone_model(model)
+    assert isinstance(clone, Model)
+    assert [int(table.size()) for table in tables(clone)] == [0, 0]
+    assert [table.seed for table in tables(clone)] == [3, 3]
+    clone.compile("adam", "mse")
+    clone.fit(x, np.ones(32), verbose=0)
+    assert [int(t.size()) for t in tables(clone)] == [int(t.size()) for t in tables(model)]
+
+
+@pytest.mark.parametrize("name", ["weights.h5", "weights.hdf5"])
+def test_the_older_hdf5_is_refused_because_it_would_leave_the_tables_out(trained, tmp_path, name):
+    model, _ = trained
+    with pytest.raises(ConfigError, match=r"would leave the dynamic tables out: use .* \.weights\.h5"):
+        model.save_weights(tmp_path / name)
+    with pytest.raises(ConfigError, match="tables out"):
+        model.load_weights(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_model_of_keras_is_refused(trained, tmp_path):
+    model, _ = trained
+    with pytest.raises(ConfigError, match=r"saved whole as `\.keras` alone"):
+        model.save(tmp_path / "folder")
+    with pytest.raises(ConfigError, match="export_model writes a SavedModel"):
+        model.export(tmp_path / "folder")
+    meta = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=8)]), DenseStack({"out": 1}))
+    with pytest.raises(ConfigError, match="tables out"):
+        meta.save_weights(tmp_path / "weights.h5")
+
+
+OTHER_PLAN = r"has the tables .*; item.* but what is loaded was saved with user \("
+
+
+@pytest.mark.parametrize("name", ["weights", "model.weights.h5"])
+def test_rows_of_other_features_are_refused(trained, tmp_path, name):
+    model, _ = trained
+    model.save_weights(tmp_path / name)
+    with pytest.raises(ConfigError, match=OTHER_PLAN):
+        make([FeatureConfig("other", 4), *FEATURES[1:]]).load_weights(tmp_path / name)
+
+
+def test_rows_of_a_plan_with_fewer_tables_are_refused(trained, tmp_path):
+    path = tf.train.Checkpoint(trained[0].get_layer("collection")).save(tmp_path / "at")
+    other = EmbeddingCollection([FeatureConfig("user", 4), FeatureConfig("more", 4), *FEATURES[1:]])
+    with pytest.raises(ConfigError, match=OTHER_PLAN):
+        tf.train.Checkpoint(other).restore(path)
+
+
+@pytest.mark.parametrize("name", ["weights", "model.weights.h5"])
+def test_rows_of_another_optimizer_are_refused(trained, tmp_path, name):
+    model, _ = trained
+    model.save_weights(tmp_path / name)
+    with pytest.raises(ConfigError, match="the checkpoint holds"):
+        make(optimizer=Adagrad(0.1)).load_weights(tmp_path / name)
+
+
+def make_meta():
+    network = tf.keras.Sequential(
+        [tf.keras.layers.Dense(4, "relu", name="fc"), tf.keras.layers.Dense(1, name="out")]
+    )
+    features = [FeatureConfig("user", 4), FeatureConfig("item", 4)]
+    inner = InnerLoop("meta-sgd", optimizer=Momentum(0.5), adapt=["out", "embeddings"])
+    model = MetaModel(EmbeddingCollection(features, seed=3), network, inner=inner, reduction="task")
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", ["mae", NDCG(2)], accumulate_steps=2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained_meta():
+    model, batch = make_meta(), make_batch([3, 2])
+    batch["label"] = tf.abs(batch["label"])
+    model.fit(tf.data.Dataset.from_tensors(batch).repeat(4), verbose=0)
+    return model, batch
+
+
+@pytest.mark.parametrize("name", ["weights", "model.weights.h5"])
+def test_a_meta_models_weights_and_learned_rates_come_back(trained_meta, tmp_path, name):
+    model, batch = trained_meta
+    model.save_weights(tmp_path / name)
+    other = make_meta()
+    other.load_weights(tmp_path / name)
+    np.testing.assert_array_equal(other(batch), model(batch))
+    assert_same_tables(other.collection.tables[0], model.collection.tables[0])
+
+
+def test_a_keras_file_holds_a_meta_model_whole(trained_meta, tmp_path):
+    model, batch = trained_meta
+    model.save(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert (other.inner, other.reduction) == (model.inner, "task")
+    np.testing.assert_array_equal(other(batch), model(batch))
+    data = tf.data.Dataset.from_tensors(batch).repeat(2)
+    one, two = (each.fit(data, verbose=0).history for each in (model, other))
+    assert one == two
+    assert set(one) == {"loss", "mae", "ndcg@2"}
+    np.testing.assert_array_equal(other(batch), model(batch))

@@ -1,0 +1,189 @@
+"""Tables without an optimizer of their own do as the Keras optimizer of their model does."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.models import Model
+from gmeta.ops import Adam, Normal
+from gmeta.testing.jobs.process_ranks import run_ranks
+
+KERAS = tf.keras.optimizers
+USERS = np.array([3, 5, 3, 8, 5, 3, 8, 8])
+LABELS = np.array([4.0, -3.0, 2.0, 9.0, 1.0, 5.0, -7.0, 2.0], np.float32)
+NORMAL = Normal(0.0, 0.5)
+
+FOLLOWED = {
+    "sgd": lambda **clip: KERAS.SGD(0.1, **clip),
+    "momentum": lambda **clip: KERAS.SGD(0.1, momentum=0.8, nesterov=True, **clip),
+    "adam": lambda **clip: KERAS.Adam(0.1, beta_1=0.7, epsilon=1e-3, **clip),
+    "adagrad": lambda **clip: KERAS.Adagrad(0.1, initial_accumulator_value=0.3, **clip),
+    "adamw": lambda **clip: KERAS.AdamW(0.1, weight_decay=0.1, **clip),
+    "adam with decay": lambda **clip: KERAS.Adam(0.1, weight_decay=0.1, **clip),
+    "ftrl": lambda **clip: KERAS.Ftrl(0.1, l1_regularization_strength=0.01, beta=0.2, **clip),
+    "legacy adam": lambda **clip: KERAS.legacy.Adam(0.1, beta_2=0.9, decay=0.5, **clip),
+    "scaled": lambda **clip: tf.keras.mixed_precision.LossScaleOptimizer(KERAS.SGD(0.1, **clip)),
+}
+CLIPS = ({}, {"clipvalue": 0.05}, {"clipnorm": 0.2}, {"global_clipnorm": 0.3})
+
+
+def make(optimizer, own=None):
+    user = tf.keras.Input([], name="user", dtype=tf.int64)
+    collection = EmbeddingCollection([FeatureConfig("user", 4, initializer=NORMAL)], optimizer=own, name="c")
+    kernel = tf.keras.initializers.GlorotUniform(seed=1)
+    dense = tf.keras.layers.Dense(1, kernel_initializer=kernel, name="d")
+    model = Model({"user": user}, dense(collection({"user": user})["user"]))
+    if optimizer is not None:
+        model.compile(optimizer, "mse")
+    return model
+
+
+def keras_model(optimizer, rows):
+    """The same with the rows as a matrix, so that gradients are of rows rather than of occurrences."""
+    numbers = tf.keras.Input([3], name="user")
+    table = tf.keras.layers.Dense(
+        4, use_bias=False, kernel_initializer=tf.keras.initializers.Constant(rows), name="c"
+    )
+    kernel = tf.keras.initializers.GlorotUniform(seed=1)
+    dense = tf.keras.layers.Dense(1, kernel_initializer=kernel, name="d")
+    model = tf.keras.Model({"user": numbers}, dense(table(numbers)))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def rows_of(model):
+    return model.get_layer("c").tables[0].lookup([3, 5, 8], insert=False).rows.numpy()
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_rows_step_as_a_matrix_that_the_same_optimizer_trains(name, clip):
+    if clip and name not in ("sgd", "adam", "legacy adam", "scaled"):
+        pytest.skip("one of each kind is enough")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = make(FOLLOWED[name](**clip))
+    keras = keras_model(FOLLOWED[name](**clip), rows_of(model))
+    numbers = np.eye(3, dtype=np.float32)[np.searchsorted([3, 5, 8], USERS)]
+    for _ in range(4):
+        model.train_on_batch({"user": USERS}, LABELS)
+        keras.train_on_batch({"user": numbers}, LABELS)
+    np.testing.assert_allclose(rows_of(model), keras.get_layer("c").get_weights()[0], rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        model.get_layer("d").get_weights()[0], keras.get_layer("d").get_weights()[0], rtol=2e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (KERAS.RMSprop(0.1), "without what is RMSprop's own, which has no fused form"),
+        (KERAS.Adam(0.1, amsgrad=True), "without amsgrad"),
+        (KERAS.SGD(0.1, weight_decay=0.1), "SGD at the rate of SGD, without its weight_decay"),
+        (KERAS.SGD(0.1, use_ema=True), "without its moving averages"),
+    ],
+    ids=["rmsprop", "amsgrad", "weight decay", "moving averages"],
+)
+def test_compile_says_in_a_line_what_tables_leave_out(optimizer, said):
+    with pytest.warns(UserWarning, match=said) as found:
+        make(optimizer)
+    assert len(found) == 1
+    assert "\n" not in str(found[0].message)
+
+
+def test_an_optimizer_of_the_tables_own_stays_and_is_not_clipped():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, other = (
+            make(KERAS.RMSprop(0.1), own=Adam(0.1)),
+            make(KERAS.RMSprop(0.1, clipvalue=1e-9), own=Adam(0.1)),
+        )
+    for model in (one, other):
+        assert type(model.get_layer("c").optimizer) is Adam
+        model.train_on_batch({"user": USERS}, LABELS)
+    np.testing.assert_array_equal(rows_of(one), rows_of(other))
+    with pytest.raises(ConfigError, match=r"one of gmeta\.ops"):
+        make("sgd", own="sgd")
+
+
+def test_another_kind_at_recompile_keeps_rows_and_says_that_slots_begin_anew():
+    model = make("adam")
+    model.train_on_batch({"user": USERS}, LABELS)
+    rows = rows_of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.compile(KERAS.Adam(0.01, beta_1=0.5), "mse")  # has the same slots
+    assert model.get_layer("c").optimizer.beta_1 == 0.5
+    assert model.get_layer("c").tables[0].export().slots.numpy().any()
+    with pytest.warns(UserWarning, match="without the slots of c/user, which begin anew"):
+        model.compile("adagrad", "mse")
+    np.testing.assert_array_equal(rows_of(model), rows)
+    np.testing.assert_allclose(model.get_layer("c").tables[0].export().slots, 0.1)
+
+
+def test_checkpoints_from_before_load_their_rows_and_an_uncompiled_model_takes_what_was_saved(tmp_path):
+    before = make("sgd", own=Adam(None))  # what tables were, whatever compile was given
+    before.train_on_batch({"user": USERS}, LABELS)
+    for name in ("old", "old.weights.h5"):
+        before.save_weights(tmp_path / name)
+        model = make("sgd")
+        with pytest.warns(UserWarning, match="saved with Adam: its rows are loaded"):
+            model.load_weights(tmp_path / name)
+        np.testing.assert_array_equal(rows_of(model), rows_of(before))
+    after = make("adagrad")
+    after.train_on_batch({"user": USERS}, LABELS)
+    after.save_weights(tmp_path / "new.weights.h5")
+    model = make(None)
+    model.predict({"user": USERS}, verbose=0)  # a graph from before
+    model.load_weights(tmp_path / "new.weights.h5")
+    np.testing.assert_array_equal(
+        model.predict({"user": USERS}, verbose=0), after.predict({"user": USERS}, verbose=0)
+    )
+    model.compile("adagrad", "mse")
+    table, expected = model.get_layer("c").tables[0], after.get_layer("c").tables[0]
+    np.testing.assert_array_equal(
+        np.sort(table.export().slots, axis=0), np.sort(expected.export().slots, axis=0)
+    )
+
+
+def test_a_saved_model_follows_its_optimizer_again(tmp_path):
+    model = make("adagrad")
+    model.train_on_batch({"user": USERS}, LABELS)
+    model.save(tmp_path / "m.keras")
+    again = tf.keras.models.load_model(tmp_path / "m.keras")
+    assert again.get_layer("c").optimizer == model.get_layer("c").optimizer
+    for each in (model, again):
+        each.train_on_batch({"user": USERS}, LABELS)
+    np.testing.assert_array_equal(rows_of(again), rows_of(model))
+
+
+def on_rank(make, clip, users, labels):
+    from gmeta.core import collectives
+
+    here = collectives.world()
+    model = make(tf.keras.optimizers.SGD(0.1, **clip))
+    data = tf.data.Dataset.from_tensors(
+        ({"user": users[here.rank :: here.size]}, labels[here.rank :: here.size])
+    )
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    model.fit(data.with_options(options), epochs=3, verbose=0)
+    table = model.get_layer("c").tables[0].export()
+    return dict(zip(table.keys.numpy().tolist(), table.rows.numpy(), strict=True)), model.get_layer(
+        "d"
+    ).kernel.numpy()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("clip", CLIPS[2:], ids=str)
+def test_norms_are_of_all_ranks(clip):
+    (one,) = run_ranks(on_rank, 1, make, clip, USERS, LABELS)
+    first, second = run_ranks(on_rank, 2, make, clip, USERS, LABELS)
+    rows = {**first[0], **second[0]}
+    for key, row in one[0].items():
+        np.testing.assert_allclose(rows[key], row, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first[1], one[1], rtol=1e-5, atol=1e-6)

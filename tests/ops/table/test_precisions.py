@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta import ops
+from gmeta.core.errors import ConfigError
+from gmeta.testing.reference import ReferenceHashTable
+from gmeta.testing.tables import assert_agrees, assert_same_tables
+
+pytestmark = pytest.mark.usefixtures("table_device")
+
+IDS = np.arange(300)
+
+
+def tables(dim=24, optimizer=None, threshold=1000, initializer=None, seed=0):
+    """One of two precisions, and one of float32 that is the same else."""
+    settings = (dim, optimizer or ops.SGD(1.0), initializer or ops.Normal(0, 0.1), seed)
+    return ops.HashTable(*settings, precision=ops.TwoPrecisions(threshold)), ops.HashTable(*settings)
+
+
+def record_bytes(table: ops.HashTable) -> int:
+    statistics = table.statistics()
+    return int(statistics.bytes) - 16 * int(statistics.capacity)  # but for what little is being drained
+
+
+def test_a_row_is_half_until_its_frequency_reaches_the_threshold():
+    mixed, full = tables(threshold=3)
+    rounded = full.lookup(IDS).rows.numpy().astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(mixed.lookup(IDS, insert=False).rows, rounded)
+    for half in (300, 300, 0, 0):
+        np.testing.assert_array_equal(mixed.lookup(IDS).rows, rounded)
+        mixed.lookup(IDS, insert=False)  # is no use
+        assert int(mixed.statistics().half_rows) == half
+    mixed.lookup([1000])
+    assert int(mixed.statistics().half_rows) == 1
+    step = np.float32(1e-6)  # far below a half's last place
+    mixed.apply_gradients([5, 1000], tf.fill([2, 24], step))
+    np.testing.assert_array_equal(mixed.lookup([5]).rows[0], rounded[5] - step)
+    assert int(mixed.statistics().half_rows) == 1
+
+
+def test_a_row_may_be_promoted_and_made_in_the_middle_of_a_batch():
+    random = np.random.default_rng(0)
+    mixed, full = tables(dim=3, threshold=4, initializer=ops.Zeros())
+    for _ in range(30):
+        keys = random.integers(0, 60, 400)  # each about seven times
+        np.testing.assert_array_equal(mixed.lookup_keys(keys), full.lookup_keys(keys))
+        grads = random.integers(-2, 3, (400, 3)).astype(np.float32)  # exact in float16
+        mixed.apply_gradients(keys, grads)
+        full.apply_gradients(keys, grads)
+        gone = random.integers(0, 60, 20)
+        assert int(mixed.remove(gone)) == int(full.remove(gone))
+        assert_same_tables(mixed, full)
+
+
+def test_the_error_of_half_rows_stays_within_its_bound():
+    mixed, full = tables()
+    steps = 50
+    random = np.random.default_rng(1)
+    largest = np.zeros((300, 24), np.float32)
+    for _ in range(steps):
+        grads = random.normal(0, 0.01, (300, 24)).astype(np.float32)
+        for table in (mixed, full):
+            table.lookup(IDS)
+            table.apply_gradients(IDS, grads)
+        largest = np.maximum(largest, np.abs(mixed.lookup_keys(IDS, insert=False)))
+    error = np.abs(mixed.lookup_keys(IDS).numpy() - full.lookup_keys(IDS).numpy())
+    bound = (steps + 1) * (np.maximum(largest * 2.0**-11, 2.0**-25) * 1.01 + 1e-7)
+    assert (error <= bound).all()
+    assert 1e-6 < error.mean() < bound.mean() / 4  # roundings mostly cancel
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [ops.Adagrad(0.01), ops.RowWiseAdagrad(0.01), ops.Momentum(0.01), ops.Adam(0.01), ops.AdamW(0.01)],
+    ids=lambda optimizer: optimizer.kind,
+)
+@pytest.mark.parametrize("scale", [1e-5, 1.0])
+def test_half_rows_train_as_float32_rows_do(optimizer, scale):
+    # Gradients of 1e-5 have squares far below the smallest float16.
+    mixed, full = tables(optimizer=optimizer)
+    start = full.lookup(IDS).rows.numpy()
+    random = np.random.default_rng(2)
+    for _ in range(20):
+        grads = (random.normal(0.5, 1.0, (300, 24)) * scale).astype(np.float32)
+        for table in (mixed, full):
+            table.lookup(IDS)
+            table.apply_gradients(IDS, grads)
+    expected = full.lookup_keys(IDS).numpy()
+    error = np.abs(mixed.lookup_keys(IDS).numpy() - expected)
+    moved = np.abs(expected - start)
+    assert error.max() < 0.02 * moved.max() + 20 * 2.0**-12
+    assert error.mean() < 0.004 * moved.mean() + 2.0**-14
+
+
+@pytest.mark.parametrize(
+    "optimizer", [ops.SGD(0.5), ops.Adagrad(0.5), ops.RowWiseAdagrad(0.5)], ids=lambda o: o.kind
+)
+def test_the_reference_rounds_alike(optimizer):
+    settings = (5, optimizer, ops.Uniform(-1.0, 1.0), 3)
+    precision = ops.TwoPrecisions(3)
+    table = ops.HashTable(*settings, precision=precision)
+    model = ReferenceHashTable(*settings, precision=precision)
+    random = np.random.default_rng(3)
+    for _ in range(6):
+        ids = random.integers(0, 40, 30)
+        np.testing.assert_allclose(table.lookup(ids).rows, model.lookup(ids)[0], rtol=2.0**-10)
+        grads = random.integers(-4, 5, (30, 5)).astype(np.float32) / 8
+        table.apply_gradients(ids, grads)
+        model.apply_gradients(ids, grads, 0.5)
+    if isinstance(optimizer, ops.SGD):  # the others divide, and may round to neighbours
+        assert_agrees(table, model)
+
+
+def test_numbers_that_float16_cannot_hold_are_its_largest():
+    mixed, _ = tables(dim=2, initializer=ops.Zeros())
+    mixed.lookup([1])
+    mixed.apply_gradients([1], [[1e6, -np.inf]])
+    np.testing.assert_array_equal(mixed.lookup([1]).rows, [[-65504.0, 65504.0]])
+
+
+@pytest.mark.parametrize("optimizer", [ops.SGD(), ops.Adam()], ids=lambda o: o.kind)
+def test_half_rows_take_half_the_memory(optimizer):
+    mixed, full = tables(dim=64, optimizer=optimizer, threshold=2)
+    ids = np.arange(100_000)
+    for table in (mixed, full):
+        table.lookup(ids)
+    numbers = 64 + optimizer.slot_floats(64)
+    saved = int(full.statistics().bytes) - int(mixed.statistics().bytes)
+    assert saved >= 0.95 * 2 * numbers * len(ids)
+    mixed.lookup(ids)  # promotes all; the half records are used again by rows to come
+    before = record_bytes(mixed)
+    mixed.lookup(np.arange(1_000_000, 1_090_000))
+    assert record_bytes(mixed) < 1.1 * before
+
+
+def test_a_bound_in_bytes_holds_more_half_rows():
+    bound = 1_000_000
+    sizes = []
+    for precision in (None, ops.TwoPrecisions(10)):
+        table = ops.HashTable(
+            32, ops.Adam(), ops.Zeros(), eviction=ops.LRU(max_bytes=bound), precision=precision
+        )
+        for start in range(0, 20_000, 500):
+            table.lookup(np.arange(start, start + 500))
+        table.evict()
+        sizes.append(int(table.size()))
+        row = 48 + 8 + (4 if precision is None else 2) * 96
+        assert 0.8 * bound < sizes[-1] * row <= bound
+    assert sizes[1] > 1.6 * sizes[0]
+
+
+def test_a_checkpoint_restores_each_row_to_its_precision(tmp_path: Path):
+    def make(precision: ops.TwoPrecisions | None) -> ops.HashTable:
+        return ops.HashTable(6, ops.Adam(0.1), ops.Normal(0, 1), seed=4, precision=precision)
+
+    saved = make(ops.TwoPrecisions(2))
+    for ids in (IDS, IDS[:100]):
+        saved.lookup(ids)
+        saved.apply_gradients(ids, tf.ones([len(ids), 6]))
+    path = tf.train.Checkpoint(table=saved).save(tmp_path / "model")
+    restored, full, wider = make(ops.TwoPrecisions(2)), make(None), make(ops.TwoPrecisions(3))
+    restored.lookup(IDS)  # the rows of frequency 2 take the place of half ones
+    for table, half in ((restored, 200), (full, 0), (wider, 300)):
+        tf.train.Checkpoint(table=table).restore(path).assert_consumed()
+        assert int(table.statistics().half_rows) == half
+    assert_same_tables(saved, restored)
+    assert_same_tables(saved, full)  # float32 holds what half rows held
+    for table in (saved, restored):
+        table.lookup(IDS)
+        table.apply_gradients(IDS, tf.ones([300, 6]))
+    assert_same_tables(saved, restored)
+    restored.import_(saved.export())  # over rows that are there
+    assert int(restored.statistics().half_rows) == 0
+
+
+def test_a_threshold_below_two_is_refused():
+    with pytest.raises(ConfigError, match="TwoPrecisions: threshold must be an integer from 2 to"):
+        ops.TwoPrecisions(1)

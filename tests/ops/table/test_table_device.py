@@ -1,0 +1,203 @@
+"""Where a table is: what may be asked for, what comes of it without a GPU, and moving between the two."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta import ops
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.ops import device as devices
+from gmeta.testing.tables import assert_same_tables
+
+needs_gpu = pytest.mark.skipif("missing()", reason="needs a GPU and a build with CUDA")
+needs_no_gpu = pytest.mark.skipif("not missing()", reason="there is a GPU")
+
+
+def missing():
+    return devices.missing()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_said(monkeypatch):
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
+    devices.warn_once.cache_clear()
+
+
+def test_a_device_is_one_of_three_words(monkeypatch):
+    with pytest.raises(ConfigError, match="table 'x': device must be one of auto, cpu, gpu, got 'cuda'"):
+        ops.HashTable(2, name="x", device="cuda")
+    monkeypatch.setenv(devices.VARIABLE, "tpu")
+    with pytest.raises(ConfigError, match=r"GMETA_TABLE_DEVICE, table 'x': device must be one of .* 'tpu'"):
+        ops.HashTable(2, name="x")
+    assert ops.HashTable(2, name="x", device="cpu").device == "cpu"
+
+
+def test_a_table_that_says_nothing_is_in_host_memory():
+    table = ops.HashTable(2)
+    assert (table.device, EmbeddingCollection([FeatureConfig("a", 2)]).tables[0].device) == ("cpu", "cpu")
+    assert table.lookup([1]).rows.device.endswith("CPU:0")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "gpus", "reason"),
+    [("0", ["GPU:0"], "gmeta was built without CUDA"), ("1", [], "TensorFlow sees no GPU")],
+)
+def test_without_a_gpu_it_is_kept_in_host_memory_with_one_warning(monkeypatch, cuda, gpus, reason):
+    monkeypatch.setattr(devices, "build_info", lambda _: {"cuda": cuda})
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: gpus)
+    devices.missing.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=f"device='gpu': {reason}.*kept in host memory") as said:
+            tables = [ops.HashTable(2, ops.SGD(1.0), ops.Zeros(), device="gpu") for _ in range(3)]
+    finally:
+        devices.missing.cache_clear()
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    tables[0].lookup([5])
+    tables[0].apply_gradients([5], tf.ones([1, 2]))
+    assert tables[0].device == "cpu"
+    np.testing.assert_array_equal(tables[0].lookup([5], insert=False).rows, [[-1, -1]])
+
+
+def test_the_layer_hands_it_on_and_remembers_it():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        layer = EmbeddingCollection([FeatureConfig("a", 2), FeatureConfig("b", 3)], device="gpu")
+    assert len(said) == bool(missing())
+    assert {table.device for table in layer.tables} == {"cpu" if missing() else "gpu"}
+    assert layer.get_config()["device"] == "gpu"
+    assert EmbeddingCollection.from_config(layer.get_config()).device == "gpu"
+
+
+@needs_gpu
+def test_rows_stay_on_the_gpu_and_records_go_either_way(tmp_path):
+    tables = {place: ops.HashTable(4, ops.Adam(), ops.Normal(), 3, device=place) for place in ("cpu", "gpu")}
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1000)
+    for table in tables.values():
+        found = table.lookup(np.tile(ids, 2))
+        table.apply_gradients(found.keys, tf.ones_like(found.rows))
+    found = tables["gpu"].lookup(ids)
+    assert {each.device[-5:] for each in found} == {"GPU:0"}
+    np.testing.assert_array_equal(found.keys, ids)
+    np.testing.assert_allclose(found.rows, tables["cpu"].lookup(ids).rows, rtol=2e-6, atol=1e-7)
+    for here, there in (("cpu", "gpu"), ("gpu", "cpu")):
+        fresh = ops.HashTable(4, ops.Adam(), ops.Normal(), 3, device=there)
+        path = tf.train.Checkpoint(table=tables[here]).save(str(tmp_path / here))
+        tf.train.Checkpoint(table=fresh).restore(path).assert_consumed()
+        assert_same_tables(fresh, tables[here])
+
+
+def test_the_rows_of_a_gpu_are_at_least_one():
+    with pytest.raises(ConfigError, match="table 'x': device_rows must be at least 1, or None, got 0"):
+        ops.HashTable(2, name="x", device_rows=0)
+    layer = EmbeddingCollection([FeatureConfig("a", 2)], device_rows=7)
+    assert layer.get_config()["device_rows"] == 7
+    assert ops.HashTable(2, device="cpu", device_rows=1).lookup([1, 2, 3]).rows.shape == (3, 2)
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", [None, ops.TwoPrecisions(2)], ids=["float32", "two"])
+def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same(precision):
+    tables = [
+        ops.HashTable(64, ops.Adam(), seed=1, device="gpu", device_rows=rows, precision=precision)
+        for rows in (None, 1000)
+    ]
+    for table in tables:
+        for start in (0, 20_000, 10_000):
+            found = table.lookup(np.arange(start, start + 40_000))
+            table.apply_gradients(found.keys, tf.sin(found.rows))
+    assert_same_tables(*tables)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ops.SGD(0.1),
+        ops.Adagrad(0.1),
+        ops.RowWiseAdagrad(0.1),
+        ops.Momentum(0.1),
+        ops.Adam(0.1),
+        ops.AdamW(0.1),
+    ],
+    ids=lambda optimizer: optimizer.kind,
+)
+@pytest.mark.parametrize("dim", [1, 6, 8, 64])
+def test_half_rows_of_a_gpu_are_the_cpus_to_the_last_bit(optimizer, dim):
+    settings = (dim, optimizer, ops.Uniform(-1.0, 1.0), 7)
+    tables = [
+        ops.HashTable(*settings, precision=ops.TwoPrecisions(3), device=place) for place in ("cpu", "gpu")
+    ]
+    random = np.random.default_rng()
+    for _ in range(12):
+        keys = random.integers(0, 3000, 2000)
+        distinct = np.unique(keys)
+        grads = random.normal(0, 1, (len(distinct), dim)).astype(np.float32)
+        gone = random.integers(0, 3000, 100)
+        found = []
+        for table in tables:
+            rows = [
+                table.lookup_keys(keys, insert=False),
+                table.lookup_keys(keys),
+                table.lookup(keys[:900]).rows,
+            ]
+            table.apply_gradients(distinct, grads)
+            found.append((*rows, table.remove(gone), table.statistics().half_rows))
+        for mine, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(mine, other)
+        assert_same_tables(*tables)
+    assert 0 < int(tables[0].statistics().half_rows) < int(tables[0].size())
+
+
+@needs_gpu
+def test_what_a_gpu_cannot_is_done_in_host_memory_with_one_warning(monkeypatch):
+    make = ops.HashTable._make
+
+    def refuse_on_gpu(table):
+        if table.device == "gpu":
+            raise tf.errors.UnimplementedError(None, None, "it has no such kernel")
+        return make(table)
+
+    monkeypatch.setattr(ops.HashTable, "_make", refuse_on_gpu)
+    with pytest.warns(UserWarning, match="device='gpu': it has no such kernel") as said:
+        table = ops.HashTable(2, device="gpu")
+    assert len(said) == 1
+    assert table.device == "cpu"
+    assert table.lookup([1]).rows.shape == (1, 2)
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
+def test_a_layer_learns_the_same_on_either(compiled):
+    features = [FeatureConfig("a", 4), FeatureConfig("b", 4), FeatureConfig("tags", 4, "mean")]
+    random = np.random.default_rng(1)
+    batches = [
+        {
+            "a": tf.constant(random.integers(0, 20, 64)),
+            "b": tf.constant(random.integers(0, 20, 64)),
+            "tags": tf.RaggedTensor.from_row_lengths(random.integers(0, 9, 128), np.full(64, 2)),
+        }
+        for _ in range(5)
+    ]
+
+    def trained(device):
+        layer = EmbeddingCollection(features, optimizer=ops.Adagrad(0.1), device=device)
+
+        def step(ids):
+            lookup = layer.lookup(ids)
+            with tf.GradientTape() as tape:
+                tape.watch(lookup.rows)
+                loss = tf.reduce_sum(layer.concat(lookup) ** 2)
+            layer.apply_gradients(lookup, tape.gradient(loss, lookup.rows))
+            return loss
+
+        step = tf.function(step) if compiled else step
+        losses = [float(step(batch)) for batch in batches]
+        keys = np.sort(layer.tables[0].export().keys.numpy())
+        return losses, keys, layer.tables[0].lookup_keys(keys, insert=False).numpy()
+
+    for mine, other in zip(trained("gpu"), trained("cpu"), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,347 @@
+"""Tables of events become the same data set, whatever their format, order, files and the memory."""
+
+import datetime as dt
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmeta.core.data.group_index import GroupIndex
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.data.schema import Column
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.plan import placement as plan
+from gmeta.preprocess.plan.column_values import hash_text
+from gmeta.preprocess.progress import no_progress
+from gmeta.preprocess.tables.table_source import TableSource
+from gmeta.testing import plan_in_memory
+from gmeta.testing.data.event_tables import SPEC, event_table, parts, shuffled, write_table
+from gmeta.testing.data.written_records import read_split
+
+CONFIG = PrepareConfig(batch_rows=8, shards=3, seed=5, layout="columnar")
+
+
+def contents(folder):
+    """The shards and their indexes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if "tfrecord" in path.name}
+
+
+def sort_key(row):
+    price = np.float32(row["price"]).item()
+    return (
+        row["user"],
+        row["ts"],
+        float(row["click"]),
+        hash_text(row["item"]),
+        price,
+        (len(row["tags"]), row["tags"]),
+    )
+
+
+def test_what_is_written_is_what_was_given(tmp_path):
+    """Against plain Python: tasks, order, batches, columns."""
+    table = event_table(500)
+    summary = prepare(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", CONFIG, spec=SPEC)
+    manifest = Manifest.load(tmp_path / "out")
+    assert manifest.schema.columns == (
+        Column("user"),
+        Column("batch_id"),
+        Column("ts"),
+        Column("click", "float32"),
+        Column("item"),
+        Column("price", "float32"),
+        Column("tags", is_list=True),
+    )
+    tasks = {}
+    for row in sorted(table.to_pylist(), key=sort_key):
+        tasks.setdefault(row["user"], []).append(row)
+    found = {}
+    for row in read_split(tmp_path / "out", "train"):
+        found.setdefault(row.pop("user")[0], {}).setdefault(row.pop("batch_id")[0], []).append(row)
+    assert found.keys() == tasks.keys()
+    assert any(len(batches) > 3 for batches in found.values())
+    for user, rows in tasks.items():
+        pieces = np.array_split(np.arange(len(rows)), max(1, len(rows) // 8))
+        assert sorted(found[user]) == list(range(len(pieces)))
+        for number, piece in enumerate(pieces):
+            assert found[user][number] == [
+                {
+                    "ts": [rows[place]["ts"]],
+                    "click": [rows[place]["click"]],
+                    "item": [hash_text(rows[place]["item"])],
+                    "price": [np.float32(rows[place]["price"])],
+                    "tags": rows[place]["tags"],
+                }
+                for place in piece
+            ]
+    assert (summary.rows_read, summary.rows, summary.tasks) == (500, 500, len(tasks))
+    assert (manifest.seed, manifest.layout) == (5, "columnar")
+    assert manifest.versions == {"plan": plan.PLAN_VERSION, "layout": 1}
+    for shard in manifest.splits["train"].shards:
+        assert GroupIndex.load(tmp_path / "out" / shard.name).checksum == shard.index
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The shards of one table, and the table."""
+    folder, table = tmp_path_factory.mktemp("tables"), event_table(3000)
+    prepare(write_table(table, folder / "t.parquet"), folder / "out", CONFIG, spec=SPEC)
+    return contents(folder / "out"), table
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.csv.gz", "t.jsonl.gz"])
+def test_every_format_gives_the_same_bytes(expected, tmp_path, name):
+    shards, table = expected
+    path = write_table(shuffled(table), tmp_path / name.removesuffix(".gz"))
+    if name.endswith(".gz"):
+        path.with_name(name).write_bytes(gzip.compress(path.read_bytes()))
+    prepare(tmp_path / name, tmp_path / "out", CONFIG, spec=SPEC)
+    assert contents(tmp_path / "out") == shards
+
+
+@pytest.mark.parametrize("given_", ["folder", "pattern", "several"])
+def test_a_table_may_be_many_files(expected, tmp_path, given_):
+    shards, table = expected
+    for number, part in enumerate(parts(shuffled(table), [0, 100, 2000])):
+        write_table(part, tmp_path / "t" / f"day={number}" / "part.parquet")
+    (tmp_path / "t" / "_SUCCESS").touch()
+    (tmp_path / "t" / ".hidden.parquet").write_text("left alone")
+    folder = tmp_path / "t"
+    several = sorted(folder.glob("*/*.parquet"))
+    data = {"folder": folder, "pattern": f"{folder}/*/part.parquet", "several": several}
+    summary = prepare(data[given_], tmp_path / "out", CONFIG, spec=SPEC)
+    assert contents(tmp_path / "out") == shards
+    assert summary.rows_read == 3000
+    names = Manifest.load(tmp_path / "out").config["inputs"]
+    assert sorted(names) == [f"day={number}/part.parquet" for number in range(4)]
+
+
+def test_little_memory_gives_the_same_bytes(expected, tmp_path, monkeypatch):
+    """Many parts, many runs, and shards that are merged in pieces."""
+    shards, table = expected
+    monkeypatch.setattr(duckdb_engine, "_ROWS", 100)
+    monkeypatch.setattr(memory, "RUN_SHARE", 10_000 / (256 << 20))
+    monkeypatch.setattr(memory, "MERGE_SHARE", 5000 / (256 << 20))
+    data = write_table(table, tmp_path / "t.csv")
+    prepare(data, tmp_path / "out", CONFIG, spec=SPEC, memory_limit=memory.LEAST)
+    assert contents(tmp_path / "out") == shards
+
+
+@settings(max_examples=15)
+@given(
+    rows=st.integers(1, 300),
+    seed=st.integers(0, 99),
+    config=st.builds(
+        PrepareConfig,
+        seed=st.integers(0, 3),
+        min_rows=st.integers(1, 4),
+        max_rows=st.sampled_from([0, 60]),
+        batch_rows=st.sampled_from([None, 4, 9]),
+        shards=st.integers(1, 3),
+        layout=st.sampled_from(["columnar", "example"]),
+    ),
+    unique=st.sampled_from([(), ("item",), ("item", "click")]),
+    time=st.sampled_from(["ts", None, "price"]),
+)
+def test_the_engine_agrees_with_the_plan_in_memory(tmp_path_factory, rows, seed, config, unique, time):
+    folder = tmp_path_factory.mktemp("both")
+    data = write_table(event_table(rows, users=5, seed=seed), folder / "t.parquet")
+    spec = TableSpec("user", time=time, label="click", unique=unique, columns=SPEC.columns)
+    source = TableSource([data], spec, duckdb_engine.connect(1 << 30))
+    (folder / "expected").mkdir()
+    bad, plan_config = BadRecords("skip"), config.resolve(source.defaults)
+    try:
+        expected = plan_in_memory.run(source, plan_config, bad, no_progress, folder / "expected")
+    except DataError as error:
+        with pytest.raises(DataError, match=re.escape(str(error))):
+            prepare(data, folder / "out", config, "skip", spec=spec)
+        return
+    summary = prepare(data, folder / "out", config, "skip", spec=spec)
+    assert contents(folder / "out") == contents(folder / "expected")
+    assert summary.task_sizes == expected.task_sizes
+    assert {entry.reason: (entry.rows, entry.tasks) for entry in summary.left_out} == expected.left_out
+    assert sum(kind.count for kind in summary.bad) == sum(bad.counts.values())
+    assert summary.rows_read == rows
+
+
+def test_a_hot_task_is_cut_like_any_other(tmp_path):
+    table = event_table(4000, users=1)
+    prepare(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", CONFIG, spec=SPEC)
+    (split,) = Manifest.load(tmp_path / "out").splits.values()
+    assert split.groups >= 4000 // 16
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.jsonl"])
+def test_without_a_spec_of_columns_all_numbers_and_text_are_taken(tmp_path, name):
+    data = write_table(event_table(50).drop_columns(["tags"]), tmp_path / name)
+    summary = prepare(data, tmp_path / "out", spec=TableSpec("user", time="ts"))
+    manifest = Manifest.load(tmp_path / "out")
+    assert {column.name for column in manifest.schema} == {
+        *("user", "batch_id", "ts", "item", "price", "click", "unused")
+    }
+    assert "item" in manifest.roles.hashed
+    assert summary.columns_hashed == manifest.roles.hashed
+    assert (summary.columns, summary.columns_left_out) == (6, ())
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.jsonl", "t.csv"])
+def test_types_that_formats_write_differently(tmp_path, name):
+    """Booleans, dates and times, whole numbers among nulls."""
+    table = pa.table(
+        {
+            "user": [1, 1],
+            "ts": pa.array([dt.datetime(2024, 5, 1, 12), dt.datetime(2024, 5, 1, 11)], pa.timestamp("us")),
+            "day": [dt.date(2024, 5, 1), dt.date(2024, 5, 2)],
+            "click": [True, False],
+        }
+    )
+    if name == "t.jsonl":
+        rows = [{**row, "ts": str(row["ts"]), "day": str(row["day"])} for row in table.to_pylist()]
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        write_table(table, tmp_path / name)
+    spec = TableSpec("user", time="ts", label="click", columns={"day": ColumnSpec()})
+    prepare(tmp_path / name, tmp_path / "out", spec=spec)
+    second = 10**6
+    midnight = 1714521600 * second
+    assert [(row["ts"], row["day"], row["click"]) for row in read_split(tmp_path / "out", "train")] == [
+        ([midnight + 11 * 3600 * second], [midnight + 86400 * second], [0.0]),
+        ([midnight + 12 * 3600 * second], [midnight], [1.0]),
+    ]
+
+
+def test_a_file_without_a_header(tmp_path):
+    (tmp_path / "t.csv").write_text("1;a;0.5\n2;b;1\n1;c;2\n")
+    spec = TableSpec.load(_toml(tmp_path))
+    prepare(tmp_path / "t.csv", tmp_path / "out", spec=spec)
+    rows = read_split(tmp_path / "out", "train")
+    assert (
+        sorted((row["user"][0], row["item"][0], row["x"][0]) for row in rows)
+        == [
+            (1, hash_text("a"), 0.5),
+            (1, hash_text("c"), 2.0),
+            (2, hash_text("b"), 1.0),
+        ]
+        or len(rows) == 3
+    )
+
+
+def _toml(folder):
+    (folder / "spec.toml").write_text(
+        'task = "user"\n[columns.item]\nhash = true\n[columns.x]\ndtype = "float32"\n'
+        '[csv]\nheader = false\ndelimiter = ";"\nnames = ["user", "item", "x"]\n'
+    )
+    return folder / "spec.toml"
+
+
+def test_text_of_every_kind_is_hashed_alike(tmp_path):
+    texts = ["plain", 'with "quotes", and commas', "Ünïcödé 漢字", " spaces ", "two\nlines", ""]
+    table = pa.table({"user": [1] * 6, "ts": range(6), "item": texts})
+    spec = TableSpec("user", time="ts", columns={"item": ColumnSpec(hash=True, default=0)})
+    for name in ("t.parquet", "t.jsonl", "t.csv"):
+        prepare(write_table(table, tmp_path / name), tmp_path / name[2:], spec=spec)
+        got = [row["item"][0] for row in read_split(tmp_path / name[2:], "train")]
+        # A CSV file doesn't tell an empty text from none.
+        assert got[:5] == [hash_text(text) for text in texts[:5]]
+        assert got[5] in (hash_text(""), 0)
+
+
+def test_the_same_again_is_reused_and_another_spec_is_not(tmp_path):
+    data = write_table(event_table(100), tmp_path / "t.parquet")
+    prepare(data, tmp_path / "out", spec=SPEC)
+    assert prepare(data, tmp_path / "out", spec=SPEC).reused
+    shutil.copy(data, tmp_path / "copy.parquet")
+    with pytest.raises(GmetaError, match=r"prepared otherwise .*other input files"):
+        prepare(tmp_path / "copy.parquet", tmp_path / "out", spec=SPEC)
+    with pytest.raises(GmetaError, match=r"prepared otherwise .table"):
+        prepare(data, tmp_path / "out", spec=TableSpec("user"))
+
+
+def test_splits_and_selection(tmp_path):
+    table = event_table(2000)
+    sizes = dict(zip(*np.unique(table["user"], return_counts=True), strict=True))
+    config = PrepareConfig(cold_modulus=3, min_rows=50, max_rows=200)
+    summary = prepare(write_table(table, tmp_path / "t.parquet"), tmp_path / "out", config, spec=SPEC)
+    kept = {user for user, size in sizes.items() if 50 <= size <= 200}
+    for split, cold in (("warm", False), ("cold", True)):
+        tasks = {row["user"][0] for row in read_split(tmp_path / "out", split)}
+        assert tasks == {user for user in kept if (user % 3 == 0) == cold}
+        assert summary.splits[split].tasks == len(tasks)
+    assert {entry.reason: entry.tasks for entry in summary.left_out} == {
+        "task has fewer than 50 rows": sum(size < 50 for size in sizes.values()),
+        "task has more than 200 rows": sum(size > 200 for size in sizes.values()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("t.parquet", r"t\.parquet: say which of its columns is the task, with --task COLUMN or --spec FILE"),
+        ("nothing.parquet", "can't read it: No such file|not a MovieLens folder|can't list"),
+    ],
+)
+def test_a_table_needs_a_task(tmp_path, data, said):
+    write_table(event_table(10), tmp_path / "t.parquet")
+    with pytest.raises((ConfigError, DataError), match=said):
+        prepare(tmp_path / data, tmp_path / "out")
+
+
+def test_a_file_is_not_read_twice(tmp_path):
+    data = write_table(event_table(10), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"t\.parquet is given twice"):
+        prepare([data, tmp_path], tmp_path / "out", spec=SPEC)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A table that is larger than `SMALL`."""
+    rng, rows = np.random.default_rng(0), 700_000
+    columns = {"user": rng.integers(0, 5000, rows), "ts": rng.integers(0, 10**9, rows)}
+    columns |= {f"x{place}": rng.integers(0, 2**62, rows) for place in range(20)}
+    return write_table(pa.table(columns), tmp_path_factory.mktemp("wide") / "t.parquet")
+
+
+SMALL = 96 << 20
+OUT_OF_CORE = """
+import resource, sys
+from gmeta.cli import main
+from gmeta.preprocess import memory
+memory.DUCKDB_SHARE = {share}
+if {limit}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+main(["prepare", "--data", {data!r}, "--task", "user", "--time", "ts", "--layout", "columnar",
+      "--memory-limit", "512MiB", "--out", {out!r}])
+"""
+
+
+def out_of_core(data, out, limit):
+    program = OUT_OF_CORE.format(share=SMALL / (256 << 20), limit=limit, data=str(data), out=str(out))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_rows_that_do_not_fit_into_memory(wide, tmp_path):
+    prepare(wide, tmp_path / "whole", PrepareConfig(layout="columnar"), spec=TableSpec("user", time="ts"))
+    done = out_of_core(wide, tmp_path / "out", 0)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_too_small_for_temporary_files(wide, tmp_path):
+    done = out_of_core(wide, tmp_path / "out", 4 << 20)
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert re.match(
+        r"gmeta: error: can't write temporary files while reading .*t\.parquet: .*too large", error
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,88 @@
+"""FlexAttention, compiled: softmax attention, causal within sequences that lie one after another.
+
+Its document mask is HSTU's causal one over jagged sequences, block for block: blocks without a pair are
+skipped, and the mask is asked only in blocks with some. It weighs by softmax, HSTU by SiLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch._functorch.config
+from parts.attention.cases import Array, causal_blocks
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128
+
+torch._functorch.config.donated_buffer = False  # the gradients are taken many times of one pass
+_compiled = torch.compile(flex_attention, dynamic=False)
+
+
+@cache
+def _mask(tokens: int, device: str) -> tuple[Any, Callable[..., Any]]:
+    """Tokens' sequences, and the mask over them: one for all cases, so that it is compiled once."""
+    documents = torch.zeros(tokens, dtype=torch.int32, device=device)
+
+    def seen(batch: Any, head: Any, row: Any, column: Any) -> Any:
+        return (row >= column) & (documents[row] == documents[column])
+
+    return documents, seen
+
+
+def _listed(blocks: Array, device: str) -> tuple[Any, Any]:
+    """(1, 1, rows): how many blocks a row has; (1, 1, rows, columns): which, first of all."""
+    dense = torch.as_tensor(blocks, device=device)[None, None]
+    order = torch.argsort(dense.int(), dim=-1, descending=True, stable=True)
+    return dense.sum(-1).int(), order.int()
+
+
+def block_mask(lengths: Array, device: str = "cuda") -> BlockMask:
+    """The causal mask within sequences, whose tokens must be whole blocks in all."""
+    documents, seen = _mask(int(lengths.sum()), device)
+    numbers = torch.arange(len(lengths), dtype=torch.int32)
+    documents.copy_(torch.repeat_interleave(numbers, torch.as_tensor(lengths)))
+    partial, full = causal_blocks(lengths, BLOCK)
+    return BlockMask.from_kv_blocks(
+        *_listed(partial, device), *_listed(full, device), BLOCK_SIZE=BLOCK, mask_mod=seen
+    )
+
+
+class FlexAttention:
+    """One set of inputs; one at a time, since the mask is of the last that was made.
+
+    Args:
+      q, k, v: (tokens, heads, width).
+      of_out: The gradient of the output, alike.
+      lengths: Of the sequences.
+      alpha: What products of queries and keys are multiplied by.
+    """
+
+    def __init__(self, q: Any, k: Any, v: Any, of_out: Any, lengths: Array, alpha: float) -> None:
+        self._inputs = [self._by_head(x).requires_grad_() for x in (q, k, v)]
+        self._of_out = self._by_head(of_out)
+        self._mask = block_mask(lengths)
+        self._alpha = alpha
+        self._trained: Any = None
+
+    @staticmethod
+    def _by_head(x: Any) -> Any:
+        """(1, heads, tokens, width)."""
+        return x.transpose(0, 1).unsqueeze(0).contiguous()
+
+    @staticmethod
+    def jagged(x: Any) -> Any:
+        """(tokens, heads, width) of what the passes give."""
+        return x.detach()[0].transpose(0, 1)
+
+    def forward(self) -> Any:
+        """As in training: it keeps the logarithm of each row's sum as well, which costs it little."""
+        return _compiled(*self._inputs, block_mask=self._mask, scale=self._alpha)
+
+    def backward(self) -> tuple[Any, ...]:
+        """The gradients of q, k and v; the first call runs the forward pass too."""
+        if self._trained is None:
+            self._trained = self.forward()
+        return torch.autograd.grad(self._trained, self._inputs, self._of_out, retain_graph=True)
