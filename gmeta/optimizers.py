@@ -1,6 +1,6 @@
 """Sparse optimizers: what a `gmeta.ops.HashTable` does with a gradient, inside its update op.
 
-They are settings; the arithmetic is native (``ops/hash_table/optimizers.h``), and in NumPy in
+They are settings; the arithmetic is native (``ops/table/core/optimizers.h``), and in NumPy in
 `gmeta.testing.reference`. All are lazy: a row that gets no gradient in a call is left as it is.
 """
 

@@ -1,7 +1,7 @@
 """Which ids a `gmeta.ops.HashTable` gives a row of their own, which rows go, and how precise they are.
 
 They are settings, equal if their fields are; the decisions are native (``admission.h``, ``eviction.h`` and
-``rows.h`` in ``ops/hash_table``), and in plain Python in `gmeta.testing.reference`. All are deterministic:
+``rows.h`` in ``ops/table``), and in plain Python in `gmeta.testing.reference`. All are deterministic:
 the same batches in the same order give the same table, whatever the number of threads.
 """
 

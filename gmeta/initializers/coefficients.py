@@ -1,4 +1,4 @@
-"""The coefficients that make uniform numbers normal, those of ``ops/hash_table/initializer.h``."""
+"""The coefficients that make uniform numbers normal, those of ``ops/table/core/initializer.h``."""
 
 from __future__ import annotations
 

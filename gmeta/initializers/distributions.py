@@ -3,7 +3,7 @@
 Element j of the row of a key is a pure function of (initializer, table seed, key, j): counter-based random
 numbers (Philox4x32-10), turned into the distribution by inversion. It never depends on rank, step or order
 of insertion, and it is the same to the last bit on every machine. The formulas are in
-``ops/hash_table/initializer.h``; `gmeta.testing.reference.initial_rows` has them in NumPy.
+``ops/table/core/initializer.h``; `gmeta.testing.reference.initial_rows` has them in NumPy.
 """
 
 from __future__ import annotations

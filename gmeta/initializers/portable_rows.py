@@ -1,6 +1,6 @@
 """The initial rows of a table in plain TensorFlow ops, for graphs that run where gmeta isn't installed.
 
-The same integer and float32 operations in the same order as ``ops/hash_table/initializer.h``: the results are
+The same integer and float32 operations in the same order as ``ops/table/core/initializer.h``: the results are
 equal to the last bit. TensorFlow's graph optimizer changes the order of additions that follow each other, and
 of multiplications by constants; where it could, the formula has an equal form that leaves it nothing to
 change: subtract the negative, multiply inside a selection.

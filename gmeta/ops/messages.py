@@ -2,7 +2,7 @@
 
 The exchanges themselves are in `gmeta.core.collectives`; these ops make what they send and read what they
 receive, for all tables of a step together. How they work, and why they are fast, is in
-``ops/dedup_alltoall/key_exchange.h`` and ``row_exchange.h``.
+``ops/exchange/key_exchange.h`` and ``row_exchange.h``.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@
 // Invariants. The parts of all splits in the heap are disjoint chains, and together all sequences.
 // No two numbers are alike, so the heap's order is total. Parts of equal cost keep the order of the
 // places that they had before. So the result is a function of the costs alone, the same on each
-// rank, and the same as that of `karmarkar_karp` in gmeta/testing/reference/io/balance.py, to which it is held by a
-// test. Costs are never negative: then an empty part is never dearer than one with sequences, which
-// is what lets it be left out. Where a cost is zero it can be as dear, and its place matters, so
-// nothing is left out then.
+// rank, and the same as that of `karmarkar_karp` in gmeta/testing/reference/io/balance.py, to which
+// it is held by a test. Costs are never negative: then an empty part is never dearer than one with
+// sequences, which is what lets it be left out. Where a cost is zero it can be as dear, and its
+// place matters, so nothing is left out then.
 //
 // Why it is fast. n sequences take n - 1 joins, each with a few steps of the heap, O(log n).
 // Joining splits of a and b parts sorts min(a + b, ranks) of them. Where costs are alike, sequences

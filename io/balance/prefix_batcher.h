@@ -18,8 +18,8 @@
 //
 // The cut is a function of the stream from the cursor on. Prefixes beyond the first that reaches
 // the target only lie further from it, so what else waits in the queue has no part in it, and where
-// a stream stands is one number: no queue has to be saved. gmeta/testing/reference/io/balance.py says the same in
-// Python.
+// a stream stands is one number: no queue has to be saved. gmeta/testing/reference/io/balance.py
+// says the same in Python.
 
 #ifndef GMETA_IO_BALANCE_PREFIX_BATCHER_H_
 #define GMETA_IO_BALANCE_PREFIX_BATCHER_H_

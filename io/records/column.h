@@ -1,5 +1,5 @@
-// A column of a record: what it is called and what it holds, the native twin of gmeta.core.data.schema,
-// and the arrays that its values come from and go to.
+// A column of a record: what it is called and what it holds, the native twin of
+// gmeta.core.data.schema, and the arrays that its values come from and go to.
 
 #ifndef GMETA_IO_RECORDS_COLUMN_H_
 #define GMETA_IO_RECORDS_COLUMN_H_

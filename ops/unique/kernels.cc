@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/unique/by_owner.h"
-#include "ops/unique/parallel_unique.h"
-#include "ops/unique/unique.h"
+#include "ops/unique/host/by_owner.h"
+#include "ops/unique/host/parallel_unique.h"
+#include "ops/unique/host/unique.h"
 
 namespace gmeta {
 namespace {

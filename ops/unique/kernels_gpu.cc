@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "ops/gpu_unique/gpu_unique_abi.h"
+#include "ops/unique/gpu/unique_abi.h"
 #include "ops/unique/kernels.h"
 
 namespace gmeta {

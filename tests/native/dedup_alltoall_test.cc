@@ -8,8 +8,8 @@
 #include <set>
 #include <vector>
 
-#include "ops/dedup_alltoall/key_exchange.h"
-#include "ops/dedup_alltoall/row_exchange.h"
+#include "ops/exchange/key_exchange.h"
+#include "ops/exchange/row_exchange.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

@@ -8,11 +8,11 @@
 #include <random>
 #include <vector>
 
+#include "ops/attention/gpu/attention.cu"
+#include "ops/attention/gpu/backward.cu"
+#include "ops/attention/gpu/bias.cu"
+#include "ops/attention/gpu/strips.cu"
 #include "ops/common/cuda_error.cu"
-#include "ops/hstu_attention/gpu_backward.cu"
-#include "ops/hstu_attention/gpu_bias.cu"
-#include "ops/hstu_attention/hstu_attention.cu"
-#include "ops/hstu_attention/strips.cu"
 #include "tests/native/check.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/common/cuda_error.cu"
-#include "ops/hstu_layer/silu_projection.cu"
+#include "ops/layer/silu_projection.cu"
 #include "tests/native/check.h"
 
 namespace {

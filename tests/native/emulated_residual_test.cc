@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/common/cuda_error.cu"
-#include "ops/hstu_layer/residual.cu"
+#include "ops/layer/residual.cu"
 #include "tests/native/check.h"
 
 namespace {

@@ -8,7 +8,7 @@
 
 #include "device_memory.h"
 #include "ops/common/cuda_error.cu"
-#include "ops/gpu_unique/segments.cu"
+#include "ops/unique/gpu/segments.cu"
 #include "tests/native/check.h"
 
 namespace {

@@ -7,9 +7,9 @@
 
 #include "device_memory.h"
 #include "ops/common/cuda_error.cu"
-#include "ops/gpu_unique/gpu_unique.cu"
-#include "ops/unique/by_owner.h"
-#include "ops/unique/unique.h"
+#include "ops/unique/gpu/unique.cu"
+#include "ops/unique/host/by_owner.h"
+#include "ops/unique/host/unique.h"
 #include "tests/native/check.h"
 
 namespace {

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "ops/hash_table/removal_journal.h"
-#include "ops/hash_table/table.h"
+#include "ops/table/core/removal_journal.h"
+#include "ops/table/host/table.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

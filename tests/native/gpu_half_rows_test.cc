@@ -1,5 +1,5 @@
-// Half rows on a GPU (ops/gpu_table/mixed_rows.cuh) are those of the CPU's table: the numbers in a
-// word, when a row ends to be half, and how records lie in memory.
+// Half rows on a GPU (ops/table/gpu/device/mixed_rows.cuh) are those of the CPU's table: the
+// numbers in a word, when a row ends to be half, and how records lie in memory.
 
 #include <cstdint>
 #include <cstring>
@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "ops/common/half.h"
-#include "ops/gpu_table/half_words.h"
-#include "ops/gpu_table/row_geometry.h"
-#include "ops/hash_table/half_rule.h"
-#include "ops/hash_table/rows.h"
+#include "ops/table/core/half_rule.h"
+#include "ops/table/gpu/device/half_words.h"
+#include "ops/table/gpu/device/row_geometry.h"
+#include "ops/table/host/rows.h"
 #include "tests/native/check.h"
 
 using gmeta::Bfloat16;

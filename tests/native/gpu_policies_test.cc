@@ -1,4 +1,4 @@
-// What a GPU table decides on the host (ops/gpu_table/policies.h) is what the CPU's table decides:
+// What a GPU table decides on the host (ops/table/gpu/policies.h) is what the CPU's table decides:
 // both run the same random batches, the GPU's side on a map in place of device memory.
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "ops/gpu_table/policies.h"
-#include "ops/hash_table/table.h"
+#include "ops/table/gpu/policies.h"
+#include "ops/table/host/table.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

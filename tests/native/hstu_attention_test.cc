@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/hstu_attention/attention.h"
+#include "ops/attention/host/attention.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

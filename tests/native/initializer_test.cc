@@ -1,4 +1,4 @@
-#include "ops/hash_table/initializer.h"
+#include "ops/table/core/initializer.h"
 
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "ops/hash_table/key_index.h"
+#include "ops/table/core/key_index.h"
 
 #include <algorithm>
 #include <cstdint>

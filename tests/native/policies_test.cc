@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/hash_table/table.h"
+#include "ops/table/host/table.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

@@ -1,4 +1,4 @@
-#include "ops/hash_table/row_store.h"
+#include "ops/table/host/row_store.h"
 
 #include <algorithm>
 #include <cstring>

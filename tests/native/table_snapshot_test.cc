@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/hash_table/table.h"
+#include "ops/table/host/table.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

@@ -1,4 +1,4 @@
-#include "ops/hash_table/table.h"
+#include "ops/table/host/table.h"
 
 #include <atomic>
 #include <cmath>

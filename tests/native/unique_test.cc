@@ -1,4 +1,4 @@
-#include "ops/unique/unique.h"
+#include "ops/unique/host/unique.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ops/unique/parallel_unique.h"
+#include "ops/unique/host/parallel_unique.h"
 #include "tests/native/check.h"
 #include "tests/native/parallel.h"
 

@@ -184,7 +184,7 @@ class CheckpointReader:
         """The counters of one of a table's filters, or None if they are all zero.
 
         Where the logical shards of a filter were divided among ranks, each counted its own keys; of their
-        counters the largest are taken, so that no key's count is too low (``ops/hash_table/admission.h``).
+        counters the largest are taken, so that no key's count is too low (``ops/table/core/admission.h``).
 
         Raises:
           DataError: A file is missing or damaged.

@@ -2,7 +2,7 @@
 
 There `gmeta.ops.route_keys` and `gmeta.ops.receive_keys`, which work in host memory, would fetch what is on
 the GPU and bring back what is needed there. Here ids are made distinct on the GPU, and messages, which are
-the same (``ops/dedup_alltoall/key_exchange.h``), are put together and cut there. The host learns only how
+the same (``ops/exchange/key_exchange.h``), are put together and cut there. The host learns only how
 many keys each rank owns: without that no message can be cut.
 """
 

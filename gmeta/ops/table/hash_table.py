@@ -1,6 +1,6 @@
 """The dynamic embedding table: rows come to be when their key is first seen.
 
-The engine is native: ``ops/hash_table/table.h`` describes how it works and why it is fast.
+The engine is native: ``ops/table/host/table.h`` describes how it works and why it is fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Snapshots of a table: what it held at a moment, to go back to.
 
 In host memory a snapshot copies nothing. The table notes a record before it first changes, so that a snapshot
-costs the rows that are used while it lives (``ops/hash_table/undo_log.h``).
+costs the rows that are used while it lives (``ops/table/host/undo_log.h``).
 """
 
 from __future__ import annotations

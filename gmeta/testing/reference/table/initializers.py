@@ -1,4 +1,4 @@
-"""The initial rows of a table, as ``ops/hash_table/initializer.h`` makes them, in NumPy.
+"""The initial rows of a table, as ``ops/table/core/initializer.h`` makes them, in NumPy.
 
 The same operations on float32 in the same order: the results are equal to the last bit.
 """

@@ -1,0 +1,96 @@
+// The C ABI of the gradients of HSTU's attention on the GPU.
+
+#include "ops/attention/gpu/attention_abi.h"
+#include "ops/attention/gpu/backward.cuh"
+#include "ops/attention/gpu/bias_gradient.cuh"
+#include "ops/attention/gpu/launch.cuh"
+
+namespace gmeta::hstu {
+namespace {
+
+template <class P>
+void Launch(const BackwardArguments& in, int64_t tiles, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(BackwardMemory<P>);
+  static_assert(kBytes <= hopper::kMaxSharedBytes, "fewer slots");
+  LaunchPersistent(BackwardKernel<P>, in, tiles * in.heads, kBackwardThreads, kBytes, stream,
+                   "hstu attention, gradients");
+}
+
+// in.own are q and the gradient of the output.
+template <class T, int kWidth>
+void DifferentiateBias(const GmetaHstuAttention& a, const BackwardArguments& in, int64_t tiles,
+                       const GmetaHstuBiasGradient& to, cudaStream_t stream) {
+  using Pass = BackwardPass<T, kWidth, true, false, true, false, true>;
+  constexpr int kBytes = sizeof(BackwardMemory<Pass>);
+  static_assert(kBytes <= hopper::kMaxSharedBytes, "fewer slots");
+  BiasArguments arguments{in, PartsOf(a)};
+  arguments.parts.PlaceIn(to.workspace);
+  CheckCuda(cudaMemsetAsync(arguments.parts.slices, 0,
+                            static_cast<size_t>(arguments.parts.SliceBytes()), stream),
+            "hstu attention, gradients of the bias");
+  LaunchPersistent(BiasGradientKernel<Pass>, arguments, tiles * in.heads, kBackwardThreads, kBytes,
+                   stream, "hstu attention, gradients of the bias");
+  SumBiasParts(arguments.parts, in.plan.header, a.scale, to, stream);
+}
+
+// The tables' gradients where there are no tokens.
+void ClearBias(const GmetaHstuAttention& a, const GmetaHstuBiasGradient& to, cudaStream_t stream) {
+  const auto clear = [&](const float* table, float* of_table, int64_t size) {
+    if (table == nullptr) return;
+    CheckCuda(cudaMemsetAsync(of_table, 0, sizeof(float) * static_cast<size_t>(size), stream),
+              "hstu attention, gradients of the bias");
+  };
+  clear(a.bias->positions, to.positions, 2 * a.bias->n - 1);
+  clear(a.bias->time_buckets, to.time_buckets, a.bias->buckets);
+}
+
+template <class T, int kWidth, bool kBiased>
+void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const GmetaHeads& of_q,
+              const GmetaHeads& of_k, const GmetaHeads& of_v, const GmetaHstuBiasGradient* of_bias,
+              cudaStream_t stream) {
+  CUtensorMap q, k, v, out;
+  Require(MapOf<T>(&q, a, a.q, kStripRows) && MapOf<T>(&k, a, a.k, kStripRows) &&
+              MapOf<T>(&v, a, a.v, kStripRows) && MapOf<T>(&out, a, of_out, kStripRows),
+          "hstu attention: q, k, v or the gradient of the output can't be described to the copy "
+          "engine; they must be 16-byte aligned, with strides of a multiple of 8 numbers");
+  const int64_t tiles = Plan::MaxTiles(a.tokens, a.batch);
+  BackwardArguments in;
+  in.plan = Plan::In(const_cast<void*>(a.plan), a.tokens, a.batch);
+  in.visible = a.visible;
+  in.tokens = a.tokens, in.heads = a.heads, in.alpha = AlphaOf(a), in.scale = a.scale;
+  in.bias = BiasOf(a);
+
+  in.own[0] = k, in.own[1] = v, in.others[0] = q, in.others[1] = out;
+  in.of_scores = of_k.data, in.of_scores_stride = of_k.stride;
+  in.of_weights = of_v.data, in.of_weights_stride = of_v.stride;
+  if constexpr (kWidth <= 128) {
+    Launch<BackwardPass<T, kWidth, kBiased, true, true, true>>(in, tiles, stream);
+  } else {
+    Launch<BackwardPass<T, kWidth, kBiased, true, true, false>>(in, tiles, stream);
+    Launch<BackwardPass<T, kWidth, kBiased, true, false, true>>(in, tiles, stream);
+  }
+
+  in.own[0] = q, in.own[1] = out, in.others[0] = k, in.others[1] = v;
+  in.of_scores = of_q.data, in.of_scores_stride = of_q.stride;
+  Launch<BackwardPass<T, kWidth, kBiased, false, true, false>>(in, tiles, stream);
+  if constexpr (kBiased) {
+    if (of_bias != nullptr) DifferentiateBias<T, kWidth>(a, in, tiles, *of_bias, stream);
+  }
+}
+
+}  // namespace
+}  // namespace gmeta::hstu
+
+int gmeta_hstu_backward(const GmetaHstuAttention* attention, GmetaHeads of_out, GmetaHeads of_q,
+                        GmetaHeads of_k, GmetaHeads of_v, const GmetaHstuBiasGradient* of_bias,
+                        void* stream) {
+  return gmeta::Guarded([&] {
+    if (attention->tokens == 0 && attention->bias != nullptr && of_bias != nullptr) {
+      gmeta::hstu::ClearBias(*attention, *of_bias, static_cast<cudaStream_t>(stream));
+    }
+    gmeta::hstu::Dispatch(*attention, [&](auto type, auto width, auto biased) {
+      gmeta::hstu::Backward<decltype(type), decltype(width)::value, decltype(biased)::value>(
+          *attention, of_out, of_q, of_k, of_v, of_bias, static_cast<cudaStream_t>(stream));
+    });
+  });
+}

@@ -1,0 +1,215 @@
+// The gradients of HSTU's attention on Hopper.
+//
+//   x = alpha q_i k_j + b_ij     P = SiLU(x), where i sees j      dP = dO V^T     dS = dP SiLU'(x)
+//   dV = s P^T dO         dK = alpha s dS^T Q              dQ = alpha s dS K
+//
+// Layout. dK and dV are sums over rows, dQ over columns. A block of threads owns a tile of 128
+// columns (of 128 rows) of a head of a sequence, and goes through the blocks of 64 rows (columns)
+// that any of them meets. So each result is summed by one block of threads, in one order: no
+// atomics, no second pass over partial sums, the same bits in each run. The price is that S and dP
+// are computed twice: 7 products of tiles in place of 5. At width 256 the sums of dK and dV don't
+// fit in registers together, and each has a launch of its own: 8 products.
+//
+// Both directions are the same work with rows and columns swapped. From own tiles A, A' (K and V;
+// or Q and dO) and a block's B, B' (Q and dO; or K and V):
+//
+//   X = A B^T     Y = A' B'^T     dS = Y SiLU'(X)     P = SiLU(X)     sum += dS B     sum' += P B'
+//
+// Three warpgroups: a warp of the first has tiles copied to a ring of slots, two slots a block, and
+// says with each block what to do with it (backward_produce.cuh); each of the others owns a
+// strip of 64 of the tile's tokens. X and Y never leave the registers: rounded, as they come out of
+// their products, dS and P are the left operands of the sums, for which the same tiles in shared
+// memory are read transposed.
+//
+// Invariants. A block behind a sequence's end reads other sequences' numbers, perhaps NaN. Their X
+// and Y are replaced by zeros, not multiplied, and their rows of B and B' are zeroed in shared
+// memory before the sums, since 0 times NaN isn't 0. Own tokens behind the end are computed from
+// such numbers, and not written.
+//
+// Why it is fast. At width 128 a score costs the matrix units 768 or 1,024 operations, and about
+// ten other instructions, one of them of the special function unit (t = tanh(x / 2) gives SiLU and
+// its derivative); so the matrix units are the limit, if they never wait. A group computes P and dS
+// by halves, one half's sums under way with the next half; behind the sums queues the next block's
+// X, behind that its Y, and while they run the other group computes. A tile's first products run
+// while the sums of the one before are written. Products of 64 by 64 read as much from shared
+// memory as it can give: where registers are left, own tiles stay in them. The grid is as large as
+// the GPU, and blocks of threads draw tiles from a queue, those of long sequences first
+// (J. Shah et al., "FlashAttention-3", 2024, whose backward pass sums dQ by atomics).
+
+#ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
+#define GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
+
+#include "ops/attention/gpu/backward_blocks.cuh"
+#include "ops/attention/gpu/backward_memory.cuh"
+#include "ops/attention/gpu/backward_tile.cuh"
+
+namespace gmeta::hstu {
+
+// One of the two warpgroups that compute.
+template <class P>
+class BackwardConsumer : private BlockConsumer<P> {
+ public:
+  using T = typename P::T;
+
+  using BlockConsumer<P>::BlockConsumer;
+
+  __device__ __forceinline__ void Run() {
+    float of_scores[P::kOfScores ? P::kWidth / 2 : 1] = {};
+    float of_weights[P::kOfWeights ? P::kWidth / 2 : 1] = {};
+    float scores[kNumbers];
+    float products[P::kOfScores ? kNumbers : 1];
+    uint32_t rounded_scores[2][P::kOfScores ? 8 : 1];
+    uint32_t rounded_weights[2][P::kOfWeights ? 8 : 1];
+    if (!NextTile()) return;
+    Multiply<0>(scores);
+    if constexpr (P::kOfScores) Multiply<1>(products);
+    while (true) {
+      // X and Y of a block are under way.
+      hopper::Wait<0>();
+      hopper::Keep(scores);
+      hopper::Keep(products);
+      if constexpr (!P::kOfWeights) Free(&memory_.free[block_.Second().slot()]);
+      const BlockHeader<P>& header = memory_.headers[block_.header()];
+      if (header.flags & kMasked << group_) {
+        MaskBlock<P>(in_, Own(), header, scores, products);
+        if (header.flags & kPartial) ZeroTails(Own().length - header.row);
+      }
+      if constexpr (!P::kOfScores) Await(block_.Second());
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // One half's sums are under way while the other half is computed.
+        Differentiate<P>(0.5f * in_.alpha, scores + 16 * half,
+                         products + (P::kOfScores ? 16 * half : 0), rounded_scores[half],
+                         rounded_weights[half]);
+        if constexpr (P::kOfWeights) {
+          Sum(rounded_weights[half], block_.Second(), half, of_weights);
+        }
+        if constexpr (P::kOfScores) Sum(rounded_scores[half], block_, half, of_scores);
+      }
+      hopper::Commit();
+      if constexpr (!P::kOfScores) Free(&memory_.free[block_.slot()]);
+      const RingPlace<P> done = block_;
+      block_ = block_.AfterNext();
+      if (Sees()) {
+        // The next block's X queues up behind this one's sums, and Y behind X, when the sums are
+        // done: it takes the registers of P and dS.
+        Multiply<0>(scores);
+        hopper::Wait<1>();
+        KeepBoth(rounded_scores);
+        KeepBoth(rounded_weights);
+        if constexpr (P::kOfWeights) Free(&memory_.free[done.Second().slot()]);
+        if constexpr (P::kOfScores) Free(&memory_.free[done.slot()]);
+        if constexpr (P::kOfScores) Multiply<1>(products);
+        continue;
+      }
+      hopper::Wait<0>();
+      KeepBoth(rounded_scores);
+      KeepBoth(rounded_weights);
+      hopper::Keep(of_scores);
+      hopper::Keep(of_weights);
+      if constexpr (P::kOfWeights) Free(&memory_.free[done.Second().slot()]);
+      if constexpr (P::kOfScores) Free(&memory_.free[done.slot()]);
+      if (Find()) {
+        Multiply<0>(scores);
+        if constexpr (P::kOfScores) Multiply<1>(products);
+        continue;
+      }
+      // The tile is done. The next one's first products run while its sums are written, if its own
+      // tokens could be copied ahead.
+      const OwnStrip own = Own();  // which may be told of another tile once this one is left
+      FreeOwn();
+      if constexpr (!P::kOwnAhead) Store(own, of_scores, of_weights);
+      const bool more = NextTile();
+      if (!more) {
+        if constexpr (P::kOwnAhead) Store(own, of_scores, of_weights);
+        return;
+      }
+      Multiply<0>(scores);
+      if constexpr (P::kOfScores) Multiply<1>(products);
+      if constexpr (P::kOwnAhead) Store(own, of_scores, of_weights);
+#pragma unroll
+      for (float& x : of_scores) x = 0.0f;
+#pragma unroll
+      for (float& x : of_weights) x = 0.0f;
+    }
+  }
+
+ private:
+  using Base = BlockConsumer<P>;
+  using Base::Await, Base::Find, Base::Free, Base::FreeOwn, Base::NextTile, Base::Own, Base::Sees,
+      Base::Uniform;
+  using Base::block_, Base::group_, Base::in_, Base::kNumbers, Base::memory_;
+  template <int kWhich>
+  __device__ __forceinline__ void Multiply(float (&to)[kNumbers]) {
+    Base::template Multiply<kWhich>(to);
+  }
+
+  template <int kSize>
+  static __device__ __forceinline__ void KeepBoth(uint32_t (&halves)[2][kSize]) {
+    hopper::Keep(halves[0]);
+    hopper::Keep(halves[1]);
+  }
+
+  __device__ __forceinline__ void Store(
+      const OwnStrip& own, const float (&of_scores)[P::kOfScores ? P::kWidth / 2 : 1],
+      const float (&of_weights)[P::kOfWeights ? P::kWidth / 2 : 1]) {
+    if constexpr (P::kOfScores) {
+      StoreSums<T>(of_scores, in_.alpha * in_.scale, own, static_cast<T*>(in_.of_scores),
+                   in_.of_scores_stride);
+    }
+    if constexpr (P::kOfWeights) {
+      StoreSums<T>(of_weights, in_.scale, own, static_cast<T*>(in_.of_weights),
+                   in_.of_weights_stride);
+    }
+  }
+
+  // sum += dS B or sum' += P B', of half the block's tokens, begun.
+  __device__ __forceinline__ void Sum(uint32_t (&rounded)[8], const RingPlace<P>& place, int half,
+                                      float (&sum)[P::kWidth / 2]) {
+    const uint64_t right = hopper::Describe(memory_.slots[Uniform(place.slot())], P::kBoxBytes);
+    hopper::Keep(rounded);
+    hopper::Begin();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      hopper::Product<T, 1>(sum, rounded + 4 * i,
+                            hopper::AdvanceLow(right, (2 * half + i) * hopper::kNextRows), 1);
+    }
+  }
+
+  // The block's tokens from `row` on are other sequences': zeros in their place, for the sums. Each
+  // group does it for itself: both write the same.
+  __device__ __forceinline__ void ZeroTails(int row) {
+    if constexpr (P::kOfWeights) {
+      if constexpr (!P::kOfScores) Await(block_.Second());
+      ZeroRows<P>(memory_.slots[block_.Second().slot()], row);
+    }
+    if constexpr (P::kOfScores) ZeroRows<P>(memory_.slots[block_.slot()], row);
+    hopper::FenceAsyncProxy();
+    if (group_ == 0) {
+      hopper::NamedSync(1, 128);
+    } else {
+      hopper::NamedSync(2, 128);
+    }
+  }
+};
+
+template <class P>
+__global__ void __launch_bounds__(kBackwardThreads, 1)
+    BackwardKernel(const __grid_constant__ BackwardArguments in) {
+#if GMETA_SM90A
+  if (in.plan.header->invalid) {
+    const int width = in.heads * P::kWidth;
+    using T = typename P::T;
+    if constexpr (P::kOfScores)
+      FillWithNan(static_cast<T*>(in.of_scores), in.of_scores_stride, in.tokens, width);
+    if constexpr (P::kOfWeights)
+      FillWithNan(static_cast<T*>(in.of_weights), in.of_weights_stride, in.tokens, width);
+    return;
+  }
+  RunPass<P, BackwardConsumer<P>>(in, in);
+#endif
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_

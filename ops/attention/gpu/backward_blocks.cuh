@@ -1,0 +1,143 @@
+// How a warpgroup of the backward pass (backward.cuh) goes from tile to tile and from block to
+// block, and the two products that every block begins with.
+
+#ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_
+#define GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_
+
+#include "ops/attention/gpu/backward_memory.cuh"
+#include "ops/attention/gpu/backward_produce.cuh"
+#include "ops/attention/gpu/backward_tile.cuh"
+
+namespace gmeta::hstu {
+
+template <class P>
+class BlockConsumer {
+ public:
+  using T = typename P::T;
+
+  __device__ __forceinline__ BlockConsumer(const BackwardArguments& in, BackwardMemory<P>& memory)
+      : in_(in), memory_(memory), group_(Uniform(threadIdx.x / 128) - 1) {}
+
+ protected:
+  static constexpr int kNumbers = 32;  // of 64 by 64, that a thread has
+
+  __device__ __forceinline__ const OwnStrip& Own() const { return memory_.strips[tile_][group_]; }
+
+  __device__ __forceinline__ void FreeOwn() {
+    if constexpr (!P::kOwnInRegisters || P::kOfBias) {
+      Free(&memory_.own_free[tile_ % P::kOwnBuffers][group_]);
+    }
+  }
+
+  // Goes on to the group's next tile, and the first block that it meets. False: there is none.
+  __device__ __forceinline__ bool NextTile() {
+    while (true) {
+      tile_ = (tile_ + 1) % P::kToldTiles;
+      const int buffer = tile_ % P::kOwnBuffers;
+      memory_.own_full[buffer][group_].Wait(tile_ / P::kOwnBuffers % 2);
+      blocks_ = Own().blocks;
+      if (blocks_ < 0) return false;
+      if constexpr (P::kOwnInRegisters) {
+#pragma unroll
+        for (int i = 0; i < P::kOwnTensors; ++i)
+          LoadLeft<P>(memory_.own[buffer][group_][i], own_[i]);
+        if constexpr (!P::kOfBias) Free(&memory_.own_free[buffer][group_]);
+      }
+      if (Find()) return true;
+      FreeOwn();
+    }
+  }
+
+  // The same in all lanes: so the compiler may keep it, and what follows from it, in registers that
+  // a warp has once.
+  static __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+
+  // Gives back what the warp has no more use for.
+  __device__ __forceinline__ void Free(hopper::Barrier* barrier) { barrier->ArriveAsWarp(); }
+
+  __device__ __forceinline__ void Await(const RingPlace<P>& place) {
+    memory_.full[place.slot()].Wait(place.round());
+  }
+
+  // Whether the group meets the block to come, if there is one. Waits for no other: those behind it
+  // may need slots that the group still has.
+  __device__ __forceinline__ bool Sees() {
+    if (blocks_ == 0) return false;
+    Await(block_);
+    if (!(memory_.headers[block_.header()].flags & kSeen << group_)) return false;
+    --blocks_;
+    return true;
+  }
+
+  // Goes on to the next block that the group meets. False: there is none.
+  __device__ __forceinline__ bool Find() {
+    while (!Sees()) {
+      if (blocks_ == 0) return false;
+      --blocks_;
+      // A round of a slot must not end before the wait for it, or the next one's would be missed.
+      Await(block_.Second());
+      Free(&memory_.free[block_.slot()]);
+      Free(&memory_.free[block_.Second().slot()]);
+      block_ = block_.AfterNext();
+    }
+    return true;
+  }
+
+  // X = A B^T (0), with its bias, or Y = A' B'^T (1), begun. kept: of BeginWithBias.
+  template <int kWhich, class Keep = KeepNothing>
+  __device__ __forceinline__ void Multiply(float (&to)[kNumbers], const Keep& kept = Keep()) {
+    constexpr bool kAdds = kWhich == 0 && P::kBiased;
+    if constexpr (kAdds) {
+      BeginWithBias<!P::kColumns>(in_.bias, memory_.entries, Own().token, Own().row + OwnRow(),
+                                  memory_.headers[block_.header()].row + BlockColumn(), to, kept);
+    }
+    const RingPlace<P> place = kWhich == 0 ? block_ : block_.Second();
+    if constexpr (kWhich == 1) Await(place);
+    const uint64_t right = hopper::Describe(memory_.slots[Uniform(place.slot())]);
+    const uint64_t left =
+        hopper::Describe(memory_.own[Uniform(tile_ % P::kOwnBuffers)][group_][kWhich]);
+    hopper::Keep(to);
+    hopper::Begin();
+#pragma unroll
+    for (int i = 0; i < P::kWidth / 16; ++i) {
+      const uint32_t at = i / 4 * P::kBoxBytes + i % 4 * hopper::kNextColumns;
+      if constexpr (P::kOwnInRegisters) {
+        hopper::Product<T, 0>(to, own_[kWhich] + 4 * i, hopper::AdvanceLow(right, at),
+                              kAdds || i > 0);
+      } else {
+        hopper::Product<T, 0>(to, hopper::AdvanceLow(left, at), hopper::AdvanceLow(right, at),
+                              kAdds || i > 0);
+      }
+    }
+    hopper::Commit();
+  }
+
+  const BackwardArguments& in_;
+  BackwardMemory<P>& memory_;
+  const int group_;
+  int tile_ = P::kToldTiles - 1;  // its place among those that are told
+  int blocks_;                    // of the tile, that are to come
+  RingPlace<P> block_;            // where the block begins that is at hand, or to come
+  uint32_t own_[2][P::kOwnInRegisters ? P::kWidth / 4 : 1];
+};
+
+// What a kernel of the backward pass does: a warp of the first warpgroup produces, the others are
+// Consumer(of_consumer, memory).
+template <class P, class Consumer, class Arguments>
+__device__ __forceinline__ void RunPass(const BackwardArguments& in, const Arguments& of_consumer) {
+  BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());
+  if (threadIdx.x == 0) memory.Init();
+  if constexpr (P::kBiased) memory.entries.Make(in.bias);
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    hopper::GiveRegisters<40>();
+    if (threadIdx.x < 32) BackwardProducer<P>(in, memory).Run();
+  } else {
+    hopper::TakeRegisters<232>();
+    Consumer(of_consumer, memory).Run();
+  }
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_

@@ -1,0 +1,179 @@
+// The producer of the backward pass (backward.cuh): a warp that finds which blocks a tile
+// meets, and has them copied.
+//
+// Lanes look at 32 blocks at once, each from the six numbers of a strip. Consumers decide nothing:
+// with each block comes a word that says what to do with it.
+
+#ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
+#define GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
+
+#include "ops/attention/gpu/backward_memory.cuh"
+
+namespace gmeta::hstu {
+
+template <class P>
+class BackwardProducer {
+ public:
+  __device__ __forceinline__ BackwardProducer(const BackwardArguments& in,
+                                              BackwardMemory<P>& memory)
+      : in_(in), memory_(memory), lane_(threadIdx.x % 32) {}
+
+  __device__ __forceinline__ void Run() {
+    const int* const tiles = P::kColumns ? in_.plan.column_tiles : in_.plan.row_tiles;
+    WorkQueue* const queue =
+        P::kColumns ? &in_.plan.header->backward_columns : &in_.plan.header->backward_rows;
+    const int works = in_.plan.header->tiles * in_.heads;
+    for (int work = blockIdx.x, turn = 0; work < works;) {
+      const int strip = tiles[work / in_.heads];
+      head_ = work % in_.heads;
+      if constexpr (P::kOfBias) {
+        work = InTurn(++turn);
+      } else {
+        if (lane_ == 0) work = NextWork(queue);
+        work = __shfl_sync(kAll, work, 0);
+      }
+      own_ = in_.plan.strips + strip;
+      token_ = own_->token, length_ = own_->length, row_ = own_->row;
+      const int blocks = (length_ + kStripRows - 1) / kStripRows;
+      own_end_ = length_;
+      if (!P::kColumns && blocks % 2 == 1) {
+        // The last rows see most: let them share a tile, and the first strip stand alone.
+        if (row_ == 0) {
+          own_end_ = kStripRows;
+        } else {
+          --own_, row_ -= kStripRows;
+        }
+      }
+      const int flags = lane_ < blocks ? FlagsOf(lane_) : 0;
+      int seen = __popc(Seen(flags));
+      for (int first = 32; first < blocks; first += 32) {
+        seen += __popc(Seen(first + lane_ < blocks ? FlagsOf(first + lane_) : 0));
+      }
+      CopyOwn(seen);
+      CopyBlocks(0, flags);
+      for (int first = 32; first < blocks; first += 32) {
+        CopyBlocks(first, first + lane_ < blocks ? FlagsOf(first + lane_) : 0);
+      }
+    }
+    own_end_ = 0;
+    CopyOwn(-1);
+    if (!P::kOfBias && lane_ == 0) LeaveQueue(queue);
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xFFFFFFFFu;
+
+  // Sums over all tiles are the same in each run only if a block's tiles are: they go to and fro
+  // among the blocks, as costs fall from tile to tile.
+  static __device__ __forceinline__ int InTurn(int turn) {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    return turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
+  }
+
+  static __device__ __forceinline__ unsigned Seen(int flags) {
+    return __ballot_sync(kAll, flags & (kSeen | kSeen << 1));
+  }
+
+  __device__ __forceinline__ int FlagsOf(int block) const {
+    const int row = block * kStripRows;
+    int flags = row + kStripRows > length_ ? kPartial : 0;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int own_row = row_ + group * kStripRows;
+      if (own_row >= own_end_) break;
+      const int column = P::kColumns ? own_row : row;
+      const Columns columns{column, min(column + kStripRows, length_)};
+      const Strip& rows = P::kColumns ? in_.plan.strips[own_->first_strip + block] : own_[group];
+      if (!rows.Sees(columns)) continue;
+      flags |= kSeen << group;
+      if ((flags & kPartial) || !rows.SeesAll(columns)) flags |= kMasked << group;
+    }
+    return flags;
+  }
+
+  // By lane 0: 64 tokens to `to`.
+  __device__ __forceinline__ void Copy(const CUtensorMap* map, char* to, hopper::Barrier* full,
+                                       int row) const {
+#pragma unroll
+    for (int box = 0; box < P::kBoxes; ++box) {
+      hopper::CopyBox(map, to + box * P::kBoxBytes, full, box * hopper::kBoxWidth, head_,
+                      token_ + row);
+    }
+  }
+
+  __device__ __forceinline__ void CopyOwn(int blocks) {
+    const int buffer = tile_ % P::kOwnBuffers;
+    const uint32_t round = tile_ / P::kOwnBuffers % 2;
+    if (lane_ == 0) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int row = row_ + group * kStripRows;
+        hopper::Barrier* const full = &memory_.own_full[buffer][group];
+        memory_.own_free[buffer][group].Wait(round ^ 1);
+        memory_.strips[tile_][group] = {token_, length_, row, head_, blocks};
+        if (row < own_end_) {
+          full->ArriveExpecting(P::kOwnTensors * P::kTileBytes);
+#pragma unroll
+          for (int i = 0; i < P::kOwnTensors; ++i)
+            Copy(&in_.own[i], memory_.own[buffer][group][i], full, row);
+        } else {
+          full->Arrive();
+        }
+      }
+    }
+    __syncwarp();
+    tile_ = (tile_ + 1) % P::kToldTiles;
+  }
+
+  // Those of 32 blocks, from `first` on, that any row sees.
+  __device__ __forceinline__ void CopyBlocks(int first, int flags_of_lane) {
+    for (unsigned seen = Seen(flags_of_lane); seen != 0; seen &= seen - 1) {
+      const int lane = __ffs(seen) - 1;
+      const int flags = __shfl_sync(kAll, flags_of_lane, lane);
+      const int row = (first + lane) * kStripRows;
+      BlockHeader<P>& header = memory_.headers[place_.header()];
+      memory_.free[place_.slot()].Wait(place_.round() ^ 1);
+      if (lane_ == 0) {
+        Copy(&in_.others[0], memory_.slots[place_.slot()], &memory_.full[place_.slot()], row);
+        header.row = row, header.flags = flags;
+      }
+      if (P::kColumns && (flags & (kMasked | kMasked << 1))) LoadViews(row, &header);
+      memory_.full[place_.slot()].ArriveAsWarpExpecting(P::kTileBytes);
+      place_ = place_.After(1);
+      memory_.free[place_.slot()].Wait(place_.round() ^ 1);
+      memory_.full[place_.slot()].ArriveAsWarpExpecting(P::kTileBytes);
+      if (lane_ == 0) {
+        Copy(&in_.others[1], memory_.slots[place_.slot()], &memory_.full[place_.slot()], row);
+      }
+      __syncwarp();
+      place_ = place_.After(1);
+    }
+  }
+
+  // What the rows of a block see; those behind the sequence's end see nothing.
+  __device__ __forceinline__ void LoadViews(int row, BlockHeader<P>* header) const {
+#pragma unroll
+    for (int i = 0; i < kStripRows; i += 32) {
+      RowView view{0, 0, 0};
+      if (row + i + lane_ < length_) {
+        const int32_t* of_row = in_.visible + 3 * (static_cast<int64_t>(token_) + row + i + lane_);
+        view = {of_row[0], of_row[1], of_row[2]};
+      }
+      header->views[i + lane_] = view;
+    }
+  }
+
+  const BackwardArguments& in_;
+  BackwardMemory<P>& memory_;
+  const int lane_;
+  RingPlace<P> place_;
+  // The tile.
+  const Strip* own_;
+  int token_ = 0, length_ = 0, row_ = 0, head_ = 0;
+  int own_end_ = 0;  // its tokens are before this place in the sequence
+  int tile_ = 0;     // its place among those that are told
+};
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_

@@ -1,0 +1,197 @@
+// The gradients of the tables of a bias on Hopper: sums of dS over all heads, rows and columns, by
+// distance in places and by bucket of time.
+//
+//   dp_m = s sum_{j - i + n - 1 = m} dS_ij     dt_b = s sum_{b_ij = b} dS_ij     (backward.cuh)
+//
+// A pass of the backward pass's kind, whose own tokens are rows: it computes the same dS once more,
+// in float32, and adds it up in place of multiplying it. Sums over all tiles have one order,
+// without atomics: a block of threads has the same tiles in each run (BackwardProducer::InTurn), a
+// thread the same numbers, and what they have at the end is added in the order of their numbers.
+//
+// Time. Each thread has a sum for each bucket in its local memory. Neighbours are mostly of one
+// bucket: what a thread sums up of one stays in a register until another comes, and four numbers of
+// a row, whose buckets are the bytes of a word, are looked at together.
+//
+// Places. A block of 64 by 64 numbers goes through shared memory, into the place of its own rows,
+// which are in registers by then: number (i, j) lies at i 64 + (j + 7 i + 16 [i >= 32]) mod 64. So
+// a diagonal, for which j - i is the same, moves on by 8 banks a row. Two threads have the
+// diagonals s and s - 64, which together have one number in each row, a thread those of 32 rows: 16
+// neighbouring diagonals of both halves are read, as 8 rows are written, without many conflicts.
+// They add each sum to the warpgroup's slice of the table, in global memory. What is beyond the
+// table's ends stays with the thread.
+
+#ifndef GMETA_OPS_ATTENTION_GPU_BIAS_GRADIENT_CUH_
+#define GMETA_OPS_ATTENTION_GPU_BIAS_GRADIENT_CUH_
+
+#include "ops/attention/gpu/backward_blocks.cuh"
+#include "ops/attention/gpu/bias_sums.cuh"
+
+namespace gmeta::hstu {
+
+struct BiasArguments {
+  BackwardArguments backward;
+  BiasParts parts;
+};
+
+template <class P>
+class BiasConsumer : private BlockConsumer<P> {
+ public:
+  __device__ __forceinline__ BiasConsumer(const BiasArguments& in, BackwardMemory<P>& memory)
+      : BlockConsumer<P>(in.backward, memory), parts_(in.parts) {
+    slice_ = parts_.slices + static_cast<int64_t>(blockIdx.x * kGroups + group_) * parts_.places;
+  }
+
+  __device__ __forceinline__ void Run() {
+    float of_bucket[kMostBuckets];
+    for (int i = 0; i < parts_.buckets; ++i) of_bucket[i] = 0.0f;
+    uint32_t bucket = 0;  // that the last numbers were of, in each byte, and their sum
+    float sum = 0.0f;
+    while (NextTile()) {
+      const OwnStrip own = Own();
+      do {
+        float of_scores[kNumbers];
+        uint32_t buckets[kNumbers / 4] = {};
+        const int column = Differentiate(own, of_scores, buckets);
+        if (parts_.places > 0) AddDiagonals(own, column, of_scores);
+        if (parts_.buckets == 0) continue;
+#pragma unroll
+        for (int word = 0; word < kNumbers / 4; ++word) {
+          const float four[4] = {of_scores[NumberOf(word, 0)], of_scores[NumberOf(word, 1)],
+                                 of_scores[NumberOf(word, 2)], of_scores[NumberOf(word, 3)]};
+          if (buckets[word] == bucket) {
+            sum += (four[0] + four[1]) + (four[2] + four[3]);
+            continue;
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t next = buckets[word] >> (8 * i) & 0xFF;
+            if (next != (bucket & 0xFF)) {
+              of_bucket[bucket & 0xFF] += sum;
+              bucket = next * 0x01010101u, sum = 0.0f;
+            }
+            sum += four[i];
+          }
+        }
+      } while (Find());
+      hopper::FenceAsyncProxy();  // the next tile's rows come where this one's diagonals were
+      FreeOwn();
+    }
+    if (parts_.buckets > 0) of_bucket[bucket & 0xFF] += sum;
+    Write(of_bucket);
+  }
+
+ private:
+  using Base = BlockConsumer<P>;
+  using Base::block_, Base::group_, Base::in_, Base::kNumbers, Base::memory_;
+  using Base::Find, Base::Free, Base::FreeOwn, Base::NextTile, Base::Own;
+
+  // The number whose bucket is a byte of a word: words have neighbours of a row.
+  static __device__ __forceinline__ constexpr int NumberOf(int word, int byte) {
+    return (word % 4 * 2 + byte / 2) * 4 + word / 4 * 2 + byte % 2;
+  }
+
+  // dS of the block at hand, which is given back; returns its first column.
+  __device__ __forceinline__ int Differentiate(const OwnStrip& own, float (&scores)[kNumbers],
+                                               uint32_t (&buckets)[kNumbers / 4]) {
+    float products[kNumbers];
+    // Y is computed beside the bias, where registers are left for that.
+    constexpr bool kBeside = P::kWidth < 256;
+    if constexpr (kBeside) Base::template Multiply<1>(products);
+    Base::template Multiply<0>(scores, [&](int number, EntryPlace place, bool behind) {
+      const int bucket = memory_.entries.BucketAt(in_.bias, place) + behind;
+      buckets[number / 2 % 2 * 4 + number / 8] |= bucket << (number / 4 % 2 * 16 + number % 2 * 8);
+    });
+    if constexpr (!kBeside) Base::template Multiply<1>(products);
+    hopper::Wait<0>();
+    hopper::Keep(scores);
+    hopper::Keep(products);
+    const BlockHeader<P>& header = memory_.headers[block_.header()];
+    const int column = header.row;
+    if (header.flags & kMasked << group_) MaskBlock<P>(in_, own, header, scores, products);
+    Free(&memory_.free[block_.slot()]);
+    Free(&memory_.free[block_.Second().slot()]);
+    block_ = block_.AfterNext();
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const float h = 0.5f * in_.alpha * scores[i], t = hopper::FastTanh(h);
+      // Rows behind the sequence's end are of another one.
+      const bool counts = own.row + OwnRow() + i / 2 % 2 * 8 < own.length;
+      scores[i] = counts ? Slope(t, fmaf(h, t, h)) * products[i] : 0.0f;
+    }
+    return column;
+  }
+
+  // Adds a block's diagonals to the slice. All of the warpgroup.
+  __device__ __forceinline__ void AddDiagonals(const OwnStrip& own, int column,
+                                               const float (&of_scores)[kNumbers]) {
+    static_assert(P::kOwnTensors * P::kTileBytes >= 64 * 64 * static_cast<int>(sizeof(float)));
+    float* const tile = reinterpret_cast<float*>(memory_.own[0][group_]);
+    hopper::NamedSync(1 + group_, 128);  // all have read what lies there
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const int of_row = OwnRow() + i / 2 % 2 * 8, of_column = BlockColumn() + i / 4 * 8 + i % 2;
+      tile[of_row * 64 + (of_column + 7 * of_row + of_row / 32 * 16) % 64] = of_scores[i];
+    }
+    hopper::NamedSync(1 + group_, 128);
+    // j - i is `shift` in the rows before 64 - shift, and shift - 64 in the others.
+    const int thread = static_cast<int>(threadIdx.x) % 128, shift = thread / 2, half = thread % 2;
+    const float* const from = tile + half * 32 * 64;
+    float before = 0.0f, behind = 0.0f;
+#pragma unroll
+    for (int row = 0; row < 32; ++row) {
+      const float x = from[row * 64 + (shift + 8 * row + 16 * half) % 64];
+      if (row < 64 - shift - 32 * half) {
+        before += x;
+      } else {
+        behind += x;
+      }
+    }
+    before += __shfl_xor_sync(0xFFFFFFFFu, before, 1);
+    behind += __shfl_xor_sync(0xFFFFFFFFu, behind, 1);
+    const float sum = half == 0 ? before : behind;
+    const int place = column - own.row + shift - 64 * half + in_.bias.n - 1;
+    if (place <= 0) {
+      below_ += sum;
+    } else if (place >= parts_.places - 1) {
+      above_ += sum;
+    } else {
+      slice_[place] += sum;
+    }
+  }
+
+  static __device__ __forceinline__ float OfWarp(float x) {
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, by);
+    return x;
+  }
+
+  __device__ __forceinline__ void Write(const float* of_bucket) {
+    const int warp = static_cast<int>(blockIdx.x) * BiasParts::kWarps + group_ * 4 +
+                     static_cast<int>(threadIdx.x) % 128 / 32;
+    float* const to = parts_.of_warps + static_cast<int64_t>(warp) * parts_.OfWarp();
+    const auto write = [&](int at, float x) {
+      x = OfWarp(x);
+      if (threadIdx.x % 32 == 0) to[at] = x;
+    };
+    write(0, below_);
+    write(1, above_);
+    for (int i = 0; i < parts_.buckets; ++i) write(2 + i, of_bucket[i]);
+  }
+
+  const BiasParts& parts_;
+  float* slice_;
+  float below_ = 0.0f, above_ = 0.0f;  // of distances at or beyond the ends of the table
+};
+
+template <class P>
+__global__ void __launch_bounds__(kBackwardThreads, 1)
+    BiasGradientKernel(const __grid_constant__ BiasArguments in) {
+#if GMETA_SM90A
+  if (in.backward.plan.header->invalid) return;
+  RunPass<P, BiasConsumer<P>>(in.backward, in);
+#endif
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_GPU_BIAS_GRADIENT_CUH_

@@ -1,0 +1,104 @@
+// What the launches of HSTU's attention share: checks, tensor maps, the choice of a kernel.
+
+#ifndef GMETA_OPS_ATTENTION_GPU_LAUNCH_CUH_
+#define GMETA_OPS_ATTENTION_GPU_LAUNCH_CUH_
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "ops/attention/gpu/attention_abi.h"
+#include "ops/attention/gpu/bias.cuh"
+#include "ops/attention/gpu/strips.cuh"
+#include "ops/common/cuda_error.cuh"
+#include "ops/common/cuda_launch.cuh"
+#include "ops/hopper/tensor_map.cuh"
+
+namespace gmeta::hstu {
+
+// Of the current device.
+inline int Property(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+
+template <class T>
+bool MapOf(CUtensorMap* map, const GmetaHstuAttention& a, const GmetaHeads& x, int rows) {
+  return hopper::MakeTensorMap<T>(map, x.data, a.tokens, a.heads, a.width, x.stride, a.width, rows);
+}
+
+inline void CheckSupported(int32_t dtype, int32_t width) {
+  const auto require = [](bool condition, const char* message) {
+    if (!condition) throw CudaError(GMETA_CUDA_UNSUPPORTED, message);
+  };
+  require(dtype == GMETA_BFLOAT16 || dtype == GMETA_FLOAT16,
+          "hstu attention: the GPU's kernels take bfloat16 and float16");
+  require(width == 64 || width == 128 || width == 256,
+          "hstu attention: the GPU's kernels take heads of width 64, 128 and 256");
+  require(Property(cudaDevAttrComputeCapabilityMajor) == 9,
+          "hstu attention: the GPU's kernels need compute capability 9.0 (H100, H200)");
+}
+
+// A block of threads fills a multiprocessor: as many as there are of those.
+inline int64_t PersistentBlocks(int64_t works) {
+  return std::min<int64_t>(works, Property(cudaDevAttrMultiProcessorCount));
+}
+
+template <class Arguments>
+void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t works, int threads,
+                      int shared_bytes, cudaStream_t stream, const char* what) {
+  gmeta::Launch(kernel, static_cast<unsigned>(PersistentBlocks(works)), threads, shared_bytes,
+                stream, what, in);
+}
+
+// A bias is divided by it: where it is 0, next to nothing in its place.
+inline float AlphaOf(const GmetaHstuAttention& a) {
+  return a.bias == nullptr || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
+}
+
+// What its kernels take of an attention's bias; empty where there is none.
+inline GpuBias BiasOf(const GmetaHstuAttention& a) {
+  if (a.bias == nullptr) return {};
+  const GmetaHstuBias& b = *a.bias;
+  Require(b.positions == nullptr || (b.n > 0 && b.n < (int64_t{1} << 29)),
+          "hstu attention: a bias of places has 2 n - 1 numbers, n from 1 to 2^29, got n = " +
+              std::to_string(b.n));
+  Require(b.time_buckets == nullptr || (b.buckets > 0 && b.buckets <= kMostBuckets),
+          "hstu attention: a bias of times has from 1 to 256 buckets, got " +
+              std::to_string(b.buckets));
+  return {b.positions,
+          static_cast<int>(b.n),
+          b.time_buckets,
+          b.buckets,
+          static_cast<const TimeTable*>(b.table),
+          b.row_times,
+          b.column_times,
+          static_cast<int>(a.tokens - 1),
+          1.0f / AlphaOf(a)};
+}
+
+// Calls launch(T, width, whether it is biased) for an attention, where it has tokens.
+template <class Launch>
+void Dispatch(const GmetaHstuAttention& a, const Launch& launch) {
+  CheckSupported(a.dtype, a.width);
+  if (a.tokens == 0 || a.heads == 0) return;
+  const bool biased =
+      a.bias != nullptr && (a.bias->positions != nullptr || a.bias->time_buckets != nullptr);
+  const auto of_type = [&](auto type, auto is_biased) {
+    if (a.width == 64) return launch(type, std::integral_constant<int, 64>(), is_biased);
+    if (a.width == 128) return launch(type, std::integral_constant<int, 128>(), is_biased);
+    return launch(type, std::integral_constant<int, 256>(), is_biased);
+  };
+  const auto of_bias = [&](auto is_biased) {
+    a.dtype == GMETA_BFLOAT16 ? of_type(__nv_bfloat16(), is_biased) : of_type(__half(), is_biased);
+  };
+  biased ? of_bias(std::true_type()) : of_bias(std::false_type());
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_GPU_LAUNCH_CUH_

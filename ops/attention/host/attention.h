@@ -1,0 +1,166 @@
+// HSTU's attention over jagged sequences, and its gradients.
+//
+//   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + rab_ij) v_j
+//
+// Layout. q, k, v are (tokens, heads, width): a sequence's tokens one after another, the sequences
+// one after another. The unit of work is a head of a sequence. Its q, k and v are first copied to
+// where the products want them: rows padded with zeros to whole vectors, and k (for gradients v
+// too) transposed in blocks of kColumns tokens, so that the scores of a row lie beside each other.
+//
+// Operations. Rows are taken kRows at a time, and for them the blocks of columns one after another.
+// A block's scores are made, weighed, multiplied with v while they lie in the first cache, and then
+// forgotten: memory grows with the tokens, never with their square. Gradients make the scores once
+// more in place of keeping them.
+//
+// Masks. What a row sees is a `Visible`, so whether a block is to be skipped, taken whole or masked
+// is a matter of a few comparisons. Within a block, a tile of rows takes the columns from the first
+// to the last that any of its rows sees: a causal mask halves the work, and a window makes it
+// linear in the length.
+//
+// Invariants. A unit's results depend on its own tokens alone, and the order of its sums on nothing
+// else. Gradients of k and v are sums over rows, made within a unit. Those of the bias' tables are
+// sums over units, made in a number of groups that the batch alone determines and added up in the
+// groups' order. So results are the same to the last bit on any number of threads, and a sequence's
+// don't depend on its neighbours.
+//
+// Why it is fast. All products run at the pace of the multipliers (see multiply.h); the exponential
+// is a polynomial on vectors; and padding, blocks that nobody sees and half a dozen passes over (L,
+// L) matrices, of which attention without an op of its own is made, aren't there.
+
+#ifndef GMETA_OPS_ATTENTION_HOST_ATTENTION_H_
+#define GMETA_OPS_ATTENTION_HOST_ATTENTION_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/attention/host/backward.h"
+#include "ops/attention/host/forward.h"
+
+namespace gmeta::hstu {
+
+// The same code for each width of vectors, and of these the widest that the machine has.
+#if defined(__x86_64__)
+template <bool kScored>
+__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) void
+Forward16(const Inputs& in, const Unit& unit, float* out, Workspace* work) {
+  ForwardHead<16, kScored>(in, unit, out, work);
+}
+template <bool kScored>
+__attribute__((target("avx2,fma"))) void Forward8(const Inputs& in, const Unit& unit, float* out,
+                                                  Workspace* work) {
+  ForwardHead<8, kScored>(in, unit, out, work);
+}
+template <bool kScored>
+__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) void
+Backward16(const Inputs& in, const float* of_out, const Unit& unit, const Gradients& to,
+           BiasGradient* of_bias, Workspace* work) {
+  BackwardHead<16, kScored>(in, of_out, unit, to, of_bias, work);
+}
+template <bool kScored>
+__attribute__((target("avx2,fma"))) void Backward8(const Inputs& in, const float* of_out,
+                                                   const Unit& unit, const Gradients& to,
+                                                   BiasGradient* of_bias, Workspace* work) {
+  BackwardHead<8, kScored>(in, of_out, unit, to, of_bias, work);
+}
+inline int VectorWidth() {
+  static const int width = __builtin_cpu_supports("avx512dq")                                ? 16
+                           : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8
+                                                                                             : 4;
+  return width;
+}
+#else
+inline int VectorWidth() { return 4; }
+#endif
+
+template <bool kScored>
+void RunForward(const Inputs& in, const Unit& unit, float* out, Workspace* work) {
+#if defined(__x86_64__)
+  if (VectorWidth() == 16) return Forward16<kScored>(in, unit, out, work);
+  if (VectorWidth() == 8) return Forward8<kScored>(in, unit, out, work);
+#endif
+  ForwardHead<4, kScored>(in, unit, out, work);
+}
+
+template <bool kScored>
+void RunBackward(const Inputs& in, const float* of_out, const Unit& unit, const Gradients& to,
+                 BiasGradient* of_bias, Workspace* work) {
+#if defined(__x86_64__)
+  if (VectorWidth() == 16) return Backward16<kScored>(in, of_out, unit, to, of_bias, work);
+  if (VectorWidth() == 8) return Backward8<kScored>(in, of_out, unit, to, of_bias, work);
+#endif
+  BackwardHead<4, kScored>(in, of_out, unit, to, of_bias, work);
+}
+
+// All heads of all sequences, the longest first, so that no thread begins one when the others are
+// done.
+inline std::vector<Unit> Units(const int64_t* offsets, size_t sequences, int heads) {
+  std::vector<Unit> units;
+  for (size_t i = 0; i < sequences; ++i) {
+    const int length = static_cast<int>(offsets[i + 1] - offsets[i]);
+    for (int head = 0; length > 0 && head < heads; ++head) {
+      units.push_back({static_cast<size_t>(offsets[i]), length, head});
+    }
+  }
+  std::stable_sort(units.begin(), units.end(),
+                   [](const Unit& a, const Unit& b) { return a.length > b.length; });
+  return units;
+}
+
+// About how many cycles a unit takes, for a thread pool to share them out by.
+inline size_t CostOfUnit(const Inputs& in, const std::vector<Unit>& units) {
+  size_t pairs = 0;
+  for (const Unit& unit : units) pairs += static_cast<size_t>(unit.length) * unit.length / 2;
+  return units.empty() ? 1 : 1 + pairs * (in.width + in.values) / 8 / units.size();
+}
+
+// `out` is (tokens, heads, values); parallel_for(total, cost, work) calls work(begin, end) for
+// parts of [0, total).
+template <class ParallelFor>
+void Forward(const Inputs& in, const int64_t* offsets, size_t sequences, float* out,
+             const ParallelFor& parallel_for) {
+  const std::vector<Unit> units = Units(offsets, sequences, in.heads);
+  parallel_for(units.size(), CostOfUnit(in, units), [&](size_t begin, size_t end) {
+    Workspace work;
+    for (size_t i = begin; i < end; ++i) {
+      if (in.q != nullptr) {
+        RunForward<true>(in, units[i], out, &work);
+      } else {
+        RunForward<false>(in, units[i], out, &work);
+      }
+    }
+  });
+}
+
+// Groups of units whose gradients of the bias are summed apart: enough for any machine's threads.
+inline constexpr size_t kGroups = 64;
+
+// Gradients of `of_out` (tokens, heads, values): each shaped as what it is of. `of_bias` is of the
+// tables' sizes, and zero.
+template <class ParallelFor>
+void Backward(const Inputs& in, const int64_t* offsets, size_t sequences, const float* of_out,
+              const Gradients& to, BiasGradient* of_bias, const ParallelFor& parallel_for) {
+  const std::vector<Unit> units = Units(offsets, sequences, in.heads);
+  const size_t groups = in.bias.any() ? std::min(kGroups, units.size()) : units.size();
+  std::vector<BiasGradient> of_groups(in.bias.any() ? groups : 0, *of_bias);
+  const size_t in_group = groups == 0 ? 0 : (units.size() + groups - 1) / groups;
+  parallel_for(groups, 3 * in_group * CostOfUnit(in, units), [&](size_t begin, size_t end) {
+    Workspace work;
+    for (size_t group = begin; group < end; ++group) {
+      BiasGradient* of_group = in.bias.any() ? &of_groups[group] : nullptr;
+      for (size_t i = group; i < units.size(); i += groups) {
+        if (in.q != nullptr) {
+          RunBackward<true>(in, of_out, units[i], to, of_group, &work);
+        } else {
+          RunBackward<false>(in, of_out, units[i], to, of_group, &work);
+        }
+      }
+    }
+  });
+  for (const BiasGradient& of_group : of_groups) of_bias->Add(of_group);
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_HOST_ATTENTION_H_

@@ -1,0 +1,94 @@
+// A tile of scores: which of them count, and what they become.
+
+#ifndef GMETA_OPS_ATTENTION_HOST_TILE_H_
+#define GMETA_OPS_ATTENTION_HOST_TILE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/attention/host/vector.h"
+
+namespace gmeta::hstu {
+
+// What a token sees besides itself, places in its sequence: [0, first) and [begin, end).
+struct Visible {
+  int32_t first;
+  int32_t begin;
+  int32_t end;
+};
+
+// A stretch of places.
+struct Range {
+  int begin;
+  int end;
+  bool empty() const { return begin >= end; }
+};
+
+// The columns of [begin, end) that a row sees any of, from the first to the last.
+inline Range Seen(const Visible& visible, int row, Range columns) {
+  Range found{columns.end, columns.begin};
+  const auto add = [&](int begin, int end) {
+    begin = std::max(begin, columns.begin), end = std::min(end, columns.end);
+    if (begin < end) found = {std::min(found.begin, begin), std::max(found.end, end)};
+  };
+  add(0, visible.first);
+  add(visible.begin, visible.end);
+  add(row, row + 1);
+  return found;
+}
+
+// Whether a row sees all of the columns.
+inline bool SeesAll(const Visible& visible, Range columns) {
+  return columns.end <= visible.first ||
+         (columns.begin >= visible.begin && columns.end <= visible.end);
+}
+
+// Numbers of a row, x for the columns that it sees and 0 for the others.
+template <int W>
+GMETA_ALWAYS_INLINE Floats<W> Masked(Floats<W> x, const Visible& visible, int row, int column) {
+  const Integers<W> at = Count<W>(column);
+  const Integers<W> seen =
+      (at < visible.first) | ((at >= visible.begin) & (at < visible.end)) | (at == row);
+  return seen ? x : Floats<W>{};
+}
+
+// SiLU of `width` scores of a row, masked; `width` is a number of whole vectors.
+template <int W>
+GMETA_ALWAYS_INLINE void Weigh(float* scores, int width, const Visible& visible, int row,
+                               int column) {
+  const bool all = SeesAll(visible, {column, column + width});
+  for (int c = 0; c < width; c += W) {
+    const Floats<W> x = Load<W>(scores + c);
+    const Floats<W> weight = x * Sigmoid<W>(x);
+    Store<W>(scores + c, all ? weight : Masked<W>(weight, visible, row, column + c));
+  }
+}
+
+// The same, and `of_weights`, gradients of the weights, become those of the scores:
+// SiLU'(x) = sigmoid(x) (1 + x (1 - sigmoid(x))).
+template <int W>
+GMETA_ALWAYS_INLINE void WeighBack(float* scores, float* of_weights, int width,
+                                   const Visible& visible, int row, int column) {
+  const bool all = SeesAll(visible, {column, column + width});
+  for (int c = 0; c < width; c += W) {
+    const Floats<W> x = Load<W>(scores + c);
+    const Floats<W> sigmoid = Sigmoid<W>(x);
+    const Floats<W> weight = x * sigmoid;
+    const Floats<W> of_score = Load<W>(of_weights + c) * (sigmoid + weight * (1.0f - sigmoid));
+    Store<W>(scores + c, all ? weight : Masked<W>(weight, visible, row, column + c));
+    Store<W>(of_weights + c, all ? of_score : Masked<W>(of_score, visible, row, column + c));
+  }
+}
+
+// Without an activation, of attention by the bias alone.
+template <int W>
+GMETA_ALWAYS_INLINE void Mask(float* x, int width, const Visible& visible, int row, int column) {
+  if (SeesAll(visible, {column, column + width})) return;
+  for (int c = 0; c < width; c += W) {
+    Store<W>(x + c, Masked<W>(Load<W>(x + c), visible, row, column + c));
+  }
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_HOST_TILE_H_

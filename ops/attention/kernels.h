@@ -1,0 +1,85 @@
+// What the kernels of HSTU's attention share on all devices: the shapes of what they are given.
+
+#ifndef GMETA_OPS_ATTENTION_KERNELS_H_
+#define GMETA_OPS_ATTENTION_KERNELS_H_
+
+#include "ops/common/kernels.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace gmeta::hstu {
+
+// The numbers of the ops' inputs (ops.cc).
+enum Input {
+  kQ,
+  kK,
+  kV,
+  kOffsets,
+  kVisible,
+  kPositions,
+  kTimeBuckets,
+  kRowTimes,
+  kColumnTimes,
+  kPlan,
+  kOfOut,  // of the gradient alone
+};
+
+struct AttentionShape {
+  int64_t batch;
+  int64_t tokens;
+  int64_t heads;
+  int64_t width;   // of queries and keys; 0: attention by the bias alone
+  int64_t values;  // of values
+
+  bool scored() const { return width > 0; }
+};
+
+inline absl::Status ReadShape(tensorflow::OpKernelContext* context, AttentionShape* shape) {
+  const auto &q = context->input(kQ).shape(), &k = context->input(kK).shape();
+  const auto &v = context->input(kV).shape(), &visible = context->input(kVisible).shape();
+  const auto& offsets = context->input(kOffsets).shape();
+  if (v.dims() != 3)
+    return Invalid("attention: v must be (tokens, heads, width), got ", v.DebugString());
+  const bool scored = q.dims() == 3;
+  *shape = {offsets.dims() == 1 ? offsets.dim_size(0) - 1 : -1, v.dim_size(0), v.dim_size(1),
+            scored ? q.dim_size(2) : 0, v.dim_size(2)};
+  if (q != k || (scored && (q.dim_size(0) != v.dim_size(0) || q.dim_size(1) != v.dim_size(1)))) {
+    return Invalid("attention: q and k must be of one shape, with v's tokens and heads, got ",
+                   q.DebugString(), ", ", k.DebugString(), " and ", v.DebugString());
+  }
+  if (visible.dims() != 2 || visible.dim_size(0) != shape->tokens || visible.dim_size(1) != 3) {
+    return Invalid("attention: visible must be (", shape->tokens,
+                   ", 3), as AttentionMask.visible gives it, got ", visible.DebugString());
+  }
+  if (shape->batch < 0)
+    return Invalid("attention: offsets must be (batch + 1,), got ", offsets.DebugString());
+  return absl::OkStatus();
+}
+
+// Of a bias's inputs, from `first` on; `buckets` is what times fall into.
+inline absl::Status CheckBias(tensorflow::OpKernelContext* context, int first, int64_t tokens,
+                              int64_t buckets) {
+  const int64_t places = context->input(first).NumElements();
+  const int64_t found = context->input(first + 1).NumElements();
+  if (places > 0 && places % 2 == 0)
+    return Invalid("attention: a bias of positions has 2n - 1 numbers, got ", places);
+  if (found == 0) return absl::OkStatus();
+  for (const int input : {first + 2, first + 3}) {
+    if (context->input(input).NumElements() != tokens) {
+      return Invalid("attention: a bias of times needs a time of each of the ", tokens,
+                     " tokens, got ", context->input(input).NumElements());
+    }
+  }
+  if (found == buckets) return absl::OkStatus();
+  return Invalid("attention: a bias of times has ", buckets, " buckets, got ", found);
+}
+
+// Of the gradient of the output.
+inline absl::Status CheckOfOut(tensorflow::OpKernelContext* context) {
+  const auto& of_out = context->input(kOfOut).shape();
+  if (of_out == context->input(kV).shape()) return absl::OkStatus();
+  return Invalid("attention: gradients must be of v's shape, got ", of_out.DebugString());
+}
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_KERNELS_H_

@@ -1,0 +1,147 @@
+// The GPU kernels of GmetaHstuPlan, GmetaHstuAttention and its gradient: they hand tensors to the
+// CUDA library (attention_abi.h).
+
+#include "ops/attention/kernels_gpu.h"
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+namespace gmeta {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class HstuPlanOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &offsets = context->input(0), &visible = context->input(1);
+    OP_REQUIRES(context, offsets.dims() == 1 && offsets.NumElements() > 0 && visible.dims() == 2,
+                Invalid("attention: offsets must be (batch + 1,) and visible (tokens, 3), got ",
+                        offsets.shape().DebugString(), " and ", visible.shape().DebugString()));
+    const int32_t batch = static_cast<int32_t>(offsets.NumElements() - 1);
+    const int64_t tokens = visible.dim_size(0);
+    Tensor* plan;
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                0, TensorShape({gmeta_hstu_plan_bytes(tokens, batch)}), &plan));
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_plan(
+                                offsets.flat<int64_t>().data(), visible.flat<int32_t>().data(),
+                                tokens, batch, plan->flat<uint8_t>().data(), CudaStream(context))));
+  }
+};
+
+template <class T>
+class AttentionOp : public OpKernel {
+ public:
+  explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context), bias_(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+  }
+
+ protected:
+  // An attention, and what it points to.
+  struct Request {
+    GmetaHstuAttention attention;
+    hstu::GpuBiasInput bias;
+  };
+
+  static GmetaHeads Heads(const Tensor& tensor) {
+    return {const_cast<void*>(static_cast<const void*>(tensor.tensor_data().data())),
+            tensor.dim_size(1) * tensor.dim_size(2)};
+  }
+
+  absl::Status Read(OpKernelContext* context, Request* request) {
+    hstu::AttentionShape shape;
+    TF_RETURN_IF_ERROR(hstu::ReadShape(context, &shape));
+    if (shape.width != shape.values) {
+      return Invalid("attention: on a GPU q, k and v are of one width, got ", shape.width, " and ",
+                     shape.values);
+    }
+    TF_RETURN_IF_ERROR(bias_.Read(context, hstu::kPositions, shape.tokens, &request->bias));
+    const int32_t batch = static_cast<int32_t>(shape.batch);
+    const Tensor& plan = context->input(hstu::kPlan);
+    if (plan.NumElements() != gmeta_hstu_plan_bytes(shape.tokens, batch)) {
+      return Invalid("attention: the plan isn't one of GmetaHstuPlan on a GPU for ", shape.tokens,
+                     " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
+    }
+    request->attention = {std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16,
+                          batch,
+                          shape.tokens,
+                          static_cast<int32_t>(shape.heads),
+                          static_cast<int32_t>(shape.width),
+                          alpha_,
+                          scale_,
+                          context->input(hstu::kVisible).flat<int32_t>().data(),
+                          plan.flat<uint8_t>().data(),
+                          Heads(context->input(hstu::kQ)),
+                          Heads(context->input(hstu::kK)),
+                          Heads(context->input(hstu::kV)),
+                          request->bias.get()};
+    return absl::OkStatus();
+  }
+
+ private:
+  float scale_;
+  float alpha_;
+  const hstu::GpuBiasReader bias_;
+};
+
+template <class T>
+class HstuAttentionOp : public AttentionOp<T> {
+ public:
+  using AttentionOp<T>::AttentionOp;
+
+  void Compute(OpKernelContext* context) override {
+    typename AttentionOp<T>::Request request;
+    OP_REQUIRES_OK(context, this->Read(context, &request));
+    Tensor* out;
+    OP_REQUIRES_OK(context, context->allocate_output(0, context->input(hstu::kV).shape(), &out));
+    if (out->NumElements() == 0) return;
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_forward(&request.attention, this->Heads(*out),
+                                                          CudaStream(context))));
+  }
+};
+
+template <class T>
+class HstuAttentionGradientOp : public AttentionOp<T> {
+ public:
+  using AttentionOp<T>::AttentionOp;
+
+  void Compute(OpKernelContext* context) override {
+    typename AttentionOp<T>::Request request;
+    OP_REQUIRES_OK(context, this->Read(context, &request));
+    OP_REQUIRES_OK(context, hstu::CheckOfOut(context));
+    Tensor* outputs[3];
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context, context->allocate_output(i, context->input(i).shape(), &outputs[i]));
+    }
+    hstu::GpuBiasOutput of_bias;
+    OP_REQUIRES_OK(context, of_bias.Make(context, request.attention, hstu::kPositions, 3));
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_backward(
+                                &request.attention, this->Heads(context->input(hstu::kOfOut)),
+                                this->Heads(*outputs[0]), this->Heads(*outputs[1]),
+                                this->Heads(*outputs[2]), &of_bias.gradient, CudaStream(context))));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("GmetaHstuPlan").Device(tensorflow::DEVICE_GPU), HstuPlanOp);
+
+#define GMETA_REGISTER(T)                                                                       \
+  REGISTER_KERNEL_BUILDER(                                                                      \
+      Name("GmetaHstuAttention").Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"),         \
+      HstuAttentionOp<T>);                                                                      \
+  REGISTER_KERNEL_BUILDER(                                                                      \
+      Name("GmetaHstuAttentionGradient").Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T"), \
+      HstuAttentionGradientOp<T>);
+GMETA_REGISTER(tensorflow::bfloat16)
+GMETA_REGISTER(Eigen::half)
+#undef GMETA_REGISTER
+
+}  // namespace
+}  // namespace gmeta

@@ -1,0 +1,103 @@
+// The bucket of a difference of times, on all devices.
+//
+// A bucket of time is floor(ln(max(|t|, 1)) / 0.301), at most 128. The logarithm isn't taken: the
+// caller gives the smallest difference of each bucket, as integers, so all machines and all forms
+// agree. Those are 35% apart, and numbers of one key, which share their exponent and first two bits
+// of mantissa, less than 25%: so at most one bucket starts behind a key's smallest number. A table
+// gives the bucket of that, and one comparison the right one.
+
+#ifndef GMETA_OPS_ATTENTION_TIME_BUCKETS_H_
+#define GMETA_OPS_ATTENTION_TIME_BUCKETS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ops/common/host_device.h"
+
+namespace gmeta::hstu {
+
+inline constexpr int kKeyBits = 2;                      // of mantissa
+inline constexpr int kTimeKeys = 64 * (1 << kKeyBits);  // of numbers from 1 to 2^64
+inline constexpr int kMostBuckets = 256;
+inline constexpr uint64_t kNever = UINT64_MAX;  // where a bucket starts that there isn't
+
+// How far apart two times are: at most 2^63, whatever they are.
+inline uint64_t Apart(int64_t difference) {
+  return difference < 0 ? 0 - static_cast<uint64_t>(difference) : static_cast<uint64_t>(difference);
+}
+
+// The key of a number, 0 of 0.
+inline int KeyOf(uint64_t apart) {
+  if (apart == 0) return 0;
+  const int zeros = __builtin_clzll(apart);
+  return (63 - zeros) << kKeyBits |
+         static_cast<int>(apart << zeros >> (63 - kKeyBits) & ((1 << kKeyBits) - 1));
+}
+
+// The smallest number of a key.
+GMETA_HOST_DEVICE inline uint64_t SmallestOfKey(int key) {
+  const int exponent = key >> kKeyBits;
+  const uint64_t mantissa = (1 << kKeyBits) + key % (1 << kKeyBits);
+  return exponent < kKeyBits ? mantissa >> (kKeyBits - exponent)
+                             : mantissa << (exponent - kKeyBits);
+}
+
+// Its bucket: how many of `size` starts, not decreasing, are at most it.
+GMETA_HOST_DEVICE inline uint8_t BucketOfKey(int key, const int64_t* starts, int size) {
+  const uint64_t smallest = SmallestOfKey(key);
+  int low = 0, high = size;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (static_cast<uint64_t>(starts[middle]) <= smallest) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return static_cast<uint8_t>(low);
+}
+
+// Whether a table of keys can tell buckets that start so: positive numbers, not decreasing, and
+// behind a key's smallest number at most one.
+inline bool AreTimeBuckets(const int64_t* starts, size_t size) {
+  if (size >= kMostBuckets) return false;
+  int before = -1;  // the key behind whose smallest number the last such bucket starts
+  for (size_t i = 0; i < size; ++i) {
+    if (starts[i] < (i == 0 ? 1 : starts[i - 1])) return false;
+    const auto start = static_cast<uint64_t>(starts[i]);
+    const int key = KeyOf(start);
+    if (start == SmallestOfKey(key)) continue;
+    if (key == before) return false;
+    before = key;
+  }
+  return true;
+}
+
+// On a CPU.
+class TimeBuckets {
+ public:
+  // The smallest difference of each bucket from the second on; AreTimeBuckets.
+  TimeBuckets(const int64_t* starts, size_t size) : starts_(starts, starts + size) {
+    starts_.push_back(kNever);
+    for (int key = 0; key < kTimeKeys; ++key) {
+      of_key_.push_back(BucketOfKey(key, starts, static_cast<int>(size)));
+    }
+  }
+
+  size_t buckets() const { return starts_.size(); }
+
+  uint8_t Of(int64_t difference) const {
+    const uint64_t apart = Apart(difference);
+    const uint8_t found = of_key_[static_cast<size_t>(KeyOf(apart))];
+    return static_cast<uint8_t>(found + (apart >= starts_[found]));
+  }
+
+ private:
+  std::vector<uint64_t> starts_;
+  std::vector<uint8_t> of_key_;
+};
+
+}  // namespace gmeta::hstu
+
+#endif  // GMETA_OPS_ATTENTION_TIME_BUCKETS_H_

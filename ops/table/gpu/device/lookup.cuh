@@ -1,0 +1,345 @@
+// Lookups, in two kernels.
+//
+// FindRows looks keys up and copies the rows that it finds: all of them, in training that has
+// warmed up. A warp takes 32 keys. It finds them together (FindEntries); then runs of its lanes
+// copy rows, a lane 16 bytes of eight rows at a time, all asked for before the first is stored.
+// Some 4 KB are in flight a warp in each half, and tens of warps are on a multiprocessor, in either
+// half.
+//   Of missing keys it writes the initial row, or, where the lookup may insert, notes the
+//   positions.
+//
+// InsertRows takes the positions that are left, inserts keys, and writes initial rows to the output
+// and, one of the occurrences of a key, to the record. It reads no record that it writes, so
+// occurrences needn't wait for each other. Where there are none, it costs its launch.
+//
+// Both are compiled for tables of one form of rows and of two (mixed_rows.cuh). Of the latter,
+// PromoteRows (promotion.cuh) comes after them.
+
+#ifndef GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_
+#define GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_
+
+#include <cstdint>
+
+#include "ops/table/core/initializer.h"
+#include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/mixed_rows.cuh"
+#include "ops/table/gpu/device/rows.cuh"
+
+namespace gmeta {
+
+inline constexpr uint32_t kBlockThreads = 256;
+
+__device__ inline uint64_t GlobalThread() {
+  return uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+
+// Blocks that have so many threads together.
+inline uint32_t BlocksOf(uint64_t threads) {
+  return static_cast<uint32_t>((threads + kBlockThreads - 1) / kBlockThreads);
+}
+
+// Four floats, where rows and pointers allow it, or one.
+template <class Vec>
+inline constexpr uint32_t kVecFloats = sizeof(Vec) / sizeof(float);
+
+// How a warp is split for rows of `vectors` vectors: runs of 2^log2 lanes take a row each.
+__host__ __device__ constexpr int Log2Lanes(uint32_t vectors) {
+  int log2 = 0;
+  while (log2 < 5 && (1u << log2) < vectors) ++log2;
+  return log2;
+}
+
+// Vector c of the initial row of a key.
+template <class Vec>
+__device__ Vec InitialVector(const Initializer& initializer, int64_t key, uint32_t c) {
+  float four[4];
+  if constexpr (kVecFloats<Vec> == 4) {
+    initializer.Block(key, c, four);
+    return {four[0], four[1], four[2], four[3]};
+  } else {
+    initializer.Block(key, c / 4, four);
+    return c % 4 == 0 ? four[0] : c % 4 == 1 ? four[1] : c % 4 == 2 ? four[2] : four[3];
+  }
+}
+
+// Adds a warp's count to a counter of the table, by a block's sum.
+class BlockCount {
+ public:
+  __device__ explicit BlockCount(uint32_t* shared) : sum_(shared) {
+    if (threadIdx.x == 0) *sum_ = 0;
+    __syncthreads();
+  }
+  __device__ void Add(bool counts) const {
+    const uint32_t mask = __ballot_sync(kFullWarp, counts);
+    if (threadIdx.x % kWarp == 0 && mask != 0) atomicAdd(sum_, __popc(mask));
+  }
+  // After a barrier of the block.
+  __device__ uint32_t sum() const { return *sum_; }
+
+ private:
+  uint32_t* sum_;
+};
+
+enum class Uses {
+  kNone,      // reads only
+  kDistinct,  // counts uses; no key stands twice
+  kShared,    // counts uses
+};
+
+// Rows: RowsView or MixedRowsView.
+template <class Rows>
+struct LookupBatch {
+  IndexView index;
+  Rows rows;
+  const int64_t* keys;
+  uint32_t n;
+  float* out;
+  uint32_t vectors;  // of a row
+  uint32_t step;
+  Initializer initializer;
+  float initial_slot;
+  uint32_t* missing;      // positions that are left to InsertRows
+  uint32_t turn;          // which of counters->missing counts them
+  int64_t* rare_no_more;  // keys whose rows are to be promoted, of mixed rows alone
+};
+
+// Notes keys of a warp's lanes whose rows are to be promoted. The whole warp calls it.
+__device__ inline void ListPromoted(const LookupBatch<MixedRowsView>& batch, int64_t key,
+                                    bool promoted) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t mask = __ballot_sync(kFullWarp, promoted);
+  if (mask == 0) return;
+  uint32_t place = 0;
+  if (lane == 0) place = atomicAdd(&batch.rows.counters->rare_no_more, __popc(mask));
+  place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
+  if (promoted) batch.rare_no_more[place] = key;
+}
+
+template <class Rows, class Vec, int kLog2Lanes, Uses kUses>
+__global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows> batch) {
+  using Record = typename Rows::Record;
+  constexpr uint32_t kLanes = 1u << kLog2Lanes;
+  constexpr uint32_t kRows = kWarp / kLanes;            // that the warp copies at once
+  constexpr uint32_t kAhead = kRows >= 4 ? kLanes : 8;  // and how often before it stores
+  static_assert(kRows * kAhead <= kWarp);
+  __shared__ uint32_t shared[1];
+  const BlockCount hits(shared);
+
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  const uint32_t first = at - lane;
+  const bool active = at < batch.n;
+  const int64_t key = active ? batch.keys[at] : 0;
+  const uint32_t entry = FindEntries<false>(batch.index, key, active);
+  const bool found = entry != kNoEntry;
+  const Record record = found ? batch.rows.record(entry - 1) : Record();
+  hits.Add(found);
+
+  uint2* header = nullptr;
+  uint2 header_was;
+  if (kUses == Uses::kDistinct && found) {
+    header = reinterpret_cast<uint2*>(batch.rows.header(entry - 1));
+    header_was = *header;
+  }
+  SharedTouch touch;
+  if (kUses == Uses::kShared) {
+    // Of a row that several lanes use, one lane counts all uses.
+    const uint32_t peers = __match_any_sync(kFullWarp, entry);
+    if (found && lane == static_cast<uint32_t>(__ffs(peers) - 1)) {
+      touch.Begin(batch.rows.header(entry - 1), batch.step, __popc(peers));
+    }
+  }
+
+  const uint32_t column = lane % kLanes;
+  for (uint32_t base = 0; base < kWarp; base += kRows * kAhead) {
+    Record from[kAhead];
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      from[i] = record.OfLane(base + i * kRows + lane / kLanes);
+    }
+    Vec* const to = reinterpret_cast<Vec*>(batch.out) +
+                    static_cast<size_t>(first + base + lane / kLanes) * batch.vectors;
+    for (uint32_t c = column; c < batch.vectors; c += kLanes) {
+      Vec row[kAhead];
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (from[i]) row[i] = from[i].template Load<Vec>(c);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (from[i]) {
+          __stcs(to + static_cast<size_t>(i) * kRows * batch.vectors + c, from[i].Weights(row[i]));
+        }
+      }
+    }
+  }
+
+  bool promoted = false;
+  if (kUses == Uses::kDistinct && found) {
+    if constexpr (Rows::kMixed) promoted = batch.rows.rule.EndsRarity(header_was.x, 1);
+    header_was.x += header_was.x != UINT32_MAX;
+    header_was.y = batch.step;
+    *header = header_was;
+  }
+  if (kUses == Uses::kShared) touch.End();
+  if constexpr (Rows::kMixed && kUses != Uses::kNone) {
+    if (kUses == Uses::kShared) {
+      promoted = batch.rows.rule.EndsRarity(touch.before(), touch.uses());
+    }
+    ListPromoted(batch, key, promoted);
+  }
+
+  uint32_t missing = __ballot_sync(kFullWarp, active && !found);
+  if (kUses == Uses::kNone) {
+    for (; missing != 0; missing &= missing - 1) {
+      const uint32_t which = __ffs(missing) - 1;
+      const int64_t wanted = __shfl_sync(kFullWarp, key, which);
+      Vec* const to =
+          reinterpret_cast<Vec*>(batch.out) + static_cast<size_t>(first + which) * batch.vectors;
+      for (uint32_t c = lane; c < batch.vectors; c += kWarp) {
+        to[c] = Rows::Rounded(InitialVector<Vec>(batch.initializer, wanted, c));
+      }
+    }
+  } else if (missing != 0) {
+    uint32_t place = 0;
+    if (lane == 0) {
+      place = atomicAdd(&batch.rows.counters->missing[batch.turn], __popc(missing));
+    }
+    place = __shfl_sync(kFullWarp, place, 0) + __popc(missing & ((1u << lane) - 1));
+    if (active && !found) batch.missing[place] = at;
+  }
+
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const uint32_t keys = min(kBlockThreads, batch.n - blockIdx.x * kBlockThreads);
+    GpuCounters* counters = batch.rows.counters;
+    if (hits.sum() != 0) atomicAdd(&counters->hits, static_cast<unsigned long long>(hits.sum()));
+    if (kUses == Uses::kNone && hits.sum() != keys) {
+      atomicAdd(&counters->misses, static_cast<unsigned long long>(keys - hits.sum()));
+    }
+  }
+}
+
+// Inserts keys of a warp that were absent when the kernel began, those of `wanted` lanes. Returns
+// each one's entry; *won: this lane's occurrence has made it, with `header`. The whole warp calls
+// it.
+template <class Rows>
+__device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, int64_t key,
+                                      bool wanted, RowHeader header, bool* won) {
+  uint32_t entry = kNoEntry;
+  while (__any_sync(kFullWarp, wanted)) {
+    KeySlot* slot = nullptr;
+    InsertStep step = InsertStep::kWait;
+    if (wanted) step = TryInsert(index, key, &entry, &slot);
+    __syncwarp();
+    const bool claimed = step == InsertStep::kClaimed;
+    const uint32_t mask = __ballot_sync(kFullWarp, claimed);
+    if (mask != 0) {
+      const uint32_t row = rows.Take(mask, claimed, key, header.frequency);
+      if (claimed) {
+        *rows.header(row) = header;
+        entry = row + 1;
+        *won = true;
+        Publish(slot, key, entry);
+      }
+    }
+    if (step != InsertStep::kWait) wanted = false;
+  }
+  __threadfence();  // what others wrote before they published is to be seen
+  return entry;
+}
+
+// Makes the record of a new row, a run of lanes together.
+template <class Vec, class Rows>
+__device__ void WriteNewSlots(const LookupBatch<Rows>& batch, const typename Rows::Record& record,
+                              uint32_t column, uint32_t lanes) {
+  constexpr uint32_t kFloats = kVecFloats<Vec>;
+  const uint32_t first = min(batch.rows.dim, batch.rows.slot_floats);
+  for (uint32_t c = batch.vectors + column; c < batch.rows.stride / kFloats; c += lanes) {
+    const uint32_t slot = c * kFloats - batch.rows.dim;
+    const auto initial = [&](uint32_t i) { return slot + i < first ? batch.initial_slot : 0.0f; };
+    if constexpr (kFloats == 4) {
+      record.StoreSlots(c, Vec{initial(0), initial(1), initial(2), initial(3)});
+    } else {
+      record.StoreSlots(c, initial(0));
+    }
+  }
+}
+
+// The positions that FindRows has left, as many as the counter says. `admitted`, if given, says of
+// each whether its key gets a row.
+template <class Rows, class Vec>
+__global__ void __launch_bounds__(kBlockThreads)
+    InsertRows(const LookupBatch<Rows> batch, const uint8_t* admitted, bool distinct) {
+  using Record = typename Rows::Record;
+  __shared__ uint32_t shared[3];
+  if (threadIdx.x < 3) shared[threadIdx.x] = 0;
+  __syncthreads();
+  uint32_t* const inserts = shared;
+  uint32_t* const doubles = shared + 1;
+  uint32_t* const rejects = shared + 2;
+
+  GpuCounters* const counters = batch.rows.counters;
+  const uint32_t total = counters->missing[batch.turn];
+  if (blockIdx.x == 0 && threadIdx.x == 0) counters->missing[batch.turn ^ 1] = 0;
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t lanes = 1u << Log2Lanes(batch.vectors);
+  for (uint32_t base = blockIdx.x * kBlockThreads + threadIdx.x - lane; base < total;
+       base += gridDim.x * kBlockThreads) {
+    const bool active = base + lane < total;
+    const uint32_t position = active ? batch.missing[base + lane] : 0;
+    const int64_t key = active ? batch.keys[position] : 0;
+    const bool wanted = active && (admitted == nullptr || admitted[base + lane] != 0);
+    bool won = false;
+    const uint32_t entry =
+        InsertKeys(batch.index, batch.rows, key, wanted, {distinct ? 1u : 0u, batch.step}, &won);
+    SharedTouch touch;
+    if (!distinct && entry != kNoEntry) {
+      touch.Begin(batch.rows.header(entry - 1), batch.step, 1);
+      touch.End();
+    }
+    if constexpr (Rows::kMixed) {  // one use makes no row full
+      ListPromoted(batch, key, batch.rows.rule.EndsRarity(touch.before(), touch.uses()));
+    }
+
+    if (won) atomicAdd(inserts, 1u);
+    if (entry != kNoEntry && !won) atomicAdd(doubles, 1u);
+    if (active && entry == kNoEntry) atomicAdd(rejects, 1u);
+
+    const Record record = won ? batch.rows.record(entry - 1) : Record();
+    for (uint32_t round = 0; round < lanes; ++round) {
+      const uint32_t which = round * (kWarp / lanes) + lane / lanes;
+      const int64_t its_key = __shfl_sync(kFullWarp, key, which);
+      const uint32_t its_position = __shfl_sync(kFullWarp, position, which);
+      const Record its_record = record.OfLane(which);
+      if (base + which >= total) continue;
+      Vec* const to =
+          reinterpret_cast<Vec*>(batch.out) + static_cast<size_t>(its_position) * batch.vectors;
+      for (uint32_t c = lane % lanes; c < batch.vectors; c += lanes) {
+        const Vec initial = Rows::Rounded(InitialVector<Vec>(batch.initializer, its_key, c));
+        to[c] = initial;
+        if (its_record) its_record.StoreWeights(c, initial);
+      }
+      if (its_record) WriteNewSlots<Vec>(batch, its_record, lane % lanes, lanes);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    using Count = unsigned long long;
+    if (*inserts != 0) atomicAdd(&counters->inserts, Count{*inserts});
+    if (*doubles != 0) atomicAdd(&counters->hits, Count{*doubles});
+    if (*rejects != 0) atomicAdd(&counters->rejects, Count{*rejects});
+    if (*inserts + *rejects != 0) atomicAdd(&counters->misses, Count{*inserts} + *rejects);
+  }
+}
+
+// Queue the kernels. `vector`: vectors are of four floats.
+template <class Rows>
+void LaunchFind(const LookupBatch<Rows>& batch, bool vector, Uses uses, cudaStream_t stream);
+template <class Rows>
+void LaunchInsert(const LookupBatch<Rows>& batch, bool vector, const uint8_t* admitted,
+                  bool distinct, cudaStream_t stream);
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_

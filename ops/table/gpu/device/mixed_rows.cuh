@@ -1,0 +1,192 @@
+// The rows of a GPU table of two precisions (ops/table/host/rows.h, MixedRows): rarely used ones
+// are half records, the others full ones.
+//
+// Layout
+//   Half records are in blocks and a pool of their own, of rows.cuh's form:
+//
+//     block: 2^k x [float16 weights, bfloat16 slots, padding]   then   2^k x [frequency, last step]
+//
+//   A row's number says its form (half_rule.h), so the kernels know it from the index. They are
+//   those of full rows, compiled for MixedRowsView: of a half row, four numbers are read as 8 bytes
+//   where a full one's are 16, and turned into float32 (half_words.h) when all that was asked for
+//   has come. A lane has rows of either form under way at a time.
+//
+// Promotion
+//   Rows don't change their form while a batch reads them. Who adds the use that brings a row to
+//   the threshold, which the sum before its addition tells, notes the key; when all keys were found
+//   and inserted, one more kernel moves the records of those keys (PromoteRows) and gives the half
+//   records back to their pool. That a row is half until then makes no difference to what is read:
+//   float32 holds a half row's numbers as they are.
+
+#ifndef GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_
+#define GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_
+
+#include <cstdint>
+
+#include "ops/common/murmur_hash3.h"
+#include "ops/table/core/half_rule.h"
+#include "ops/table/gpu/device/half_words.h"
+#include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/rows.cuh"
+
+namespace gmeta {
+
+// FullRecord's interface to a record of either form: the address of its weights, and in that's
+// lowest bit, which is free, whether they are halves.
+class MixedRecord {
+ public:
+  MixedRecord() = default;
+  __device__ MixedRecord(const void* weights, bool half)
+      : bits_(reinterpret_cast<unsigned long long>(weights) | half) {}
+
+  __device__ explicit operator bool() const { return bits_ != 0; }
+  __device__ MixedRecord OfLane(uint32_t lane) const {
+    return MixedRecord(__shfl_sync(kFullWarp, bits_, lane));
+  }
+
+  template <class Vec>
+  __device__ Vec Load(uint32_t c, uint32_t skipped = 0) const {
+    c += skipped;
+    if (!is_half()) return __ldcg(vectors<Vec>() + c);
+    if constexpr (sizeof(Vec) == sizeof(float)) {
+      return __uint_as_float(__ldcg(halves() + c));
+    } else {
+      const uint2 pairs = __ldcg(reinterpret_cast<const uint2*>(halves()) + c);
+      return {__uint_as_float(pairs.x), __uint_as_float(pairs.y), 0.0f, 0.0f};
+    }
+  }
+  template <class Vec>
+  __device__ Vec Weights(Vec loaded) const {
+    return is_half() ? Widened<Float16>(loaded) : loaded;
+  }
+  template <class Vec>
+  __device__ Vec Slots(Vec loaded) const {
+    return is_half() ? Widened<Bfloat16>(loaded) : loaded;
+  }
+  template <class Vec>
+  __device__ void StoreWeights(uint32_t c, Vec vector) const {
+    Store<Float16>(c, vector);
+  }
+  template <class Vec>
+  __device__ void StoreSlots(uint32_t c, Vec vector) const {
+    Store<Bfloat16>(c, vector);
+  }
+  template <class Change>
+  __device__ auto ChangeSlot(uint32_t at, const Change& change) const {
+    if (!is_half()) return change(vectors<float>() + at);
+    float slot = Bfloat16::Value(halves()[at]);
+    const auto result = change(&slot);
+    halves()[at] = Bfloat16::Of(slot);
+    return result;
+  }
+
+ private:
+  __device__ explicit MixedRecord(unsigned long long bits) : bits_(bits) {}
+
+  __device__ bool is_half() const { return (bits_ & 1) != 0; }
+  template <class Vec>
+  __device__ Vec* vectors() const {
+    return reinterpret_cast<Vec*>(bits_);
+  }
+  __device__ uint16_t* halves() const { return reinterpret_cast<uint16_t*>(bits_ & ~1ull); }
+
+  template <class Number, class Vec>
+  __device__ static Vec Widened(Vec loaded) {
+    if constexpr (sizeof(Vec) == sizeof(float)) {
+      return FirstOf<Number>(__float_as_uint(loaded));
+    } else {
+      const uint32_t low = __float_as_uint(loaded.x), high = __float_as_uint(loaded.y);
+      return {FirstOf<Number>(low), SecondOf<Number>(low), FirstOf<Number>(high),
+              SecondOf<Number>(high)};
+    }
+  }
+  template <class Number, class Vec>
+  __device__ void Store(uint32_t c, Vec vector) const {
+    if (!is_half()) {
+      vectors<Vec>()[c] = vector;
+    } else if constexpr (sizeof(Vec) == sizeof(float)) {
+      halves()[c] = Number::Of(vector);
+    } else {
+      reinterpret_cast<uint2*>(halves())[c] = {PairOf<Number>(vector.x, vector.y),
+                                               PairOf<Number>(vector.z, vector.w)};
+    }
+  }
+
+  unsigned long long bits_ = 0;
+};
+
+// RowsView's interface to rows of both forms.
+struct MixedRowsView {
+  using Record = MixedRecord;
+  static constexpr bool kMixed = true;
+
+  RowsView full, half;
+  HalfRule rule;
+  uint32_t stride;  // of the full ones; a half record holds as many numbers
+  uint32_t dim;
+  uint32_t slot_floats;
+  GpuCounters* counters;
+  bool counts_shards;  // counters->shard_halves is kept, of 2^log2_shards shards
+  int log2_shards;
+
+  __device__ MixedRecord record(uint32_t row) const {
+    return {of(row).weights(row & ~HalfRule::kHalf), HalfRule::IsHalf(row)};
+  }
+  __device__ RowHeader* header(uint32_t row) const {
+    return of(row).header(row & ~HalfRule::kHalf);
+  }
+
+  template <class Vec>
+  __device__ static Vec Rounded(Vec weights) {
+    if constexpr (sizeof(Vec) == sizeof(float)) {
+      return Rounded(weights, 0);
+    } else {
+      return {Rounded(weights.x, 0), Rounded(weights.y, 0), Rounded(weights.z, 0),
+              Rounded(weights.w, 0)};
+    }
+  }
+
+  // Of the form that fits the frequency.
+  __device__ uint32_t Take(uint32_t mask, bool takes, int64_t key, uint32_t frequency) const {
+    const bool takes_half = takes && rule.IsRare(frequency);
+    const uint32_t halves = __ballot_sync(kFullWarp, takes_half);
+    uint32_t row = 0;
+    if (mask != halves) row = full.Take(mask & ~halves, takes && !takes_half);
+    if (halves != 0) {
+      const uint32_t number = half.Take(halves, takes_half);
+      if (takes_half) row = number | HalfRule::kHalf;
+    }
+    if (takes_half) CountHalf(key, 1);
+    return row;
+  }
+  __device__ void Give(int64_t key, uint32_t row) const {
+    of(row).Give(row & ~HalfRule::kHalf);
+    if (HalfRule::IsHalf(row)) CountHalf(key, ~0u);
+  }
+
+ private:
+  __device__ const RowsView& of(uint32_t row) const { return HalfRule::IsHalf(row) ? half : full; }
+  __device__ static float Rounded(float weight, int) { return Float16::Value(Float16::Of(weight)); }
+  __device__ void CountHalf(int64_t key, uint32_t change) const {
+    if (!counts_shards) return;
+    atomicAdd(counters->shard_halves + (MurmurHash3(key) >> 1 >> (63 - log2_shards)), change);
+  }
+};
+
+// Gives the rows of a warp's `moves` lanes numbers of the form that fits a frequency, and returns
+// them; the old ones are free. Headers and records are left to the caller. The whole warp calls it.
+__device__ inline uint32_t MoveRows(const IndexView& index, const MixedRowsView& rows, int64_t key,
+                                    bool moves, uint32_t row, uint32_t frequency) {
+  const uint32_t mask = __ballot_sync(kFullWarp, moves);
+  if (mask == 0) return row;
+  const uint32_t taken = rows.Take(mask, moves, key, frequency);
+  if (!moves) return row;
+  KeySlot* const slot = index.FindFrom<true>(0, key, index.Path(key));
+  atomicExch(&slot->entry, taken + 1);
+  rows.Give(key, row);
+  return taken;
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_

@@ -1,0 +1,186 @@
+// The records of a GPU table by row number: memory that never moves, a directory, and a pool of row
+// numbers that are free.
+//
+// Layout
+//   Rows are in blocks of 2^k, a directory has a pointer to each:
+//
+//     block: 2^k x [weights, slots, padding]   then   2^k x [frequency, last step]
+//
+//   The record is row_record.h's, full or half, but its 8-byte header stands apart. So weights
+//   begin on a border of 16 bytes (of 32, the unit of memory access, where the widths allow it): a
+//   row of 64 floats is 8 sectors and not 9, and is read 16 bytes a lane. And passes that judge
+//   rows by their metadata (incremental saves, eviction) read 8 bytes a row, densely. A lookup that
+//   inserts touches one sector more than if the header stood with the weights. Headers of
+//   neighbouring rows are 1/32 of a block apart: rows that are used most are made first, one after
+//   another, and additions to one line of the cache take turns.
+//
+//   A block is about 4 MB, so the directory of 100 M rows is some 50 KB and stays in the first
+//   cache. Blocks are cut from chunks, larger allocations; those beyond a number of rows may be in
+//   pinned host memory, which kernels read and write over the bus like their own.
+//
+// The pool is a ring of the free rows' numbers. `taken` and `given` count for ever: number i that
+// is taken is ring[i % capacity]. Taking for a warp is one atomic addition. A kernel may give rows
+// while it takes others, where so many were free when it began: what it takes was written before,
+// and what it gives goes where others were taken before.
+
+#ifndef GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_
+#define GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_
+
+#include <cstdint>
+
+#include "ops/table/core/row_record.h"
+#include "ops/table/gpu/device/index.cuh"
+
+namespace gmeta {
+
+struct PoolCounters {
+  unsigned long long taken, given;
+};
+
+// What is counted on the GPU: statistics.h's, and the state of pools and of half rows.
+struct GpuCounters {
+  static constexpr uint32_t kMostShards = 64;
+
+  unsigned long long hits, misses, inserts, removes, updates, ignored, rejects;
+  PoolCounters full;           // the pool's
+  unsigned int missing[2];     // keys that a lookup has left to its inserting half, by turns
+  unsigned int selected;       // rows that a scan has found
+  unsigned int shards_met[2];  // bits of shards
+  // Of tables of two precisions:
+  unsigned int rare_no_more;  // keys whose rows are to be promoted
+  PoolCounters half;
+  unsigned int shard_halves[kMostShards];  // half rows of each shard, where eviction asks for them
+};
+
+// The record of a full row, by the address of its weights. Vectors are of one float or of four, and
+// slots are counted on from the weights. What is loaded becomes numbers by Weights or Slots, so
+// that many loads may be under way before (mixed_rows.cuh, where records have two forms).
+class FullRecord {
+ public:
+  FullRecord() = default;
+  __device__ explicit FullRecord(float* weights) : weights_(weights) {}
+
+  __device__ explicit operator bool() const { return weights_ != nullptr; }
+  // The record of another lane. The whole warp calls it.
+  __device__ FullRecord OfLane(uint32_t lane) const {
+    return FullRecord(reinterpret_cast<float*>(
+        __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(weights_), lane)));
+  }
+
+  // Vector c after `skipped` others.
+  template <class Vec>
+  __device__ Vec Load(uint32_t c, uint32_t skipped = 0) const {
+    return __ldcg(reinterpret_cast<const Vec*>(weights_) + skipped + c);
+  }
+  template <class Vec>
+  __device__ Vec Weights(Vec loaded) const {
+    return loaded;
+  }
+  template <class Vec>
+  __device__ Vec Slots(Vec loaded) const {
+    return loaded;
+  }
+  template <class Vec>
+  __device__ void StoreWeights(uint32_t c, Vec vector) const {
+    reinterpret_cast<Vec*>(weights_)[c] = vector;
+  }
+  template <class Vec>
+  __device__ void StoreSlots(uint32_t c, Vec vector) const {
+    reinterpret_cast<Vec*>(weights_)[c] = vector;
+  }
+  // What change(number), which alters a slot, returns.
+  template <class Change>
+  __device__ auto ChangeSlot(uint32_t at, const Change& change) const {
+    return change(weights_ + at);
+  }
+
+ private:
+  float* weights_ = nullptr;
+};
+
+// What kernels see of the rows of one form.
+struct RowsView {
+  using Record = FullRecord;
+  static constexpr bool kMixed = false;
+
+  char* const* blocks;
+  uint32_t log2_block_rows;
+  uint32_t stride;  // words of four bytes from a row to the next
+  uint32_t dim;
+  uint32_t slot_floats;
+  uint32_t* ring;
+  uint32_t capacity;
+  PoolCounters* pool;
+  GpuCounters* counters;
+
+  __device__ float* weights(uint32_t row) const {
+    return reinterpret_cast<float*>(block(row)) + static_cast<size_t>(in_block(row)) * stride;
+  }
+  __device__ FullRecord record(uint32_t row) const { return FullRecord(weights(row)); }
+  __device__ RowHeader* header(uint32_t row) const {
+    const size_t block_rows = size_t{1} << log2_block_rows;
+    const uint32_t at = in_block(row);
+    return reinterpret_cast<RowHeader*>(block(row) + block_rows * stride * sizeof(float)) +
+           ((at % 32 << (log2_block_rows - 5)) | at / 32);
+  }
+
+  // What a new row's weights become by being stored.
+  template <class Vec>
+  __device__ static Vec Rounded(Vec weights) {
+    return weights;
+  }
+
+  // Numbers of free rows for the lanes of a mask that isn't empty, of which this is one if `takes`.
+  // The whole warp calls it.
+  __device__ uint32_t Take(uint32_t mask, bool takes) const {
+    const uint32_t lane = threadIdx.x % kWarp;
+    unsigned long long turn = 0;
+    if (lane == 0) turn = atomicAdd(&pool->taken, static_cast<unsigned long long>(__popc(mask)));
+    turn = __shfl_sync(kFullWarp, turn, 0) + __popc(mask & ((1u << lane) - 1));
+    return takes ? ring[turn % capacity] : 0;
+  }
+  __device__ uint32_t Take(uint32_t mask, bool takes, int64_t /*key*/,
+                           uint32_t /*frequency*/) const {
+    return Take(mask, takes);
+  }
+  __device__ void Give(uint32_t row) const { ring[atomicAdd(&pool->given, 1ull) % capacity] = row; }
+  __device__ void Give(int64_t /*key*/, uint32_t row) const { Give(row); }
+
+ private:
+  __device__ char* block(uint32_t row) const {
+    return reinterpret_cast<char*>(
+        __ldg(reinterpret_cast<const unsigned long long*>(blocks) + (row >> log2_block_rows)));
+  }
+  __device__ uint32_t in_block(uint32_t row) const { return row & ((1u << log2_block_rows) - 1); }
+};
+
+// Notes uses of a row that other threads may use as well. In two steps, so that the first one's way
+// to memory is spent on other work.
+class SharedTouch {
+ public:
+  __device__ void Begin(RowHeader* header, uint32_t step, uint32_t uses) {
+    header_ = header;
+    uses_ = uses;
+    header->last_step = step;
+    before_ = atomicAdd(&header->frequency, uses);
+  }
+  // The frequency stays at its largest. Between a sum that went beyond it and this, others may add
+  // to what is too little; this comes after them.
+  __device__ void End() const {
+    if (header_ != nullptr && before_ > UINT32_MAX - uses_) {
+      atomicExch(&header_->frequency, UINT32_MAX);
+    }
+  }
+  // What the frequency was, and how many uses came; of a row that wasn't touched, none.
+  __device__ uint32_t before() const { return before_; }
+  __device__ uint32_t uses() const { return uses_; }
+
+ private:
+  RowHeader* header_ = nullptr;
+  uint32_t uses_ = 0;
+  uint32_t before_ = 0;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_

@@ -1,0 +1,198 @@
+// The optimizer's step on the records of distinct keys, in one kernel: find the row, sum its
+// gradients, read weights and slots, run the policy of optimizers.h, write them back.
+//
+// A warp takes 32 keys, finds them together, then runs of its lanes take rows, a lane 16 bytes of
+// the weights and of each slot: a record is read once and written once, whole sectors at a time.
+// Of two rows, the record and the first gradients are asked for before anything is used.
+//
+// Policies are written for a row of any width. All but RowWiseAdagrad work element by element, so a
+// lane calls them for rows of one weight, whose slots are in registers. This file is compiled
+// without fused multiply-add, so that the bits are the CPU's; only Ftrl with a power other than
+// -0.5 differs from it, by what the two machines' pow differ. A half row (mixed_rows.cuh) is
+// computed in float32 and rounded when it is written back.
+
+#ifndef GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_
+#define GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/table/core/optimizers.h"
+#include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/lookup.cuh"
+#include "ops/table/gpu/device/mixed_rows.cuh"
+#include "ops/table/gpu/device/rows.cuh"
+#include "ops/unique/gpu/segments.cuh"
+
+namespace gmeta {
+
+// Rows: RowsView or MixedRowsView.
+template <class Rows>
+struct UpdateBatch {
+  IndexView index;
+  Rows rows;
+  const int64_t* keys;
+  uint32_t n;  // keys; where `count` is given, at most, and *count says how many
+  const int32_t* count;
+  const float* gradients;
+  bool summed;  // gradients are of keys; else of positions, and `segments` says whose
+  SegmentsView segments;
+  uint32_t vectors;
+  uint32_t log2_lanes;
+  uint32_t step;
+};
+
+// Queues the update. `step` is the table's after it; `vector`: vectors are of four floats.
+template <class Rows>
+void LaunchUpdate(const UpdateBatch<Rows>& batch, const SparseOptimizer& optimizer,
+                  float learning_rate, int64_t step, bool vector, cudaStream_t stream);
+
+// Slots of one weight.
+template <class Optimizer>
+inline constexpr int kSlotsOf = 2;
+template <>
+inline constexpr int kSlotsOf<Sgd> = 0;
+template <>
+inline constexpr int kSlotsOf<Adagrad> = 1;
+template <>
+inline constexpr int kSlotsOf<Momentum> = 1;
+template <>
+inline constexpr int kSlotsOf<RowWiseAdagrad> = 0;
+
+template <class Vec>
+__device__ float& Element(Vec& vector, uint32_t i) {
+  if constexpr (kVecFloats<Vec> == 1) {
+    return vector;
+  } else {
+    return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
+  }
+}
+
+template <class Rows, class Optimizer, class Vec, bool kSummed>
+__global__ void __launch_bounds__(kBlockThreads, 3)
+    UpdateRows(const UpdateBatch<Rows> batch, const typename Optimizer::Step optimizer) {
+  using Record = typename Rows::Record;
+  constexpr bool kRowWise = std::is_same_v<Optimizer, RowWiseAdagrad>;
+  constexpr int kSlots = kSlotsOf<Optimizer>;
+  constexpr uint32_t kAhead = 2;
+  __shared__ uint32_t shared[2];
+  const BlockCount updates(shared), ignored(shared + 1);
+
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  const uint32_t first = at - lane;
+  const uint32_t n = batch.count == nullptr ? batch.n : static_cast<uint32_t>(*batch.count);
+  const bool active = at < n;
+  const int64_t key = active ? batch.keys[at] : 0;
+  const uint32_t entry = FindEntries<false>(batch.index, key, active);
+  const bool found = entry != kNoEntry;
+  const Record own = found ? batch.rows.record(entry - 1) : Record();
+  if (found) batch.rows.header(entry - 1)->last_step = batch.step;
+  updates.Add(found);
+  ignored.Add(active && !found);
+
+  const uint32_t dim = batch.rows.dim;
+  float scale = 0.0f;
+  if constexpr (kRowWise) {
+    if (found) {
+      scale = own.ChangeSlot(dim, [&](float* slot) {
+        return optimizer.Scale(dim, batch.gradients + static_cast<size_t>(at) * dim, slot);
+      });
+    }
+  }
+
+  int32_t start = 0, count = 0;  // of the key's gradients among the sorted positions
+  if (!kSummed && found) {
+    start = __ldg(batch.segments.starts + at);
+    count = __ldg(batch.segments.starts + at + 1) - start;
+  }
+
+  const uint32_t vectors = batch.vectors;
+  const uint32_t lanes = 1u << batch.log2_lanes;
+  const uint32_t rows = kWarp >> batch.log2_lanes;  // that the warp takes at once
+  const auto gradient = [&](int32_t place, uint32_t c) {
+    return batch.segments.template Row<Vec>(batch.gradients, place, vectors, c);
+  };
+  for (uint32_t base = 0; base < kWarp; base += rows * kAhead) {
+    Record record[kAhead];
+    uint32_t which[kAhead];
+    int32_t starts[kAhead], counts[kAhead];
+    float scales[kAhead];
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      which[i] = base + i * rows + (lane >> batch.log2_lanes);
+      record[i] = own.OfLane(which[i] % kWarp);
+      if (!kSummed) {
+        starts[i] = __shfl_sync(kFullWarp, start, which[i] % kWarp);
+        counts[i] = __shfl_sync(kFullWarp, count, which[i] % kWarp);
+      }
+      if (kRowWise) scales[i] = __shfl_sync(kFullWarp, scale, which[i] % kWarp);
+      if (which[i] >= kWarp) record[i] = Record();
+    }
+    for (uint32_t c = lane & (lanes - 1); c < vectors; c += lanes) {
+      Vec w[kAhead], g[kAhead], second[kAhead], slots[kAhead][kSlots + 1];
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (!record[i]) continue;
+        w[i] = record[i].template Load<Vec>(c);
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+          slots[i][s] = record[i].template Load<Vec>(c, (s + 1) * vectors);
+        }
+        if (kSummed) {
+          g[i] = __ldcs(reinterpret_cast<const Vec*>(batch.gradients) +
+                        static_cast<size_t>(first + which[i]) * vectors + c);
+        } else if (counts[i] <= kPiece) {
+          if (counts[i] > 0) g[i] = gradient(starts[i], c);
+          if (counts[i] > 1) second[i] = gradient(starts[i] + 1, c);
+        }
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (!record[i]) continue;
+        if (!kSummed) {
+          if (counts[i] > kPiece) {
+            g[i] = batch.segments.template SumPieces<Vec>(first + which[i], counts[i], vectors, c);
+          } else if (counts[i] > 1) {
+            g[i] = AddInOrder<Vec>(g[i] + second[i], 2, counts[i],
+                                   [&](int32_t k) { return gradient(starts[i] + k, c); });
+          } else if (counts[i] == 0) {
+            g[i] = Vec{};
+          }
+        }
+        w[i] = record[i].Weights(w[i]);
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) slots[i][s] = record[i].Slots(slots[i][s]);
+#pragma unroll
+        for (uint32_t e = 0; e < kVecFloats<Vec>; ++e) {
+          if constexpr (kRowWise) {
+            Element(w[i], e) -= scales[i] * Element(g[i], e);
+          } else {
+            float state[kSlots + 1];
+#pragma unroll
+            for (int s = 0; s < kSlots; ++s) state[s] = Element(slots[i][s], e);
+            const float by = Element(g[i], e);
+            optimizer(1, &by, &Element(w[i], e), state);
+#pragma unroll
+            for (int s = 0; s < kSlots; ++s) Element(slots[i][s], e) = state[s];
+          }
+        }
+        record[i].StoreWeights(c, w[i]);
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) record[i].StoreSlots((s + 1) * vectors + c, slots[i][s]);
+      }
+    }
+  }
+
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    GpuCounters* counters = batch.rows.counters;
+    using Count = unsigned long long;
+    if (updates.sum() != 0) atomicAdd(&counters->updates, Count{updates.sum()});
+    if (ignored.sum() != 0) atomicAdd(&counters->ignored, Count{ignored.sum()});
+  }
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_

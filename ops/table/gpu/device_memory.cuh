@@ -1,0 +1,109 @@
+// Memory of a GPU table: pieces that are freed when nobody holds them.
+
+#ifndef GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
+#define GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "ops/common/cuda_error.cuh"
+#include "ops/table/gpu/table_abi.h"
+
+namespace gmeta {
+
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  // From the allocator, or from cudaMalloc where it has no functions.
+  DeviceMemory(const gmeta_gpu_allocator& allocator, size_t bytes)
+      : allocator_(allocator), bytes_(bytes) {
+    if (bytes == 0) return;
+    if (allocator.allocate != nullptr) {
+      data_ = allocator.allocate(allocator.context, bytes);
+    } else if (cudaMalloc(&data_, bytes) != cudaSuccess) {
+      cudaGetLastError();  // so that the next call isn't blamed for it
+      data_ = nullptr;
+    }
+    if (data_ != nullptr) {
+      // A framework's allocator gives memory again whose last use is still queued on the
+      // framework's stream, but tables have a stream of their own as well.
+      if (allocator.allocate != nullptr) {
+        CheckCuda(cudaDeviceSynchronize(), "waiting for the last use of memory");
+      }
+      return;
+    }
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw CudaError(GMETA_CUDA_OUT_OF_MEMORY,
+                    "the GPU has no " + std::to_string(bytes) + " bytes more for a table (" +
+                        std::to_string(free) + " of " + std::to_string(total) +
+                        " are free): bound the table by an eviction policy, or give it a number of "
+                        "rows to keep on the GPU (device_rows), beyond which rows are in host "
+                        "memory");
+  }
+  // In host memory that kernels can read and write.
+  static DeviceMemory Pinned(size_t bytes) {
+    DeviceMemory memory;
+    CheckCuda(cudaHostAlloc(&memory.host_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+              "allocating pinned host memory for rows");
+    CheckCuda(cudaHostGetDevicePointer(&memory.data_, memory.host_, 0), "mapping host memory");
+    memory.bytes_ = bytes;
+    return memory;
+  }
+  DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    std::swap(allocator_, other.allocator_);
+    std::swap(data_, other.data_);
+    std::swap(host_, other.host_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~DeviceMemory() {
+    if (data_ == nullptr) return;
+    if (host_ != nullptr) {
+      cudaFreeHost(host_);
+    } else if (allocator_.release != nullptr) {
+      allocator_.release(allocator_.context, data_, bytes_);
+    } else {
+      cudaFree(data_);
+    }
+  }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  gmeta_gpu_allocator allocator_{};
+  void* data_ = nullptr;
+  void* host_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// The device of a table is the current one for a while.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    CheckCuda(cudaGetDevice(&before_), "finding the current GPU");
+    if (before_ != device) CheckCuda(cudaSetDevice(device), "choosing the table's GPU");
+    device_ = device;
+  }
+  ~DeviceScope() {
+    if (before_ != device_) cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+  int device_ = 0;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_

@@ -1,0 +1,33 @@
+// How an update's kernel is chosen. A source that includes this compiles it for one view of the
+// rows (as launch_lookup.cuh).
+
+#ifndef GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_
+#define GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_
+
+#include <variant>
+
+#include "ops/common/cuda_launch.cuh"
+#include "ops/table/gpu/device/update.cuh"
+
+namespace gmeta {
+
+template <class Rows>
+void LaunchUpdate(const UpdateBatch<Rows>& batch, const SparseOptimizer& optimizer,
+                  float learning_rate, int64_t step, bool vector, cudaStream_t stream) {
+  if (batch.n == 0) return;
+  std::visit(
+      [&](const auto& policy) {
+        using Optimizer = std::decay_t<decltype(policy)>;
+        const auto begun = policy.Begin(learning_rate, step);
+        const auto kernel = vector ? (batch.summed ? UpdateRows<Rows, Optimizer, float4, true>
+                                                   : UpdateRows<Rows, Optimizer, float4, false>)
+                                   : (batch.summed ? UpdateRows<Rows, Optimizer, float, true>
+                                                   : UpdateRows<Rows, Optimizer, float, false>);
+        Launch(kernel, BlocksOf(batch.n), kBlockThreads, 0, stream, "updating rows", batch, begun);
+      },
+      optimizer);
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_

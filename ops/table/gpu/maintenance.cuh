@@ -1,0 +1,113 @@
+// The kernels that find, remove, select and judge rows of a GPU table.
+
+#ifndef GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
+#define GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
+
+#include <cstdint>
+
+#include "ops/table/core/logical_shards.h"
+#include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/lookup.cuh"
+#include "ops/table/gpu/device/rows.cuh"
+#include "ops/table/gpu/table.cuh"
+
+namespace gmeta {
+
+__global__ void __launch_bounds__(kBlockThreads)
+    ContainsKeys(IndexView index, const int64_t* keys, uint32_t n, uint8_t* found) {
+  const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  const bool active = at < n;
+  const uint32_t entry = FindEntries<false>(index, active ? keys[at] : 0, active);
+  if (active) found[at] = entry != kNoEntry;
+}
+
+// erased[i], if given: this occurrence of the key has removed it.
+template <class Rows>
+__global__ void __launch_bounds__(kBlockThreads)
+    EraseKeys(IndexView index, Rows rows, const int64_t* keys, uint32_t n, uint8_t* erased,
+              unsigned long long* counter) {
+  __shared__ uint32_t shared[1];
+  const BlockCount removes(shared);
+  const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  const uint32_t entry = at < n ? Erase(index, keys[at]) : kNoEntry;
+  if (entry != kNoEntry) rows.Give(keys[at], entry - 1);
+  if (at < n && erased != nullptr) erased[at] = entry != kNoEntry;
+  removes.Add(entry != kNoEntry);
+  __syncthreads();
+  if (threadIdx.x == 0 && removes.sum() != 0) {
+    atomicAdd(counter, static_cast<unsigned long long>(removes.sum()));
+  }
+}
+
+// Which of 2^log2_shards shards a batch meets: bits of counters->shards_met.
+__global__ void __launch_bounds__(kBlockThreads)
+    MeetShards(const int64_t* keys, uint32_t n, int log2_shards, GpuCounters* counters) {
+  __shared__ uint32_t met[2];
+  if (threadIdx.x < 2) met[threadIdx.x] = 0;
+  __syncthreads();
+  const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  if (at < n) {
+    const uint32_t shard = static_cast<uint32_t>(MurmurHash3(keys[at]) >> 1 >> (63 - log2_shards));
+    atomicOr(met + shard / 32, 1u << shard % 32);
+  }
+  __syncthreads();
+  if (threadIdx.x < 2 && met[threadIdx.x] != 0) {
+    atomicOr(counters->shards_met + threadIdx.x, met[threadIdx.x]);
+  }
+}
+
+// Writes keys and row numbers of what a scan finds, in any order, and counts the rows of each
+// logical shard: all of them, and those found. counters->selected counts them.
+template <class Rows>
+__global__ void __launch_bounds__(kBlockThreads)
+    SelectRows(IndexView index, Rows rows, Scan scan, int64_t* keys, uint32_t* numbers,
+               uint32_t* live, uint32_t* found) {
+  const uint64_t at = GlobalThread();
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint64_t slots = (uint64_t{index.bucket_mask} + 1) * kBucketSlots;
+  bool selected = false;
+  KeySlot slot{};
+  if (at < slots) slot = ReadSlot(index.slots + at);
+  if (slot.entry != kNoEntry) {
+    const uint64_t hash = MurmurHash3(slot.key);
+    const uint32_t logical = LogicalShard(hash);
+    if (scan.range.contains(logical) &&
+        (scan.shards >> (hash >> 1 >> (63 - scan.log2_shards)) & 1) != 0) {
+      if (live != nullptr) atomicAdd(live + logical, 1u);
+      selected =
+          scan.min_last_step == 0 || rows.header(slot.entry - 1)->last_step >= scan.min_last_step;
+      if (selected && found != nullptr) atomicAdd(found + logical, 1u);
+    }
+  }
+  const uint32_t mask = __ballot_sync(kFullWarp, selected);
+  if (mask == 0) return;
+  uint32_t place = 0;
+  if (lane == 0) place = atomicAdd(&rows.counters->selected, __popc(mask));
+  place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
+  if (selected && keys != nullptr) {
+    keys[place] = slot.key;
+    numbers[place] = slot.entry - 1;
+  }
+}
+
+// What eviction judges a row by. `norms`: the square of the L2 norm, in float64 and in the order of
+// the elements, as on the CPU; null: not wanted.
+template <class Rows>
+__global__ void __launch_bounds__(kBlockThreads)
+    JudgeRows(Rows rows, const uint32_t* numbers, uint32_t n, RowHeader* headers, double* norms) {
+  const uint64_t at = GlobalThread();
+  if (at >= n) return;
+  headers[at] = *rows.header(numbers[at]);
+  if (norms == nullptr) return;
+  const auto record = rows.record(numbers[at]);
+  double sum = 0.0;
+  for (uint32_t i = 0; i < rows.dim; ++i) {
+    const double weight = record.Weights(record.template Load<float>(i));
+    sum += weight * weight;
+  }
+  norms[at] = sum;
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_

@@ -1,0 +1,249 @@
+// What a GPU table decides on the host: admission, eviction and the removal journal, by the CPU
+// table's own code and shard by shard as there, so that both decide alike. The GPU says which keys
+// of a batch are missing, and what rows are to be judged by; it is told what to insert and what to
+// erase. A table without policies asks nothing of this, and its batches don't wait for the host.
+
+#ifndef GMETA_OPS_TABLE_GPU_POLICIES_H_
+#define GMETA_OPS_TABLE_GPU_POLICIES_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include "ops/common/murmur_hash3.h"
+#include "ops/table/core/admission.h"
+#include "ops/table/core/eviction.h"
+#include "ops/table/core/logical_shards.h"
+#include "ops/table/core/removal_journal.h"
+
+namespace gmeta {
+
+// A key that a lookup hasn't found.
+struct MissingKey {
+  uint32_t position;
+  int64_t key;
+};
+
+// A row as eviction sees it.
+struct JudgedGpuRow {
+  int64_t key;
+  uint32_t uses;
+  uint32_t latest;
+  double squared_norm;
+  bool half;  // of a table of two precisions
+
+  uint32_t frequency() const { return uses; }
+  uint32_t last_step() const { return latest; }
+  double SquaredNorm() const { return squared_norm; }
+};
+
+class GpuTablePolicies {
+ public:
+  static constexpr int kMostLog2Shards = 6;
+
+  GpuTablePolicies(const Admission& admission, const std::optional<Eviction>& eviction,
+                   size_t record_bytes, size_t half_record_bytes)
+      : eviction_(eviction),
+        record_bytes_(record_bytes),
+        half_record_bytes_(half_record_bytes),
+        admits_all_(std::holds_alternative<AdmitAll>(admission)),
+        log2_shards_(eviction ? eviction->Log2Shards(kMostLog2Shards, record_bytes)
+                              : kMostLog2Shards) {
+    const size_t shards = size_t{1} << log2_shards_;
+    for (size_t i = 0; i < shards; ++i) {
+      admission_.push_back(BeginAdmission(admission, shards));
+      schedules_.push_back(eviction ? EvictionSchedule(*eviction, i, shards) : EvictionSchedule());
+    }
+    journals_.resize(shards);
+    sizes_.resize(shards);
+    halves_.resize(shards);
+  }
+
+  // Whether inserting lookups have to ask.
+  bool decide() const { return !admits_all_ || eviction_.has_value(); }
+  bool evict() const { return eviction_.has_value(); }
+  bool needs_norms() const {
+    return eviction_ && std::holds_alternative<EvictByNorm>(eviction_->policy);
+  }
+  int log2_shards() const { return log2_shards_; }
+  size_t shards() const { return sizes_.size(); }
+  size_t ShardOf(int64_t key) const { return MurmurHash3(key) >> 1 >> (63 - log2_shards_); }
+
+  // Which of the missing keys, in the order of the batch, get a row: 1 for those, and for the
+  // doubles that come after.
+  std::vector<uint8_t> Admit(const std::vector<MissingKey>& missing, uint32_t step) {
+    std::vector<uint8_t> admitted(missing.size());
+    std::unordered_set<int64_t> made;
+    for (size_t i = 0; i < missing.size(); ++i) {
+      const int64_t key = missing[i].key;
+      const size_t shard = ShardOf(key);
+      admitted[i] =
+          made.count(key) != 0 ||
+          std::visit([&](auto& state) { return state.Admit(key, step); }, admission_[shard]);
+      if (admitted[i] && made.insert(key).second) ++sizes_[shard];
+    }
+    return admitted;
+  }
+
+  // How many rows of each shard are half now, which the GPU counts: to be told before Full and
+  // Victims. `halves` has an entry a shard.
+  void NoteHalves(const uint32_t* halves) { std::copy_n(halves, halves_.size(), halves_.begin()); }
+
+  // Those of a set of shards (bits) that are above a high mark.
+  uint64_t Full(uint64_t shards) const {
+    uint64_t full = 0;
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      if ((shards >> i & 1) != 0 && IsFull(i)) full |= uint64_t{1} << i;
+    }
+    return full;
+  }
+  uint64_t SweepDue(uint64_t step) const {
+    uint64_t due = 0;
+    for (size_t i = 0; i < schedules_.size(); ++i) {
+      if (schedules_[i].IsSweepDue(step)) due |= uint64_t{1} << i;
+    }
+    return due;
+  }
+  uint64_t all_shards() const { return ~uint64_t{0} >> (64 - sizes_.size()); }
+
+  // The keys to erase of some shards, whose rows are given: Shard::MakeRoom of shard.h.
+  std::vector<int64_t> Victims(const std::vector<JudgedGpuRow>& rows, uint32_t now, bool sweep) {
+    std::vector<int64_t> victims;
+    std::vector<std::vector<RankedRow>> ranked(sizes_.size());
+    const auto take = [&](int64_t key, bool half) {
+      victims.push_back(key);
+      halves_[ShardOf(key)] -= half;
+      Removed(key);
+    };
+    for (const JudgedGpuRow& row : rows) {
+      std::visit(
+          [&](const auto& policy) {
+            if (sweep && policy.Expired(row, now)) {
+              take(row.key, row.half);
+            } else {
+              ranked[ShardOf(row.key)].push_back({policy.Rank(row), row.key, row.half});
+            }
+          },
+          eviction_->policy);
+    }
+    for (size_t i = 0; i < ranked.size(); ++i) {
+      if (!IsFull(i)) continue;
+      auto row = ranked[i].begin();
+      while (true) {
+        const auto left = static_cast<uint64_t>(ranked[i].end() - row);
+        const auto end = row + static_cast<ptrdiff_t>(std::min(AboveLow(i), left));
+        if (end == row) break;
+        std::nth_element(row, end - 1, ranked[i].end());
+        for (; row != end; ++row) take(row->key, row->row != 0);
+      }
+    }
+    return victims;
+  }
+
+  // A key has been removed.
+  void Removed(int64_t key) {
+    const size_t shard = ShardOf(key);
+    --sizes_[shard];
+    journals_[shard].Note(key);
+  }
+
+  // All is gone, or anything may have been written.
+  void Clear() {
+    for (auto& state : admission_) std::visit([](auto& s) { s.Clear(); }, state);
+    std::fill(sizes_.begin(), sizes_.end(), 0);
+    std::fill(halves_.begin(), halves_.end(), 0);
+    BreakJournals();
+  }
+  void BreakJournals() {
+    for (RemovalJournal& journal : journals_) journal.Break();
+  }
+
+  // `live`: the rows of each logical shard.
+  void Recount(const uint32_t* live) {
+    std::fill(sizes_.begin(), sizes_.end(), 0);
+    for (uint32_t i = 0; i < kLogicalShards; ++i) {
+      sizes_[i >> (kLog2LogicalShards - log2_shards_)] += live[i];
+    }
+  }
+
+  // What is to be saved of a range beside rows: the keys that its journals have noted, which are
+  // cut, and those that wait for admission.
+  ShardSelection CutRange(LogicalRange range) {
+    ShardSelection selection;
+    const auto logical_of = [](int64_t key) { return LogicalShard(MurmurHash3(key)); };
+    for (RemovalJournal& journal : journals_) {
+      journal.Cut([&](int64_t key) { return range.contains(logical_of(key)); },
+                  [&](int64_t key) { selection.removed.push_back({logical_of(key), key}); });
+    }
+    const auto wait = [&](int64_t key, uint32_t times) {
+      const uint32_t logical = logical_of(key);
+      if (range.contains(logical)) selection.waiting.push_back({logical, times, key});
+    };
+    for (const AdmissionState& state : admission_) {
+      std::visit([&](const auto& counts) { counts.ForEachCounter(wait); }, state);
+    }
+    selection.Sort();
+    return selection;
+  }
+  // Whether the journals of a range have noted every removal.
+  bool IsWhole(LogicalRange range) const {
+    const int shift = kLog2LogicalShards - log2_shards_;
+    for (uint32_t i = range.first; i < range.last; ++i) {
+      if (!journals_[i >> shift].whole()) return false;
+    }
+    return true;
+  }
+
+  std::vector<AdmissionState>& admission() { return admission_; }
+  std::vector<RemovalJournal>& journals() { return journals_; }
+  bool has_journal() const {
+    return std::any_of(journals_.begin(), journals_.end(),
+                       [](const RemovalJournal& journal) { return journal.whole(); });
+  }
+
+  size_t bytes() const {
+    size_t sum = 0;
+    for (const auto& state : admission_) {
+      sum += std::visit([](const auto& s) { return s.bytes(); }, state);
+    }
+    for (const RemovalJournal& journal : journals_) sum += journal.bytes();
+    return sum;
+  }
+
+ private:
+  static constexpr uint64_t kIndexBytes = Eviction::kIndexBytes;
+
+  uint64_t Charge(size_t shard) const {
+    return sizes_[shard] * (record_bytes_ + kIndexBytes) -
+           halves_[shard] * (record_bytes_ - half_record_bytes_);
+  }
+  bool IsFull(size_t shard) const {
+    return sizes_[shard] > schedules_[shard].rows.high ||
+           Charge(shard) > schedules_[shard].bytes.high;
+  }
+  // How many rows are to go from a shard at least; where they charge less than a full one, not yet
+  // all.
+  uint64_t AboveLow(size_t shard) const {
+    return std::max(
+        Excess(sizes_[shard], schedules_[shard].rows.low, 1),
+        Excess(Charge(shard), schedules_[shard].bytes.low, record_bytes_ + kIndexBytes));
+  }
+
+  const std::optional<Eviction> eviction_;
+  const size_t record_bytes_, half_record_bytes_;
+  const bool admits_all_;
+  const int log2_shards_;
+  std::vector<AdmissionState> admission_;
+  std::vector<EvictionSchedule> schedules_;
+  std::vector<RemovalJournal> journals_;
+  std::vector<uint64_t> sizes_;   // rows of each shard; kept where there is a policy or a journal
+  std::vector<uint64_t> halves_;  // and half ones, as NoteHalves said
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_POLICIES_H_

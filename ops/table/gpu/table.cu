@@ -1,0 +1,325 @@
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+
+#include "ops/table/gpu/device/promotion.cuh"
+#include "ops/table/gpu/device/update.cuh"
+#include "ops/table/gpu/table.cuh"
+#include "ops/unique/gpu/segments.cuh"
+#include "ops/unique/gpu/unique.cuh"
+#include "ops/unique/gpu/workspace.cuh"
+
+namespace gmeta {
+namespace {
+
+// Numbers of rows, of which an index entry is one more; with half rows, the top bit says the form.
+constexpr uint64_t kMostRows = 0xfffffff0u;
+constexpr uint64_t kMostRowsOfEither = 0x7ffffff0u;
+
+size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+GpuTable::GpuTable(const GpuTableOptions& options)
+    : options_(options),
+      layout_(options.dim, std::visit([&](const auto& o) { return o.SlotFloats(options.dim); },
+                                      options.optimizer)),
+      initial_slot_(std::visit([](const auto& o) { return o.InitialSlot(); }, options.optimizer)),
+      full_("table '" + options.name + "': ", options.allocator, RowGeometry::OfFull(layout_),
+            options.half_below == 0 ? kMostRows : kMostRowsOfEither,
+            options.half_below == 0 ? options.device_rows : FullRowsOnDevice(options.device_rows)),
+      policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
+  const DeviceScope device(options.device);
+  if (options.half_below != 0) {
+    half_.emplace("table '" + options.name + "': ", options.allocator, RowGeometry::OfHalf(layout_),
+                  kMostRowsOfEither, options.device_rows);
+  }
+  CheckCuda(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking), "making a stream");
+  CheckCuda(cudaEventCreateWithFlags(&last_done_, cudaEventDisableTiming), "making an event");
+  CheckCuda(cudaEventCreateWithFlags(&answered_, cudaEventDisableTiming), "making an event");
+  CheckCuda(cudaMallocHost(&answer_, sizeof *answer_), "allocating host memory");
+  last_stream_ = own_stream_;
+  counters_ = DeviceMemory(options.allocator, sizeof(GpuCounters));
+  CheckCuda(cudaMemsetAsync(counters_.as<void>(), 0, sizeof(GpuCounters), own_stream_),
+            "clearing counters");
+  GrowIndex(0, own_stream_);
+  CheckCuda(cudaEventRecord(last_done_, own_stream_), "recording an event");
+}
+
+GpuTable::~GpuTable() {
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(options_.device);
+  cudaEventSynchronize(last_done_);
+  cudaEventDestroy(last_done_);
+  cudaEventDestroy(answered_);
+  cudaStreamDestroy(own_stream_);
+  cudaFreeHost(answer_);
+  cudaSetDevice(before);
+}
+
+RowsView GpuTable::full_rows() const {
+  return full_.View(dim(), slot_floats(), &counters()->full, counters());
+}
+
+MixedRowsView GpuTable::mixed_rows() const {
+  return {full_rows(),
+          half_->View(dim(), slot_floats(), &counters()->half, counters()),
+          HalfRule{options_.half_below},
+          full_.geometry().stride,
+          static_cast<uint32_t>(dim()),
+          static_cast<uint32_t>(slot_floats()),
+          counters(),
+          policies_.evict(),
+          policies_.log2_shards()};
+}
+
+void GpuTable::CheckBatch(int64_t n) const {
+  Require(n >= 0 && n <= (1 << 30), "table '" + options_.name + "': at most 2^30 keys in a call, " +
+                                        "got " + std::to_string(n) + ": split the batch");
+}
+
+template <class Rows>
+LookupBatch<Rows> GpuTable::BatchOf(const Rows& rows, const int64_t* keys, int64_t n,
+                                    float* out) const {
+  const bool vector = dim() % 4 == 0 && IsAligned(out);
+  LookupBatch<Rows> batch{};
+  batch.index = index();
+  batch.rows = rows;
+  batch.keys = keys;
+  batch.n = static_cast<uint32_t>(n);
+  batch.out = out;
+  batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
+  batch.step = static_cast<uint32_t>(step_);
+  batch.initializer = options_.initializer;
+  batch.initial_slot = initial_slot_;
+  batch.missing = missing_.as<uint32_t>();
+  batch.turn = turn_;
+  batch.rare_no_more = rare_no_more_.as<int64_t>();
+  return batch;
+}
+
+void GpuTable::Lookup(const int64_t* keys, int64_t n, float* out, cudaStream_t stream) {
+  CheckBatch(n);
+  const Turn turn(this, stream);
+  if (n == 0) return;
+  WithRows([&](const auto& rows) {
+    const auto batch = BatchOf(rows, keys, n, out);
+    LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
+  });
+}
+
+void GpuTable::LookupOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
+                              cudaStream_t stream) {
+  CheckBatch(n);
+  const Turn turn(this, stream);
+  if (n == 0) return;
+  if (listed_ != 0) PromoteListed(listed_, stream);
+  EvictFor(keys, n, stream);
+  EnsureRoomForNew(static_cast<uint64_t>(n), stream);
+  WithRows([&](const auto& rows) { FindAndInsert(rows, keys, n, distinct, out, stream); });
+  NoteNew(static_cast<uint64_t>(n));
+  since_asked_ += static_cast<uint64_t>(n);
+  if (half_) PromoteListed(static_cast<uint64_t>(n), stream);
+  AskForSize(static_cast<uint64_t>(n), stream);
+}
+
+void GpuTable::MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t stream) {
+  if (memory->bytes() >= bytes) return;
+  CheckCuda(cudaStreamSynchronize(stream), "waiting for a table's batches");
+  *memory = DeviceMemory();
+  *memory = DeviceMemory(options_.allocator, RoundUp(bytes * 5 / 4, 4096));
+}
+
+template <class Rows>
+void GpuTable::FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct,
+                             float* out, cudaStream_t stream) {
+  MakeRoomIn(&missing_, static_cast<size_t>(n) * sizeof(uint32_t), stream);
+  if (Rows::kMixed) MakeRoomIn(&rare_no_more_, static_cast<size_t>(n) * sizeof(int64_t), stream);
+  const LookupBatch<Rows> batch = BatchOf(rows, keys, n, out);
+  const bool vector = batch.vectors != dim();
+  LaunchFind(batch, vector, distinct ? Uses::kDistinct : Uses::kShared, stream);
+  turn_ ^= 1;
+  const uint8_t* const admitted = policies_.decide() ? Admit(batch, stream) : nullptr;
+  LaunchInsert(batch, vector, admitted, distinct, stream);
+}
+
+template <class Rows>
+const uint8_t* GpuTable::Admit(const LookupBatch<Rows>& batch, cudaStream_t stream) {
+  const uint32_t count = ReadCounters(stream).missing[batch.turn];
+  std::vector<uint32_t> positions(count);
+  std::vector<int64_t> keys(batch.n);
+  CheckCuda(cudaMemcpyAsync(positions.data(), batch.missing, sizeof(uint32_t) * count,
+                            cudaMemcpyDeviceToHost, stream),
+            "reading missing keys");
+  CheckCuda(cudaMemcpyAsync(keys.data(), batch.keys, sizeof(int64_t) * batch.n,
+                            cudaMemcpyDeviceToHost, stream),
+            "reading a batch's keys");
+  CheckCuda(cudaStreamSynchronize(stream), "reading missing keys");
+  std::sort(positions.begin(), positions.end());
+  std::vector<MissingKey> missing(count);
+  for (uint32_t i = 0; i < count; ++i) missing[i] = {positions[i], keys[positions[i]]};
+  const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
+  uint8_t* const flags = static_cast<uint8_t*>(Scratch(count + 1, stream));
+  CheckCuda(cudaMemcpyAsync(batch.missing, positions.data(), sizeof(uint32_t) * count,
+                            cudaMemcpyHostToDevice, stream),
+            "writing missing keys");
+  CheckCuda(cudaMemcpyAsync(flags, verdicts.data(), count, cudaMemcpyHostToDevice, stream),
+            "writing what is admitted");
+  CheckCuda(cudaStreamSynchronize(stream), "writing what is admitted");
+  return flags;
+}
+
+// The list is kept where there is no memory for all rows on it, and comes first in the next lookup.
+void GpuTable::PromoteListed(uint64_t most, cudaStream_t stream) {
+  listed_ = most;
+  if (!full_.HasRoom(most)) {
+    const GpuCounters now = ReadCounters(stream);
+    NoteSize(now);
+    most = now.rare_no_more;
+    if (!full_.HasRoom(most)) {
+      const uint64_t wish = full_.capacity() + full_.capacity() / 8;
+      GrowFull(std::max(full_.most_used() + most, wish), stream);
+    }
+  }
+  LaunchPromote(index(), mixed_rows(), rare_no_more_.as<int64_t>(), static_cast<uint32_t>(most),
+                dim() % 4 == 0, stream);
+  CheckCuda(cudaMemsetAsync(&counters()->rare_no_more, 0, sizeof(uint32_t), stream),
+            "clearing a counter");
+  full_.MayHaveTaken(most);
+  listed_ = 0;
+}
+
+void GpuTable::Update(const int64_t* keys, const float* gradients, int64_t n, float learning_rate,
+                      bool distinct, cudaStream_t stream) {
+  CheckBatch(n);
+  const Turn turn(this, stream);
+  ++step_;
+  if (n > 0 && distinct) {
+    RunUpdate(keys, n, nullptr, gradients, nullptr, learning_rate, stream);
+  } else if (n > 0) {
+    const auto cut = [n](Workspace* space) {
+      return std::make_tuple(space->Take<int64_t>(n), space->Take<int32_t>(n),
+                             space->Take<int32_t>(1), space->Take<char>(UniqueBytes(n, 0)));
+    };
+    Workspace sizes(nullptr);
+    cut(&sizes);
+    Workspace space(Scratch(sizes.bytes() + SumsBytes(n, n), stream));
+    const auto [distinct_keys, inverse, count, unique_space] = cut(&space);
+    Unique(keys, n, 0, distinct_keys, inverse, nullptr, count, unique_space, stream);
+    SumAndUpdate(distinct_keys, n, count, gradients, inverse, n, learning_rate, space.Take<char>(0),
+                 stream);
+  }
+  SweepDueShards(stream);
+}
+
+void GpuTable::UpdateIndexed(const int64_t* keys, int64_t u, const float* gradients,
+                             const int32_t* inverse, int64_t n, float learning_rate,
+                             cudaStream_t stream) {
+  CheckBatch(n);
+  CheckBatch(u);
+  const Turn turn(this, stream);
+  ++step_;
+  if (u > 0) {
+    SumAndUpdate(keys, u, nullptr, gradients, inverse, n, learning_rate,
+                 Scratch(SumsBytes(n, u), stream), stream);
+  }
+  SweepDueShards(stream);
+}
+
+// Where the optimizer needs a row's whole gradient at once, sums are written to memory.
+bool GpuTable::WritesSums() const {
+  return std::holds_alternative<RowWiseAdagrad>(options_.optimizer);
+}
+
+size_t GpuTable::SumsBytes(int64_t n, int64_t u) const {
+  Workspace space(nullptr);
+  space.Take<char>(SegmentsBytes(n, u, static_cast<int64_t>(dim())));
+  if (WritesSums()) space.Take<float>(static_cast<size_t>(u) * dim());
+  return space.bytes();
+}
+
+void GpuTable::SumAndUpdate(const int64_t* keys, int64_t u, const int32_t* count,
+                            const float* gradients, const int32_t* inverse, int64_t n,
+                            float learning_rate, void* workspace, cudaStream_t stream) {
+  const int64_t d = static_cast<int64_t>(dim());
+  Workspace space(workspace);
+  char* const segments_space = space.Take<char>(SegmentsBytes(n, u, d));
+  const SegmentsView segments =
+      MakeSegments(gradients, d, inverse, n, u, count, segments_space, stream);
+  if (!WritesSums()) {
+    RunUpdate(keys, u, count, gradients, &segments, learning_rate, stream);
+    return;
+  }
+  float* const sums = space.Take<float>(static_cast<size_t>(u) * dim());
+  SumSegments(gradients, d, segments, u, count, sums, stream);
+  RunUpdate(keys, u, count, sums, nullptr, learning_rate, stream);
+}
+
+void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
+                         const float* gradients, const SegmentsView* segments, float learning_rate,
+                         cudaStream_t stream) {
+  const bool vector = dim() % 4 == 0 && IsAligned(gradients);
+  WithRows([&](const auto& rows) {
+    UpdateBatch<std::decay_t<decltype(rows)>> batch{};
+    batch.index = index();
+    batch.rows = rows;
+    batch.keys = keys;
+    batch.n = static_cast<uint32_t>(n);
+    batch.count = count;
+    batch.gradients = gradients;
+    batch.summed = segments == nullptr;
+    if (segments != nullptr) batch.segments = *segments;
+    batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
+    batch.log2_lanes = static_cast<uint32_t>(Log2Lanes(batch.vectors));
+    batch.step = static_cast<uint32_t>(step_);
+    LaunchUpdate(batch, options_.optimizer, learning_rate, step_, vector, stream);
+  });
+}
+
+void GpuTable::Clear() {
+  const Turn turn(this);
+  CheckCuda(cudaMemsetAsync(slots_.as<void>(), 0, slots_.bytes(), own_stream_), "clearing keys");
+  EmptyPools(own_stream_);
+  policies_.Clear();
+}
+
+uint64_t GpuTable::Size() {
+  const Turn turn(this);
+  NoteSize(ReadCounters(own_stream_));
+  return known_rows_;
+}
+
+int64_t GpuTable::Step() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return step_;
+}
+
+TableStatistics GpuTable::Statistics() {
+  const Turn turn(this);
+  const GpuCounters now = ReadCounters(own_stream_);
+  NoteSize(now);
+  TableStatistics sum;
+  sum.size = known_rows_;
+  sum.capacity = slot_count();
+  sum.bytes = slots_.bytes() + full_.bytes() + policies_.bytes();
+  if (half_) {
+    sum.bytes += half_->bytes();
+    sum.half_rows = half_->most_used();  // it was counted just now
+  }
+  sum.hits = now.hits;
+  sum.misses = now.misses;
+  sum.inserts = now.inserts;
+  sum.removes = now.removes;
+  sum.updates = now.updates;
+  sum.ignored = now.ignored;
+  sum.rejects = now.rejects;
+  sum.evictions = evictions_;
+  return sum;
+}
+
+}  // namespace gmeta

@@ -1,0 +1,261 @@
+// GpuTable: the dynamic embedding table in the memory of one GPU.
+//
+//        batch of keys
+//             |            GpuIndex    key -> row number, 64-byte buckets       (index.cuh)
+//             v            Rows        row number -> record, in blocks          (rows.cuh)
+//   a few kernels a call   Pools       numbers of free rows
+//                          Policies    on the host: admission, eviction, journal   (policies.h)
+//
+// It means what the CPU's table means (ops/table/host/table.h): the same records, initial rows to
+// the last bit, optimizers, policies, statistics and saved content. What differs is how:
+//
+//   Lookups  One kernel finds keys and copies rows; a second inserts what was missing (lookup.cuh).
+//            What bounds them is memory: of a row of 64 floats, 256 bytes are read and 256 written,
+//            and the index adds one access of 64.
+//   Updates  One kernel finds, sums gradients, and runs the optimizer (update.cuh). Where keys may
+//            stand twice, gradients are put in order before (ops/unique/gpu/segments.cuh), so that
+//            sums are added in the order of the batch and results are the same in every run.
+//   Growth   The index is doubled when it is three quarters full, by a kernel that moves its slots.
+//            Rows come in chunks; no record ever moves. A chunk is an eighth of what there is.
+//   Forms    A table of two precisions has a store of rows for each, and kernels of its own that
+//            are compiled from the same source (mixed_rows.cuh). New rows go to the half store; a
+//            row that has been used often enough is promoted at the end of the lookup.
+//   Waiting  A kernel can't make the table grow. So the host keeps an upper bound of the number of
+//            rows: what it last knew, plus all keys of inserting batches since. As long as the
+//            bound leaves room, nothing waits. When it comes near, the true number is copied to the
+//            host behind the batches, and mostly is there when it is needed. How many rows a batch
+//            promotes is known when its keys were found; a table of two precisions waits for that
+//            where all of them would have no room, so that it needn't keep room for them.
+//   Order    Calls take turns (a mutex); work on another stream than the last call's waits for it
+//   by
+//            an event. So kernels of a table never overlap, and each may assume what the last left.
+
+#ifndef GMETA_OPS_TABLE_GPU_TABLE_CUH_
+#define GMETA_OPS_TABLE_GPU_TABLE_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/common/cuda_error.cuh"
+#include "ops/table/core/logical_shards.h"
+#include "ops/table/core/optimizers.h"
+#include "ops/table/core/row_record.h"
+#include "ops/table/core/statistics.h"
+#include "ops/table/gpu/device/lookup.cuh"
+#include "ops/table/gpu/device/mixed_rows.cuh"
+#include "ops/table/gpu/device/rows.cuh"
+#include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/policies.h"
+#include "ops/table/gpu/row_store.cuh"
+#include "ops/unique/gpu/segments.cuh"
+
+namespace gmeta {
+
+struct GpuTableOptions {
+  std::string name;
+  size_t dim = 1;
+  SparseOptimizer optimizer = Sgd{};
+  Initializer initializer;
+  Admission admission;
+  std::optional<Eviction> eviction;
+  uint32_t half_below = 0;   // rows of a frequency below it are half; 0: none are
+  uint64_t device_rows = 0;  // more than these are in host memory; 0: none are
+  int device = 0;
+  gmeta_gpu_allocator allocator{};
+};
+
+// What a scan looks for: rows of logical shards [range) and of shards in a set (bits of the top
+// log2_shards bits of the hash), used at min_last_step or later.
+struct Scan {
+  LogicalRange range;
+  uint32_t min_last_step;
+  uint64_t shards;
+  int log2_shards;
+};
+
+class GpuTable {
+ public:
+  explicit GpuTable(const GpuTableOptions& options);
+  ~GpuTable();
+  GpuTable(const GpuTable&) = delete;
+  GpuTable& operator=(const GpuTable&) = delete;
+
+  size_t dim() const { return layout_.dim(); }
+  size_t slot_floats() const { return layout_.slot_floats(); }
+
+  // Batches: see table_abi.h.
+  void Lookup(const int64_t* keys, int64_t n, float* out, cudaStream_t stream);
+  void LookupOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
+                      cudaStream_t stream);
+  void Update(const int64_t* keys, const float* gradients, int64_t n, float learning_rate,
+              bool distinct, cudaStream_t stream);
+  void UpdateIndexed(const int64_t* keys, int64_t u, const float* gradients, const int32_t* inverse,
+                     int64_t n, float learning_rate, cudaStream_t stream);
+  void Contains(const int64_t* keys, int64_t n, uint8_t* found, cudaStream_t stream);
+  // removed: null, or where to write how many there were.
+  void Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStream_t stream);
+  uint64_t Evict(cudaStream_t stream);
+
+  void Reserve(uint64_t rows);
+  void Clear();
+  uint64_t Size();
+  int64_t Step();
+  TableStatistics Statistics();
+
+  // Saving (gpu_table_saving.cu).
+  void ExportShards(LogicalRange range, uint32_t min_last_step, bool cut_journal,
+                    gmeta_gpu_table_allocate allocate, void* context);
+  struct ImportColumns {
+    const int64_t* keys;
+    const float* rows;
+    const float* slots;
+    const int64_t* frequency;
+    const int64_t* last_step;
+  };
+  void Import(const ImportColumns& columns, int64_t n, int64_t step, bool replace);
+  void StartJournal(size_t limit);
+  void DropCutRemovals();
+  bool JournalWhole();
+  void ExportAdmission(gmeta_gpu_table_allocate_admission allocate, void* context);
+  size_t FilterBytes();
+  size_t filters() const { return policies_.shards(); }
+  void ExportFilter(size_t shard, uint8_t* to);
+  // False: the filter is of another size.
+  bool ImportAdmission(const int64_t* keys, const int64_t* counts, int64_t n, const uint8_t* filter,
+                       size_t filter_bytes, size_t first, bool replace);
+
+ private:
+  class Turn;  // a call's: the lock, the device, the order of streams
+
+  IndexView index() const { return {slots_.as<KeySlot>(), bucket_mask_}; }
+  GpuCounters* counters() const { return counters_.as<GpuCounters>(); }
+  RowsView full_rows() const;
+  MixedRowsView mixed_rows() const;
+  // visit(the view of the table's rows): one of the two.
+  template <class Visit>
+  void WithRows(const Visit& visit) const {
+    half_ ? visit(mixed_rows()) : visit(full_rows());
+  }
+  uint64_t slot_count() const { return (uint64_t{bucket_mask_} + 1) * kBucketSlots; }
+  void CheckBatch(int64_t n) const;
+  template <class Rows>
+  LookupBatch<Rows> BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out) const;
+
+  // Room for so many more rows of each form at least, of which some may be there already.
+  void EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream);
+  // The same for new rows, which are of one form.
+  void EnsureRoomForNew(uint64_t n, cudaStream_t stream) {
+    half_ ? EnsureRoom(0, n, stream) : EnsureRoom(n, 0, stream);
+  }
+  bool HasRoom(uint64_t full, uint64_t half) const {
+    return full_.HasRoom(full) && (!half_ || half_->HasRoom(half));
+  }
+  // That so many may be there.
+  void NoteNew(uint64_t n) {
+    most_rows_ += n;
+    (half_ ? *half_ : full_).MayHaveTaken(n);
+  }
+  void GrowIndex(uint64_t rows, cudaStream_t stream);
+  void GrowFull(uint64_t rows, cudaStream_t stream);
+  void GrowHalf(uint64_t rows, cudaStream_t stream);
+  void EmptyPools(cudaStream_t stream);
+  GpuCounters ReadCounters(cudaStream_t stream);
+  void NoteSize(const GpuCounters& counters);
+  void AskForSize(uint64_t n, cudaStream_t stream);
+
+  // So many bytes in a piece of memory, whose content may be lost.
+  void MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t stream);
+  // Scratch memory, valid until the next call of this.
+  void* Scratch(size_t bytes, cudaStream_t stream);
+
+  template <class Rows>
+  void FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct, float* out,
+                     cudaStream_t stream);
+  // Promotes the rows of the keys that a lookup has listed, at most `most`.
+  void PromoteListed(uint64_t most, cudaStream_t stream);
+  // Which of the keys that a lookup has left get a row, as flags in the order of batch.missing,
+  // which is sorted.
+  template <class Rows>
+  const uint8_t* Admit(const LookupBatch<Rows>& batch, cudaStream_t stream);
+  void RunUpdate(const int64_t* keys, int64_t n, const int32_t* count, const float* gradients,
+                 const SegmentsView* segments, float learning_rate, cudaStream_t stream);
+  // Room for gradients of n positions to be summed to u rows.
+  size_t SumsBytes(int64_t n, int64_t u) const;
+  bool WritesSums() const;
+  void SumAndUpdate(const int64_t* keys, int64_t u, const int32_t* count, const float* gradients,
+                    const int32_t* inverse, int64_t n, float learning_rate, void* workspace,
+                    cudaStream_t stream);
+
+  // Before a batch that inserts, and after an update.
+  void EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream);
+  void SweepDueShards(cudaStream_t stream);
+  uint64_t EvictShards(uint64_t shards, bool sweep, cudaStream_t stream);
+  void EraseOnHost(const std::vector<int64_t>& keys, cudaStream_t stream);
+  void RecountShards(cudaStream_t stream);
+  uint32_t Select(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
+                  uint32_t* found, cudaStream_t stream);
+  bool IsWatched() const { return policies_.decide() || policies_.has_journal(); }
+
+  const GpuTableOptions options_;
+  const RowLayout layout_;
+  float initial_slot_;
+  std::mutex mutex_;
+  cudaStream_t own_stream_ = nullptr;  // of calls that have none
+  cudaStream_t last_stream_ = nullptr;
+  cudaEvent_t last_done_ = nullptr;
+
+  DeviceMemory slots_;
+  uint32_t bucket_mask_ = 0;
+  GpuRowStore full_;
+  std::optional<GpuRowStore> half_;  // of tables of two precisions
+  DeviceMemory counters_;
+  DeviceMemory missing_;
+  DeviceMemory rare_no_more_;  // keys whose rows are to be promoted
+  uint64_t listed_ = 0;        // of keys that are in it and wait for memory: how many at most
+  DeviceMemory scratch_;
+  uint32_t turn_ = 0;
+
+  int64_t step_ = 0;
+  uint64_t evictions_ = 0;
+  // The number of rows is at most most_rows_, and the stores have bounds of their own. Where a copy
+  // is under way, it was asked for when since_asked_ keys fewer had come.
+  uint64_t known_rows_ = 0;
+  uint64_t most_rows_ = 0;
+  uint64_t since_asked_ = 0;
+  bool asked_ = false;
+  cudaEvent_t answered_ = nullptr;
+  GpuCounters* answer_ = nullptr;  // in pinned host memory
+
+  GpuTablePolicies policies_;
+};
+
+// What a call holds while it runs.
+class GpuTable::Turn {
+ public:
+  Turn(GpuTable* table, cudaStream_t stream)
+      : lock_(table->mutex_), device_(table->options_.device), table_(table), stream_(stream) {
+    if (table->last_stream_ == stream) return;
+    CheckCuda(cudaStreamWaitEvent(stream, table->last_done_, 0), "waiting for another stream");
+    table->last_stream_ = stream;
+  }
+  // On the table's own stream.
+  explicit Turn(GpuTable* table) : Turn(table, table->own_stream_) {}
+  ~Turn() { cudaEventRecord(table_->last_done_, stream_); }
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  DeviceScope device_;
+  GpuTable* table_;
+  cudaStream_t stream_;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_TABLE_CUH_

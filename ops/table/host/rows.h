@@ -1,0 +1,244 @@
+// Rows: the records of a shard by row number, in one of two forms with one interface.
+//
+//   FullRows   every record in float32 (row_record.h).
+//   MixedRows  after MTGenRec, appendix C: a row of a frequency below a threshold has its weights
+//   in
+//              float16 and its optimizer slots in bfloat16; the lookup that brings its frequency to
+//              the threshold promotes it to float32, for good. Most rows of a recommender are rare,
+//              so most records are half as large.
+//
+// In MixedRows, half and full records are in stores of their own, behind one number space
+// (half_rule.h), so promotion changes a row's number: Touch returns the number from then on, which
+// the caller notes in the index, and a number that IsHalf may be stale after other rows were
+// touched. An optimizer step of a half row reads it into float32, computes there, and rounds the
+// result back (half.h). Slots are bfloat16 because they need range more than digits: a squared
+// gradient of 1e-8 would be 0 in float16, and dividing by it would blow the row up.
+//
+// Passes are compiled for each form, so a table that doesn't mix pays nothing.
+//
+// Thread safety: const methods may run together; anything else needs exclusion.
+
+#ifndef GMETA_OPS_TABLE_HOST_ROWS_H_
+#define GMETA_OPS_TABLE_HOST_ROWS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <variant>
+#include <vector>
+
+#include "ops/common/half.h"
+#include "ops/common/prefetch.h"
+#include "ops/table/core/half_rule.h"
+#include "ops/table/core/row_record.h"
+#include "ops/table/host/row_store.h"
+
+namespace gmeta {
+
+// The memory of a table's records; that of a form which isn't used stays empty.
+struct RowArenas {
+  explicit RowArenas(const RowLayout& layout)
+      : full(layout.bytes()), half(HalfLayout(layout).bytes()) {}
+
+  size_t bytes() const { return full.bytes() + half.bytes(); }
+
+  ChunkArena full;
+  ChunkArena half;
+};
+
+class FullRows {
+ public:
+  FullRows(const RowLayout& layout, RowArenas* arenas)
+      : layout_(layout), store_(layout.bytes(), &arenas->full) {}
+
+  RowHeader* header(uint32_t row) const { return RowLayout::header(store_[row]); }
+
+  // A row of any content, to be written: its number.
+  uint32_t Allocate(uint32_t /*frequency*/) { return store_.Allocate(); }
+  void Free(uint32_t row) { store_.Free(row); }
+  void Clear() { store_.Clear(); }
+
+  // Whether a row may go on under its number at a frequency.
+  bool Fits(uint32_t /*row*/, uint32_t /*frequency*/) const { return true; }
+  bool IsHalf(uint32_t /*row*/) const { return false; }
+
+  // Notes a use. Returns the number that the row has from now on.
+  uint32_t Touch(uint32_t row, uint32_t step) {
+    header(row)->Touch(step);
+    return row;
+  }
+
+  // visit(weights, slots) of float32 changes the row.
+  template <class Visit>
+  void Change(uint32_t row, const Visit& visit) {
+    visit(RowLayout::weights(store_[row]), layout_.slots(store_[row]));
+  }
+  // The same, for a visit that reads nothing.
+  template <class Visit>
+  void Write(uint32_t row, const Visit& visit) {
+    Change(row, visit);
+  }
+
+  void CopyWeights(uint32_t row, float* to) const {
+    std::memcpy(to, RowLayout::weights(store_[row]), sizeof(float) * layout_.dim());
+  }
+  void CopySlots(uint32_t row, float* to) const {
+    std::copy_n(layout_.slots(store_[row]), layout_.slot_floats(), to);
+  }
+
+  // What a new row's weights become by being stored.
+  void Round(float* /*weights*/) const {}
+
+  void PrefetchHeader(uint32_t row) const { Prefetch<Intent::kWrite>(store_[row]); }
+  void PrefetchWeights(uint32_t row) const {
+    PrefetchBytes<Intent::kRead>(store_[row], layout_.weights_end());
+  }
+  template <Intent kIntent>
+  void PrefetchRecord(uint32_t row) const {
+    PrefetchBytes<kIntent>(store_[row], layout_.bytes());
+  }
+
+  // Bytes of the records of all `rows` rows.
+  uint64_t bytes(uint64_t rows) const { return rows * layout_.bytes(); }
+  uint64_t half_rows() const { return 0; }
+  size_t directory_bytes() const { return store_.directory_bytes(); }
+
+ private:
+  const RowLayout layout_;
+  RowStore store_;
+};
+
+class MixedRows {
+ public:
+  // Rows are half below a frequency of `half_below`.
+  MixedRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas)
+      : layout_(layout),
+        half_layout_(layout),
+        rule_{half_below},
+        full_(layout.bytes(), &arenas->full, HalfRule::kHalf),
+        half_(half_layout_.bytes(), &arenas->half, HalfRule::kHalf),
+        scratch_(layout.dim() + layout.slot_floats()) {}
+
+  RowHeader* header(uint32_t row) const { return RowLayout::header(record(row)); }
+
+  uint32_t Allocate(uint32_t frequency) {
+    if (!rule_.IsRare(frequency)) return full_.Allocate();
+    const uint32_t row = half_.Allocate() | HalfRule::kHalf;
+    ++half_rows_;
+    return row;
+  }
+  void Free(uint32_t row) {
+    if (!IsHalf(row)) return full_.Free(row);
+    half_.Free(row & ~HalfRule::kHalf);
+    --half_rows_;
+  }
+  void Clear() {
+    full_.Clear();
+    half_.Clear();
+    half_rows_ = 0;
+  }
+
+  bool Fits(uint32_t row, uint32_t frequency) const { return rule_.Fits(row, frequency); }
+  bool IsHalf(uint32_t row) const { return HalfRule::IsHalf(row); }
+
+  uint32_t Touch(uint32_t row, uint32_t step) {
+    header(row)->Touch(step);
+    return Fits(row, header(row)->frequency) ? row : Promote(row);
+  }
+
+  template <class Visit>
+  void Change(uint32_t row, const Visit& visit) {
+    if (IsHalf(row)) {
+      CopyWeights(row, scratch_.data());
+      CopySlots(row, scratch_.data() + layout_.dim());
+    }
+    Write(row, visit);
+  }
+  template <class Visit>
+  void Write(uint32_t row, const Visit& visit) {
+    if (!IsHalf(row)) {
+      visit(RowLayout::weights(record(row)), layout_.slots(record(row)));
+      return;
+    }
+    float* slots = scratch_.data() + layout_.dim();
+    visit(scratch_.data(), slots);
+    ToHalves(scratch_.data(), layout_.dim(), HalfLayout::weights(record(row)));
+    ToBfloats(slots, layout_.slot_floats(), half_layout_.slots(record(row)));
+  }
+
+  void CopyWeights(uint32_t row, float* to) const {
+    if (IsHalf(row)) {
+      FromHalves(HalfLayout::weights(record(row)), layout_.dim(), to);
+    } else {
+      std::memcpy(to, RowLayout::weights(record(row)), sizeof(float) * layout_.dim());
+    }
+  }
+  void CopySlots(uint32_t row, float* to) const {
+    if (IsHalf(row)) {
+      FromBfloats(half_layout_.slots(record(row)), layout_.slot_floats(), to);
+    } else {
+      std::copy_n(layout_.slots(record(row)), layout_.slot_floats(), to);
+    }
+  }
+
+  void Round(float* weights) const {
+    constexpr size_t kPiece = 64;
+    uint16_t halves[kPiece];
+    for (size_t i = 0; i < layout_.dim(); i += kPiece) {
+      const size_t n = std::min(kPiece, layout_.dim() - i);
+      ToHalves(weights + i, n, halves);
+      FromHalves(halves, n, weights + i);
+    }
+  }
+
+  void PrefetchHeader(uint32_t row) const { Prefetch<Intent::kWrite>(record(row)); }
+  void PrefetchWeights(uint32_t row) const {
+    PrefetchBytes<Intent::kRead>(record(row),
+                                 IsHalf(row) ? half_layout_.weights_end() : layout_.weights_end());
+  }
+  template <Intent kIntent>
+  void PrefetchRecord(uint32_t row) const {
+    PrefetchBytes<kIntent>(record(row), IsHalf(row) ? half_layout_.bytes() : layout_.bytes());
+  }
+
+  uint64_t bytes(uint64_t rows) const {
+    return (rows - half_rows_) * layout_.bytes() + half_rows_ * half_layout_.bytes();
+  }
+  uint64_t half_rows() const { return half_rows_; }
+  size_t directory_bytes() const { return full_.directory_bytes() + half_.directory_bytes(); }
+
+ private:
+  char* record(uint32_t row) const {
+    return IsHalf(row) ? half_[row & ~HalfRule::kHalf] : full_[row];
+  }
+
+  uint32_t Promote(uint32_t row) {
+    const uint32_t promoted = full_.Allocate();
+    *header(promoted) = *header(row);
+    CopyWeights(row, RowLayout::weights(record(promoted)));
+    CopySlots(row, layout_.slots(record(promoted)));
+    Free(row);
+    return promoted;
+  }
+
+  const RowLayout layout_;
+  const HalfLayout half_layout_;
+  const HalfRule rule_;
+  RowStore full_;
+  RowStore half_;
+  uint64_t half_rows_ = 0;
+  std::vector<float> scratch_;  // one row in float32
+};
+
+using Rows = std::variant<FullRows, MixedRows>;
+
+// Mixed if `half_below` isn't 0.
+inline Rows MakeRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas) {
+  if (half_below == 0) return FullRows(layout, arenas);
+  return MixedRows(layout, half_below, arenas);
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_HOST_ROWS_H_

@@ -1,0 +1,500 @@
+// Shard: one of a table's sub-tables, a key index and a row store under one lock, and the passes
+// that a batch makes over it.
+//
+// A pass goes through four stages (key_pipeline.h). A row number found in stage 2 holds through
+// stage 4: rows never move, and nothing is erased in a pass (but half rows are promoted, rows.h).
+// Passes over records are compiled for each form of rows and each admission, and chosen once a
+// batch. A lookup that inserts evicts before its pass (eviction.h), and asks in stage 4 whether a
+// missing key is admitted (admission.h).
+
+#ifndef GMETA_OPS_TABLE_HOST_SHARD_H_
+#define GMETA_OPS_TABLE_HOST_SHARD_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <variant>
+#include <vector>
+
+#include "ops/common/murmur_hash3.h"
+#include "ops/common/partition.h"
+#include "ops/common/prefetch.h"
+#include "ops/table/core/admission.h"
+#include "ops/table/core/eviction.h"
+#include "ops/table/core/key_index.h"
+#include "ops/table/core/logical_shards.h"
+#include "ops/table/core/optimizers.h"
+#include "ops/table/core/removal_journal.h"
+#include "ops/table/core/row_record.h"
+#include "ops/table/core/statistics.h"
+#include "ops/table/host/distinct_gradients.h"
+#include "ops/table/host/key_pipeline.h"
+#include "ops/table/host/record_columns.h"
+#include "ops/table/host/row_ranking.h"
+#include "ops/table/host/row_recipe.h"
+#include "ops/table/host/row_store.h"
+#include "ops/table/host/rows.h"
+#include "ops/table/host/undo_log.h"
+
+namespace gmeta {
+
+class alignas(128) Shard {
+ public:
+  // Number `shard` of `shards`.
+  Shard(const RowRecipe* recipe, RowArenas* arenas, size_t shard, size_t shards)
+      : recipe_(recipe),
+        index_(GrowthLoad(shard, shards)),
+        rows_(MakeRows(recipe->layout, recipe->half_below, arenas)),
+        undo_(recipe->layout),
+        admission_(BeginAdmission(recipe->admission, shards)),
+        schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
+                                   : EvictionSchedule()) {}
+
+  // Copies rows out. A missing key reads its initial row; nothing changes but the statistics.
+  void Lookup(BatchItems items, float* out) {
+    const size_t dim = recipe_->layout.dim();
+    uint64_t hits = 0;
+    {
+      std::shared_lock<std::shared_mutex> lock(mutex_);
+      std::visit(
+          [&](const auto& rows) {
+            const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
+              float* to = out + item.position * dim;
+              if (row == kNoRow) {
+                ReadInitial(rows, item.key, to);
+              } else {
+                rows.CopyWeights(row, to);
+                ++hits;
+              }
+            };
+            const auto ask = [&](const BatchItem& item, uint32_t row) {
+              PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
+              if (row != kNoRow) rows.PrefetchWeights(row);
+            };
+            Pipeline(index_, items, ask, use);
+          },
+          rows_);
+    }
+    counters_.Add(&ShardCounters::hits, hits);
+    counters_.Add(&ShardCounters::misses, items.size - hits);
+  }
+
+  // Copies rows out, making those of missing keys that are admitted first, and notes the use.
+  // Before, rows are evicted if it is time.
+  void LookupOrInsert(BatchItems items, uint32_t step, float* out) {
+    uint64_t inserts = 0, rejects = 0, evictions = 0;
+    {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      if (recipe_->eviction) evictions = MakeRoom(step, false);
+      std::visit(
+          [&](auto& admission, auto& rows) {
+            LookupOrInsert(items, step, &admission, &rows, out, &inserts, &rejects);
+          },
+          admission_, rows_);
+      index_.Drain(DrainShare(items.size));
+    }
+    counters_.Add(&ShardCounters::hits, items.size - inserts - rejects);
+    counters_.Add(&ShardCounters::misses, inserts + rejects);
+    counters_.Add(&ShardCounters::inserts, inserts);
+    counters_.Add(&ShardCounters::rejects, rejects);
+    counters_.Add(&ShardCounters::evictions, evictions);
+  }
+
+  // One optimizer step for each distinct key, with the sum of its gradients in the order of the
+  // batch. Keys that are absent are left out.
+  template <class Step>
+  void Update(BatchItems items, const float* gradients, uint32_t step, const Step& optimizer) {
+    const size_t dim = recipe_->layout.dim();
+    const DistinctGradients distinct(items, gradients, dim);
+    uint64_t updates = 0;
+    {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      std::visit(
+          [&](auto& rows) {
+            const auto ask = [&](const BatchItem& item, uint32_t row) {
+              if (row == kNoRow) return;
+              rows.template PrefetchRecord<Intent::kWrite>(row);
+              PrefetchBytes<Intent::kRead>(distinct[item], sizeof(float) * dim);
+            };
+            const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
+              if (row == kNoRow) return;
+              ++updates;
+              undo_.Note(rows, item.key, hash, row);
+              rows.header(row)->last_step = step;
+              rows.Change(row, [&](float* weights, float* slots) {
+                optimizer(dim, distinct[item], weights, slots);
+              });
+            };
+            Pipeline(index_, distinct.items(), ask, use);
+          },
+          rows_);
+      index_.Drain(DrainShare(items.size));
+    }
+    counters_.Add(&ShardCounters::updates, updates);
+    counters_.Add(&ShardCounters::ignored, distinct.items().size - updates);
+  }
+
+  uint64_t Remove(BatchItems items) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    uint64_t removes = 0;
+    for (size_t i = 0; i < items.size; ++i) {
+      removes += RemoveRow(items.data[i].key, MurmurHash3(items.data[i].key));
+    }
+    counters_.Add(&ShardCounters::removes, removes);
+    return removes;
+  }
+
+  void Contains(BatchItems items, bool* out) {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto ask = [](const BatchItem&, uint32_t) {};
+    const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
+      out[item.position] = row != kNoRow;
+    };
+    Pipeline(index_, items, ask, use);
+  }
+
+  // Writes all records to places `start`, start + 1, ... of the columns.
+  void Export(uint64_t start, const RecordColumns& to) {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    std::visit(
+        [&](const auto& rows) {
+          index_.ForEach(
+              [&](int64_t key, uint32_t row) { ExportRow(rows, key, row, start++, to); });
+        },
+        rows_);
+  }
+
+  // The rows of a range of logical shards whose last step is `min_last_step` or later, the keys
+  // that were removed from them, which the journal cuts, and those that wait for admission. Adds
+  // the number of all their rows to live[logical shard - range.first].
+  ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
+    ShardSelection selection;
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    std::visit(
+        [&](const auto& rows) {
+          index_.ForEach([&](int64_t key, uint32_t row) {
+            const uint32_t logical = LogicalShard(MurmurHash3(key));
+            if (!range.contains(logical)) return;
+            ++live[logical - range.first];
+            if (min_last_step > 0 && rows.header(row)->last_step < min_last_step) return;
+            selection.items.push_back({logical, row, key});
+          });
+        },
+        rows_);
+    selection.journal_whole = journal_.whole();
+    journal_.Cut(
+        [&](int64_t key) { return range.contains(LogicalShard(MurmurHash3(key))); },
+        [&](int64_t key) { selection.removed.push_back({LogicalShard(MurmurHash3(key)), key}); });
+    const auto wait = [&](int64_t key, uint32_t count) {
+      const uint32_t logical = LogicalShard(MurmurHash3(key));
+      if (range.contains(logical)) selection.waiting.push_back({logical, count, key});
+    };
+    std::visit([&](const auto& admission) { admission.ForEachCounter(wait); }, admission_);
+    selection.Sort();
+    return selection;
+  }
+
+  // Writes selected records to places `start`, start + 1, ... of the columns. Nothing may have
+  // changed the shard since they were selected.
+  void ExportSelected(const ShardSelection& selection, uint64_t start, const RecordColumns& to) {
+    constexpr size_t kAhead = 8;
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto& items = selection.items;
+    std::visit(
+        [&](const auto& rows) {
+          for (size_t i = 0; i < items.size(); ++i) {
+            if (i + kAhead < items.size()) {
+              rows.template PrefetchRecord<Intent::kRead>(items[i + kAhead].row);
+            }
+            ExportRow(rows, items[i].key, items[i].row, start + i, to);
+          }
+        },
+        rows_);
+  }
+
+  // See removal_journal.h.
+  void StartJournal(size_t limit) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Start(limit);
+  }
+  void DropCutRemovals() {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.DropCut();
+  }
+  bool journal_whole() {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    return journal_.whole();
+  }
+
+  // Writes the records of the items' positions in the columns; a key that is there already is
+  // replaced.
+  void Import(BatchItems items, const ConstRecordColumns& from) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Break();
+    index_.Reserve(index_.size() + items.size);
+    std::visit(
+        [&](auto& rows) {
+          for (size_t i = 0; i < items.size; ++i) ImportRow(&rows, items.data[i], from);
+        },
+        rows_);
+  }
+
+  // Snapshots, see undo_log.h. They have numbers, the oldest 0.
+  void TakeSnapshot() {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    undo_.Begin();
+  }
+  void DropSnapshot(size_t number) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    undo_.Drop(number);
+  }
+  void RestoreSnapshot(size_t number) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Break();
+    std::visit(
+        [&](auto& rows) {
+          undo_.Undo(number, [&](const UndoLog::Record& record) {
+            if (record.values == nullptr) {
+              RemoveRow(record.key, MurmurHash3(record.key));
+              return;
+            }
+            const int64_t frequency = record.header.frequency, last_step = record.header.last_step;
+            const float* slots = record.values + recipe_->layout.dim();
+            ImportRow(&rows, {record.key, 0},
+                      {&record.key, record.values, slots, &frequency, &last_step});
+          });
+        },
+        rows_);
+  }
+
+  // Makes room in the index for `keys` keys in all.
+  void ReserveKeys(uint64_t keys) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    index_.Reserve(keys);
+  }
+
+  void Clear() {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    journal_.Break();
+    if (undo_.is_open()) {
+      std::visit(
+          [&](const auto& rows) {
+            index_.ForEach(
+                [&](int64_t key, uint32_t row) { undo_.Note(rows, key, MurmurHash3(key), row); });
+          },
+          rows_);
+    }
+    index_.Clear();
+    std::visit([](auto& rows) { rows.Clear(); }, rows_);
+    std::visit([](auto& admission) { admission.Clear(); }, admission_);
+  }
+
+  // Whether the update of a step is to end with Evict.
+  bool IsSweepDue(uint64_t step) const { return schedule_.IsSweepDue(step); }
+
+  // Evicts what has expired and what is above the bound. Returns how many rows went.
+  uint64_t Evict(uint32_t step) {
+    uint64_t evictions;
+    {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      evictions = recipe_->eviction ? MakeRoom(step, true) : 0;
+    }
+    counters_.Add(&ShardCounters::evictions, evictions);
+    return evictions;
+  }
+
+  // What admission remembers. Only for callers that have the table to themselves.
+  AdmissionState& admission() { return admission_; }
+
+  uint64_t size() {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    return index_.size();
+  }
+
+  void AddStatistics(TableStatistics* sum) {
+    {
+      std::shared_lock<std::shared_mutex> lock(mutex_);
+      sum->size += index_.size();
+      sum->capacity += index_.capacity();
+      sum->bytes += index_.bytes() + journal_.bytes() + undo_.bytes();
+      std::visit(
+          [&](const auto& rows) {
+            sum->bytes += rows.directory_bytes();
+            sum->half_rows += rows.half_rows();
+          },
+          rows_);
+      sum->bytes += std::visit([](const auto& admission) { return admission.bytes(); }, admission_);
+    }
+    counters_.AddTo(sum);
+  }
+
+ private:
+  template <class AdmissionOfShard, class RowsOfShard>
+  void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission,
+                      RowsOfShard* rows, float* out, uint64_t* inserts, uint64_t* rejects) {
+    const size_t dim = recipe_->layout.dim();
+    const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
+      float* to = out + item.position * dim;
+      // A key that was absent in stage 2 may have been inserted since, by its double in the batch,
+      // and a half row promoted.
+      if (row == kNoRow || rows->IsHalf(row)) row = index_.Find(item.key, hash);
+      if (row == kNoRow) {
+        if (!admission->Admit(item.key, step)) {
+          ReadInitial(*rows, item.key, to);
+          ++*rejects;
+          return;
+        }
+        undo_.Note(*rows, item.key, hash, kNoRow);
+        row = InsertInitial(rows, item.key, hash);
+        ++*inserts;
+      } else {
+        undo_.Note(*rows, item.key, hash, row);
+      }
+      const uint32_t touched = rows->Touch(row, step);
+      if (touched != row) *index_.FindValue(item.key, hash) = touched;
+      rows->CopyWeights(touched, to);
+    };
+    const auto ask = [&](const BatchItem& item, uint32_t row) {
+      PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
+      if (row == kNoRow) {
+        admission->Prefetch(item.key);
+      } else {
+        rows->PrefetchHeader(row);
+        rows->PrefetchWeights(row);
+      }
+    };
+    Pipeline(index_, items, ask, use);
+  }
+
+  // Evicts the expired rows if `sweep`, and, if the shard then is above a high mark, the rows of
+  // the lowest rank until it is at the low ones. Returns how many rows went.
+  uint64_t MakeRoom(uint32_t now, bool sweep) {
+    const auto is_full = [&] {
+      return index_.size() > schedule_.rows.high || charge() > schedule_.bytes.high;
+    };
+    if (!sweep && !is_full()) return 0;
+    const uint64_t before = index_.size();
+    std::vector<RankedRow> ranked = std::visit(
+        [&](const auto& policy, const auto& rows) {
+          return RankRows(policy, index_, rows, recipe_->layout.dim(), [&](const auto& row) {
+            return sweep && policy.Expired(row, now) && RemoveRow(row.key, MurmurHash3(row.key));
+          });
+        },
+        recipe_->eviction->policy, rows_);
+    if (is_full()) {
+      const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // that a row charges
+      const auto above = [&] {
+        return std::max(Excess(index_.size(), schedule_.rows.low, 1),
+                        Excess(charge(), schedule_.bytes.low, most));
+      };
+      auto first = ranked.begin();
+      for (uint64_t n = above(); n > 0; n = above()) {
+        const auto last = first + static_cast<ptrdiff_t>(n);
+        std::nth_element(first, last - 1, ranked.end());
+        for (; first != last; ++first) RemoveRow(first->key, MurmurHash3(first->key));
+      }
+    }
+    return before - index_.size();
+  }
+
+  // What the rows count for against a bound in bytes.
+  uint64_t charge() const {
+    const uint64_t size = index_.size();
+    return size * Eviction::kIndexBytes +
+           std::visit([&](const auto& rows) { return rows.bytes(size); }, rows_);
+  }
+
+  template <class RowsOfShard>
+  void ReadInitial(const RowsOfShard& rows, int64_t key, float* to) const {
+    recipe_->initializer.Fill(key, recipe_->layout.dim(), to);
+    rows.Round(to);
+  }
+
+  template <class RowsOfShard>
+  uint32_t InsertInitial(RowsOfShard* rows, int64_t key, uint64_t hash) {
+    const RowLayout& layout = recipe_->layout;
+    const uint32_t row = rows->Allocate(0);
+    *rows->header(row) = {0, 0};
+    rows->Write(row, [&](float* weights, float* slots) {
+      recipe_->initializer.Fill(key, layout.dim(), weights);
+      const size_t first = std::min(layout.dim(), layout.slot_floats());
+      slots = std::fill_n(slots, first, recipe_->initial_slot);
+      std::fill_n(slots, layout.slot_floats() - first, 0.0f);
+    });
+    index_.Insert(key, hash, row);
+    return row;
+  }
+
+  template <class RowsOfShard>
+  void ImportRow(RowsOfShard* rows, const BatchItem& item, const ConstRecordColumns& from) {
+    const RowLayout& layout = recipe_->layout;
+    const auto [key, position] = item;
+    const uint64_t hash = MurmurHash3(key);
+    const RowHeader header = {static_cast<uint32_t>(from.frequency[position]),
+                              static_cast<uint32_t>(from.last_step[position])};
+    uint32_t row = index_.Find(key, hash);
+    undo_.Note(*rows, key, hash, row);
+    if (row == kNoRow) {
+      row = rows->Allocate(header.frequency);
+      index_.Insert(key, hash, row);
+    } else if (!rows->Fits(row, header.frequency)) {
+      rows->Free(row);
+      row = rows->Allocate(header.frequency);
+      *index_.FindValue(key, hash) = row;
+    }
+    *rows->header(row) = header;
+    const float* own_weights = from.rows + position * layout.dim();
+    const float* own_slots = from.slots + position * layout.slot_floats();
+    rows->Write(row, [&](float* weights, float* slots) {
+      std::copy_n(own_weights, layout.dim(), weights);
+      std::copy_n(own_slots, layout.slot_floats(), slots);
+    });
+  }
+
+  // Takes a key out with its record. Every removal of one goes through here, so that the journal
+  // and the snapshots see it.
+  bool RemoveRow(int64_t key, uint64_t hash) {
+    const uint32_t row = index_.Erase(key, hash);
+    if (row == kNoRow) return false;
+    std::visit(
+        [&](auto& rows) {
+          undo_.Note(rows, key, hash, row);
+          rows.Free(row);
+        },
+        rows_);
+    journal_.Note(key);
+    return true;
+  }
+
+  template <class RowsOfShard>
+  void ExportRow(const RowsOfShard& rows, int64_t key, uint32_t row, uint64_t at,
+                 const RecordColumns& to) const {
+    const RowLayout& layout = recipe_->layout;
+    to.keys[at] = key;
+    to.frequency[at] = rows.header(row)->frequency;
+    to.last_step[at] = rows.header(row)->last_step;
+    rows.CopyWeights(row, to.rows + at * layout.dim());
+    if (to.slots != nullptr) rows.CopySlots(row, to.slots + at * layout.slot_floats());
+  }
+
+  // Batches that insert nothing end a drain too, so that later ones needn't probe twice.
+  static uint64_t DrainShare(size_t items) { return items / 4 + 1; }
+
+  std::shared_mutex mutex_;
+  const RowRecipe* const recipe_;
+  KeyIndex index_;
+  Rows rows_;
+  UndoLog undo_;
+  RemovalJournal journal_;
+  AdmissionState admission_;
+  const EvictionSchedule schedule_;
+  ShardCounters counters_;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_HOST_SHARD_H_

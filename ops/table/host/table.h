@@ -1,0 +1,499 @@
+// Table: the dynamic embedding table. Rows come to be when their key is first seen; there is no
+// vocabulary and no size to fix beforehand.
+//
+//                    batch of keys
+//                          |  Partition: by the top bits of MurmurHash3(key)
+//          +---------------+---------------+
+//       Shard 0         Shard 1   ...   Shard 63         a lock each
+//       KeyIndex        KeyIndex        KeyIndex         key -> row number        (key_index.h)
+//       Rows            Rows            Rows             row number -> record     (rows.h)
+//          +---------------+---------------+
+//                     ChunkArena                         memory of records, never moved
+//
+// A record is weights + optimizer slots + frequency + last step (row_record.h). A new row is a pure
+// function of (seed, key) (initializer.h). The optimizer runs where the record is (optimizers.h).
+//
+// Parallelism and locks
+//   A batch is partitioned first; then shards are worked on in parallel, each by one worker, which
+//   takes the shard's lock once. So a lock is taken once for hundreds of keys, workers of one batch
+//   never wait for each other, and two batches at a time wait only where they meet in a shard.
+//   Lookups that don't insert share the lock. The number of shards is far above the number of
+//   workers, and the top bits of the hash that choose the shard are the ones that choose the
+//   logical shard of a checkpoint.
+//
+//   Above the shards there is one more lock, taken once a call: batches share it, and export,
+//   import and clear have it alone. So an export is a snapshot between batches, not through the
+//   middle of one. Workers never take it, so waiting for it can't starve a batch of its workers.
+//
+// Order
+//   Results don't depend on threads: rows come back at the position of their key, initial rows
+//   don't depend on the order of insertion, and gradients of a key that stands twice in a batch are
+//   added up in the batch's order before one update. Only the order of Export does depend on
+//   history; ExportShards sorts by key. Which keys are admitted and which rows evicted
+//   (admission.h, eviction.h) is a function of the batches in their order.
+//
+// Saving
+//   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
+//   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
+//   Batches may run between two ranges; then the save as a whole is of no one moment, but every
+//   record in it is whole, and all that changes after the save has begun is in the next incremental
+//   save, because its last step isn't below the step at which this one began. Who wants a save of
+//   one moment saves between two steps.
+
+#ifndef GMETA_OPS_TABLE_HOST_TABLE_H_
+#define GMETA_OPS_TABLE_HOST_TABLE_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <shared_mutex>
+#include <variant>
+#include <vector>
+
+#include "ops/common/partition.h"
+#include "ops/table/core/logical_shards.h"
+#include "ops/table/core/optimizers.h"
+#include "ops/table/host/open_snapshots.h"
+#include "ops/table/host/record_columns.h"
+#include "ops/table/host/shard.h"
+
+namespace gmeta {
+
+struct TableOptions {
+  size_t dim = 1;
+  SparseOptimizer optimizer = Sgd{};
+  Initializer initializer;
+  Admission admission;               // of all keys, unless said otherwise
+  std::optional<Eviction> eviction;  // none, unless said otherwise
+  uint32_t half_below = 0;           // rows of a frequency below it are kept in half precision
+  int log2_shards = 6;               // at most kLog2LogicalShards; a small bound asks for fewer
+};
+
+class Table {
+ public:
+  explicit Table(const TableOptions& options)
+      : optimizer_(options.optimizer),
+        recipe_(MakeRecipe(options)),
+        log2_shards_(Log2Shards(options, recipe_)),
+        arenas_(recipe_.layout) {
+    const size_t shards = size_t{1} << log2_shards_;
+    shards_.reserve(shards);
+    for (size_t i = 0; i < shards; ++i) {
+      shards_.push_back(std::make_unique<Shard>(&recipe_, &arenas_, i, shards));
+    }
+  }
+
+  size_t dim() const { return recipe_.layout.dim(); }
+  size_t slot_floats() const { return recipe_.layout.slot_floats(); }
+
+  // Update calls so far.
+  int64_t step() const { return step_.load(std::memory_order_relaxed); }
+
+  // Row of keys[i] to out + i * dim. A missing key gets its initial row, which is stored if
+  // `insert`, and if the key is admitted.
+  template <class ParallelFor>
+  void Lookup(const int64_t* keys, size_t n, bool insert, float* out,
+              const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    const uint32_t now = static_cast<uint32_t>(step());
+    ForShards(keys, n, 40 + dim() / 2, parallel_for, [&](Shard& shard, BatchItems items) {
+      if (insert) {
+        shard.LookupOrInsert(items, now, out);
+      } else {
+        shard.Lookup(items, out);
+      }
+    });
+  }
+
+  // One optimizer step. `gradients` has dim floats for each key; those of equal keys are summed
+  // first, those of absent keys are left out.
+  template <class ParallelFor>
+  void Update(const int64_t* keys, const float* gradients, size_t n, float learning_rate,
+              const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    const int64_t now = step_.fetch_add(1, std::memory_order_relaxed) + 1;
+    std::visit(
+        [&](const auto& optimizer) {
+          const auto step = optimizer.Begin(learning_rate, now);
+          ForShards(keys, n, 60 + 2 * dim(), parallel_for, [&](Shard& shard, BatchItems items) {
+            shard.Update(items, gradients, static_cast<uint32_t>(now), step);
+          });
+        },
+        optimizer_);
+    if (recipe_.eviction) SweepDueShards(now, parallel_for);
+  }
+
+  // Returns how many rows were removed.
+  template <class ParallelFor>
+  uint64_t Remove(const int64_t* keys, size_t n, const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    std::atomic<uint64_t> removes{0};
+    ForShards(keys, n, 50, parallel_for,
+              [&](Shard& shard, BatchItems items) { removes += shard.Remove(items); });
+    return removes;
+  }
+
+  template <class ParallelFor>
+  void Contains(const int64_t* keys, size_t n, bool* out, const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    ForShards(keys, n, 20, parallel_for,
+              [&](Shard& shard, BatchItems items) { shard.Contains(items, out); });
+  }
+
+  // Calls allocate(number of rows, step), which returns the RecordColumns to fill (or nothing: then
+  // the export is given up and false returned). No batch runs meanwhile.
+  template <class Allocate, class ParallelFor>
+  bool Export(const Allocate& allocate, const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    std::vector<uint64_t> starts;
+    uint64_t total = 0;
+    for (const auto& shard : shards_) {
+      starts.push_back(total);
+      total += shard->size();
+    }
+    const std::optional<RecordColumns> columns = allocate(total, step());
+    if (!columns) return false;
+    parallel_for(shards_.size(), total / shards_.size() * (20 + dim()),
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) shards_[i]->Export(starts[i], *columns);
+                 });
+    return true;
+  }
+
+  // Exports the rows of a range of logical shards whose last step is `min_last_step` or later (0:
+  // all), sorted by logical shard and key, the keys that the journal has noted for them, and those
+  // that wait for admission with their exact counts. allocate(ShardExportSizes) returns the
+  // ShardExportColumns to fill, or nothing: then the export is given up and false returned. No
+  // batch runs meanwhile.
+  template <class Allocate, class ParallelFor>
+  bool ExportShards(LogicalRange range, uint32_t min_last_step, const Allocate& allocate,
+                    const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const int shift = kLog2LogicalShards - log2_shards_;
+    const size_t begin = range.first >> shift;
+    const size_t count = range.size() == 0 ? 0 : ((range.last - 1) >> shift) + 1 - begin;
+    std::vector<ShardSelection> selections(count);
+    std::vector<int64_t> live(range.size(), 0);
+    parallel_for(count, size() / shards_.size() * 20 + 1, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; ++i) {
+        selections[i] = shards_[begin + i]->Select(range, min_last_step, live.data());
+      }
+    });
+    std::vector<uint64_t> starts(count);
+    ShardExportSizes sizes{0, 0, 0, step(), true};
+    for (size_t i = 0; i < count; ++i) {
+      starts[i] = sizes.rows;
+      sizes.rows += selections[i].items.size();
+      sizes.removed += selections[i].removed.size();
+      sizes.waiting += selections[i].waiting.size();
+      sizes.journal_whole = sizes.journal_whole && selections[i].journal_whole;
+    }
+    const std::optional<ShardExportColumns> to = allocate(sizes);
+    if (!to) return false;
+    parallel_for(count, sizes.rows / (count + 1) * (20 + dim()) + 1,
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) {
+                     shards_[begin + i]->ExportSelected(selections[i], starts[i], to->records);
+                   }
+                 });
+    std::copy(live.begin(), live.end(), to->live);
+    int64_t* const all_splits[] = {to->row_splits, to->removed_splits, to->waiting_splits};
+    for (int64_t* splits : all_splits) std::fill_n(splits, range.size() + 1, 0);
+    int64_t *removed = to->removed, *waiting = to->waiting, *counts = to->waiting_counts;
+    for (const ShardSelection& selection : selections) {
+      for (const auto& item : selection.items) ++to->row_splits[item.logical - range.first + 1];
+      for (const auto& gone : selection.removed) {
+        ++to->removed_splits[gone.logical - range.first + 1];
+        *removed++ = gone.key;
+      }
+      for (const auto& one : selection.waiting) {
+        ++to->waiting_splits[one.logical - range.first + 1];
+        *waiting++ = one.key;
+        *counts++ = one.count;
+      }
+    }
+    for (int64_t* splits : all_splits) std::partial_sum(splits, splits + range.size() + 1, splits);
+    return true;
+  }
+
+  // Notes up to about `limit` removed keys from now on (0: none), so that the next save may be
+  // incremental. An import breaks the journal.
+  void StartJournal(size_t limit) {
+    for (const auto& shard : shards_) {
+      shard->StartJournal(limit == 0 ? 0 : std::max<size_t>(limit / shards_.size(), 2));
+    }
+  }
+
+  // The removals that ExportShards has given are safe: forget them.
+  void DropCutRemovals() {
+    for (const auto& shard : shards_) shard->DropCutRemovals();
+  }
+
+  // Whether every removal since StartJournal has been noted.
+  bool JournalWhole() {
+    return std::all_of(shards_.begin(), shards_.end(),
+                       [](const auto& shard) { return shard->journal_whole(); });
+  }
+
+  // Notes from now on what changes (undo_log.h), so that RestoreSnapshot can put it back. No batch
+  // runs meanwhile. Returns the snapshot's id.
+  int64_t TakeSnapshot() {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    for (const auto& shard : shards_) shard->TakeSnapshot();
+    return snapshots_.Add(step());
+  }
+
+  // Gives all records and the step what they were, but not what admission remembers. False if there
+  // is no such snapshot. No batch runs meanwhile.
+  template <class ParallelFor>
+  bool RestoreSnapshot(int64_t id, const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const std::optional<size_t> number = snapshots_.Number(id);
+    if (!number) return false;
+    parallel_for(shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) shards_[i]->RestoreSnapshot(*number);
+                 });
+    step_.store(snapshots_.Step(*number), std::memory_order_relaxed);
+    return true;
+  }
+
+  // Forgets a snapshot, if there is such.
+  void DropSnapshot(int64_t id) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const std::optional<size_t> number = snapshots_.Number(id);
+    if (!number) return;
+    for (const auto& shard : shards_) shard->DropSnapshot(*number);
+    snapshots_.Drop(*number);
+  }
+
+  // Replaces the content by n records, whose keys are distinct, and the step count.
+  template <class ParallelFor>
+  void Replace(const ConstRecordColumns& columns, size_t n, int64_t step,
+               const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    for (const auto& shard : shards_) shard->Clear();
+    step_.store(step, std::memory_order_relaxed);
+    Import(columns, n, parallel_for);
+  }
+
+  // Adds n records to the content; a key that is there already is overwritten.
+  template <class ParallelFor>
+  void Merge(const ConstRecordColumns& columns, size_t n, const ParallelFor& parallel_for) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    Import(columns, n, parallel_for);
+  }
+
+  // Makes room for `rows` rows in all, so that none of them waits for memory or for growth. Rows
+  // beyond them are welcome as ever.
+  void Reserve(uint64_t rows) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const uint64_t held = size();
+    if (rows <= held) return;
+    // A shard's share varies like a Poisson number; six deviations above the mean is never reached.
+    const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
+    const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
+    for (const auto& shard : shards_) shard->ReserveKeys(share);
+    (recipe_.half_below == 0 ? arenas_.full : arenas_.half)
+        .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
+  }
+
+  // Evicts what has expired and what is above the bound, without waiting for a lookup. Returns how
+  // many rows went.
+  template <class ParallelFor>
+  uint64_t Evict(const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    const uint32_t now = static_cast<uint32_t>(step());
+    std::atomic<uint64_t> evictions{0};
+    parallel_for(shards_.size(), (size() / shards_.size() + 1) * 20,
+                 [&](size_t first, size_t last) {
+                   for (size_t i = first; i < last; ++i) evictions += shards_[i]->Evict(now);
+                 });
+    return evictions;
+  }
+
+  // Calls allocate(exact counters, bytes of the filter), which returns the AdmissionColumns to fill
+  // (or nothing: then the export is given up and false returned). No batch runs meanwhile.
+  template <class Allocate>
+  bool ExportAdmission(const Allocate& allocate) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    uint64_t counters = 0, filter_bytes = 0;
+    ForAdmissions([&](auto& admission) {
+      counters += admission.counters();
+      filter_bytes += admission.filter_bytes();
+    });
+    std::optional<AdmissionColumns> columns = allocate(counters, filter_bytes);
+    if (!columns) return false;
+    ForAdmissions([&](auto& admission) {
+      admission.ForEachCounter([&](int64_t key, uint32_t count) {
+        *columns->keys++ = key;
+        *columns->counts++ = count;
+      });
+      columns->filter = std::copy_n(admission.filter(), admission.filter_bytes(), columns->filter);
+    });
+    return true;
+  }
+
+  // How many filters there are, one a shard, and how many counters each has (0: there is none).
+  size_t filters() const { return shards_.size(); }
+  size_t filter_bytes() const { return FilterOf(0).bytes; }
+
+  // Copies the filter of one shard out. No batch runs meanwhile.
+  void ExportFilter(size_t shard, uint8_t* to) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const Filter filter = FilterOf(shard);
+    std::copy_n(filter.counters, filter.bytes, to);
+  }
+
+  // Replaces what admission remembers by n counters and by the filters of all shards. Parts that
+  // the policy has no use for are passed over, and a filter of no bytes is an empty one; one of
+  // another size is refused, and false returned.
+  bool ReplaceAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const size_t own_bytes = filters() * this->filter_bytes();
+    if (own_bytes != 0 && filter_bytes != 0 && filter_bytes != own_bytes) return false;
+    ForAdmissions([](auto& admission) { admission.Clear(); });
+    ImportAdmission(columns, n, filter_bytes, 0);
+    return true;
+  }
+
+  // Adds n counters to what admission remembers, and the filters of some shards, from number
+  // `first` on, to the ones that are there (admission.h says how). What doesn't fit is refused, and
+  // false returned.
+  bool MergeAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes,
+                      size_t first) {
+    std::unique_lock<std::shared_mutex> lock(snapshot_);
+    const size_t own = this->filter_bytes();
+    if (own != 0 &&
+        (filter_bytes % own != 0 || first > filters() || filter_bytes / own > filters() - first)) {
+      return false;
+    }
+    ImportAdmission(columns, n, filter_bytes, first);
+    return true;
+  }
+
+  uint64_t size() const {
+    uint64_t sum = 0;
+    for (const auto& shard : shards_) sum += shard->size();
+    return sum;
+  }
+
+  TableStatistics Statistics() const {
+    TableStatistics sum;
+    for (const auto& shard : shards_) shard->AddStatistics(&sum);
+    sum.bytes += arenas_.bytes();
+    return sum;
+  }
+
+ private:
+  static RowRecipe MakeRecipe(const TableOptions& options) {
+    return std::visit(
+        [&](const auto& optimizer) {
+          return RowRecipe{RowLayout(options.dim, optimizer.SlotFloats(options.dim)),
+                           options.initializer,
+                           optimizer.InitialSlot(),
+                           options.admission,
+                           options.eviction,
+                           options.half_below};
+        },
+        options.optimizer);
+  }
+
+  static int Log2Shards(const TableOptions& options, const RowRecipe& recipe) {
+    return options.eviction
+               ? options.eviction->Log2Shards(options.log2_shards, recipe.layout.bytes())
+               : options.log2_shards;
+  }
+
+  // Calls work(shard, its items) for every shard that the keys meet. `cost` is of one key, in
+  // nanoseconds.
+  template <class ParallelFor, class Work>
+  void ForShards(const int64_t* keys, size_t n, size_t cost, const ParallelFor& parallel_for,
+                 const Work& work) {
+    if (n == 0) return;
+    const Partition partition(keys, n, log2_shards_, parallel_for);
+    parallel_for(shards_.size(), n * cost / shards_.size() + 1, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; ++i) {
+        const BatchItems items = partition[i];
+        if (items.size > 0) work(*shards_[i], items);
+      }
+    });
+  }
+
+  template <class ParallelFor>
+  void SweepDueShards(int64_t now, const ParallelFor& parallel_for) {
+    std::vector<Shard*> due;
+    for (const auto& shard : shards_) {
+      if (shard->IsSweepDue(static_cast<uint64_t>(now))) due.push_back(shard.get());
+    }
+    parallel_for(due.size(), (size() / shards_.size() + 1) * 20, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; ++i) due[i]->Evict(static_cast<uint32_t>(now));
+    });
+  }
+
+  // Calls visit(state of the shard's admission) for each shard, in order.
+  template <class Visit>
+  void ForAdmissions(const Visit& visit) {
+    for (const auto& shard : shards_) std::visit(visit, shard->admission());
+  }
+
+  struct Filter {
+    uint8_t* counters;
+    size_t bytes;
+  };
+  Filter FilterOf(size_t shard) const {
+    return std::visit(
+        [](auto& admission) { return Filter{admission.filter(), admission.filter_bytes()}; },
+        shards_[shard]->admission());
+  }
+
+  void ImportAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes,
+                       size_t first) {
+    const uint8_t* from = columns.filter;
+    const size_t own = this->filter_bytes();
+    for (size_t i = first; own != 0 && from != columns.filter + filter_bytes; ++i, from += own) {
+      uint8_t* to = FilterOf(i).counters;
+      std::transform(from, from + own, to, to, [](uint8_t a, uint8_t b) { return std::max(a, b); });
+    }
+    const Partition partition(columns.keys, n, log2_shards_,
+                              [](size_t total, size_t, const auto& work) {
+                                if (total > 0) work(size_t{0}, total);
+                              });
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      std::visit(
+          [&](auto& admission) {
+            const BatchItems items = partition[i];
+            for (size_t j = 0; j < items.size; ++j) {
+              const auto [key, position] = items.data[j];
+              admission.SetCounter(key, static_cast<uint32_t>(columns.counts[position]));
+            }
+          },
+          shards_[i]->admission());
+    }
+  }
+
+  template <class ParallelFor>
+  void Import(const ConstRecordColumns& columns, size_t n, const ParallelFor& parallel_for) {
+    ForShards(columns.keys, n, 60 + dim(), parallel_for,
+              [&](Shard& shard, BatchItems items) { shard.Import(items, columns); });
+  }
+
+  const SparseOptimizer optimizer_;
+  const RowRecipe recipe_;
+  const int log2_shards_;
+  RowArenas arenas_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::shared_mutex snapshot_;
+  OpenSnapshots snapshots_;
+  std::atomic<int64_t> step_{0};
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_HOST_TABLE_H_

@@ -1,0 +1,150 @@
+// What the kernels of the dynamic hash table share: the resource, and what every op on a table
+// checks first. The ops are templates on an engine, which is a table on some device, so that they
+// check and say the same everywhere (kernels_batch.h, kernels_records.h).
+//
+// An engine has what HostEngine (kernels_host.h) has: it is made from TableSettings, and its
+// functions take the op's context, for the threads or the stream to work on, and return a Status.
+
+#ifndef GMETA_OPS_TABLE_KERNELS_H_
+#define GMETA_OPS_TABLE_KERNELS_H_
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/common/kernels.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace gmeta {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::TensorShapeUtils;
+
+// A table as GmetaHashTable's attributes and inputs describe it.
+struct TableSettings {
+  struct Part {
+    std::string kind;
+    std::vector<double> parameters;
+  };
+  std::string name;
+  int64_t dim = 1;
+  int64_t seed = 0;
+  int64_t half_below = 0;
+  int64_t device_rows = 0;  // those beyond are in host memory; 0: all are where the table is
+  Part optimizer, initializer, admission, eviction;
+};
+
+// The order of GmetaHashTableStatistics.
+using StatisticsArray = std::array<int64_t, 12>;
+
+template <class Engine>
+class HashTableResource : public tensorflow::ResourceBase {
+ public:
+  HashTableResource(std::string name, std::unique_ptr<Engine> table)
+      : name_(std::move(name)), table_(std::move(table)) {}
+
+  const std::string& name() const { return name_; }
+  // Whoever works on it holds it: another may take its place meanwhile.
+  std::shared_ptr<Engine> table() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return table_;
+  }
+
+  void Swap(HashTableResource* other) {
+    std::scoped_lock lock(mutex_, other->mutex_);
+    std::swap(table_, other->table_);
+  }
+
+  std::string DebugString() const override {
+    return absl::StrCat("gmeta hash table '", name_, "' on the ", Engine::kDevice, ": dim ",
+                        table()->dim(), ", ", Counts()[0], " rows");
+  }
+  int64_t MemoryUsed() const override { return Counts()[2]; }
+
+ private:
+  StatisticsArray Counts() const {
+    StatisticsArray counts{};
+    return table()->Statistics(&counts).ok() ? counts : StatisticsArray{};
+  }
+
+  const std::string name_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Engine> table_;
+};
+
+// An op on a table: finds it and, if the op has keys, checks them.
+template <class Engine>
+class TableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    tensorflow::core::RefCountPtr<HashTableResource<Engine>> resource;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 0), &resource));
+    if (takes_keys() && context->num_inputs() > 1) {
+      const Tensor& keys = context->input(1);
+      OP_REQUIRES(context, TensorShapeUtils::IsVector(keys.shape()),
+                  Invalid("table '", resource->name(), "': keys must be a vector, got shape ",
+                          keys.shape().DebugString()));
+      OP_REQUIRES(context, keys.NumElements() <= Engine::kMaxKeys,
+                  Invalid("table '", resource->name(), "': at most ", Engine::kMaxKeys,
+                          " keys in a call, got ", keys.NumElements(), ": split the batch"));
+    }
+    const std::shared_ptr<Engine> table = resource->table();
+    Run(context, resource->name(), *table);
+  }
+
+ protected:
+  virtual void Run(OpKernelContext* context, const std::string& name, Engine& table) = 0;
+
+  // Whether the input after the table, if there is one, is a vector of keys.
+  virtual bool takes_keys() const { return true; }
+
+  static const int64_t* Keys(OpKernelContext* context) {
+    return context->input(1).flat<int64_t>().data();
+  }
+  static int64_t KeyCount(OpKernelContext* context) { return context->input(1).NumElements(); }
+
+  static void SetScalar(OpKernelContext* context, int output, int64_t value) {
+    Tensor* tensor;
+    OP_REQUIRES_OK(context, context->allocate_output(output, TensorShape({}), &tensor));
+    tensor->scalar<int64_t>()() = value;
+  }
+
+  // Whether an input has the shape that goes with this table.
+  static absl::Status CheckShape(OpKernelContext* context, const std::string& name,
+                                 const char* what, int input, const TensorShape& expected) {
+    const TensorShape& shape = context->input(input).shape();
+    if (shape == expected) return absl::OkStatus();
+    return Invalid("table '", name, "': ", what, " must have shape ", expected.DebugString(),
+                   ", got ", shape.DebugString());
+  }
+};
+
+// One number that the table knows: (table.*kValue)(context, &value).
+template <class Engine, auto kValue>
+class ScalarOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    int64_t value = 0;
+    OP_REQUIRES_OK(context, (table.*kValue)(context, &value));
+    this->SetScalar(context, 0, value);
+  }
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_KERNELS_H_

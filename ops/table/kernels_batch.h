@@ -1,0 +1,203 @@
+// The ops that make a dynamic hash table and that take batches of keys, on any engine.
+
+#ifndef GMETA_OPS_TABLE_KERNELS_BATCH_H_
+#define GMETA_OPS_TABLE_KERNELS_BATCH_H_
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/table/kernels.h"
+
+namespace gmeta {
+
+template <class Engine>
+class CreateOp : public OpKernel {
+ public:
+  explicit CreateOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("table_name", &settings_.name));
+    OP_REQUIRES_OK(context, context->GetAttr("dim", &settings_.dim));
+    OP_REQUIRES_OK(context, context->GetAttr("seed", &settings_.seed));
+    OP_REQUIRES_OK(context, context->GetAttr("optimizer", &settings_.optimizer.kind));
+    OP_REQUIRES_OK(context, context->GetAttr("initializer", &settings_.initializer.kind));
+    OP_REQUIRES_OK(context, context->GetAttr("admission", &settings_.admission.kind));
+    OP_REQUIRES_OK(context, context->GetAttr("eviction", &settings_.eviction.kind));
+    OP_REQUIRES_OK(context, context->GetAttr("half_below", &settings_.half_below));
+    OP_REQUIRES_OK(context, context->GetAttr("device_rows", &settings_.device_rows));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    TableSettings settings = settings_;
+    TableSettings::Part* const parts[] = {&settings.optimizer, &settings.initializer,
+                                          &settings.admission, &settings.eviction};
+    for (int i = 0; i < 4; ++i) {
+      const auto values = context->input(i).flat<double>();
+      parts[i]->parameters.assign(values.data(), values.data() + values.size());
+    }
+    std::unique_ptr<Engine> table;
+    OP_REQUIRES_OK(context, Engine::Make(context, settings, &table));
+    Tensor* handle;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &handle));
+    handle->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(
+            new HashTableResource<Engine>(settings.name, std::move(table)),
+            context->device()->name());
+  }
+
+ private:
+  TableSettings settings_;
+};
+
+template <class Engine>
+class LookupOp : public TableOp<Engine> {
+ public:
+  explicit LookupOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(context, context->GetAttr("distinct", &distinct_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
+    OP_REQUIRES(
+        context, dim_ == table.dim(),
+        Invalid("table '", name, "' has dim ", table.dim(), ", but the lookup says ", dim_));
+    OP_REQUIRES_OK(context, this->CheckShape(context, name, "insert", 2, TensorShape({})));
+    const int64_t n = this->KeyCount(context);
+    Tensor* rows;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n, dim_}), &rows, NearGpu()));
+    OP_REQUIRES_OK(context,
+                   table.Lookup(context, this->Keys(context), n, context->input(2).scalar<bool>()(),
+                                distinct_, rows->flat<float>().data()));
+  }
+
+ private:
+  int64_t dim_;
+  bool distinct_;
+};
+
+template <class Engine>
+class UpdateOp : public TableOp<Engine> {
+ public:
+  explicit UpdateOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("distinct", &distinct_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
+    const int64_t n = this->KeyCount(context);
+    OP_REQUIRES_OK(context,
+                   this->CheckShape(context, name, "gradients", 2, TensorShape({n, table.dim()})));
+    OP_REQUIRES_OK(context, this->CheckShape(context, name, "learning_rate", 3, TensorShape({})));
+    OP_REQUIRES_OK(
+        context, table.Update(context, this->Keys(context), context->input(2).flat<float>().data(),
+                              n, context->input(3).scalar<float>()(), distinct_));
+  }
+
+ private:
+  bool distinct_;
+};
+
+template <class Engine>
+class RemoveOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    int64_t removed = 0;
+    OP_REQUIRES_OK(context,
+                   table.Remove(context, this->Keys(context), this->KeyCount(context), &removed));
+    this->SetScalar(context, 0, removed);
+  }
+};
+
+template <class Engine>
+class ContainsOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    const int64_t n = this->KeyCount(context);
+    Tensor* found;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &found));
+    OP_REQUIRES_OK(context,
+                   table.Contains(context, this->Keys(context), n, found->flat<bool>().data()));
+  }
+};
+
+template <class Engine>
+class ReserveOp : public TableOp<Engine> {
+ public:
+  explicit ReserveOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    OP_REQUIRES_OK(context, table.Reserve(rows_));
+  }
+
+ private:
+  int64_t rows_;
+};
+
+template <class Engine>
+class StatisticsOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    StatisticsArray values{};
+    OP_REQUIRES_OK(context, table.Statistics(&values));
+    Tensor* out;
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                0, TensorShape({static_cast<int64_t>(values.size())}), &out));
+    std::copy(values.begin(), values.end(), out->flat<int64_t>().data());
+  }
+};
+
+// On a GPU, batches are in its memory; all else, which the host reads or writes, isn't.
+#define GMETA_REGISTER_BATCH_KERNELS(DEVICE, ENGINE)                                               \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTable")                                                   \
+                              .Device(DEVICE)                                                      \
+                              .HostMemory("optimizer_parameters")                                  \
+                              .HostMemory("initializer_parameters")                                \
+                              .HostMemory("admission_parameters")                                  \
+                              .HostMemory("eviction_parameters")                                   \
+                              .HostMemory("table"),                                                \
+                          CreateOp<ENGINE>);                                                       \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableLookup").Device(DEVICE).HostMemory("table").HostMemory("insert"),        \
+      LookupOp<ENGINE>);                                                                           \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableUpdate").Device(DEVICE).HostMemory("table").HostMemory("learning_rate"), \
+      UpdateOp<ENGINE>);                                                                           \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableRemove").Device(DEVICE).HostMemory("table").HostMemory("removed"),       \
+      RemoveOp<ENGINE>);                                                                           \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTableContains").Device(DEVICE).HostMemory("table"),       \
+                          ContainsOp<ENGINE>);                                                     \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTableReserve").Device(DEVICE).HostMemory("table"),        \
+                          ReserveOp<ENGINE>);                                                      \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStatistics")                                         \
+                              .Device(DEVICE)                                                      \
+                              .HostMemory("table")                                                 \
+                              .HostMemory("statistics"),                                           \
+                          StatisticsOp<ENGINE>);                                                   \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableSize").Device(DEVICE).HostMemory("table").HostMemory("size"),            \
+      ScalarOp<ENGINE, &ENGINE::Size>);                                                            \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableStep").Device(DEVICE).HostMemory("table").HostMemory("step"),            \
+      ScalarOp<ENGINE, &ENGINE::Step>);                                                            \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableEvict").Device(DEVICE).HostMemory("table").HostMemory("evicted"),        \
+      ScalarOp<ENGINE, &ENGINE::Evict>)
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_KERNELS_BATCH_H_
