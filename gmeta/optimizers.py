@@ -12,6 +12,18 @@ from typing import Any, ClassVar, TypeAlias
 
 from gmeta.core.errors import ConfigError
 
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Ftrl",
+    "LearningRate",
+    "Momentum",
+    "RowWiseAdagrad",
+    "SparseOptimizer",
+]
+
 LearningRate: TypeAlias = float | Callable[[Any], Any] | None
 """A number; or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate; or None: it
 is for whoever updates the table to say, such as the Keras optimizer of the model that it stands in."""

@@ -13,6 +13,20 @@ from typing import ClassVar
 
 from gmeta.core.errors import ConfigError
 
+__all__ = [
+    "LFU",
+    "LRU",
+    "TTL",
+    "Admission",
+    "Always",
+    "Bloom",
+    "CountAdmission",
+    "Eviction",
+    "MinNorm",
+    "ProbabilityAdmission",
+    "TwoPrecisions",
+]
+
 ROW_INDEX_BYTES = 48
 """What a bound in bytes charges a row beside its record, for its share of the key index."""
 

@@ -7,6 +7,7 @@ from the source, so that an import inside a function counts too.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -136,6 +137,28 @@ def test_no_circle_joins_rooms(depth: int) -> None:
             rooms = {room(other) for other in modules_imported_by(path) if "." in other}
             arrows.setdefault(room(name), set()).update(rooms - {room(name)})
     assert circle(arrows) == []
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(), shown(path))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+
+
+def test_no_module_bears_the_name_of_a_function_of_its_room() -> None:
+    """`gmeta.io.tasks` would be two things then, whichever was imported last."""
+    of_room: dict[str, set[str]] = {}
+    for path in PYTHON:
+        of_room.setdefault(room_of(path), set()).update(functions_of(path))
+    alike = [shown(path) for path in PYTHON if room_of(path) and path.stem in of_room[room_of(path)]]
+    assert alike == []
+
+
+@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.stem == "__init__"])
+def test_a_package_says_what_is_public(name: str) -> None:
+    package = importlib.import_module(name)
+    assert len(package.__all__) == len(set(package.__all__))
+    for public in package.__all__:
+        assert hasattr(package, public), public
 
 
 def test_no_folder_holds_more_than_fifteen_modules() -> None:

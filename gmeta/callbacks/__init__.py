@@ -23,6 +23,8 @@ _WHERE = {
     "StepTimes": "gmeta.callbacks.step_times",
 }
 
+__all__ = ["AdaptationCurve", "LearningRateWarmup", "ShardedCheckpoint", "StepTimes"]
+
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:

@@ -14,6 +14,8 @@ import click
 from gmeta.core.errors import GmetaError
 from gmeta.core.version import __version__
 
+__all__ = ["COMMANDS", "CommandLine", "main"]
+
 COMMANDS = {
     "doctor": "Say what this installation is and what is wrong with it.",
     "prepare": "Turn tables of events, or MovieLens files, into a prepared data set.",
@@ -24,7 +26,7 @@ COMMANDS = {
     "bench": "Measure a part of gmeta beside its peers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
 }
-"""Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.<name>``."""
+"""Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.command``."""
 
 _INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
 
@@ -41,7 +43,7 @@ class CommandLine(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"gmeta.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

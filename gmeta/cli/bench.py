@@ -16,7 +16,7 @@ _FOLDER = Path(__file__).resolve().parents[2] / "tools" / "bench"
 @click.command("bench", context_settings={"ignore_unknown_options": True})
 @click.argument("subject", required=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def bench(subject: str | None, options: tuple[str, ...]) -> None:
+def command(subject: str | None, options: tuple[str, ...]) -> None:
     """Measure a part of gmeta beside its peers; prints a table.
 
     SUBJECT is a file of tools/bench, without which it names them. Options go to it: --json FILE writes the
@@ -30,7 +30,7 @@ def bench(subject: str | None, options: tuple[str, ...]) -> None:
         )
     subjects = sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem != "harness")
     if subject is None:
-        click.echo(f"{bench.help}\n\nSubjects: {', '.join(subjects)}")
+        click.echo(f"{command.help}\n\nSubjects: {', '.join(subjects)}")
         return
     if subject not in subjects:
         raise ConfigError(f"no benchmark {subject!r}; there are {', '.join(subjects)}")

@@ -12,7 +12,7 @@ from gmeta.core.collectives.place import under_launcher
 @click.command("doctor")
 @ranks_option
 @click.pass_context
-def doctor(ctx: click.Context, size: int | None) -> None:
+def command(ctx: click.Context, size: int | None) -> None:
     """Say what this installation is and what is wrong with it.
 
     Each line is one thing; a line that starts with BROKEN is a problem, and ends with its remedy. Exits with

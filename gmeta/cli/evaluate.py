@@ -16,7 +16,7 @@ from gmeta.core.data.on_bad import OnBad
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the table as data.")
 @on_bad_option
 @ranks_option
-def evaluate(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
+def command(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure adaptation to new users, and write the report.
 
     The tasks of every test split are measured before adaptation and after several inner steps, beside joint

@@ -49,7 +49,7 @@ from gmeta.cli.options import run_option
     show_default=True,
     help="What `predict_with` does with deltas that another version answered.",
 )
-def export(
+def command(
     run_path: Path,
     out: Path,
     method: str | None,

@@ -18,7 +18,7 @@ from gmeta.checkpoint.files.contents import CheckpointSummary, TableSummary, fin
 )
 @click.option("--verify", is_flag=True, help="Read everything and compare the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def inspect(folder: Path, top: int, verify: bool, as_json: bool) -> None:
+def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
     """List a checkpoint's tables: rows, sizes, steps, optimizers, increments, admission, largest norms.
 
     FOLDER is a checkpoint, or a folder of checkpoints, of which the latest is taken. With --top 0 and without

@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError
 @click.option("--np", "size", type=click.IntRange(min=1), required=True, help="How many ranks.")
 @elastic_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch(
+def command(
     size: int, elastic: bool, min_np: int | None, script: str | None, command: tuple[str, ...]
 ) -> None:
     """Run COMMAND, such as `python train.py`, as the ranks of a job on this machine.

@@ -90,7 +90,7 @@ _DEFAULT = PrepareConfig()
     "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
 )
 @click.option("--compress", help="Refused, with the reason.", hidden=True)
-def prepare(
+def command(
     data: tuple[str, ...],
     out: Path,
     on_bad: OnBad,

@@ -75,7 +75,7 @@ def run_on_spark(
     conf: Sequence[str],
     **options: Any,
 ) -> PrepareSummary:
-    """Prepare on Spark; ``conf`` are settings, ``name=value``, the others are `spark_engine.prepare`'s.
+    """Prepare on Spark: ``conf`` are settings, ``name=value``; the others as for `prepare_on_spark`.
 
     Raises:
       ConfigError: The data or the task aren't given, or a setting has no value.
@@ -89,4 +89,4 @@ def run_on_spark(
     if wrong := [setting for setting in conf if "=" not in setting]:
         raise ConfigError(f"--spark-conf {wrong[0]}: write it as NAME=VALUE")
     settings = dict(setting.split("=", 1) for setting in conf)
-    return spark_engine.prepare(data, out, config, on_bad, spec=spec, conf=settings, **options)
+    return spark_engine.prepare_on_spark(data, out, config, on_bad, spec=spec, conf=settings, **options)

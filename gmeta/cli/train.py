@@ -35,7 +35,7 @@ from gmeta.core.errors import DataError
 )
 @ranks_option
 @elastic_options
-def train(
+def command(
     run_path: Path,
     data: Path | None,
     config_path: Path | None,

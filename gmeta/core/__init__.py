@@ -1,1 +1,3 @@
 """What every room stands on: errors, configuration, native libraries, collectives, the Keras in use."""
+
+__all__: list[str] = []

@@ -10,33 +10,62 @@ groups out anew, so that all ranks have equally much to do. `join_features` adds
 `FeatureSource` has: in memory, in RocksDB or in HBase.
 """
 
-from gmeta.io.balance.rank_balance import balance_over_ranks as balance_over_ranks
-from gmeta.io.balance.rank_balance import balanced_elements as balanced_elements
-from gmeta.io.balance.sequence_cost import SequenceCost as SequenceCost
-from gmeta.io.cuts.query_rule import After as After
-from gmeta.io.cuts.query_rule import Flag as Flag
-from gmeta.io.cuts.sequence_split import SequenceSplit as SequenceSplit
-from gmeta.io.cuts.task_choice import TaskChoice as TaskChoice
-from gmeta.io.error_lines import as_data_error as as_data_error
-from gmeta.io.error_lines import data_errors as data_errors
-from gmeta.io.features import ArrowSource as ArrowSource
-from gmeta.io.features import FeatureSource as FeatureSource
-from gmeta.io.features import FetchCounts as FetchCounts
-from gmeta.io.features import FetchPolicy as FetchPolicy
-from gmeta.io.features import HBaseSource as HBaseSource
-from gmeta.io.features import RocksDBSource as RocksDBSource
-from gmeta.io.features import join_features as join_features
-from gmeta.io.reader_stats import ReaderCounts as ReaderCounts
-from gmeta.io.reader_stats import ReaderStats as ReaderStats
-from gmeta.io.readers.epoch import EpochPlan as EpochPlan
-from gmeta.io.readers.group_dataset import group_batch as group_batch
-from gmeta.io.readers.group_reader import Balance as Balance
-from gmeta.io.readers.group_reader import epoch_plan as epoch_plan
-from gmeta.io.readers.group_reader import groups as groups
-from gmeta.io.readers.position import ReadingPosition as ReadingPosition
-from gmeta.io.readers.reading_time import ReadingTime as ReadingTime
-from gmeta.io.readers.reading_time import Waiting as Waiting
-from gmeta.io.readers.reading_time import from_memory as from_memory
-from gmeta.io.readers.row_reader import rows as rows
-from gmeta.io.readers.sequence_reader import sequences as sequences
-from gmeta.io.readers.task_reader import tasks as tasks
+from gmeta.io.balance.rank_balance import balance_over_ranks, balanced_elements
+from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io.cuts.query_rule import After, Flag
+from gmeta.io.cuts.sequence_split import SequenceSplit
+from gmeta.io.cuts.task_choice import TaskChoice
+from gmeta.io.error_lines import as_data_error, data_errors
+from gmeta.io.features import (
+    ArrowSource,
+    FeatureSource,
+    FetchCounts,
+    FetchPolicy,
+    HBaseSource,
+    RocksDBSource,
+    join_features,
+)
+from gmeta.io.reader_stats import ReaderCounts, ReaderStats
+from gmeta.io.readers import data_service
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.group_dataset import group_batch
+from gmeta.io.readers.group_reader import Balance, epoch_plan, groups
+from gmeta.io.readers.position import ReadingPosition
+from gmeta.io.readers.reading_time import ReadingTime, Waiting, from_memory
+from gmeta.io.readers.row_reader import rows
+from gmeta.io.readers.sequence_reader import sequences
+from gmeta.io.readers.task_reader import tasks
+
+__all__ = [
+    "After",
+    "ArrowSource",
+    "Balance",
+    "EpochPlan",
+    "FeatureSource",
+    "FetchCounts",
+    "FetchPolicy",
+    "Flag",
+    "HBaseSource",
+    "ReaderCounts",
+    "ReaderStats",
+    "ReadingPosition",
+    "ReadingTime",
+    "RocksDBSource",
+    "SequenceCost",
+    "SequenceSplit",
+    "TaskChoice",
+    "Waiting",
+    "as_data_error",
+    "balance_over_ranks",
+    "balanced_elements",
+    "data_errors",
+    "data_service",
+    "epoch_plan",
+    "from_memory",
+    "group_batch",
+    "groups",
+    "join_features",
+    "rows",
+    "sequences",
+    "tasks",
+]

@@ -4,8 +4,9 @@ They take tensors and give a value for each sample; `mean_loss` makes the mean o
 all ranks if it is asked to.
 """
 
-from gmeta.losses.means import mean_loss as mean_loss
-from gmeta.losses.multi_task import MultiTaskBCE as MultiTaskBCE
-from gmeta.losses.multi_task import product_cross_entropy as product_cross_entropy
-from gmeta.losses.negatives import uniform_negatives as uniform_negatives
-from gmeta.losses.sampled_softmax import SampledSoftmax as SampledSoftmax
+from gmeta.losses.means import mean_loss
+from gmeta.losses.multi_task import MultiTaskBCE, product_cross_entropy
+from gmeta.losses.negatives import uniform_negatives
+from gmeta.losses.sampled_softmax import SampledSoftmax
+
+__all__ = ["MultiTaskBCE", "SampledSoftmax", "mean_loss", "product_cross_entropy", "uniform_negatives"]

@@ -4,14 +4,21 @@ Nothing here knows a model, a table or Horovod: parameters are mappings of tenso
 them. G-Meta section 2.1; MAML (Finn et al., 2017), algorithm 1.
 """
 
-from gmeta.meta.adaptation import Adaptation as Adaptation
-from gmeta.meta.adaptation import Adapted as Adapted
-from gmeta.meta.adaptation import adapt as adapt
-from gmeta.meta.adaptation import inner_step as inner_step
-from gmeta.meta.adaptation import per_task as per_task
-from gmeta.meta.inner_loop import InnerLoop as InnerLoop
-from gmeta.meta.inner_optimizers import SGD as SGD
-from gmeta.meta.inner_optimizers import Adam as Adam
-from gmeta.meta.inner_optimizers import Momentum as Momentum
-from gmeta.meta.reduction import reduce_tasks as reduce_tasks
-from gmeta.meta.reduction import task_means as task_means
+from gmeta.meta.adaptation import Adaptation, Adapted, adapt, inner_step, per_task
+from gmeta.meta.inner_loop import InnerLoop
+from gmeta.meta.inner_optimizers import SGD, Adam, Momentum
+from gmeta.meta.reduction import reduce_tasks, task_means
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Adaptation",
+    "Adapted",
+    "InnerLoop",
+    "Momentum",
+    "adapt",
+    "inner_step",
+    "per_task",
+    "reduce_tasks",
+    "task_means",
+]

@@ -8,11 +8,12 @@ together. `gmeta.models.MetaModel` hands `GAUC`, `NDCG` and other kinds of `Task
 models: at which rank the item that came next is among all items (`catalogue_ranks`).
 """
 
-from gmeta.metrics.auc import AUC as AUC
-from gmeta.metrics.auc import UserGAUC as UserGAUC
-from gmeta.metrics.gauc import GAUC as GAUC
-from gmeta.metrics.item_rank import catalogue_ranks as catalogue_ranks
-from gmeta.metrics.ndcg import NDCG as NDCG
-from gmeta.metrics.next_item import NextItem as NextItem
-from gmeta.metrics.sample_metric import SampleMetric as SampleMetric
-from gmeta.metrics.task_metric import TaskMetric as TaskMetric
+from gmeta.metrics.auc import AUC, UserGAUC
+from gmeta.metrics.gauc import GAUC
+from gmeta.metrics.item_rank import catalogue_ranks
+from gmeta.metrics.ndcg import NDCG
+from gmeta.metrics.next_item import NextItem
+from gmeta.metrics.sample_metric import SampleMetric
+from gmeta.metrics.task_metric import TaskMetric
+
+__all__ = ["AUC", "GAUC", "NDCG", "NextItem", "SampleMetric", "TaskMetric", "UserGAUC", "catalogue_ranks"]

@@ -3,64 +3,75 @@
 The dynamic embedding table is `HashTable`; `reference` holds the same ops in NumPy.
 """
 
-from gmeta.initializers.distributions import Constant as Constant
-from gmeta.initializers.distributions import Initializer as Initializer
-from gmeta.initializers.distributions import Normal as Normal
-from gmeta.initializers.distributions import TruncatedNormal as TruncatedNormal
-from gmeta.initializers.distributions import Uniform as Uniform
-from gmeta.initializers.distributions import Zeros as Zeros
-from gmeta.ops.attention.jagged_attention import bias_attention as bias_attention
-from gmeta.ops.attention.jagged_attention import hstu_attention as hstu_attention
-from gmeta.ops.attention.mask import AttentionMask as AttentionMask
-from gmeta.ops.attention.relative_bias import RelativeBias as RelativeBias
-from gmeta.ops.attention.relative_bias import time_bucket as time_bucket
-from gmeta.ops.jagged import Jagged as Jagged
-from gmeta.ops.keys.distinct import Unique as Unique
-from gmeta.ops.keys.distinct import UniqueByOwner as UniqueByOwner
-from gmeta.ops.keys.distinct import unique as unique
-from gmeta.ops.keys.distinct import unique_by_owner as unique_by_owner
-from gmeta.ops.keys.id_hash import count_collisions as count_collisions
-from gmeta.ops.keys.id_hash import fold_ids as fold_ids
-from gmeta.ops.keys.id_hash import hash_ids as hash_ids
-from gmeta.ops.keys.id_hash import hash_text as hash_text
-from gmeta.ops.keys.key_merge import merge_keys as merge_keys
-from gmeta.ops.layer.mix import hstu_mix as hstu_mix
-from gmeta.ops.messages import OwnedKeys as OwnedKeys
-from gmeta.ops.messages import PackedRows as PackedRows
-from gmeta.ops.messages import RoutedKeys as RoutedKeys
-from gmeta.ops.messages import pack_rows as pack_rows
-from gmeta.ops.messages import receive_keys as receive_keys
-from gmeta.ops.messages import route_keys as route_keys
-from gmeta.ops.messages import unpack_rows as unpack_rows
-from gmeta.ops.table.frozen_table import FrozenTable as FrozenTable
-from gmeta.ops.table.frozen_table import UnknownRows as UnknownRows
-from gmeta.ops.table.hash_table import HashTable as HashTable
-from gmeta.ops.table.lookup import Lookup as Lookup
-from gmeta.ops.table.portable_tables import initial_rows_of as initial_rows_of
-from gmeta.ops.table.portable_tables import portable_ops as portable_ops
-from gmeta.ops.table.records import AdmissionState as AdmissionState
-from gmeta.ops.table.records import FilterShards as FilterShards
-from gmeta.ops.table.records import Records as Records
-from gmeta.ops.table.records import ShardRecords as ShardRecords
-from gmeta.ops.table.saving import tables_saved_elsewhere as tables_saved_elsewhere
-from gmeta.ops.table.snapshot import TableSnapshot as TableSnapshot
-from gmeta.ops.table.statistics import Statistics as Statistics
-from gmeta.optimizers import SGD as SGD
-from gmeta.optimizers import Adagrad as Adagrad
-from gmeta.optimizers import Adam as Adam
-from gmeta.optimizers import AdamW as AdamW
-from gmeta.optimizers import Ftrl as Ftrl
-from gmeta.optimizers import Momentum as Momentum
-from gmeta.optimizers import RowWiseAdagrad as RowWiseAdagrad
-from gmeta.optimizers import SparseOptimizer as SparseOptimizer
-from gmeta.policies import LFU as LFU
-from gmeta.policies import LRU as LRU
-from gmeta.policies import TTL as TTL
-from gmeta.policies import Admission as Admission
-from gmeta.policies import Always as Always
-from gmeta.policies import Bloom as Bloom
-from gmeta.policies import CountAdmission as CountAdmission
-from gmeta.policies import Eviction as Eviction
-from gmeta.policies import MinNorm as MinNorm
-from gmeta.policies import ProbabilityAdmission as ProbabilityAdmission
-from gmeta.policies import TwoPrecisions as TwoPrecisions
+from gmeta.ops import jagged
+from gmeta.ops.attention.jagged_attention import bias_attention, hstu_attention
+from gmeta.ops.attention.mask import AttentionMask
+from gmeta.ops.attention.padded import dense_mask, padded_attention
+from gmeta.ops.attention.relative_bias import RelativeBias, time_bucket
+from gmeta.ops.jagged import Jagged
+from gmeta.ops.keys.distinct import Unique, UniqueByOwner, unique, unique_by_owner
+from gmeta.ops.keys.id_hash import count_collisions, fold_ids, hash_ids, hash_text
+from gmeta.ops.keys.key_merge import merge_keys
+from gmeta.ops.layer.mix import hstu_mix
+from gmeta.ops.layer.norms import layer_norm, rms_norm
+from gmeta.ops.messages import (
+    OwnedKeys,
+    PackedRows,
+    RoutedKeys,
+    pack_rows,
+    receive_keys,
+    route_keys,
+    unpack_rows,
+)
+from gmeta.ops.table.frozen_table import FrozenTable, UnknownRows
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.lookup import Lookup
+from gmeta.ops.table.portable_tables import initial_rows_of, portable_ops
+from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
+from gmeta.ops.table.saving import tables_saved_elsewhere
+from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.ops.table.statistics import Statistics
+
+__all__ = [
+    "AdmissionState",
+    "AttentionMask",
+    "FilterShards",
+    "FrozenTable",
+    "HashTable",
+    "Jagged",
+    "Lookup",
+    "OwnedKeys",
+    "PackedRows",
+    "Records",
+    "RelativeBias",
+    "RoutedKeys",
+    "ShardRecords",
+    "Statistics",
+    "TableSnapshot",
+    "Unique",
+    "UniqueByOwner",
+    "UnknownRows",
+    "bias_attention",
+    "count_collisions",
+    "dense_mask",
+    "fold_ids",
+    "hash_ids",
+    "hash_text",
+    "hstu_attention",
+    "hstu_mix",
+    "initial_rows_of",
+    "jagged",
+    "layer_norm",
+    "merge_keys",
+    "pack_rows",
+    "padded_attention",
+    "portable_ops",
+    "receive_keys",
+    "rms_norm",
+    "route_keys",
+    "tables_saved_elsewhere",
+    "time_bucket",
+    "unique",
+    "unique_by_owner",
+    "unpack_rows",
+]

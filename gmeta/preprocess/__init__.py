@@ -4,9 +4,23 @@
 imports TensorFlow: records are encoded by a native library of its own.
 """
 
-from gmeta.preprocess.config import PrepareConfig as PrepareConfig
-from gmeta.preprocess.local.preparation import prepare as prepare
-from gmeta.preprocess.summary import PrepareSummary as PrepareSummary
-from gmeta.preprocess.synthetic.ratings import SyntheticConfig as SyntheticConfig
-from gmeta.preprocess.table_spec import ColumnSpec as ColumnSpec
-from gmeta.preprocess.table_spec import TableSpec as TableSpec
+from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
+from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.local.preparation import prepare
+from gmeta.preprocess.summary import PrepareSummary
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+from gmeta.preprocess.synthetic.ratings import SyntheticConfig
+from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+
+__all__ = [
+    "EXPOSURE_SPEC",
+    "ColumnSpec",
+    "ExposureConfig",
+    "PrepareConfig",
+    "PrepareSummary",
+    "SyntheticConfig",
+    "TableSpec",
+    "prepare",
+    "prepare_on_spark",
+    "write_exposures",
+]

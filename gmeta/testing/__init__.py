@@ -1,1 +1,3 @@
 """Helpers of the tests: data, fixtures, references. Nothing else imports this."""
+
+__all__: list[str] = []

@@ -6,12 +6,12 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gmeta.layers import FeatureConfig
-from gmeta.layers.sequence.block import SequenceLayer
-from gmeta.layers.sequence.view import SequenceView
+from gmeta.initializers import Normal
+from gmeta.layers import FeatureConfig, SequenceLayer, SequenceView
 from gmeta.models import GRM, grm
-from gmeta.ops import Adam, AttentionMask, Jagged, Normal, jagged
-from gmeta.preprocess.synthetic.exposures import ExposureConfig
+from gmeta.ops import AttentionMask, Jagged, jagged
+from gmeta.optimizers import Adam
+from gmeta.preprocess import ExposureConfig
 
 Kind = Literal["hstu", "fuxi", "dnn", "dnn-recent"]
 KINDS: tuple[str, ...] = get_args(Kind)

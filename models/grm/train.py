@@ -23,8 +23,7 @@ from rankers import CONTEXTS, HISTORY, KINDS, TARGETS, TIME, Kind, ranker
 from gmeta import io
 from gmeta.core.errors import GmetaError
 from gmeta.metrics import UserGAUC
-from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+from gmeta.preprocess import EXPOSURE_SPEC, ExposureConfig, PrepareConfig, prepare, write_exposures
 
 Row = dict[str, Any]
 LABELS = ["click", "buy"]

@@ -7,12 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers.sequence.block import SequenceBlock
-from gmeta.layers.sequence.stack import SequenceStack
-from gmeta.layers.sequence.view import SequenceView
-from gmeta.ops import Jagged, jagged
-from gmeta.ops.attention.padded import dense_mask
-from gmeta.ops.layer.norms import layer_norm
+from gmeta.layers import SequenceBlock, SequenceStack, SequenceView
+from gmeta.ops import Jagged, dense_mask, jagged, layer_norm
 
 
 class SASRecBlock(SequenceBlock):

@@ -24,11 +24,12 @@ from report import chosen
 from sasrec import SASRec
 
 from gmeta.core.errors import GmetaError
+from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi
 from gmeta.losses import SampledSoftmax
 from gmeta.metrics import NextItem, catalogue_ranks
 from gmeta.models import NextItemModel
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 
 KS = (10, 50)
 

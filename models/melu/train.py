@@ -10,11 +10,7 @@ from pathlib import Path
 import click
 
 from gmeta.core.settings import load_toml
-from gmeta.experiment.measurement.methods import evaluate
-from gmeta.experiment.plan.experiment_config import ExperimentConfig
-from gmeta.experiment.report.page import write_report
-from gmeta.experiment.runs.all_runs import run_training
-from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment import ExperimentConfig, RunFolder, evaluate, run_training, write_report
 from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.preprocess import prepare
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.checkpoint.files.chain import CheckpointReader
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
@@ -23,21 +23,27 @@ from gmeta.testing.jobs.thread_ranks import run_thread_ranks
 from gmeta.testing.reference import ReferenceHashTable, logical_shards
 from gmeta.testing.tables import assert_same_tables, sorted_records
 
-EXACT = ops.CountAdmission(3)
-FILTER = ops.CountAdmission(3, filter=ops.Bloom(2000, error=0.05))
-OVERFULL = ops.CountAdmission(2, filter=ops.Bloom(5, error=0.5))
-FEW_SHARDS = ops.LRU(max_rows=2048)  # 2 shards of the table's own
+EXACT = policies.CountAdmission(3)
+FILTER = policies.CountAdmission(3, filter=policies.Bloom(2000, error=0.05))
+OVERFULL = policies.CountAdmission(2, filter=policies.Bloom(5, error=0.5))
+FEW_SHARDS = policies.LRU(max_rows=2048)  # 2 shards of the table's own
 
 
-def new_table(admission: ops.Admission, eviction: ops.Eviction | None = None) -> ops.HashTable:
+def new_table(admission: policies.Admission, eviction: policies.Eviction | None = None) -> ops.HashTable:
     return ops.HashTable(
-        2, ops.SGD(0.5), ops.Constant(1.0), seed=4, name="t", admission=admission, eviction=eviction
+        2,
+        optimizers.SGD(0.5),
+        initializers.Constant(1.0),
+        seed=4,
+        name="t",
+        admission=admission,
+        eviction=eviction,
     )
 
 
-def new_model(admission: ops.Admission, eviction: ops.Eviction | None = None) -> ReferenceHashTable:
+def new_model(admission: policies.Admission, eviction: policies.Eviction | None = None) -> ReferenceHashTable:
     return ReferenceHashTable(
-        2, ops.SGD(0.5), ops.Constant(1.0), seed=4, admission=admission, eviction=eviction
+        2, optimizers.SGD(0.5), initializers.Constant(1.0), seed=4, admission=admission, eviction=eviction
     )
 
 
@@ -89,9 +95,9 @@ operation = st.one_of(
 @given(
     operations=st.lists(operation, max_size=14),
     admission=st.sampled_from(
-        [EXACT, FILTER, OVERFULL, ops.CountAdmission(1), ops.ProbabilityAdmission(0.4)]
+        [EXACT, FILTER, OVERFULL, policies.CountAdmission(1), policies.ProbabilityAdmission(0.4)]
     ),
-    eviction=st.sampled_from([None, ops.LRU(max_rows=9), FEW_SHARDS]),
+    eviction=st.sampled_from([None, policies.LRU(max_rows=9), FEW_SHARDS]),
 )
 def test_a_run_that_is_resumed_from_full_and_incremental_saves_admits_what_the_reference_admits(
     tmp_path_factory, operations, admission, eviction
@@ -199,7 +205,7 @@ def test_the_files_are_arrows_own(tmp_path):
 
 
 def test_a_table_that_remembers_nothing_has_no_file_for_it(tmp_path):
-    save(tmp_path / "a", {"a": new_table(EXACT), "b": new_table(FILTER), "c": new_table(ops.Always())})
+    save(tmp_path / "a", {"a": new_table(EXACT), "b": new_table(FILTER), "c": new_table(policies.Always())})
     assert {path.name.split("-")[0] for path in (tmp_path / "a").glob("*/*")} == {"rows"}
     again = new_table(FILTER)
     load(tmp_path / "a", {"b": again})
@@ -207,11 +213,11 @@ def test_a_table_that_remembers_nothing_has_no_file_for_it(tmp_path):
 
 
 def test_exact_counts_go_into_another_threshold_and_into_a_filter(tmp_path):
-    table = new_table(ops.CountAdmission(4))
+    table = new_table(policies.CountAdmission(4))
     for keys in ([1, 2, 3], [1, 2], [1]):
         table.lookup(keys)  # 1 is at 3, 2 at 2, 3 at 1
     save(tmp_path / "a", {"item": table})
-    for admission in (ops.CountAdmission(3), ops.CountAdmission(3, filter=ops.Bloom(1000))):
+    for admission in (policies.CountAdmission(3), policies.CountAdmission(3, filter=policies.Bloom(1000))):
         again = new_table(admission)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -224,8 +230,12 @@ def test_exact_counts_go_into_another_threshold_and_into_a_filter(tmp_path):
     ("admission", "eviction", "why"),
     [
         (EXACT, None, "exact counts, which a filter can't give.*make it with admission CountAdmission"),
-        (ops.CountAdmission(3, filter=ops.Bloom(4000, error=0.05)), None, "64 filters of .*saved capacity"),
-        (ops.CountAdmission(3, filter=ops.Bloom(2000, error=0.01)), None, "7 an id"),
+        (
+            policies.CountAdmission(3, filter=policies.Bloom(4000, error=0.05)),
+            None,
+            "64 filters of .*saved capacity",
+        ),
+        (policies.CountAdmission(3, filter=policies.Bloom(2000, error=0.01)), None, "7 an id"),
         (FILTER, FEW_SHARDS, "2 filters of .*and the eviction bound"),
     ],
     ids=str,
@@ -243,7 +253,7 @@ def test_what_cannot_be_taken_over_is_told(tmp_path, admission, eviction, why):
     assert not filter_.any()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(tmp_path / "a", {"item": new_table(ops.Always())})  # needs no counts
+        load(tmp_path / "a", {"item": new_table(policies.Always())})  # needs no counts
 
 
 def test_counts_of_other_ranks_ids_are_not_lost_without_a_word(tmp_path):

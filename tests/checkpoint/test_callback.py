@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import io, ops
+from gmeta import io, ops, optimizers
 from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.store import CheckpointStore
@@ -27,7 +27,7 @@ class Scorer(tf.keras.Model):
     def __init__(self, units: int = 1, name: str = "scores") -> None:
         super().__init__()
         features = [FeatureConfig("user", 4), FeatureConfig("item", 2)]
-        self.embeddings = EmbeddingCollection(features, optimizer=ops.Adam(0.05), name=name)
+        self.embeddings = EmbeddingCollection(features, optimizer=optimizers.Adam(0.05), name=name)
         self.dense = tf.keras.layers.Dense(units)
 
     def call(self, inputs, training=False):
@@ -155,7 +155,7 @@ def test_data_of_unknown_length_is_saved_once_at_the_end_of_an_epoch(tmp_path):
 
 def test_a_save_waits_for_accumulated_gradients(tmp_path):
     inputs = {"user": tf.keras.Input([], dtype=tf.int64, name="user")}
-    table = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=ops.SGD(0.1), name="accumulated")
+    table = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=optimizers.SGD(0.1), name="accumulated")
     model = Model(inputs, tf.keras.layers.Dense(1)(table(inputs)["user"]))
     model.compile(tf.keras.optimizers.SGD(0.1), "mse", accumulate_steps=3)
     checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path, keep=100), every=2)
@@ -226,7 +226,9 @@ class Ends(tf.keras.callbacks.Callback):
 def measured(form=lambda data: data):
     """A model with metrics; `fit` of a callback's, on an epoch's own data, and validation."""
     features = {"user": tf.keras.Input([], dtype=tf.int64, name="user")}
-    collection = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=ops.SGD(0.1), name="measured")
+    collection = EmbeddingCollection(
+        [FeatureConfig("user", 4)], optimizer=optimizers.SGD(0.1), name="measured"
+    )
     kernel = tf.keras.initializers.GlorotUniform(seed=1)
     model = Model(features, tf.keras.layers.Dense(1, kernel_initializer=kernel)(collection(features)["user"]))
     metrics = [

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.checkpoint.files.chain import CheckpointReader, read_links
 from gmeta.checkpoint.files.manifest import Manifest
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_continues_itself_is_refused(checkpoint: Case) -> None
     "name", ["..", ".", "../out", "/abs", "dense", "manifest.json", "part-00000.json", "a/b"]
 )
 def test_a_table_of_any_name_is_saved_inside_the_checkpoint(tmp_path: Path, name: str) -> None:
-    table, again = (ops.HashTable(2, ops.SGD(0.1), ops.Normal()) for _ in range(2))
+    table, again = (ops.HashTable(2, optimizers.SGD(0.1), initializers.Normal()) for _ in range(2))
     table.lookup_keys(np.arange(5))
     folder = tmp_path / "in" / "a"
     save(folder, {name: table}, dense=lambda dense: (dense / "weights").write_bytes(b"1") and None)
@@ -139,7 +139,7 @@ def test_metadata_of_another_kind_is_refused(tmp_path: Path, metadata: dict[str,
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.build([None, 1])
     checkpoints = ShardedCheckpoint(tmp_path)
-    table = ops.HashTable(2, ops.SGD(0.1))
+    table = ops.HashTable(2, optimizers.SGD(0.1))
 
     def dense(folder: Path) -> None:
         tf.train.Checkpoint(model=model).write(str(folder / "dense"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.files import lock as module
 from gmeta.checkpoint.files.lock import FILE_NAME, STALE, FolderLock, Writer
 from gmeta.checkpoint.store import CheckpointStore
@@ -69,7 +69,7 @@ def test_a_second_writer_is_refused_and_the_first_is_named(
 ) -> None:
     store = CheckpointStore(tmp_path)
     said = rf"{tmp_path} is written by process {holder.pid} on \S+, which has written since .*: wait for it"
-    for write in (store.claim, lambda: store.save({"t": ops.HashTable(2, ops.SGD(0.1))}, 1)):
+    for write in (store.claim, lambda: store.save({"t": ops.HashTable(2, optimizers.SGD(0.1))}, 1)):
         with pytest.raises(ConfigError, match=said):
             write()
     assert store.checkpoints() == []  # readers don't ask
@@ -213,7 +213,7 @@ saved = refused = 0
 step = first
 while time.monotonic() < until:
     store = CheckpointStore(root, keep=1000, max_increments=3)
-    table = ops.HashTable(2, ops.SGD(1.0), ops.Zeros())
+    table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())
     try:
         latest = store.latest()
         if latest is not None:
@@ -250,7 +250,7 @@ def test_every_checkpoint_that_two_writers_say_they_have_saved_can_be_loaded(tmp
     assert saved == [path.name for path in store.checkpoints()]
     assert len(saved) > 5
     for path in store.checkpoints():
-        store.load({"t": ops.HashTable(2, ops.SGD(1.0), ops.Zeros())}, path)
+        store.load({"t": ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())}, path)
 
 
 @pytest.mark.ranks

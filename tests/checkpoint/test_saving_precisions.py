@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.checkpoint import sharded as sharded_checkpoint
 from gmeta.export.saved_model import Signature, export_model, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig
@@ -16,14 +16,14 @@ from gmeta.testing.tables import assert_same_tables, sorted_records
 
 THRESHOLD = 3
 FEATURES = tuple(
-    FeatureConfig(name, 4, initializer=ops.Normal(0, 1), precision=precision)
-    for name, precision in (("user", ops.TwoPrecisions(THRESHOLD)), ("item", None))
+    FeatureConfig(name, 4, initializer=initializers.Normal(0, 1), precision=precision)
+    for name, precision in (("user", policies.TwoPrecisions(THRESHOLD)), ("item", None))
 )
 
 
 def make() -> Model:
     x = {f.name: tf.keras.Input([], name=f.name, dtype=tf.int64) for f in FEATURES}
-    vectors = EmbeddingCollection(FEATURES, optimizer=ops.Adam(None), seed=3, name="collection")(x)
+    vectors = EmbeddingCollection(FEATURES, optimizer=optimizers.Adam(None), seed=3, name="collection")(x)
     dense = tf.keras.layers.Dense(1, kernel_initializer="ones")  # the same in every model
     model = Model(x, dense(tf.keras.layers.Concatenate()(list(vectors.values()))))
     model.compile(tf.keras.optimizers.Adam(0.01), "mse")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.files.chain import CheckpointReader
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
@@ -25,8 +25,8 @@ from gmeta.testing.tables import assert_same_tables, sorted_records
 DIM = 3
 
 
-def new_table(optimizer: ops.SparseOptimizer | None = None, dim: int = DIM) -> ops.HashTable:
-    return ops.HashTable(dim, optimizer or ops.Adam(0.1), ops.Normal(), seed=4, name="t")
+def new_table(optimizer: optimizers.SparseOptimizer | None = None, dim: int = DIM) -> ops.HashTable:
+    return ops.HashTable(dim, optimizer or optimizers.Adam(0.1), initializers.Normal(), seed=4, name="t")
 
 
 def train(table: ops.HashTable, keys: np.ndarray, seed: int = 0) -> None:
@@ -54,7 +54,7 @@ def save_as_ranks(folder: Path, tables: list[dict[str, ops.HashTable]], **argume
 
 @pytest.mark.parametrize(
     "optimizer",
-    [ops.SGD(0.1), ops.Adam(0.1), ops.Adagrad(0.1), ops.RowWiseAdagrad(0.1)],
+    [optimizers.SGD(0.1), optimizers.Adam(0.1), optimizers.Adagrad(0.1), optimizers.RowWiseAdagrad(0.1)],
     ids=lambda o: o.kind,
 )
 def test_what_is_saved_comes_back_to_the_last_bit(tmp_path, optimizer):
@@ -276,7 +276,7 @@ from gmeta.core.errors import GmetaError
 from gmeta.checkpoint.store import CheckpointStore
 
 root, limit = Path(sys.argv[1]), int(sys.argv[2])
-table = ops.HashTable(64, ops.SGD(0.1))
+table = ops.HashTable(64, optimizers.SGD(0.1))
 store = CheckpointStore(root)
 table.lookup_keys(np.arange(10))
 store.save({"item": table}, 1)
@@ -385,7 +385,7 @@ def test_a_table_of_another_form_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"saved with dim 3, .* to fill has dim 4, .*make it with"):
         load(tmp_path / "a", {"item": new_table(dim=4)})
     with pytest.raises(ConfigError, match=r"saved with .* adam .* has .* sgd"):
-        load(tmp_path / "a", {"item": new_table(ops.SGD(0.1))})
+        load(tmp_path / "a", {"item": new_table(optimizers.SGD(0.1))})
     with pytest.raises(DataError, match=r"no table 'user' in this checkpoint; it has 'item'"):
         load(tmp_path / "a", {"user": new_table()})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core.errors import ConfigError, DataError
@@ -18,7 +18,7 @@ from gmeta.testing.tables import assert_same_tables
 
 
 def new_table() -> ops.HashTable:
-    return ops.HashTable(3, ops.Adam(0.1), ops.Normal(), seed=4, name="t")
+    return ops.HashTable(3, optimizers.Adam(0.1), initializers.Normal(), seed=4, name="t")
 
 
 def train(table: ops.HashTable, keys: np.ndarray) -> None:
@@ -108,7 +108,7 @@ def removed(step):
     return step * 5 % KEYS
 
 def save_for_ever(ready):
-    table = ops.HashTable(2, ops.SGD(1.0), ops.Zeros())
+    table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())
     step = 0
     if store.latest() is not None:
         store.load({"item": table})
@@ -194,7 +194,7 @@ def status(field):
             return int(line.split()[1]) * 1024
 
 def new_table():
-    return ops.HashTable(64, ops.Adam(0.1), seed=3)
+    return ops.HashTable(64, optimizers.Adam(0.1), seed=3)
 
 folder, rows = sys.argv[1], int(sys.argv[2])
 warm = new_table()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.cli import main
 
@@ -20,7 +20,7 @@ from gmeta.cli import main
 def store(tmp_path: Path) -> CheckpointStore:
     """A full checkpoint and an increment on it."""
     store = CheckpointStore(tmp_path / "ck", keep=2)
-    table = ops.HashTable(2, ops.Adam(0.1), ops.Constant(1.0), seed=6, name="t")
+    table = ops.HashTable(2, optimizers.Adam(0.1), initializers.Constant(1.0), seed=6, name="t")
     keys = np.arange(1000)
     table.apply_gradients(keys, np.zeros((1000, 2), np.float32) * table.lookup_keys(keys))
     table.apply_gradients([1], np.zeros((1, 2), np.float32))
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> CheckpointStore:
     rows = records.rows.numpy()
     rows[records.keys.numpy() == 17] = [30.0, 40.0]
     table.import_(records._replace(rows=rows))
-    store.save({"item": table, "empty": ops.HashTable(4, ops.SGD(0.1))}, 1, metadata={"epoch": 3})
+    store.save({"item": table, "empty": ops.HashTable(4, optimizers.SGD(0.1))}, 1, metadata={"epoch": 3})
     table.remove([5, 6])
     store.save({"item": table}, 2, dense=lambda folder: (folder / "w").write_bytes(b"12345"))
     return store
@@ -73,9 +73,11 @@ def test_an_increment_names_what_it_continues(store):
 
 
 def test_what_admission_remembers(tmp_path):
-    exact = ops.HashTable(2, ops.SGD(0.1), name="t", admission=ops.CountAdmission(2))
-    bloom = ops.Bloom(1000, error=0.05)
-    filtered = ops.HashTable(2, ops.SGD(0.1), name="u", admission=ops.CountAdmission(2, filter=bloom))
+    exact = ops.HashTable(2, optimizers.SGD(0.1), name="t", admission=policies.CountAdmission(2))
+    bloom = policies.Bloom(1000, error=0.05)
+    filtered = ops.HashTable(
+        2, optimizers.SGD(0.1), name="u", admission=policies.CountAdmission(2, filter=bloom)
+    )
     exact.lookup(np.arange(1500))
     filtered.lookup(np.arange(1500))
     CheckpointStore(tmp_path).save({"exact": exact, "filtered": filtered}, 1)

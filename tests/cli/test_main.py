@@ -37,7 +37,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     def command() -> None:
         raise raised[0]
 
-    monkeypatch.setattr("gmeta.cli.doctor.doctor", command)
+    monkeypatch.setattr("gmeta.cli.doctor.command", command)
     return raised
 
 

@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.ops import SGD, Normal
+from gmeta.optimizers import SGD
 from gmeta.testing.jobs.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks

@@ -19,9 +19,10 @@ from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.core import collectives
 from gmeta.core.collectives.counting import counter
 from gmeta.core.errors import GmetaError
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records

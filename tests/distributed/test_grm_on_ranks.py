@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig
 from gmeta.models import grm
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from gmeta.testing.data.exposure_batches import draw_exposures
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.tables import sorted_records

@@ -18,11 +18,12 @@ from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.export.saved_model import portable_ops
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.exchange import pieces as exchange
 from gmeta.metrics import AUC
 from gmeta.models import Model
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records

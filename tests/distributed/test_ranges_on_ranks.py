@@ -12,10 +12,11 @@ import tensorflow as tf
 from gmeta import io
 from gmeta.core import collectives
 from gmeta.core.shares import SHARES
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from gmeta.testing.data.grouped_data import write_folder
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is

@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.logical_shards import owned_shards
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
-from gmeta.ops import Adagrad, Adam, Normal
+from gmeta.optimizers import Adagrad, Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.reference.table.shards import logical_shards

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from gmeta import io
 from gmeta.export.saved_model import export_model
+from gmeta.initializers import Constant
 from gmeta.layers import FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM, grm
-from gmeta.ops import Constant
 from gmeta.testing.data.clicks import prepared_clicks
 from gmeta.testing.serving import ask_all
 

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, optimizers
 from gmeta.core.errors import ConfigError
 from gmeta.export.saved_model import PADDING, Signature, export_model, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.testing.serving import ask
 
 FEATURES = (
-    FeatureConfig("user", 4, initializer=ops.Normal(0, 1)),
-    FeatureConfig("item", 4, initializer=ops.Normal(0, 1)),
-    FeatureConfig("seen", 4, pooling="mean", table="item", initializer=ops.Normal(0, 1)),
-    FeatureConfig("place", 3, initializer=ops.TruncatedNormal(0, 1)),
+    FeatureConfig("user", 4, initializer=initializers.Normal(0, 1)),
+    FeatureConfig("item", 4, initializer=initializers.Normal(0, 1)),
+    FeatureConfig("seen", 4, pooling="mean", table="item", initializer=initializers.Normal(0, 1)),
+    FeatureConfig("place", 3, initializer=initializers.TruncatedNormal(0, 1)),
 )
 
 
@@ -53,7 +53,7 @@ class Scores(tf.keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.collection = EmbeddingCollection(FEATURES, optimizer=ops.SGD(0.5), seed=3)
+        self.collection = EmbeddingCollection(FEATURES, optimizer=optimizers.SGD(0.5), seed=3)
         self.dense = tf.keras.layers.Dense(1)
         self.boundaries = tf.keras.layers.IntegerLookup(vocabulary=list(range(0, 60, 2)))
 

@@ -11,10 +11,11 @@ from safetensors.numpy import save
 from gmeta.core.errors import ConfigError, DataError, NotFiniteError
 from gmeta.export.meta_models import meta_signatures, sample_inputs
 from gmeta.export.saved_model import PADDING, export_model
+from gmeta.initializers import Constant, Uniform
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml, dlrm
-from gmeta.ops import SGD, Constant, Uniform
+from gmeta.optimizers import SGD
 from gmeta.testing.serving import ask_all
 
 K = tf.keras

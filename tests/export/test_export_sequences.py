@@ -8,10 +8,11 @@ from gmeta.core.errors import ConfigError
 from gmeta.export.meta_sequence_models import meta_sequence_signatures
 from gmeta.export.saved_model import PADDING, export_model
 from gmeta.export.sequence_models import next_item_signatures
+from gmeta.initializers import Constant
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaGRM, NextItemModel, grm
-from gmeta.ops import SGD, Constant
+from gmeta.optimizers import SGD
 from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.testing.data.exposure_batches import draw_exposures, of_user, with_targets
 from gmeta.testing.serving import ask_all

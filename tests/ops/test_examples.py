@@ -1,4 +1,4 @@
-"""Runs the examples in the docstrings of gmeta.ops."""
+"""Runs the examples in the docstrings of gmeta.ops, and of what its tables are configured with."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(ops.__path__, "gmeta.ops.")
     if "._gmeta" not in module.name  # the native library
 )
-NAMES = {**vars(ops), "np": np, "tf": tf}
+MODULES += ["gmeta.initializers.distributions", "gmeta.initializers.portable_rows"]
+MODULES += ["gmeta.optimizers", "gmeta.policies"]
+NAMES = {**vars(initializers), **vars(policies), **vars(optimizers), **vars(ops), "np": np, "tf": tf}
 
 
 @pytest.mark.parametrize("name", MODULES)

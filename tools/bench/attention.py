@@ -28,8 +28,7 @@ from typing import Any
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 import numpy as np
 import tensorflow as tf
-from gmeta.ops import AttentionMask, RelativeBias, hstu_attention
-from gmeta.ops.attention.padded import padded_attention
+from gmeta.ops import AttentionMask, RelativeBias, hstu_attention, padded_attention
 from harness import Result, interleave, parser, report
 from parts.balance_lengths import Lengths, lengths
 from parts.meta.memory import status_kib

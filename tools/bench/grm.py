@@ -36,8 +36,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from gmeta.io import SequenceCost
 from gmeta.io.balance.rank_balance import rank_of_each
-from gmeta.io.balance.sequence_cost import Costs, SequenceCost
+from gmeta.io.balance.sequence_cost import Costs
 from gmeta.testing.reference.io.balance import karmarkar_karp
 from harness import Result, interleave, parser, report
 from parts.balance_lengths import LONGEST, Lengths, balanced, lengths

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
+from gmeta import initializers, optimizers
 from harness import Result, parser, report
 
 BATCH = 65_536
@@ -55,7 +56,7 @@ def batch_seconds(insert: Callable[[object], object], batches: Iterator[object])
 
 def grow_table(rows: int, dim: int, seed: int) -> list[float]:
     """Fill an empty table with rows of random numbers."""
-    table = ops.HashTable(dim, ops.Adam(), ops.Normal())
+    table = ops.HashTable(dim, optimizers.Adam(), initializers.Normal())
     seconds = batch_seconds(
         lambda keys: table.lookup_keys(keys), (tf.constant(keys) for keys in new_keys(rows, seed))
     )

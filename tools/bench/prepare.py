@@ -7,7 +7,7 @@ order. All is measured from the file to the finished folder, digest, manifest an
 
 end_to_end   rows a second of `gmeta.preprocess.prepare`, by layout and format of the input; limited keeps to
              --memory-limit 1GB, with batches of 20 rows
-spark        rows a second of the same with `gmeta.preprocess.cluster.spark_engine` on all cores of this
+spark        rows a second of the same with `prepare_on_spark` on all cores of this
              machine, from Parquet, in a session that is warm; with --spark
 stage        rows a second of the parts of the same runs: reading and normalising, sorting with cutting and
              encoding, writing shards
@@ -108,7 +108,7 @@ class Runs:
         from gmeta.preprocess.cluster import spark_engine
 
         config = PrepareConfig(layout="columnar")
-        spark_engine.prepare(self._files["parquet"], self._folder / "spark", config, spec=SPEC)
+        spark_engine.prepare_on_spark(self._files["parquet"], self._folder / "spark", config, spec=SPEC)
         shutil.rmtree(self._folder / "spark")
 
     def in_memory(self, _: int) -> None:

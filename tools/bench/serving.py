@@ -16,8 +16,7 @@ from pathlib import Path
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 import numpy as np
 import tensorflow as tf
-from gmeta.export.meta_models import meta_signatures
-from gmeta.export.saved_model import export_model
+from gmeta.export import export_model, meta_signatures
 from gmeta.meta import InnerLoop
 from gmeta.models import melu
 from gmeta.testing.serving import padded

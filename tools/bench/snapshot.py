@@ -19,6 +19,7 @@ from collections.abc import Callable
 import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
+from gmeta import initializers, optimizers
 from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
 
 BATCH = 65_536
@@ -27,7 +28,9 @@ NONE, FIRST, AGAIN = "no snapshot", "new_rows", "known_rows"
 
 def make_table(rows: int, dim: int) -> ops.HashTable:
     """A table that holds keys 0 to ``rows``, with Adam's moments."""
-    table = ops.HashTable(dim, optimizer=ops.Adam(1e-3), initializer=ops.Uniform(), name="bench")
+    table = ops.HashTable(
+        dim, optimizer=optimizers.Adam(1e-3), initializer=initializers.Uniform(), name="bench"
+    )
     table.reserve(rows)
     for keys in np.array_split(np.arange(rows), max(1, rows // BATCH)):
         table.lookup_keys(tf.constant(keys))

@@ -35,6 +35,7 @@ from typing import Any
 import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
+from gmeta import initializers, optimizers
 from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
 
 BATCH = 65_536
@@ -136,7 +137,7 @@ class Bench:
         self.calls = rounds + WARM_UP
         self.rows = batches(case, self.calls, seed=1)
         self.table: Any = ops.HashTable(
-            case.dim, optimizer=ops.Adam(1e-3), initializer=ops.Uniform(), name="bench"
+            case.dim, optimizer=optimizers.Adam(1e-3), initializer=initializers.Uniform(), name="bench"
         )
         self.table.reserve(case.rows)
         for numbers in fill(case):
@@ -253,7 +254,9 @@ class Bench:
         """
         yield Result(self.case.name("load_factor"), float(self.table.statistics().load_factor), "keys/slot")
         self.table = None
-        table = ops.HashTable(self.case.dim, optimizer=ops.Adam(), initializer=ops.Zeros(), name="memory")
+        table = ops.HashTable(
+            self.case.dim, optimizer=optimizers.Adam(), initializer=initializers.Zeros(), name="memory"
+        )
         worst, rows = 0.0, min(self.case.rows, MEMORY_ROWS)
         for numbers in np.array_split(np.arange(rows), 40):
             keys = tf.constant(scramble(numbers))
@@ -268,11 +271,11 @@ class Bench:
         """New keys; the peer is handed rows that were made beforehand, and a table for each moment."""
         made = tf.zeros([BATCH, self.case.dim])
         for name, optimizer, blocks in (
-            ("insert_without_slots", ops.SGD(), (1,)),
-            ("insert_adam", ops.Adam(), (1, 2, 3)),
+            ("insert_without_slots", optimizers.SGD(), (1,)),
+            ("insert_adam", optimizers.Adam(), (1, 2, 3)),
         ):
             keys = [self.unseen(block) for block in blocks]
-            table = self.new_table(optimizer, ops.Zeros())
+            table = self.new_table(optimizer, initializers.Zeros())
             if self.tfra and self.fits(TFRA, self.case.tfra_bytes):
                 self.peer = make_tfra(self.tfra, self.case)
 
@@ -289,7 +292,7 @@ class Bench:
             del table
             self.drop_tfra()
         fresh = self.unseen(1)
-        table = self.new_table(ops.Adam(), ops.Normal())
+        table = self.new_table(optimizers.Adam(), initializers.Normal())
         seconds = interleave({"gmeta": lambda k: table.lookup_keys(fresh[k])}, rounds=self.rounds)
         yield Result(self.case.name("insert_adam_normal_rows"), BATCH / seconds["gmeta"], "keys/s")
 
@@ -299,7 +302,9 @@ class Bench:
             tf.raw_ops.DestroyResourceOp(resource=self.peer.resource_handle)
         self.peer = None
 
-    def new_table(self, optimizer: ops.SparseOptimizer, initializer: ops.Initializer) -> ops.HashTable:
+    def new_table(
+        self, optimizer: optimizers.SparseOptimizer, initializer: initializers.Initializer
+    ) -> ops.HashTable:
         """The case's keys, and room for more as the peer has it, so that neither waits for memory."""
         table = ops.HashTable(self.case.dim, optimizer=optimizer, initializer=initializer, name="insert")
         table.reserve(self.case.rows + self.calls * BATCH)

@@ -6,8 +6,8 @@ settings make all arithmetic exact, so that they too are held to the reference t
 
 from __future__ import annotations
 
-import gmeta.ops as ops
 import numpy as np
+from gmeta import initializers, optimizers, policies
 from soak_trace import LEARNING_RATE, SHARDED, WHOLE, Profile
 
 DRAWN = 2
@@ -26,44 +26,48 @@ def rigs(seed: int) -> dict[str, tuple[Profile, ...]]:
 def _drawn(seed: int, rig: str, number: int) -> Profile:
     random = np.random.default_rng([seed, number, *rig.encode()])
     eviction = _eviction(random)
-    by_norm = isinstance(eviction, ops.MinNorm)  # exact sums of squares need weights of few bits
+    by_norm = isinstance(eviction, policies.MinNorm)  # exact sums of squares need weights of few bits
     momentum = random.random() < 0.4 and not by_norm
     return Profile(
         f"drawn{number}",
         dim=int(random.integers(1, 17)),
         # Halves, so that a product is exact whether or not it is fused with the sum that it goes into.
-        optimizer=ops.Momentum(LEARNING_RATE, momentum=0.5) if momentum else ops.SGD(LEARNING_RATE),
-        initializer=ops.Constant(1.0) if by_norm or random.random() < 0.5 else ops.Uniform(-1, 1),
+        optimizer=optimizers.Momentum(LEARNING_RATE, momentum=0.5)
+        if momentum
+        else optimizers.SGD(LEARNING_RATE),
+        initializer=initializers.Constant(1.0)
+        if by_norm or random.random() < 0.5
+        else initializers.Uniform(-1, 1),
         admission=_admission(random),
         eviction=eviction,
-        precision=ops.TwoPrecisions(int(random.integers(2, 20))) if random.random() < 0.6 else None,
+        precision=policies.TwoPrecisions(int(random.integers(2, 20))) if random.random() < 0.6 else None,
     )
 
 
-def _admission(random: np.random.Generator) -> ops.Admission:
+def _admission(random: np.random.Generator) -> policies.Admission:
     match random.choice(["always", "chance", "count", "bloom"]):
         case "count":
-            return ops.CountAdmission(int(random.integers(2, 5)))
+            return policies.CountAdmission(int(random.integers(2, 5)))
         case "bloom":
-            bloom = ops.Bloom(int(random.integers(500, 8000)), float(random.choice([0.01, 0.1])))
-            return ops.CountAdmission(int(random.integers(2, 5)), bloom)
+            bloom = policies.Bloom(int(random.integers(500, 8000)), float(random.choice([0.01, 0.1])))
+            return policies.CountAdmission(int(random.integers(2, 5)), bloom)
         case "chance":
-            return ops.ProbabilityAdmission(float(random.uniform(0.1, 0.9)))
-    return ops.Always()
+            return policies.ProbabilityAdmission(float(random.uniform(0.1, 0.9)))
+    return policies.Always()
 
 
-def _eviction(random: np.random.Generator) -> ops.Eviction | None:
+def _eviction(random: np.random.Generator) -> policies.Eviction | None:
     rows, size = int(random.integers(500, 10_000)), int(random.integers(100_000, 1_000_000))
     bound = {"max_rows": rows} if random.random() < 0.5 else {"max_bytes": size}
     some = bound if random.random() < 0.5 else {}
     every = int(random.integers(1, 30))
     match random.choice(["none", "lru", "lfu", "ttl", "norm"]):
         case "lru":
-            return ops.LRU(**bound)
+            return policies.LRU(**bound)
         case "lfu":
-            return ops.LFU(**bound)
+            return policies.LFU(**bound)
         case "ttl":
-            return ops.TTL(steps=int(random.integers(10, 100)), every=every, **some)
+            return policies.TTL(steps=int(random.integers(10, 100)), every=every, **some)
         case "norm":
-            return ops.MinNorm(threshold=float(random.uniform(0.5, 3.0)), every=every, **some)
+            return policies.MinNorm(threshold=float(random.uniform(0.5, 3.0)), every=every, **some)
     return None

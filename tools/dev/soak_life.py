@@ -15,7 +15,8 @@ from typing import Protocol
 import gmeta.ops as ops
 import numpy as np
 import tensorflow as tf
-from gmeta.checkpoint.store import CheckpointStore, step_of
+from gmeta.checkpoint import CheckpointStore
+from gmeta.checkpoint.store import step_of
 from gmeta.testing.tables import sorted_records
 from soak_draw import rigs as rigs_of
 from soak_trace import Profile, Trace

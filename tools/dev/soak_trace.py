@@ -11,6 +11,7 @@ from typing import Any
 
 import gmeta.ops as ops
 import numpy as np
+from gmeta import initializers, optimizers, policies
 from gmeta.testing.reference import ReferenceHashTable
 
 LEARNING_RATE = 0.5
@@ -26,11 +27,11 @@ class Profile:
 
     name: str
     dim: int
-    optimizer: ops.SparseOptimizer
-    initializer: ops.Initializer
-    admission: ops.Admission | None = None
-    eviction: ops.Eviction | None = None
-    precision: ops.TwoPrecisions | None = None
+    optimizer: optimizers.SparseOptimizer
+    initializer: initializers.Initializer
+    admission: policies.Admission | None = None
+    eviction: policies.Eviction | None = None
+    precision: policies.TwoPrecisions | None = None
     exact: bool = True
 
     def settings(self) -> dict[str, Any]:
@@ -39,28 +40,44 @@ class Profile:
         return {name: getattr(self, name) for name in names}
 
 
-_SGD, _ONES = ops.SGD(LEARNING_RATE), ops.Constant(1.0)
-_MOMENTUM = ops.Momentum(LEARNING_RATE, momentum=0.5)
+_SGD, _ONES = optimizers.SGD(LEARNING_RATE), initializers.Constant(1.0)
+_MOMENTUM = optimizers.Momentum(LEARNING_RATE, momentum=0.5)
 WHOLE = (
-    Profile("plain", 8, _SGD, ops.Uniform(-1, 1)),
-    Profile("count+lru", 3, _SGD, _ONES, ops.CountAdmission(2), ops.LRU(max_rows=6000)),
-    Profile("bloom+ttl", 3, _SGD, _ONES, ops.CountAdmission(2, ops.Bloom(4000)), ops.TTL(steps=40, every=7)),
-    Profile("mixed", 5, _MOMENTUM, ops.Uniform(-1, 1), precision=ops.TwoPrecisions(8)),
-    Profile("adam", 4, ops.Adam(0.01), ops.Normal(0, 1), exact=False),
+    Profile("plain", 8, _SGD, initializers.Uniform(-1, 1)),
+    Profile("count+lru", 3, _SGD, _ONES, policies.CountAdmission(2), policies.LRU(max_rows=6000)),
+    Profile(
+        "bloom+ttl",
+        3,
+        _SGD,
+        _ONES,
+        policies.CountAdmission(2, policies.Bloom(4000)),
+        policies.TTL(steps=40, every=7),
+    ),
+    Profile("mixed", 5, _MOMENTUM, initializers.Uniform(-1, 1), precision=policies.TwoPrecisions(8)),
+    Profile("adam", 4, optimizers.Adam(0.01), initializers.Normal(0, 1), exact=False),
 )
 """Tables that `tf.train.Checkpoint` carries."""
 SHARDED = (
     Profile("plain", 8, _SGD, _ONES),
-    Profile("chance+lfu", 3, _SGD, _ONES, ops.ProbabilityAdmission(0.4), ops.LFU(max_bytes=400_000)),
-    Profile("norm", 3, _SGD, _ONES, eviction=ops.MinNorm(threshold=1.0, every=9)),
-    Profile("count", 3, _SGD, _ONES, ops.CountAdmission(3)),
-    Profile("bloom+lru", 3, _SGD, _ONES, ops.CountAdmission(2, ops.Bloom(4000)), ops.LRU(max_rows=6000)),
     Profile(
-        *("mixed+lru", 5, _MOMENTUM, ops.Uniform(-1, 1)),
-        eviction=ops.LRU(max_bytes=400_000),
-        precision=ops.TwoPrecisions(4),
+        "chance+lfu", 3, _SGD, _ONES, policies.ProbabilityAdmission(0.4), policies.LFU(max_bytes=400_000)
     ),
-    Profile("adagrad", 4, ops.Adagrad(0.1), ops.Normal(0, 1), exact=False),
+    Profile("norm", 3, _SGD, _ONES, eviction=policies.MinNorm(threshold=1.0, every=9)),
+    Profile("count", 3, _SGD, _ONES, policies.CountAdmission(3)),
+    Profile(
+        "bloom+lru",
+        3,
+        _SGD,
+        _ONES,
+        policies.CountAdmission(2, policies.Bloom(4000)),
+        policies.LRU(max_rows=6000),
+    ),
+    Profile(
+        *("mixed+lru", 5, _MOMENTUM, initializers.Uniform(-1, 1)),
+        eviction=policies.LRU(max_bytes=400_000),
+        precision=policies.TwoPrecisions(4),
+    ),
+    Profile("adagrad", 4, optimizers.Adagrad(0.1), initializers.Normal(0, 1), exact=False),
 )
 """Tables in sharded checkpoints, full and incremental."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
     from gmeta.core.collectives.failures import named_failures
     from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
+    from gmeta.core.collectives.shared_data import part_of
     from gmeta.core.collectives.tensors import allreduce_sum, alltoall
     from gmeta.core.collectives.weights import broadcast_variables
 
@@ -48,6 +49,7 @@ __all__ = [
     "import_horovod",
     "init",
     "named_failures",
+    "part_of",
     "world",
 ]
 
@@ -62,6 +64,7 @@ _LAZY = {
     "check_agreement": "agreement",
     "count_collectives": "counting",
     "named_failures": "failures",
+    "part_of": "shared_data",
 }
 """Name -> the module that has it and that imports TensorFlow."""
 

@@ -1,1 +1,3 @@
 """Measures methods and baselines on held-out tasks."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Plans an experiment: its data, columns, methods and seeds."""
+
+__all__: list[str] = []

@@ -1,9 +1,18 @@
 """Features that change, fetched by key from a store while data is read."""
 
-from gmeta.io.features.arrow import ArrowSource as ArrowSource
-from gmeta.io.features.feature_source import FeatureSource as FeatureSource
-from gmeta.io.features.fetch_policy import FetchCounts as FetchCounts
-from gmeta.io.features.fetch_policy import FetchPolicy as FetchPolicy
-from gmeta.io.features.hbase import HBaseSource as HBaseSource
-from gmeta.io.features.join import join_features as join_features
-from gmeta.io.features.rocksdb import RocksDBSource as RocksDBSource
+from gmeta.io.features.arrow import ArrowSource
+from gmeta.io.features.feature_source import FeatureSource
+from gmeta.io.features.fetch_policy import FetchCounts, FetchPolicy
+from gmeta.io.features.hbase import HBaseSource
+from gmeta.io.features.join import join_features
+from gmeta.io.features.rocksdb import RocksDBSource
+
+__all__ = [
+    "ArrowSource",
+    "FeatureSource",
+    "FetchCounts",
+    "FetchPolicy",
+    "HBaseSource",
+    "RocksDBSource",
+    "join_features",
+]

@@ -1,1 +1,3 @@
 """Reads prepared data sets: groups, tasks, sequences and rows."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Layers whose weights adapt to a task."""
+
+__all__: list[str] = []

@@ -40,8 +40,8 @@ class FeatureConfig:
       admission: Which ids get a row of their own when they are first seen; all of them by default.
       eviction: Which rows go, and when; none by default. A bound is that of the merged table, for all its
         features together.
-      precision: `gmeta.ops.TwoPrecisions` keeps the rows of ids that are rarely seen in 16 bits, half the
-        memory; None: all in float32. Each id's own frequency decides, whatever else is in the table.
+      precision: `gmeta.policies.TwoPrecisions` keeps the rows of ids that are rarely seen in 16 bits, half
+        the memory; None: all in float32. Each id's own frequency decides, whatever else is in the table.
       max_length: Of a sample's ids only the last this many are used (the latest, where they stand in the
         order of time); None uses all.
       hash: Take strings, and any 64-bit numbers, as ids: `gmeta.ops.hash_ids` with the bits that the table

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import FeatureConfig
 
@@ -45,7 +45,9 @@ def from_config(config: Any) -> Any:
     if _SCHEDULE in config:
         return tf.keras.optimizers.schedules.deserialize(config[_SCHEDULE])
     kind = config.get(_KIND)
-    made = FeatureConfig if kind == FeatureConfig.__name__ else getattr(ops, str(kind), None)
+    rooms = (optimizers, policies, initializers, ops)
+    found = [getattr(room, str(kind)) for room in rooms if hasattr(room, str(kind))]
+    made = FeatureConfig if kind == FeatureConfig.__name__ else found[0] if found else None
     if not (isinstance(made, type) and is_dataclass(made)):
         raise ConfigError(f"a layer's config names {kind!r}, which isn't a setting that gmeta knows")
     return made(**{name: from_config(value) for name, value in config.items() if name != _KIND})

@@ -1,1 +1,3 @@
 """Meta-learning models: the learner, the adapter, and the Keras model over them."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Models over histories: next items, generative ranking, and both with meta-learning."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Models of the literature: MeLU, CBML, MetaEmb, DLRM."""
+
+__all__: list[str] = []

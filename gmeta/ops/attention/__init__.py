@@ -1,1 +1,3 @@
 """Attention over jagged sequences."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Hashes, merges and deduplicates keys."""
+
+__all__: list[str] = []

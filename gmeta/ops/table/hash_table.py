@@ -51,11 +51,12 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       dim: Width of a row, >= 1.
       optimizer: How `apply_gradients` updates a row.
       initializer: What a new row holds.
-      admission: Which missing ids get a row: `gmeta.ops.Always`, `gmeta.ops.CountAdmission`,
-        `gmeta.ops.ProbabilityAdmission`.
-      eviction: Which rows go, and the bound: `gmeta.ops.LRU`, `gmeta.ops.LFU`, `gmeta.ops.TTL`,
-        `gmeta.ops.MinNorm`. None: rows stay until they are removed.
-      precision: `gmeta.ops.TwoPrecisions` keeps rarely used rows in half precision. None: all in float32.
+      admission: Which missing ids get a row: `gmeta.policies.Always`, `gmeta.policies.CountAdmission`,
+        `gmeta.policies.ProbabilityAdmission`.
+      eviction: Which rows go, and the bound: `gmeta.policies.LRU`, `gmeta.policies.LFU`,
+        `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
+      precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all in
+        float32.
       device: ``"cpu"`` keeps the table in host memory, ``"gpu"`` in that of the first GPU that the process
         sees, where rows are looked up and updated without crossing the bus. It is the same table: rows,
         records and checkpoints mean the same on either, and go from one to the other. Without a GPU, or in a
@@ -63,8 +64,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         variable ``GMETA_TABLE_DEVICE`` says, else ``"cpu"``.
       device_rows: Of a table on a GPU: about how many rows its memory is to hold, those that come first. The
         others are in pinned host memory, where kernels read and write them over the bus: slower, and as
-        many as the host has room for. With `gmeta.ops.TwoPrecisions`: so many half rows, and half as many of
-        float32. None: all are on the GPU. A table in host memory doesn't mind.
+        many as the host has room for. With `gmeta.policies.TwoPrecisions`: so many half rows, and half as
+        many of float32. None: all are on the GPU. A table in host memory doesn't mind.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: Names the table in messages and, unless it is an attribute of something, nowhere else.
 

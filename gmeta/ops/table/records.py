@@ -46,7 +46,8 @@ class ShardRecords(NamedTuple):
       live: (shards,) int64, how many rows each shard has, exported or not.
       step: () int64, the table's step.
       journal_whole: () bool, whether ``removed`` has every removal since `HashTable.start_journal`.
-      waiting: (w,) int64, the keys that an exact `gmeta.ops.CountAdmission` has turned away, sorted likewise.
+      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` has turned away, sorted
+        likewise.
       waiting_counts: (w,) int64, how often each was.
       waiting_splits: (shards + 1,) int64, as ``row_splits``.
     """
@@ -71,9 +72,9 @@ class AdmissionState(NamedTuple):
     """What a table's admission remembers of ids that have no row; all empty where it remembers nothing.
 
     Attributes:
-      keys: (c,) int64, the ids that an exact `gmeta.ops.CountAdmission` counts, in no particular order.
+      keys: (c,) int64, the ids that an exact `gmeta.policies.CountAdmission` counts, in no particular order.
       counts: (c,) int64, how often each was turned away.
-      filter: (b,) uint8, the counters of its `gmeta.ops.Bloom` filter.
+      filter: (b,) uint8, the counters of its `gmeta.policies.Bloom` filter.
     """
 
     keys: tf.Tensor
@@ -82,10 +83,10 @@ class AdmissionState(NamedTuple):
 
 
 class FilterShards(NamedTuple):
-    """The `gmeta.ops.Bloom` filters of some of a table's own shards; each shard has one, for its keys.
+    """The `gmeta.policies.Bloom` filters of some of a table's own shards; each shard has one, for its keys.
 
-    A table has ``count`` shards of its own, a power of two up to 64 (see `gmeta.ops.Eviction`), and number i
-    holds the logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
+    A table has ``count`` shards of its own, a power of two up to 64 (see `gmeta.policies.Eviction`), and
+    number i holds the logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
 
     Attributes:
       counters: (shards, m) uint8; m is 0 in a table without such a filter.

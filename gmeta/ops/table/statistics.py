@@ -23,7 +23,8 @@ class Statistics(NamedTuple):
       ignored: Gradients of absent keys, which had nothing to update.
       rejects: Misses of inserting lookups that admission turned away.
       evictions: Rows that eviction removed.
-      half_rows: Rows that are now in half precision (`gmeta.ops.TwoPrecisions`); the others are in float32.
+      half_rows: Rows that are now in half precision (`gmeta.policies.TwoPrecisions`); the others are in
+        float32.
     """
 
     size: tf.Tensor

@@ -54,7 +54,7 @@ RANGE_ROWS = 500_000
 """Rows that make a range: a worker of Python holds one."""
 
 
-def prepare(
+def prepare_on_spark(
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     config: PrepareConfig | None = None,

@@ -1,1 +1,3 @@
 """Reads MovieLens folders."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Plans a data set: numbers of columns, splits, and where each group lies."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Writes records, shards and their indexes."""
+
+__all__: list[str] = []

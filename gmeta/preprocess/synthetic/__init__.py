@@ -1,1 +1,3 @@
 """Generates data to try gmeta on."""
+
+__all__: list[str] = []

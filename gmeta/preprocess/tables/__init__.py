@@ -1,1 +1,3 @@
 """Reads tables of CSV, JSON and Parquet files."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Data of tests: files, batches and fixtures."""
+
+__all__: list[str] = []

@@ -75,7 +75,7 @@ class GpuTable:
 
     Args:
       dim: Width of a row.
-      optimizer: Anything with ``kind`` and ``hyperparameters``, as `gmeta.ops.SparseOptimizer`.
+      optimizer: Anything with ``kind`` and ``hyperparameters``, as `gmeta.optimizers.SparseOptimizer`.
       initializer: Anything with ``kind`` and ``parameters``.
       seed: Seed of the initial rows.
       admission: Anything with ``kind`` and ``settings``; None admits all.

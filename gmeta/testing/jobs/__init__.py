@@ -1,1 +1,3 @@
 """Runs of several ranks, processes and jobs in tests."""
+
+__all__: list[str] = []

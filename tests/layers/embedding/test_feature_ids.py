@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.ops import Normal
 
 LISTS = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=5)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.keras_config import from_config, to_config
@@ -16,12 +16,14 @@ SCHEDULE = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
 def test_a_collection_is_made_again_from_json():
     layer = EmbeddingCollection(
         [
-            FeatureConfig("user", 4, initializer=ops.TruncatedNormal(0.5, 2.0), eviction=ops.TTL(steps=9)),
+            FeatureConfig(
+                "user", 4, initializer=initializers.TruncatedNormal(0.5, 2.0), eviction=policies.TTL(steps=9)
+            ),
             FeatureConfig("seen", 4, "sqrtn", table="item", max_length=3),
-            FeatureConfig("rare", 4, admission=ops.CountAdmission(3, filter=ops.Bloom(100, 0.1))),
-            FeatureConfig("half", 4, precision=ops.TwoPrecisions(8)),
+            FeatureConfig("rare", 4, admission=policies.CountAdmission(3, filter=policies.Bloom(100, 0.1))),
+            FeatureConfig("half", 4, precision=policies.TwoPrecisions(8)),
         ],
-        optimizer=ops.Adagrad(0.5, initial_accumulator_value=0.25),
+        optimizer=optimizers.Adagrad(0.5, initial_accumulator_value=0.25),
         seed=7,
         name="mine",
     )
@@ -33,17 +35,17 @@ def test_a_collection_is_made_again_from_json():
 
 @pytest.mark.parametrize("rate", [None, 0.25])
 def test_rates(rate):
-    assert from_config(to_config(ops.SGD(rate))) == ops.SGD(rate)
+    assert from_config(to_config(optimizers.SGD(rate))) == optimizers.SGD(rate)
 
 
 def test_a_keras_schedule_comes_back():
-    again = from_config(json.loads(json.dumps(to_config(ops.SGD(SCHEDULE)))))
+    again = from_config(json.loads(json.dumps(to_config(optimizers.SGD(SCHEDULE)))))
     assert float(again.learning_rate(10)) == pytest.approx(0.05)
 
 
 def test_what_cannot_be_written_down_is_refused():
     with pytest.raises(ConfigError, match=r"can't be written .*LearningRateSchedule"):
-        to_config(ops.SGD(lambda step: 0.1))
+        to_config(optimizers.SGD(lambda step: 0.1))
 
 
 @pytest.mark.parametrize("kind", ["HashTable", "os", "nothing", None])

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 
@@ -13,14 +13,14 @@ KERAS = tf.keras.initializers
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("uniform", ops.Uniform(-0.05, 0.05)),
-        ("zeros", ops.Zeros()),
-        ("ones", ops.Constant(1.0)),
-        (KERAS.RandomUniform(-0.1, 0.2), ops.Uniform(-0.1, 0.2)),
-        (KERAS.RandomNormal(0.5, 0.1), ops.Normal(0.5, 0.1)),
-        (KERAS.TruncatedNormal(stddev=0.1), ops.TruncatedNormal(0.0, 0.1)),
-        (KERAS.Constant(3.0), ops.Constant(3.0)),
-        (ops.Normal(0.0, 1.0), ops.Normal(0.0, 1.0)),
+        ("uniform", initializers.Uniform(-0.05, 0.05)),
+        ("zeros", initializers.Zeros()),
+        ("ones", initializers.Constant(1.0)),
+        (KERAS.RandomUniform(-0.1, 0.2), initializers.Uniform(-0.1, 0.2)),
+        (KERAS.RandomNormal(0.5, 0.1), initializers.Normal(0.5, 0.1)),
+        (KERAS.TruncatedNormal(stddev=0.1), initializers.TruncatedNormal(0.0, 0.1)),
+        (KERAS.Constant(3.0), initializers.Constant(3.0)),
+        (initializers.Normal(0.0, 1.0), initializers.Normal(0.0, 1.0)),
     ],
 )
 def test_an_equal_initializer_takes_the_place(given, expected):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.ops import Normal
 
 DENSE = st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=5)
 

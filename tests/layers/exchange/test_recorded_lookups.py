@@ -5,8 +5,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
-from gmeta.ops import SGD, Adam, HashTable, Normal
+from gmeta.ops import HashTable
+from gmeta.optimizers import SGD, Adam
 
 START = Normal(0.0, 1.0)
 

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.ops import Normal
 from gmeta.testing.data.drawn_tasks import make_batch
 
 FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]

@@ -6,11 +6,12 @@ import tensorflow as tf
 from sklearn.metrics import roc_auc_score
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import HSTU, FeatureConfig, record_lookups
 from gmeta.losses import product_cross_entropy
 from gmeta.metrics import AUC
 from gmeta.models import GRM, grm
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from gmeta.testing.data.exposure_batches import draw_exposures, of_user, with_targets
 
 START = Normal(0.0, 0.3)

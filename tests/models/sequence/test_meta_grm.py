@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM, MetaModel, grm
-from gmeta.ops import SGD, Normal
+from gmeta.optimizers import SGD
 from gmeta.testing.data.exposure_batches import draw_exposures, of_user
 
 RATE = 0.3

@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
 from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 
 ITEMS = 12
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.ops import SGD, Adam, Normal
+from gmeta.optimizers import SGD, Adam
 
 FEATURES = (
     FeatureConfig("user", 4, initializer=Normal(0.0, 0.5)),

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
-from gmeta.ops import SGD, Normal
+from gmeta.optimizers import SGD
 from gmeta.testing.data.drawn_tasks import make_batch
 
 START = Normal(0.0, 1.0)

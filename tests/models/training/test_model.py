@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.ops import SGD, Adam, Normal
+from gmeta.optimizers import SGD, Adam
 
 USERS, ITEMS, DIM = 5, 7, 4
 FEATURES = (

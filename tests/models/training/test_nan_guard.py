@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
-from gmeta.ops import Normal
 from gmeta.testing.data.drawn_tasks import make_batch
 from gmeta.testing.jobs.process_ranks import run_ranks
 

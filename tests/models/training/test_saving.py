@@ -5,11 +5,12 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop, Momentum
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
-from gmeta.ops import Adagrad, Adam, Normal
+from gmeta.optimizers import Adagrad, Adam
 from gmeta.testing.data.drawn_tasks import make_batch
 from gmeta.testing.tables import assert_same_tables
 

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 
 KERAS = tf.keras.optimizers

@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
-from gmeta.ops import LRU, Normal
+from gmeta.policies import LRU
 from gmeta.testing.data.drawn_tasks import make_batch
 from gmeta.testing.jobs.process_ranks import run_ranks
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import ConfigError
 from gmeta.testing.tables import assert_same_tables
 
 pytestmark = pytest.mark.usefixtures("table_device")
 
 KEYS = [-(2**63), -1, 0, 1, 2**63 - 1]
-OPTIMIZERS = [ops.SGD(0.1), ops.Adagrad(0.1), ops.Adam(0.01)]
+OPTIMIZERS = [optimizers.SGD(0.1), optimizers.Adagrad(0.1), optimizers.Adam(0.01)]
 
 
-def trained(optimizer: ops.SparseOptimizer) -> ops.HashTable:
-    table = ops.HashTable(4, optimizer, ops.Normal(0, 1), seed=2, name="item")
+def trained(optimizer: optimizers.SparseOptimizer) -> ops.HashTable:
+    table = ops.HashTable(4, optimizer, initializers.Normal(0, 1), seed=2, name="item")
     for i in range(3):
         lookup = table.lookup([*KEYS, i])
         table.apply_gradients(
@@ -30,7 +30,7 @@ def trained(optimizer: ops.SparseOptimizer) -> ops.HashTable:
 def test_a_checkpoint_carries_whole_records_and_the_step(tmp_path: Path, optimizer):
     table = trained(optimizer)
     path = tf.train.Checkpoint(table=table).save(tmp_path / "model")
-    other = ops.HashTable(4, optimizer, ops.Zeros(), name="other")
+    other = ops.HashTable(4, optimizer, initializers.Zeros(), name="other")
     other.lookup([123456])  # what it held is replaced
     tf.train.Checkpoint(table=other).restore(path).assert_consumed()
     assert_same_tables(table, other)
@@ -41,29 +41,29 @@ def test_a_checkpoint_carries_whole_records_and_the_step(tmp_path: Path, optimiz
 
 
 def test_an_empty_table_is_saved_and_restored(tmp_path: Path):
-    path = tf.train.Checkpoint(table=ops.HashTable(4, ops.SGD())).save(tmp_path / "model")
-    table = ops.HashTable(4, ops.SGD())
+    path = tf.train.Checkpoint(table=ops.HashTable(4, optimizers.SGD())).save(tmp_path / "model")
+    table = ops.HashTable(4, optimizers.SGD())
     table.lookup([1, 2, 3])
     tf.train.Checkpoint(table=table).restore(path).assert_consumed()
     assert int(table.size()) == 0
 
 
 def test_a_manager_restores_a_table_that_is_made_later(tmp_path: Path):
-    table = trained(ops.Adam())
+    table = trained(optimizers.Adam())
     module = tf.Module()
     module.table = table
     tf.train.CheckpointManager(tf.train.Checkpoint(module=module), tmp_path, max_to_keep=2).save()
     late = tf.Module()
     checkpoint = tf.train.Checkpoint(module=late)
     checkpoint.restore(tf.train.latest_checkpoint(tmp_path))
-    late.table = ops.HashTable(4, ops.Adam(), name="late")
+    late.table = ops.HashTable(4, optimizers.Adam(), name="late")
     assert_same_tables(late.table, table)
 
 
 class Embedding(tf.keras.layers.Layer):
     def __init__(self) -> None:
         super().__init__()
-        self.table = ops.HashTable(3, ops.SGD(), ops.Normal(0, 1))
+        self.table = ops.HashTable(3, optimizers.SGD(), initializers.Normal(0, 1))
         self.head = tf.keras.layers.Dense(1)
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
@@ -87,17 +87,17 @@ def test_keras_tracks_a_table_and_saves_it_with_the_weights(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("dim", "optimizer"), [(5, ops.Adam()), (4, ops.Adagrad())], ids=["dim", "optimizer"]
+    ("dim", "optimizer"), [(5, optimizers.Adam()), (4, optimizers.Adagrad())], ids=["dim", "optimizer"]
 )
 def test_a_checkpoint_of_another_form_is_refused(tmp_path: Path, dim, optimizer):
-    path = tf.train.Checkpoint(table=trained(ops.Adam())).save(tmp_path / "model")
+    path = tf.train.Checkpoint(table=trained(optimizers.Adam())).save(tmp_path / "model")
     with pytest.raises(ConfigError, match=r'table .* is .*, but the checkpoint holds \{"dim": 4, .*"adam"\}'):
         tf.train.Checkpoint(table=ops.HashTable(dim, optimizer)).restore(path)
 
 
 def test_import_merges_or_replaces():
-    source = trained(ops.SGD(0.1))
-    table = ops.HashTable(4, ops.SGD(0.1), ops.Zeros())
+    source = trained(optimizers.SGD(0.1))
+    table = ops.HashTable(4, optimizers.SGD(0.1), initializers.Zeros())
     table.lookup([1, 77])
     table.import_(source.export())
     assert int(table.size()) == int(source.size()) + 1

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.testing.reference import logical_shards
 from gmeta.testing.tables import sorted_records
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("table_device")
 
 
 def small_table(keys: int = 3000) -> ops.HashTable:
-    table = ops.HashTable(3, ops.Adam(0.1), ops.Normal(), seed=4)
+    table = ops.HashTable(3, optimizers.Adam(0.1), initializers.Normal(), seed=4)
     for begin in range(0, keys, 1000):
         lookup = table.lookup(np.arange(begin, begin + 1000) * 7919)
         table.apply_gradients(lookup.keys, tf.ones_like(lookup.rows))
@@ -92,7 +92,7 @@ def test_a_range_or_limit_that_cannot_be_is_refused():
 
 def test_the_reference_knows_the_extremes():
     keys = np.array([np.iinfo(np.int64).min, -1, 0, np.iinfo(np.int64).max])
-    table = ops.HashTable(1, ops.SGD(0.1))
+    table = ops.HashTable(1, optimizers.SGD(0.1))
     table.lookup(keys)
     splits = table.export_shards(0, 1024).row_splits.numpy()
     np.testing.assert_array_equal(np.diff(splits), np.bincount(logical_shards(keys), minlength=1024))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops
 from gmeta.initializers.portable_rows import portable_initial_rows, portable_round_to_float16
 from gmeta.testing.reference import initial_rows
 from gmeta.testing.reference.table.precisions import round_to_float16
@@ -14,11 +14,11 @@ from gmeta.testing.reference.table.precisions import round_to_float16
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
 INITIALIZERS = [
-    ops.Zeros(),
-    ops.Constant(7),
-    ops.Uniform(-2, 3.1),
-    ops.Normal(0.1, 0.7),
-    ops.TruncatedNormal(0.5, 2),
+    initializers.Zeros(),
+    initializers.Constant(7),
+    initializers.Uniform(-2, 3.1),
+    initializers.Normal(0.1, 0.7),
+    initializers.TruncatedNormal(0.5, 2),
 ]
 
 

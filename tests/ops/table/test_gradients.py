@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 
 pytestmark = pytest.mark.usefixtures("table_device")
 
 
 def test_doubles_in_one_update_are_summed_first():
-    table = ops.HashTable(2, ops.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0), ops.Zeros())
+    table = ops.HashTable(
+        2, optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0), initializers.Zeros()
+    )
     table.lookup([4, 9])
     table.apply_gradients([9, 4, 9, 9], tf.constant([[1.0, 2], [5, 5], [1, -4], [1, 1]]))
     # One Adagrad step from zero has length 1 whatever the sum's size: (3, -1) gives (-1, +1).
@@ -19,7 +21,7 @@ def test_doubles_in_one_update_are_summed_first():
 
 
 def test_a_gather_leaves_slices_and_they_are_taken_as_they_are():
-    table = ops.HashTable(2, ops.SGD(1.0), ops.Zeros())
+    table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())
     lookup = table.lookup([3, 8, 5])
     with tf.GradientTape() as tape:
         tape.watch(lookup.rows)
@@ -32,7 +34,7 @@ def test_a_gather_leaves_slices_and_they_are_taken_as_they_are():
 
 
 def test_absent_keys_have_nothing_to_update():
-    table = ops.HashTable(2, ops.SGD(1.0), ops.Zeros())
+    table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())
     table.apply_gradients([1, 2], tf.ones([2, 2]))
     assert int(table.size()) == 0
     assert int(table.statistics().ignored) == 2
@@ -40,7 +42,7 @@ def test_absent_keys_have_nothing_to_update():
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "tf.function"])
 def test_many_lookups_in_one_step_keep_apart(compiled):
-    table = ops.HashTable(3, ops.SGD(1.0), ops.Normal(0, 1))
+    table = ops.HashTable(3, optimizers.SGD(1.0), initializers.Normal(0, 1))
     ids = [np.array(group) for group in ([1, 2, 2], [2, 3], [[3, 4], [1, 1]], [9])]
 
     def step() -> list[tf.Tensor]:
@@ -66,7 +68,7 @@ def test_many_lookups_in_one_step_keep_apart(compiled):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "tf.function"])
 def test_nested_tapes_reach_the_rows_through_an_inner_step(compiled):
     # One inner step on loss r^3 / 3: r' = r - a r^2; outer loss r'^2 / 2: d/dr = r' (1 - 2 a r).
-    table = ops.HashTable(2, ops.SGD(1.0), ops.Constant(0.5))
+    table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Constant(0.5))
     a = 0.25
 
     def outer() -> tf.Tensor:
@@ -90,7 +92,7 @@ def test_nested_tapes_reach_the_rows_through_an_inner_step(compiled):
 
 
 def test_lookups_and_updates_of_a_function_happen_in_their_order():
-    table = ops.HashTable(1, ops.SGD(1.0), ops.Zeros())
+    table = ops.HashTable(1, optimizers.SGD(1.0), initializers.Zeros())
 
     @tf.function
     def step() -> tuple[tf.Tensor, tf.Tensor]:

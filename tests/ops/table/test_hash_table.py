@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import ConfigError
 from gmeta.testing.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables, sorted_records
@@ -21,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("table_device")
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
 OPTIMIZERS = [
-    ops.SGD(0.1),
-    ops.Momentum(0.1),
-    ops.Momentum(0.1, nesterov=True),
-    ops.Adagrad(0.1),
-    ops.RowWiseAdagrad(0.1),
-    ops.Adam(0.01),
-    ops.AdamW(0.01, weight_decay=0.1),
-    ops.Ftrl(0.1, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1),
-    ops.Ftrl(0.1, learning_rate_power=-0.3),
+    optimizers.SGD(0.1),
+    optimizers.Momentum(0.1),
+    optimizers.Momentum(0.1, nesterov=True),
+    optimizers.Adagrad(0.1),
+    optimizers.RowWiseAdagrad(0.1),
+    optimizers.Adam(0.01),
+    optimizers.AdamW(0.01, weight_decay=0.1),
+    optimizers.Ftrl(0.1, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1),
+    optimizers.Ftrl(0.1, learning_rate_power=-0.3),
 ]
 
 keys_strategy = st.lists(st.one_of(st.integers(-6, 6), st.sampled_from(EXTREMES)), max_size=12)
@@ -47,7 +47,13 @@ operation = st.one_of(
     operations=st.lists(operation, max_size=25),
     optimizer=st.sampled_from(OPTIMIZERS),
     initializer=st.sampled_from(
-        [ops.Zeros(), ops.Constant(2), ops.Uniform(-1, 1), ops.Normal(0, 1), ops.TruncatedNormal(1, 0.1)]
+        [
+            initializers.Zeros(),
+            initializers.Constant(2),
+            initializers.Uniform(-1, 1),
+            initializers.Normal(0, 1),
+            initializers.TruncatedNormal(1, 0.1),
+        ]
     ),
     dim=st.integers(1, 40),
     seed=st.integers(INT64.min, INT64.max),
@@ -81,8 +87,8 @@ def test_any_sequence_of_operations_agrees_with_the_reference(operations, optimi
 
 def test_a_large_table_agrees_with_the_reference():
     random = np.random.default_rng(0)
-    table = ops.HashTable(8, ops.Adagrad(0.1), ops.Normal(0, 1), seed=5)
-    model = ReferenceHashTable(8, ops.Adagrad(0.1), ops.Normal(0, 1), seed=5)
+    table = ops.HashTable(8, optimizers.Adagrad(0.1), initializers.Normal(0, 1), seed=5)
+    model = ReferenceHashTable(8, optimizers.Adagrad(0.1), initializers.Normal(0, 1), seed=5)
     for _ in range(4):
         ids = random.integers(INT64.min, INT64.max, 3000) // random.choice([1, 2**50, 2**55])
         lookup, expected = table.lookup(ids), model.lookup(ids)
@@ -107,7 +113,7 @@ def test_any_integers_that_fit_are_ids(dtype):
 
 
 def test_a_reserved_table_takes_its_rows_without_growing_and_holds_the_same():
-    reserved, plain = (ops.HashTable(3, ops.Adam(), ops.Normal(), seed=4) for _ in range(2))
+    reserved, plain = (ops.HashTable(3, optimizers.Adam(), initializers.Normal(), seed=4) for _ in range(2))
     for table in (reserved, plain):
         table.lookup(range(50))
     reserved.reserve(200_000)
@@ -142,7 +148,7 @@ def resident_bytes() -> int:
 def test_a_table_dies_with_its_object():
     before = resident_bytes()
     for _ in range(8):
-        table = ops.HashTable(4096, ops.SGD(), ops.Zeros())
+        table = ops.HashTable(4096, optimizers.SGD(), initializers.Zeros())
         table.lookup(np.arange(3000))  # 49 MB
         seen = weakref.ref(table)
         del table
@@ -153,7 +159,7 @@ def test_a_table_dies_with_its_object():
 
 def test_a_function_keeps_the_table_that_it_uses():
     def make() -> tf.types.experimental.ConcreteFunction:
-        table = ops.HashTable(2, ops.SGD(1.0), ops.Zeros())
+        table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())
 
         @tf.function
         def use() -> tf.Tensor:
@@ -211,10 +217,10 @@ def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="table 'x': seed must fit int64"):
         ops.HashTable(1, seed=2**63, name="x")
     with pytest.raises(ConfigError, match=r"Adam: beta_2 must lie in \[0, 1.0\), got 1.0"):
-        ops.Adam(beta_2=1.0)
+        optimizers.Adam(beta_2=1.0)
     with pytest.raises(ConfigError, match=r"SGD: learning_rate must lie in \[0, inf\), got -1"):
-        ops.SGD(-1)
+        optimizers.SGD(-1)
     with pytest.raises(ConfigError, match="Uniform: low must be below high"):
-        ops.Uniform(1, 1)
+        initializers.Uniform(1, 1)
     with pytest.raises(ConfigError, match="Normal: stddev must be >= 0, got -1"):
-        ops.Normal(0, -1)
+        initializers.Normal(0, -1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gmeta import ops
+from gmeta import initializers, ops
 
 pytestmark = pytest.mark.usefixtures("table_device")
 
@@ -12,7 +12,13 @@ EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
 
 
 @pytest.mark.parametrize(
-    "initializer", [ops.Uniform(-2, 3), ops.Normal(0, 1), ops.TruncatedNormal(0.5, 2), ops.Constant(7)]
+    "initializer",
+    [
+        initializers.Uniform(-2, 3),
+        initializers.Normal(0, 1),
+        initializers.TruncatedNormal(0.5, 2),
+        initializers.Constant(7),
+    ],
 )
 def test_initial_rows_are_the_references_to_the_last_bit(initializer):
     keys = np.array([*EXTREMES, *np.random.default_rng(1).integers(INT64.min, INT64.max, 2000)])
@@ -24,14 +30,14 @@ def test_initial_rows_are_the_references_to_the_last_bit(initializer):
 def test_initial_rows_do_not_depend_on_order_or_insertion():
     keys = np.arange(-500, 500)
     shuffled = np.random.default_rng(0).permutation(keys)
-    together = ops.HashTable(6, initializer=ops.Normal(0, 1), seed=9)
-    apart = ops.HashTable(6, initializer=ops.Normal(0, 1), seed=9)
+    together = ops.HashTable(6, initializer=initializers.Normal(0, 1), seed=9)
+    apart = ops.HashTable(6, initializer=initializers.Normal(0, 1), seed=9)
     rows = together.lookup_keys(keys)
     for part in np.split(shuffled, 20):
         apart.lookup(part)
     np.testing.assert_array_equal(apart.lookup_keys(keys, insert=False), rows)
-    never = ops.HashTable(6, initializer=ops.Normal(0, 1), seed=9)
+    never = ops.HashTable(6, initializer=initializers.Normal(0, 1), seed=9)
     np.testing.assert_array_equal(never.lookup_keys(keys, insert=False), rows)
     assert int(never.size()) == 0
-    other_seed = ops.HashTable(6, initializer=ops.Normal(0, 1), seed=10)
+    other_seed = ops.HashTable(6, initializer=initializers.Normal(0, 1), seed=10)
     assert np.mean(other_seed.lookup_keys(keys) == rows) < 0.001

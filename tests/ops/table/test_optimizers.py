@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("table_device")
@@ -12,15 +12,15 @@ pytestmark = pytest.mark.usefixtures("table_device")
 keras = tf.keras.optimizers
 FTRL = {"l2_shrinkage": 0.03, "beta": 0.1}
 PAIRS = {
-    "sgd": (ops.SGD(0.05), keras.SGD(0.05)),
-    "momentum": (ops.Momentum(0.01, 0.9), keras.SGD(0.01, 0.9)),
-    "nesterov": (ops.Momentum(0.01, 0.9, nesterov=True), keras.SGD(0.01, 0.9, nesterov=True)),
-    "adagrad": (ops.Adagrad(0.05), keras.Adagrad(0.05)),
-    "adam": (ops.Adam(0.001), keras.Adam(0.001)),
-    "adamw": (ops.AdamW(0.001, weight_decay=0.1), keras.AdamW(0.001, weight_decay=0.1)),
-    "ftrl": (ops.Ftrl(0.05), keras.Ftrl(0.05)),
+    "sgd": (optimizers.SGD(0.05), keras.SGD(0.05)),
+    "momentum": (optimizers.Momentum(0.01, 0.9), keras.SGD(0.01, 0.9)),
+    "nesterov": (optimizers.Momentum(0.01, 0.9, nesterov=True), keras.SGD(0.01, 0.9, nesterov=True)),
+    "adagrad": (optimizers.Adagrad(0.05), keras.Adagrad(0.05)),
+    "adam": (optimizers.Adam(0.001), keras.Adam(0.001)),
+    "adamw": (optimizers.AdamW(0.001, weight_decay=0.1), keras.AdamW(0.001, weight_decay=0.1)),
+    "ftrl": (optimizers.Ftrl(0.05), keras.Ftrl(0.05)),
     "ftrl with everything": (
-        ops.Ftrl(0.05, l1=0.01, l2=0.02, **FTRL),
+        optimizers.Ftrl(0.05, l1=0.01, l2=0.02, **FTRL),
         keras.Ftrl(
             0.05,
             l1_regularization_strength=0.01,
@@ -44,7 +44,7 @@ def test_optimizers_equal_keras_over_200_steps(name, every_row):
     optimizer.jit_compile = False  # what Keras compiles on a GPU takes no IndexedSlices
     random = np.random.default_rng(0)
     rows, dim = 20, 7
-    table = ops.HashTable(dim, sparse, ops.Normal(0, 1), seed=1)
+    table = ops.HashTable(dim, sparse, initializers.Normal(0, 1), seed=1)
     keys = np.arange(rows) * 1_000_003 - 7
     variable = tf.Variable(table.lookup_keys(keys))
 
@@ -64,7 +64,10 @@ def test_optimizers_equal_keras_over_200_steps(name, every_row):
 
 def test_rowwise_adagrad_equals_adagrad_on_rows_of_one():
     random = np.random.default_rng(0)
-    tables = [ops.HashTable(1, kind(0.05), ops.Normal(0, 1)) for kind in (ops.RowWiseAdagrad, ops.Adagrad)]
+    tables = [
+        ops.HashTable(1, kind(0.05), initializers.Normal(0, 1))
+        for kind in (optimizers.RowWiseAdagrad, optimizers.Adagrad)
+    ]
     keys = np.arange(5)
     for table in tables:
         table.lookup(keys)
@@ -81,7 +84,7 @@ def test_lazy_forms_equal_keras_with_rows_without_a_gradient_put_back(name):
     random = np.random.default_rng(0)
     rows, dim = 12, 5
     sparse, optimizer = PAIRS[name][0], PAIRS[name][1].from_config(PAIRS[name][1].get_config())
-    table = ops.HashTable(dim, sparse, ops.Normal(0, 1), seed=1)
+    table = ops.HashTable(dim, sparse, initializers.Normal(0, 1), seed=1)
     keys = np.arange(rows)
     variable = tf.Variable(table.lookup_keys(keys))
     optimizer.build([variable])
@@ -107,11 +110,11 @@ def test_lazy_forms_equal_keras_with_rows_without_a_gradient_put_back(name):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ops.Momentum(momentum=1.0),
-        lambda: ops.AdamW(weight_decay=-0.1),
-        lambda: ops.Ftrl(learning_rate=0.0),
-        lambda: ops.Ftrl(learning_rate_power=0.5),
-        lambda: ops.Ftrl(l1=-1.0),
+        lambda: optimizers.Momentum(momentum=1.0),
+        lambda: optimizers.AdamW(weight_decay=-0.1),
+        lambda: optimizers.Ftrl(learning_rate=0.0),
+        lambda: optimizers.Ftrl(learning_rate_power=0.5),
+        lambda: optimizers.Ftrl(l1=-1.0),
     ],
 )
 def test_settings_out_of_range_are_refused(make):
@@ -122,7 +125,7 @@ def test_settings_out_of_range_are_refused(make):
 def test_learning_rate_is_a_number_a_schedule_or_an_argument():
     grads = tf.ones([1, 1])
     schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [1.0, 10.0, 100.0])
-    table = ops.HashTable(1, ops.SGD(schedule), ops.Zeros())
+    table = ops.HashTable(1, optimizers.SGD(schedule), initializers.Zeros())
     table.lookup([5])
     for expected in (-1.0, -11.0, -111.0):
         table.apply_gradients([5], grads)

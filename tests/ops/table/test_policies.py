@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.testing.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables
@@ -18,23 +18,25 @@ pytestmark = pytest.mark.usefixtures("table_device")
 ROW = 8 + 4 * 3 + 48  # a row of 3 weights under SGD, as a bound in bytes charges it
 
 ADMISSIONS = [
-    ops.Always(),
-    ops.CountAdmission(1),
-    ops.CountAdmission(3),
-    ops.CountAdmission(3, filter=ops.Bloom(200, error=0.01)),
-    ops.CountAdmission(2, filter=ops.Bloom(5, error=0.5)),  # overfull: false admissions are replayed too
-    ops.ProbabilityAdmission(0.3),
+    policies.Always(),
+    policies.CountAdmission(1),
+    policies.CountAdmission(3),
+    policies.CountAdmission(3, filter=policies.Bloom(200, error=0.01)),
+    policies.CountAdmission(
+        2, filter=policies.Bloom(5, error=0.5)
+    ),  # overfull: false admissions are replayed too
+    policies.ProbabilityAdmission(0.3),
 ]
 EVICTIONS = [
     None,
-    ops.LRU(max_rows=9),
-    ops.LRU(max_rows=32, max_bytes=24 * ROW),
-    ops.LFU(max_rows=33),
-    ops.LFU(max_bytes=20 * ROW + 5),
-    ops.TTL(steps=2),
-    ops.TTL(steps=4, every=3, max_rows=16),
-    ops.MinNorm(threshold=1.5, every=2),
-    ops.MinNorm(threshold=1.0, max_rows=17),
+    policies.LRU(max_rows=9),
+    policies.LRU(max_rows=32, max_bytes=24 * ROW),
+    policies.LFU(max_rows=33),
+    policies.LFU(max_bytes=20 * ROW + 5),
+    policies.TTL(steps=2),
+    policies.TTL(steps=4, every=3, max_rows=16),
+    policies.MinNorm(threshold=1.5, every=2),
+    policies.MinNorm(threshold=1.0, max_rows=17),
 ]
 
 keys_strategy = st.lists(st.integers(-3, 40), max_size=24)
@@ -47,9 +49,9 @@ operation = st.one_of(
 
 
 def pair(admission, eviction, initializer=None, dim=3, seed=0, precision=None):
-    settings = (dim, ops.SGD(0.5), initializer or ops.Constant(1.0), seed)
-    policies = {"admission": admission, "eviction": eviction, "precision": precision}
-    return ops.HashTable(*settings, **policies), ReferenceHashTable(*settings, **policies)
+    settings = (dim, optimizers.SGD(0.5), initializer or initializers.Constant(1.0), seed)
+    rules = {"admission": admission, "eviction": eviction, "precision": precision}
+    return ops.HashTable(*settings, **rules), ReferenceHashTable(*settings, **rules)
 
 
 @settings(max_examples=200)
@@ -57,7 +59,7 @@ def pair(admission, eviction, initializer=None, dim=3, seed=0, precision=None):
     operations=st.lists(operation, max_size=30),
     admission=st.sampled_from(ADMISSIONS),
     eviction=st.sampled_from(EVICTIONS),
-    precision=st.sampled_from([None, None, ops.TwoPrecisions(2), ops.TwoPrecisions(4)]),
+    precision=st.sampled_from([None, None, policies.TwoPrecisions(2), policies.TwoPrecisions(4)]),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
 def test_any_trace_agrees_with_the_model(operations, admission, eviction, precision, seed):
@@ -81,19 +83,19 @@ def test_any_trace_agrees_with_the_model(operations, admission, eviction, precis
 @pytest.mark.parametrize(
     ("admission", "eviction"),
     [
-        (ops.CountAdmission(2), None),
-        (ops.CountAdmission(3, filter=ops.Bloom(1000, error=0.1)), None),
-        (ops.ProbabilityAdmission(0.2), None),
-        (None, ops.LRU(max_rows=4096)),
-        (None, ops.LFU(max_bytes=4500 * ROW)),
-        (None, ops.TTL(steps=5, every=4, max_rows=10_000)),
-        (None, ops.MinNorm(threshold=0.6, every=3, max_rows=8192)),
-        (ops.CountAdmission(2, filter=ops.Bloom(20_000)), ops.LRU(max_rows=5000)),
+        (policies.CountAdmission(2), None),
+        (policies.CountAdmission(3, filter=policies.Bloom(1000, error=0.1)), None),
+        (policies.ProbabilityAdmission(0.2), None),
+        (None, policies.LRU(max_rows=4096)),
+        (None, policies.LFU(max_bytes=4500 * ROW)),
+        (None, policies.TTL(steps=5, every=4, max_rows=10_000)),
+        (None, policies.MinNorm(threshold=0.6, every=3, max_rows=8192)),
+        (policies.CountAdmission(2, filter=policies.Bloom(20_000)), policies.LRU(max_rows=5000)),
     ],
     ids=str,
 )
 def test_a_long_trace_over_many_shards_agrees_with_the_model(admission, eviction):
-    table, model = pair(admission, eviction, ops.Uniform(-1.0, 1.0), seed=9)
+    table, model = pair(admission, eviction, initializers.Uniform(-1.0, 1.0), seed=9)
     random = np.random.default_rng(5)
     for _ in range(24):
         ids = random.zipf(1.2, 3000) % 15_000 * 7919 - 50_000_000
@@ -108,7 +110,9 @@ def test_a_long_trace_over_many_shards_agrees_with_the_model(admission, eviction
 
 
 def test_a_rejected_key_reads_its_initial_row_and_trains_nothing():
-    table = ops.HashTable(4, ops.SGD(1.0), ops.Normal(0, 1), seed=3, admission=ops.CountAdmission(2))
+    table = ops.HashTable(
+        4, optimizers.SGD(1.0), initializers.Normal(0, 1), seed=3, admission=policies.CountAdmission(2)
+    )
     initial = table.lookup([7], insert=False).rows
     for attempt in range(2):
         rows = table.lookup([7]).rows
@@ -121,9 +125,9 @@ def test_a_rejected_key_reads_its_initial_row_and_trains_nothing():
     assert (int(statistics.misses), int(statistics.inserts), int(statistics.hits)) == (3, 1, 1)
 
 
-@pytest.mark.parametrize("bloom", [None, ops.Bloom(100)])
+@pytest.mark.parametrize("bloom", [None, policies.Bloom(100)])
 def test_each_occurrence_of_a_key_in_a_batch_counts(bloom):
-    table = ops.HashTable(2, admission=ops.CountAdmission(3, filter=bloom))
+    table = ops.HashTable(2, admission=policies.CountAdmission(3, filter=bloom))
     table.lookup_keys([5, 6, 5])
     assert table.contains([5, 6]).numpy().tolist() == [False, False]
     table.lookup_keys([6, 5, 5, 6])
@@ -132,8 +136,8 @@ def test_each_occurrence_of_a_key_in_a_batch_counts(bloom):
 
 
 def test_an_exact_count_starts_anew_after_removal_and_a_filter_forgets_nothing():
-    exact = ops.HashTable(2, admission=ops.CountAdmission(2))
-    filtered = ops.HashTable(2, admission=ops.CountAdmission(2, filter=ops.Bloom(100)))
+    exact = ops.HashTable(2, admission=policies.CountAdmission(2))
+    filtered = ops.HashTable(2, admission=policies.CountAdmission(2, filter=policies.Bloom(100)))
     for table in (exact, filtered):
         for _ in range(2):
             table.lookup([1])
@@ -145,7 +149,7 @@ def test_an_exact_count_starts_anew_after_removal_and_a_filter_forgets_nothing()
 @pytest.mark.parametrize("error", [0.3, 0.05, 0.01])
 def test_a_filter_at_its_capacity_admits_too_early_as_often_as_stated(error):
     capacity, tries = 20_000, 20_000
-    table = ops.HashTable(1, admission=ops.CountAdmission(2, filter=ops.Bloom(capacity, error)))
+    table = ops.HashTable(1, admission=policies.CountAdmission(2, filter=policies.Bloom(capacity, error)))
     table.lookup(np.arange(capacity))
     before = int(table.size())  # some of these were early too
     table.lookup(np.arange(10**6, 10**6 + tries // 100))  # few, so that the load stays the stated one
@@ -156,7 +160,9 @@ def test_a_filter_at_its_capacity_admits_too_early_as_often_as_stated(error):
 
 
 def test_probability_admission_admits_that_share_at_each_step():
-    table = ops.HashTable(1, ops.SGD(), ops.Zeros(), seed=1, admission=ops.ProbabilityAdmission(0.25))
+    table = ops.HashTable(
+        1, optimizers.SGD(), initializers.Zeros(), seed=1, admission=policies.ProbabilityAdmission(0.25)
+    )
     ids = np.arange(20_000)
     left = len(ids)
     for _ in range(4):
@@ -167,8 +173,8 @@ def test_probability_admission_admits_that_share_at_each_step():
         assert abs(admitted - left / 4) < 5 * np.sqrt(left * 0.25 * 0.75)
         left -= admitted
         table.apply_gradients([], tf.zeros([0, 1]))
-    never = ops.HashTable(1, admission=ops.ProbabilityAdmission(0.0))
-    always = ops.HashTable(1, admission=ops.ProbabilityAdmission(1.0))
+    never = ops.HashTable(1, admission=policies.ProbabilityAdmission(0.0))
+    always = ops.HashTable(1, admission=policies.ProbabilityAdmission(1.0))
     for table, size in ((never, 0), (always, len(ids))):
         table.lookup(ids)
         assert int(table.size()) == size
@@ -176,7 +182,7 @@ def test_probability_admission_admits_that_share_at_each_step():
 
 def test_a_bound_is_kept_and_memory_used_again():
     bound = 50_000
-    table = ops.HashTable(8, ops.SGD(), ops.Zeros(), eviction=ops.LRU(max_rows=bound))
+    table = ops.HashTable(8, optimizers.SGD(), initializers.Zeros(), eviction=policies.LRU(max_rows=bound))
     for start in range(0, 400_000, 5000):
         table.lookup(np.arange(start, start + 5000))
         table.apply_gradients([], tf.zeros([0, 8]))
@@ -190,7 +196,7 @@ def test_a_bound_is_kept_and_memory_used_again():
 
 def test_a_bound_in_bytes_bounds_the_memory():
     limit = 8_000_000
-    table = ops.HashTable(16, ops.Adam(), ops.Zeros(), eviction=ops.LFU(max_bytes=limit))
+    table = ops.HashTable(16, optimizers.Adam(), initializers.Zeros(), eviction=policies.LFU(max_bytes=limit))
     for start in range(0, 200_000, 2000):
         table.lookup(np.arange(start, start + 2000))
     table.evict()
@@ -200,11 +206,16 @@ def test_a_bound_in_bytes_bounds_the_memory():
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS, ids=str)
-@pytest.mark.parametrize("eviction", [None, ops.TTL(steps=3, every=2, max_rows=30)], ids=str)
+@pytest.mark.parametrize("eviction", [None, policies.TTL(steps=3, every=2, max_rows=30)], ids=str)
 def test_a_restored_table_goes_on_as_the_saved_one(tmp_path: Path, admission, eviction):
     def make() -> ops.HashTable:
         return ops.HashTable(
-            3, ops.Adagrad(0.1), ops.Normal(0, 1), seed=4, admission=admission, eviction=eviction
+            3,
+            optimizers.Adagrad(0.1),
+            initializers.Normal(0, 1),
+            seed=4,
+            admission=admission,
+            eviction=eviction,
         )
 
     def train(table: ops.HashTable, seed: int) -> None:
@@ -225,26 +236,32 @@ def test_a_restored_table_goes_on_as_the_saved_one(tmp_path: Path, admission, ev
 
 
 def test_a_table_goes_on_under_another_admission(tmp_path: Path):
-    counting = ops.HashTable(2, admission=ops.CountAdmission(3))
+    counting = ops.HashTable(2, admission=policies.CountAdmission(3))
     counting.lookup([1, 2])
     path = tf.train.Checkpoint(table=counting).save(tmp_path / "model")
-    for admission in (ops.Always(), ops.CountAdmission(3, filter=ops.Bloom(10))):
+    for admission in (policies.Always(), policies.CountAdmission(3, filter=policies.Bloom(10))):
         table = ops.HashTable(2, admission=admission)
         tf.train.Checkpoint(table=table).restore(path).assert_consumed()
         table.lookup([1])
-        assert int(table.size()) == int(admission == ops.Always())
+        assert int(table.size()) == int(admission == policies.Always())
 
 
 def test_a_filter_of_another_size_is_refused():
-    state = ops.HashTable(2, name="a", admission=ops.CountAdmission(2, ops.Bloom(10))).export_admission()
-    table = ops.HashTable(2, name="b", admission=ops.CountAdmission(2, ops.Bloom(1000)))
+    state = ops.HashTable(
+        2, name="a", admission=policies.CountAdmission(2, policies.Bloom(10))
+    ).export_admission()
+    table = ops.HashTable(2, name="b", admission=policies.CountAdmission(2, policies.Bloom(1000)))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'b': a filter of \d+ bytes"):
         table.import_admission(state)
 
 
 def test_policies_work_in_functions():
     table = ops.HashTable(
-        2, ops.SGD(), ops.Zeros(), admission=ops.CountAdmission(2), eviction=ops.LRU(max_rows=4)
+        2,
+        optimizers.SGD(),
+        initializers.Zeros(),
+        admission=policies.CountAdmission(2),
+        eviction=policies.LRU(max_rows=4),
     )
 
     @tf.function
@@ -258,28 +275,40 @@ def test_policies_work_in_functions():
 
 
 def test_policies_are_equal_by_their_fields():
-    assert ops.CountAdmission(2, ops.Bloom(10)) == ops.CountAdmission(2, filter=ops.Bloom(10))
-    assert len({ops.LRU(max_rows=3), ops.LRU(max_rows=3), ops.LRU(max_rows=4), ops.LFU(max_rows=3)}) == 3
+    assert policies.CountAdmission(2, policies.Bloom(10)) == policies.CountAdmission(
+        2, filter=policies.Bloom(10)
+    )
+    assert (
+        len(
+            {
+                policies.LRU(max_rows=3),
+                policies.LRU(max_rows=3),
+                policies.LRU(max_rows=4),
+                policies.LFU(max_rows=3),
+            }
+        )
+        == 3
+    )
 
 
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(
         ConfigError, match="CountAdmission: threshold must be an integer from 1 to 4294967295, got 0"
     ):
-        ops.CountAdmission(0)
+        policies.CountAdmission(0)
     with pytest.raises(ConfigError, match="threshold must be an integer from 1 to 255, got 256"):
-        ops.CountAdmission(256, ops.Bloom(10))
+        policies.CountAdmission(256, policies.Bloom(10))
     with pytest.raises(ConfigError, match=r"Bloom: error must lie in \(0, 1\), got 0"):
-        ops.Bloom(10, error=0)
+        policies.Bloom(10, error=0)
     with pytest.raises(ConfigError, match=r"ProbabilityAdmission: p must lie in \[0, 1\], got 1.5"):
-        ops.ProbabilityAdmission(1.5)
+        policies.ProbabilityAdmission(1.5)
     with pytest.raises(ConfigError, match="LRU: give max_rows or max_bytes"):
-        ops.LRU()
+        policies.LRU()
     with pytest.raises(ConfigError, match=r"LFU: max_rows must be an integer from 1 to .*, got 0"):
-        ops.LFU(max_rows=0)
+        policies.LFU(max_rows=0)
     with pytest.raises(ConfigError, match="TTL: steps must be an integer"):
-        ops.TTL(steps=1.5)
+        policies.TTL(steps=1.5)
     with pytest.raises(ConfigError, match=r"MinNorm: threshold must lie in \[0, inf\), got -1"):
-        ops.MinNorm(threshold=-1)
+        policies.MinNorm(threshold=-1)
     with pytest.raises(ConfigError, match="table 'x': max_bytes is 50, but one row takes 72"):
-        ops.HashTable(4, ops.SGD(), name="x", eviction=ops.LRU(max_bytes=50))
+        ops.HashTable(4, optimizers.SGD(), name="x", eviction=policies.LRU(max_bytes=50))

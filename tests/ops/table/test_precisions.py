@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.testing.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables
@@ -18,8 +18,8 @@ IDS = np.arange(300)
 
 def tables(dim=24, optimizer=None, threshold=1000, initializer=None, seed=0):
     """One of two precisions, and one of float32 that is the same else."""
-    settings = (dim, optimizer or ops.SGD(1.0), initializer or ops.Normal(0, 0.1), seed)
-    return ops.HashTable(*settings, precision=ops.TwoPrecisions(threshold)), ops.HashTable(*settings)
+    settings = (dim, optimizer or optimizers.SGD(1.0), initializer or initializers.Normal(0, 0.1), seed)
+    return ops.HashTable(*settings, precision=policies.TwoPrecisions(threshold)), ops.HashTable(*settings)
 
 
 def record_bytes(table: ops.HashTable) -> int:
@@ -45,7 +45,7 @@ def test_a_row_is_half_until_its_frequency_reaches_the_threshold():
 
 def test_a_row_may_be_promoted_and_made_in_the_middle_of_a_batch():
     random = np.random.default_rng(0)
-    mixed, full = tables(dim=3, threshold=4, initializer=ops.Zeros())
+    mixed, full = tables(dim=3, threshold=4, initializer=initializers.Zeros())
     for _ in range(30):
         keys = random.integers(0, 60, 400)  # each about seven times
         np.testing.assert_array_equal(mixed.lookup_keys(keys), full.lookup_keys(keys))
@@ -76,7 +76,13 @@ def test_the_error_of_half_rows_stays_within_its_bound():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [ops.Adagrad(0.01), ops.RowWiseAdagrad(0.01), ops.Momentum(0.01), ops.Adam(0.01), ops.AdamW(0.01)],
+    [
+        optimizers.Adagrad(0.01),
+        optimizers.RowWiseAdagrad(0.01),
+        optimizers.Momentum(0.01),
+        optimizers.Adam(0.01),
+        optimizers.AdamW(0.01),
+    ],
     ids=lambda optimizer: optimizer.kind,
 )
 @pytest.mark.parametrize("scale", [1e-5, 1.0])
@@ -98,11 +104,13 @@ def test_half_rows_train_as_float32_rows_do(optimizer, scale):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [ops.SGD(0.5), ops.Adagrad(0.5), ops.RowWiseAdagrad(0.5)], ids=lambda o: o.kind
+    "optimizer",
+    [optimizers.SGD(0.5), optimizers.Adagrad(0.5), optimizers.RowWiseAdagrad(0.5)],
+    ids=lambda o: o.kind,
 )
 def test_the_reference_rounds_alike(optimizer):
-    settings = (5, optimizer, ops.Uniform(-1.0, 1.0), 3)
-    precision = ops.TwoPrecisions(3)
+    settings = (5, optimizer, initializers.Uniform(-1.0, 1.0), 3)
+    precision = policies.TwoPrecisions(3)
     table = ops.HashTable(*settings, precision=precision)
     model = ReferenceHashTable(*settings, precision=precision)
     random = np.random.default_rng(3)
@@ -112,18 +120,18 @@ def test_the_reference_rounds_alike(optimizer):
         grads = random.integers(-4, 5, (30, 5)).astype(np.float32) / 8
         table.apply_gradients(ids, grads)
         model.apply_gradients(ids, grads, 0.5)
-    if isinstance(optimizer, ops.SGD):  # the others divide, and may round to neighbours
+    if isinstance(optimizer, optimizers.SGD):  # the others divide, and may round to neighbours
         assert_agrees(table, model)
 
 
 def test_numbers_that_float16_cannot_hold_are_its_largest():
-    mixed, _ = tables(dim=2, initializer=ops.Zeros())
+    mixed, _ = tables(dim=2, initializer=initializers.Zeros())
     mixed.lookup([1])
     mixed.apply_gradients([1], [[1e6, -np.inf]])
     np.testing.assert_array_equal(mixed.lookup([1]).rows, [[-65504.0, 65504.0]])
 
 
-@pytest.mark.parametrize("optimizer", [ops.SGD(), ops.Adam()], ids=lambda o: o.kind)
+@pytest.mark.parametrize("optimizer", [optimizers.SGD(), optimizers.Adam()], ids=lambda o: o.kind)
 def test_half_rows_take_half_the_memory(optimizer):
     mixed, full = tables(dim=64, optimizer=optimizer, threshold=2)
     ids = np.arange(100_000)
@@ -141,9 +149,13 @@ def test_half_rows_take_half_the_memory(optimizer):
 def test_a_bound_in_bytes_holds_more_half_rows():
     bound = 1_000_000
     sizes = []
-    for precision in (None, ops.TwoPrecisions(10)):
+    for precision in (None, policies.TwoPrecisions(10)):
         table = ops.HashTable(
-            32, ops.Adam(), ops.Zeros(), eviction=ops.LRU(max_bytes=bound), precision=precision
+            32,
+            optimizers.Adam(),
+            initializers.Zeros(),
+            eviction=policies.LRU(max_bytes=bound),
+            precision=precision,
         )
         for start in range(0, 20_000, 500):
             table.lookup(np.arange(start, start + 500))
@@ -155,15 +167,15 @@ def test_a_bound_in_bytes_holds_more_half_rows():
 
 
 def test_a_checkpoint_restores_each_row_to_its_precision(tmp_path: Path):
-    def make(precision: ops.TwoPrecisions | None) -> ops.HashTable:
-        return ops.HashTable(6, ops.Adam(0.1), ops.Normal(0, 1), seed=4, precision=precision)
+    def make(precision: policies.TwoPrecisions | None) -> ops.HashTable:
+        return ops.HashTable(6, optimizers.Adam(0.1), initializers.Normal(0, 1), seed=4, precision=precision)
 
-    saved = make(ops.TwoPrecisions(2))
+    saved = make(policies.TwoPrecisions(2))
     for ids in (IDS, IDS[:100]):
         saved.lookup(ids)
         saved.apply_gradients(ids, tf.ones([len(ids), 6]))
     path = tf.train.Checkpoint(table=saved).save(tmp_path / "model")
-    restored, full, wider = make(ops.TwoPrecisions(2)), make(None), make(ops.TwoPrecisions(3))
+    restored, full, wider = make(policies.TwoPrecisions(2)), make(None), make(policies.TwoPrecisions(3))
     restored.lookup(IDS)  # the rows of frequency 2 take the place of half ones
     for table, half in ((restored, 200), (full, 0), (wider, 300)):
         tf.train.Checkpoint(table=table).restore(path).assert_consumed()
@@ -180,4 +192,4 @@ def test_a_checkpoint_restores_each_row_to_its_precision(tmp_path: Path):
 
 def test_a_threshold_below_two_is_refused():
     with pytest.raises(ConfigError, match="TwoPrecisions: threshold must be an integer from 2 to"):
-        ops.TwoPrecisions(1)
+        policies.TwoPrecisions(1)

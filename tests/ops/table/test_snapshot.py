@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.ops import (
-    LRU,
-    SGD,
-    Adagrad,
-    Adam,
-    CountAdmission,
-    HashTable,
-    Momentum,
-    RowWiseAdagrad,
-    TableSnapshot,
-    TwoPrecisions,
-)
+from gmeta.ops import HashTable, TableSnapshot
 from gmeta.ops.table.optimizer_change import change_optimizer
+from gmeta.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
+from gmeta.policies import LRU, CountAdmission, TwoPrecisions
 
 POLICIES = {
     "plain": {},

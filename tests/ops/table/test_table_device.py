@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import ops
+from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.ops import device as devices
@@ -51,7 +51,9 @@ def test_without_a_gpu_it_is_kept_in_host_memory_with_one_warning(monkeypatch, c
     devices.missing.cache_clear()
     try:
         with pytest.warns(UserWarning, match=f"device='gpu': {reason}.*kept in host memory") as said:
-            tables = [ops.HashTable(2, ops.SGD(1.0), ops.Zeros(), device="gpu") for _ in range(3)]
+            tables = [
+                ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros(), device="gpu") for _ in range(3)
+            ]
     finally:
         devices.missing.cache_clear()
     assert len(said) == 1
@@ -74,7 +76,10 @@ def test_the_layer_hands_it_on_and_remembers_it():
 
 @needs_gpu
 def test_rows_stay_on_the_gpu_and_records_go_either_way(tmp_path):
-    tables = {place: ops.HashTable(4, ops.Adam(), ops.Normal(), 3, device=place) for place in ("cpu", "gpu")}
+    tables = {
+        place: ops.HashTable(4, optimizers.Adam(), initializers.Normal(), 3, device=place)
+        for place in ("cpu", "gpu")
+    }
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1000)
     for table in tables.values():
         found = table.lookup(np.tile(ids, 2))
@@ -84,7 +89,7 @@ def test_rows_stay_on_the_gpu_and_records_go_either_way(tmp_path):
     np.testing.assert_array_equal(found.keys, ids)
     np.testing.assert_allclose(found.rows, tables["cpu"].lookup(ids).rows, rtol=2e-6, atol=1e-7)
     for here, there in (("cpu", "gpu"), ("gpu", "cpu")):
-        fresh = ops.HashTable(4, ops.Adam(), ops.Normal(), 3, device=there)
+        fresh = ops.HashTable(4, optimizers.Adam(), initializers.Normal(), 3, device=there)
         path = tf.train.Checkpoint(table=tables[here]).save(str(tmp_path / here))
         tf.train.Checkpoint(table=fresh).restore(path).assert_consumed()
         assert_same_tables(fresh, tables[here])
@@ -99,10 +104,10 @@ def test_the_rows_of_a_gpu_are_at_least_one():
 
 
 @needs_gpu
-@pytest.mark.parametrize("precision", [None, ops.TwoPrecisions(2)], ids=["float32", "two"])
+@pytest.mark.parametrize("precision", [None, policies.TwoPrecisions(2)], ids=["float32", "two"])
 def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same(precision):
     tables = [
-        ops.HashTable(64, ops.Adam(), seed=1, device="gpu", device_rows=rows, precision=precision)
+        ops.HashTable(64, optimizers.Adam(), seed=1, device="gpu", device_rows=rows, precision=precision)
         for rows in (None, 1000)
     ]
     for table in tables:
@@ -116,20 +121,21 @@ def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same(precision)
 @pytest.mark.parametrize(
     "optimizer",
     [
-        ops.SGD(0.1),
-        ops.Adagrad(0.1),
-        ops.RowWiseAdagrad(0.1),
-        ops.Momentum(0.1),
-        ops.Adam(0.1),
-        ops.AdamW(0.1),
+        optimizers.SGD(0.1),
+        optimizers.Adagrad(0.1),
+        optimizers.RowWiseAdagrad(0.1),
+        optimizers.Momentum(0.1),
+        optimizers.Adam(0.1),
+        optimizers.AdamW(0.1),
     ],
     ids=lambda optimizer: optimizer.kind,
 )
 @pytest.mark.parametrize("dim", [1, 6, 8, 64])
 def test_half_rows_of_a_gpu_are_the_cpus_to_the_last_bit(optimizer, dim):
-    settings = (dim, optimizer, ops.Uniform(-1.0, 1.0), 7)
+    settings = (dim, optimizer, initializers.Uniform(-1.0, 1.0), 7)
     tables = [
-        ops.HashTable(*settings, precision=ops.TwoPrecisions(3), device=place) for place in ("cpu", "gpu")
+        ops.HashTable(*settings, precision=policies.TwoPrecisions(3), device=place)
+        for place in ("cpu", "gpu")
     ]
     random = np.random.default_rng()
     for _ in range(12):
@@ -184,7 +190,7 @@ def test_a_layer_learns_the_same_on_either(compiled):
     ]
 
     def trained(device):
-        layer = EmbeddingCollection(features, optimizer=ops.Adagrad(0.1), device=device)
+        layer = EmbeddingCollection(features, optimizer=optimizers.Adagrad(0.1), device=device)
 
         def step(ids):
             lookup = layer.lookup(ids)

@@ -121,7 +121,7 @@ def test_a_hot_task_a_killed_worker_and_parquet(spark, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(spark_rows, "written", spark_faults.written_or_killed)
     monkeypatch.setattr(spark_engine, "edges", lambda counts: edges(seen.extend(counts) or seen))
-    spark_engine.prepare(path, tmp_path / "b", config, spec=SPEC, ranges=5)
+    spark_engine.prepare_on_spark(path, tmp_path / "b", config, spec=SPEC, ranges=5)
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
     assert (tmp_path / "killed").exists()
     of_range = [sum(rows for _, rows in count.ends) + sum(s * n for _, s, n in count.inner) for count in seen]
@@ -136,14 +136,14 @@ def test_a_table_of_the_catalogue(spark, tmp_path):
     prepare(path, tmp_path / "a", CONFIG, spec=SPEC)
     spark.sql("CREATE DATABASE shop")
     spark.read.parquet(str(path)).repartition(2).write.saveAsTable("shop.events")
-    summary = spark_engine.prepare("hive:shop.events", tmp_path / "b", CONFIG, spec=SPEC, ranges=2)
+    summary = spark_engine.prepare_on_spark("hive:shop.events", tmp_path / "b", CONFIG, spec=SPEC, ranges=2)
     ours, expected = contents(tmp_path / "b"), contents(tmp_path / "a")
     manifest = ours.pop("manifest")
     assert ours == {name: data for name, data in expected.items() if name != "manifest"}
     assert manifest["schema"] == expected["manifest"]["schema"]
     assert (summary.source, summary.rows_read) == ("shop.events", 500)
     assert manifest["config"]["inputs"]["shop.events"].startswith("sizes and times ")
-    again = spark_engine.prepare("hive:shop.events", tmp_path / "b", CONFIG, spec=SPEC)
+    again = spark_engine.prepare_on_spark("hive:shop.events", tmp_path / "b", CONFIG, spec=SPEC)
     assert again.reused
 
 
@@ -157,15 +157,15 @@ def test_addresses_and_bad_records(spark, tmp_path):
     with pytest.raises(
         DataError, match=r"a(%20| )b.csv: not a number: user must be a whole number, got 'seven'"
     ):
-        spark_engine.prepare(address, tmp_path / "out", CONFIG, spec=spec)
+        spark_engine.prepare_on_spark(address, tmp_path / "out", CONFIG, spec=spec)
     assert not (tmp_path / "out").exists()
     lines = write_table(event_table(300), tmp_path / "t" / "c.jsonl")
     prepare(lines, tmp_path / "a", CONFIG, spec=spec)
-    spark_engine.prepare(f"file://{lines}", tmp_path / "b", CONFIG, spec=spec, ranges=2)
+    spark_engine.prepare_on_spark(f"file://{lines}", tmp_path / "b", CONFIG, spec=spec, ranges=2)
     ours, expected = contents(tmp_path / "b"), contents(tmp_path / "a")
     assert {**ours, "manifest": None} == {**expected, "manifest": None}
     with pytest.raises(DataError, match="no file has such a name"):
-        spark_engine.prepare(f"file://{tmp_path}/none/*.csv", tmp_path / "out", CONFIG, spec=SPEC)
+        spark_engine.prepare_on_spark(f"file://{tmp_path}/none/*.csv", tmp_path / "out", CONFIG, spec=SPEC)
 
 
 def test_errors_of_workers_are_one_line(spark):
@@ -184,7 +184,7 @@ def test_errors_of_workers_are_one_line(spark):
 @pytest.mark.parametrize("data", [["a.csv", "hive:b"], ["hive:a", "hive:b"], ["a.csv", "hdfs://b"]])
 def test_kinds_of_data_are_not_mixed(spark, tmp_path, data):
     with pytest.raises(ConfigError, match="give files, or addresses, or one hive:table"):
-        spark_engine.prepare(data, tmp_path / "out", spec=SPEC)
+        spark_engine.prepare_on_spark(data, tmp_path / "out", spec=SPEC)
 
 
 def test_a_missing_java_is_named(monkeypatch, tmp_path):
@@ -192,13 +192,13 @@ def test_a_missing_java_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(GmetaError, match="needs Java 17"):
-        spark_engine.prepare("t.csv", tmp_path / "out", spec=SPEC)
+        spark_engine.prepare_on_spark("t.csv", tmp_path / "out", spec=SPEC)
 
 
 def test_a_missing_spark_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(GmetaError, match=r"pip install 'gmeta\[spark\]'"):
-        spark_engine.prepare("t.csv", tmp_path / "out", spec=SPEC)
+        spark_engine.prepare_on_spark("t.csv", tmp_path / "out", spec=SPEC)
 
 
 def test_a_range_of_repeated_rows_alone_is_nothing(tmp_path):

@@ -6,7 +6,7 @@ from itertools import accumulate, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
-from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io import SequenceCost
 from gmeta.testing.reference.io.balance import prefix_batches
 
 MEAN, SIGMA, LONGEST = 570, 0.9, 3000

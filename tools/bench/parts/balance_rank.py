@@ -11,8 +11,7 @@ import gmeta
 import numpy as np
 import tensorflow as tf
 from gmeta.core import collectives
-from gmeta.io.balance.rank_balance import balance_over_ranks, balanced_elements
-from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io import SequenceCost, balance_over_ranks, balanced_elements
 from parts.balance_lengths import Lengths, balanced, lengths
 from parts.jobs import job_arguments
 

@@ -6,12 +6,8 @@ import math
 from typing import Any
 
 import tensorflow as tf
-from gmeta.layers import HSTU
-from gmeta.layers.sequence.hstu import HSTUBlock
-from gmeta.layers.sequence.view import SequenceView
-from gmeta.ops import Jagged, jagged
-from gmeta.ops.attention.padded import dense_mask
-from gmeta.ops.layer.norms import layer_norm
+from gmeta.layers import HSTU, HSTUBlock, SequenceView
+from gmeta.ops import Jagged, dense_mask, jagged, layer_norm
 
 
 class PaddedHSTU(HSTU):

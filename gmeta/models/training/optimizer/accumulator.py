@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.graph.variables import lifted
+from gmeta.initializers import Zeros
 from gmeta.layers import TableGradient
 from gmeta.models.training.optimizer.mean_gradients import SOUND
-from gmeta.ops import SGD, HashTable, Records, Zeros
+from gmeta.ops import HashTable, Records
+from gmeta.optimizers import SGD
 
 Drained = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient]]
 Sums = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient], tf.Tensor, tf.Tensor]

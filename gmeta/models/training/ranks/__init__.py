@@ -6,3 +6,5 @@ together, `gradients` makes means over the samples of all ranks, `averages` of l
 `metrics` adds up what was measured, and `stopping` decides for all of them when to stop. With one rank none
 of it runs.
 """
+
+__all__: list[str] = []

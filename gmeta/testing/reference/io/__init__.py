@@ -1,1 +1,3 @@
 """References of the readers."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """References of layers over sequences."""
+
+__all__: list[str] = []

@@ -12,9 +12,10 @@ from typing import Any
 
 import gmeta.ops as ops
 import tensorflow as tf
+from gmeta import initializers, optimizers
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients, exchange_values, fetch_rows
-from gmeta.ops.messages import receive_keys, route_keys
+from gmeta.ops import receive_keys, route_keys
 
 WAYS = {"none": (False, False), "stage1": (True, False), "stage2": (False, True), "both": (True, True)}
 """Which of the two stages of deduplication are on."""
@@ -51,7 +52,12 @@ def make_step(way: str, dim: int, features: int) -> Any:
       A function of the features' keys.
     """
     tables = [
-        ops.HashTable(dim, optimizer=ops.Adagrad(0.1), initializer=ops.Uniform(), name=f"{way}{dim}/{number}")
+        ops.HashTable(
+            dim,
+            optimizer=optimizers.Adagrad(0.1),
+            initializer=initializers.Uniform(),
+            name=f"{way}{dim}/{number}",
+        )
         for number in range(features if way == PER_FEATURE else 1)
     ]
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from parts.meta.batches import Batch, Lists
 from parts.meta.case import INNER_RATE, OUTER_RATE, Case, Outer, Start
 

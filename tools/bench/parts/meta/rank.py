@@ -10,10 +10,11 @@ import gmeta
 import numpy as np
 import tensorflow as tf
 from gmeta.core import collectives
+from gmeta.initializers import Normal
 from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.ops import Adam, Normal
+from gmeta.optimizers import Adam
 from parts.jobs import job_arguments
 
 SKEW = 1.2
