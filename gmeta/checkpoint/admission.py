@@ -129,12 +129,12 @@ def _waiting(
     for shard in sorted(saved.intersection(shards)):
         found.append(reader.read_waiting(name, shard))
         if sum(len(columns["key"]) for columns in found) >= _COUNTS_AT_A_TIME:
-            yield _joined(found)
+            yield _join(found)
             found = []
     if found:
-        yield _joined(found)
+        yield _join(found)
 
 
-def _joined(found: list[dict[str, npt.NDArray[Any]]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _join(found: list[dict[str, npt.NDArray[Any]]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     keys, counts = (np.concatenate([columns[name] for columns in found]) for name in ("key", "count"))
     return keys, counts.astype(np.int64)

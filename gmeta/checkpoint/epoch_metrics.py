@@ -22,7 +22,7 @@ Sums: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 def sums_of(model: tf.keras.Model) -> Sums:
     """The sums of the epoch so far, of all ranks' batches. All ranks call it together."""
-    variables = _summed(model)
+    variables = _sum_up(model)
     totals = collectives.allreduce_sum(
         [tf.cast(variable, tf.float64) for variable in variables.values()], name="checkpoint/metrics"
     )
@@ -31,7 +31,7 @@ def sums_of(model: tf.keras.Model) -> Sums:
 
 def results_of(model: tf.keras.Model, sums: Sums) -> dict[str, float]:
     """The metrics' values for some sums; they keep their own."""
-    variables = _summed(model)
+    variables = _sum_up(model)
     own = {name: variable.numpy() for name, variable in variables.items()}
     try:
         _assign(variables, sums)
@@ -46,7 +46,7 @@ def add_sums(model: tf.keras.Model, sums: Sums) -> None:
     Metrics that keep something other than sums, or that the model didn't have then, stay those of the rest of
     the epoch; a warning names the latter.
     """
-    variables = _summed(model)
+    variables = _sum_up(model)
     fitting = {n: v for n, v in variables.items() if n in sums and sums[n].shape == tuple(v.shape)}
     other = sorted({name.rpartition("/")[0] for name in variables.keys() ^ fitting.keys()})
     if other:
@@ -64,7 +64,7 @@ def _assign(variables: Mapping[str, tf.Variable], values: Sums) -> None:
         variables[name].assign(tf.cast(value, variables[name].dtype))
 
 
-def _summed(model: tf.keras.Model) -> dict[str, tf.Variable]:
+def _sum_up(model: tf.keras.Model) -> dict[str, tf.Variable]:
     named = {
         f"{metric.name}/{number}": variable
         for metric in model.metrics

@@ -149,9 +149,9 @@ def save(
         raise ConfigError(
             f"{ranks.size} ranks save together: pass gather=, which gives every rank's object to all"
         )
-    with _staged(target, ranks) as staging:
+    with _stage(target, ranks) as staging:
         with _together(target, ranks):
-            base_manifest = _checked(target, tables, base)
+            base_manifest = _check(target, tables, base)
             if ranks.rank == 0:
                 folders.begin(target)
         with _together(target, ranks):
@@ -261,12 +261,12 @@ def load(
 
 @contextmanager
 def _together(target: Path, ranks: Ranks) -> Iterator[None]:
-    with ranks.together(), folders.write_errors_explained(target):
+    with ranks.together(), folders.explain_write_errors(target):
         yield
 
 
 @contextmanager
-def _staged(target: Path, ranks: Ranks) -> Iterator[Path]:
+def _stage(target: Path, ranks: Ranks) -> Iterator[Path]:
     """Where the ranks write, locked by rank 0 against other processes; what isn't finished is removed."""
     lock, staging = folders.lock_of(target), folders.staging_of(target)
     with _together(target, ranks):
@@ -282,7 +282,7 @@ def _staged(target: Path, ranks: Ranks) -> Iterator[Path]:
         lock.release()
 
 
-def _checked(target: Path, tables: Tables, base: str | os.PathLike[str] | None) -> Manifest | None:
+def _check(target: Path, tables: Tables, base: str | os.PathLike[str] | None) -> Manifest | None:
     if target.exists():
         raise ConfigError(f"{target} is there already: a checkpoint isn't written over; choose another name")
     if not tables:

@@ -82,9 +82,9 @@ def command(
         stale=stale,
     )
     for signature, inputs in exported.signatures.items():
-        click.echo(f"{signature}: {_listed(inputs)} -> {_listed(exported.answers[signature])}")
+        click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
     click.echo(f"exported: {exported.folder}, {exported.rows:,} embedding rows")
 
 
-def _listed(tensors: Mapping[str, str]) -> str:
+def _list(tensors: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {form}" for name, form in tensors.items())

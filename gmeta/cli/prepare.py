@@ -114,7 +114,7 @@ def command(
     """
     from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign, run_on_spark
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
-    from gmeta.core.staging import write_errors_explained
+    from gmeta.core.staging import explain_write_errors
     from gmeta.preprocess import prepare as run
     from gmeta.preprocess.local.memory import parse_bytes
     from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
@@ -171,7 +171,7 @@ def command(
                 progress=progress,
             )
     if not summary.reused:
-        with write_errors_explained(out):
+        with explain_write_errors(out):
             draw_task_sizes(summary, out / FILE_NAME)
     print_summary(summary)
 

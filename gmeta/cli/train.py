@@ -68,7 +68,7 @@ def command(
 
     settings = read_toml(config_path) if config_path else {}
     check_agreement({name: repr(value) for name, value in settings.items()})
-    data = data or _prepared(RunFolder(run_path).data)
+    data = data or _prepare(RunFolder(run_path).data)
     planned = plan_experiment(settings, data, str(config_path or "config"))
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
@@ -90,7 +90,7 @@ def command(
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
 
 
-def _prepared(own: Path) -> Path:
+def _prepare(own: Path) -> Path:
     """The run's own data set, or else the one that `gmeta prepare` makes where it isn't told."""
     for folder in (own, DATA):
         if (folder / MANIFEST).exists():

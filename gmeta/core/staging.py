@@ -18,7 +18,7 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 
 
 @contextmanager
-def write_errors_explained(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn an ``OSError`` of the block into one line that names the path and the cause.
 
     Args:
@@ -49,7 +49,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(final))  # a link to a folder stays a link
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with write_errors_explained(final):
+        with explain_write_errors(final):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this process's id
             partial.mkdir()
@@ -79,7 +79,7 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(final))
     partial = target.with_name(f".{target.name}.partial")
-    with write_errors_explained(final):
+    with explain_write_errors(final):
         partial.mkdir(parents=True, exist_ok=True)
         with (partial / _LOCK).open("w") as lock:
             try:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.export.delta_strings import WEIGHTS as WEIGHTS
 from gmeta.export.delta_strings import DeltaStrings
 from gmeta.export.delta_strings import Stale as Stale
@@ -76,17 +76,17 @@ def meta_signatures(
         return {answer: tf.sigmoid(outputs), f"{answer}_logit": outputs} if of_logits else {answer: outputs}
 
     def predict(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return answers(outputs_with(model, _checked(given), {}, {}))
+        return answers(outputs_with(model, _check(given), {}, {}))
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        given = _checked(given)
+        given = _check(given)
         features = {name: given[name] for name in inputs}
         deltas = task_deltas(model, support_only(features, given[LABEL]), strings.steps)
         return {WEIGHTS: strings.encoded(deltas)}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decoded(given[WEIGHTS])
-        features = _checked({name: given[name] for name in inputs})
+        features = _check({name: given[name] for name in inputs})
         return answers(outputs_with(model, features, deltas, rows))
 
     outputs = _outputs(model, inputs)
@@ -114,7 +114,7 @@ def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
     return inputs
 
 
-def _checked(columns: dict[str, Any]) -> dict[str, Any]:
+def _check(columns: dict[str, Any]) -> dict[str, Any]:
     """The columns as they are, if they are of as many samples each, and labels are numbers."""
     counts = {
         name: column.nrows(tf.int64) if isinstance(column, tf.RaggedTensor) else tf.shape(column, tf.int64)[0]
@@ -124,11 +124,11 @@ def _checked(columns: dict[str, Any]) -> dict[str, Any]:
     found = [part for count in counts.items() for part in count]
     same = tf.reduce_all(tf.equal(tf.stack(list(counts.values())), first))
     said = ["inputs must be of as many samples each, but are of", *found]
-    columns = asserted(columns, same, said, summarize=2)
+    columns = assert_first(columns, same, said, summarize=2)
     if LABEL not in columns:
         return columns
     finite = tf.math.is_finite(columns[LABEL])
-    return asserted(columns, finite, [f"{LABEL} holds NaN or infinity: leave such samples out"])
+    return assert_first(columns, finite, [f"{LABEL} holds NaN or infinity: leave such samples out"])
 
 
 def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.export.delta_strings import WEIGHTS, DeltaStrings, Stale
 from gmeta.export.padded_sequences import LABELS, PaddedSequences
 from gmeta.export.sequence_models import answers, exposure_signatures
@@ -88,13 +88,13 @@ def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:
     users = tf.shape(here)[0]
     told = ["adapt and predict_with take one user a request, and inputs are of as many samples as", users]
-    return asserted(here, users == 1, told)
+    return assert_first(here, users == 1, told)
 
 
 def _labels(given: tf.Tensor, name: str, here: tf.Tensor) -> tf.Tensor:
     """The labels of exposures, (exposures,)."""
     told = [f"{name} must be of the shape of the targets, but they are of"]
     alike = tf.reduce_all(tf.shape(given) == tf.shape(here))
-    found = tf.boolean_mask(asserted(given, alike, [*told, tf.shape(given), tf.shape(here)]), here)
+    found = tf.boolean_mask(assert_first(given, alike, [*told, tf.shape(given), tf.shape(here)]), here)
     finite = tf.math.is_finite(found)
-    return asserted(found, finite, [f"{name} holds NaN or infinity: leave such exposures out"])
+    return assert_first(found, finite, [f"{name} holds NaN or infinity: leave such exposures out"])

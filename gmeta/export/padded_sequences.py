@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.ids import PADDING, TEXT_PADDING
 from gmeta.models.sequence.sequence_columns import SequenceColumns
@@ -52,10 +52,10 @@ def ragged_columns(
     for name, column in columns.items():
         alike = tf.reduce_all(tf.shape(column) == shape)
         told = [f"{name} must be of the shape of {first}, but they are of", tf.shape(column), "and", shape]
-        column = asserted(column, alike, told)
+        column = assert_first(column, alike, told)
         if name in ids and name != first:
             told = [f"{name} and {first} must be filled up at the same places"]
-            column = asserted(column, is_there(column) == here, told)
+            column = assert_first(column, is_there(column) == here, told)
         found[name] = tf.ragged.boolean_mask(column, here)
     return found, here
 
@@ -123,5 +123,5 @@ class PaddedSequences:
             column = given[f"contexts_{name}"]
             told = [f"contexts_{name} and {first} must be of as many samples, but are of"]
             own = tf.shape(column)[0]
-            found["contexts"][name] = asserted(column, own == users, [*told, own, "and", users])
+            found["contexts"][name] = assert_first(column, own == users, [*told, own, "and", users])
         return found, here["targets"]

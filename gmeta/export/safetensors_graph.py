@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.models.meta.adapter.checksum import is_whole
 
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
@@ -64,11 +64,11 @@ class Decoder:
 
     def __init__(self, data: tf.Tensor, what: str, advice: str) -> None:
         self._what, self._advice = what, advice
-        data = self._checked(data, tf.strings.length(data) >= 8, "is shorter than a header")
+        data = self._check(data, tf.strings.length(data) >= 8, "is shorter than a header")
         length = tf.io.decode_raw(tf.strings.substr(data, 0, 8), tf.int64)[0]
         rest = tf.cast(tf.strings.length(data), tf.int64) - 8
         inside = (length >= 0) & (length <= rest)
-        data = self._checked(data, inside, "is no safetensors file, or is cut")
+        data = self._check(data, inside, "is no safetensors file, or is cut")
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
         header = _slice(data, tf.constant(8, tf.int64), self._start)
@@ -78,14 +78,14 @@ class Decoder:
         end = tf.strings.to_number(
             tf.where(some, tf.strings.regex_replace(header, last, r"\1"), "0"), tf.int64
         )
-        header = self._checked(header, rest - length >= end, "is cut")
-        self._header = self._checked(header, rest - length <= end, "has bytes behind its end")
+        header = self._check(header, rest - length >= end, "is cut")
+        self._header = self._check(header, rest - length <= end, "has bytes behind its end")
 
     def expect_whole(self) -> None:
         """Check the checksum, where there is one, before anything that is read afterwards."""
         with tf.control_dependencies([self._header]):  # what was expected before is said first
             whole = is_whole(self._data)
-        self._header = self._checked(self._header, whole, "is damaged, as its checksum is another")
+        self._header = self._check(self._header, whole, "is damaged, as its checksum is another")
 
     def expect(self, key: str, value: str, otherwise: str) -> None:
         """Check an entry of the metadata, before anything that is read afterwards.
@@ -96,7 +96,7 @@ class Decoder:
           otherwise: What the error says.
         """
         pattern = f"(?s).*{re.escape(_json(key) + ':' + _json(value))}.*"
-        self._header = self._checked(
+        self._header = self._check(
             self._header, tf.strings.regex_full_match(self._header, pattern), otherwise
         )
 
@@ -114,7 +114,7 @@ class Decoder:
             rf'(?s).*{re.escape(_json(name))}:\{{"dtype":"({stored})","shape":\[{dims}\],'
             rf'"data_offsets":\[(\d+),(\d+)\]\}}.*'
         )
-        header = self._checked(
+        header = self._check(
             self._header,
             tf.strings.regex_full_match(self._header, pattern),
             f"has no {name} of shape {shape}",
@@ -122,7 +122,7 @@ class Decoder:
         kind, begin, end = (tf.strings.regex_replace(header, pattern, rf"\{group}") for group in (1, 2, 3))
         begin, end = (tf.strings.to_number(number, tf.int64) for number in (begin, end))
         whole = self._start + end <= tf.cast(tf.strings.length(self._data), tf.int64)
-        data = self._checked(self._data, whole & (begin <= end), "is cut")
+        data = self._check(self._data, whole & (begin <= end), "is cut")
         part = _slice(data, self._start + begin, self._start + end)
         if dtype == tf.int64:
             values = tf.io.decode_raw(part, tf.int64)
@@ -134,8 +134,8 @@ class Decoder:
             )
         return tf.reshape(values, [-1 if dim is None else dim for dim in shape.as_list()])
 
-    def _checked(self, value: tf.Tensor, holds: tf.Tensor, otherwise: str) -> tf.Tensor:
-        return asserted(value, holds, [f"{self._what} {otherwise}: {self._advice}"])
+    def _check(self, value: tf.Tensor, holds: tf.Tensor, otherwise: str) -> tf.Tensor:
+        return assert_first(value, holds, [f"{self._what} {otherwise}: {self._advice}"])
 
 
 def _slice(data: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:

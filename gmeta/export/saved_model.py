@@ -116,8 +116,8 @@ def export_model(
             raise GmetaError(f"can't write {folder}: {str(error).splitlines()[0]}") from error
     return Exported(
         folder,
-        {name: _described(wire_specs(signature.inputs, texts)) for name, signature in chosen.items()},
-        {name: _described(each.structured_outputs) for name, each in traced.items()},
+        {name: _describe(wire_specs(signature.inputs, texts)) for name, signature in chosen.items()},
+        {name: _describe(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
     )
 
@@ -158,5 +158,5 @@ def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.
     return traced
 
 
-def _described(specs: Mapping[str, tf.TensorSpec]) -> dict[str, str]:
+def _describe(specs: Mapping[str, tf.TensorSpec]) -> dict[str, str]:
     return {name: f"{spec.dtype.name} {json.dumps(spec.shape.as_list())}" for name, spec in specs.items()}

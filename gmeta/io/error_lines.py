@@ -37,7 +37,7 @@ def as_data_error(error: BaseException) -> DataError | None:
     """
     text = str(getattr(error, "message", error))
     if found := _LINE.search(text):
-        line = _unescaped(found["line"]) if text.startswith("\\n", found.end()) else found["line"]
+        line = _unescape(found["line"]) if text.startswith("\\n", found.end()) else found["line"]
         if parts := _PARTS.match(line):
             offset = parts["offset"]
             return DataError(
@@ -56,7 +56,7 @@ def as_data_error(error: BaseException) -> DataError | None:
     return None
 
 
-def _unescaped(line: str) -> str:
+def _unescape(line: str) -> str:
     """A line without C's escapes: of quotes, and of bytes in octal."""
 
     def byte(found: re.Match[bytes]) -> bytes:

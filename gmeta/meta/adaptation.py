@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gmeta.meta.clipping import clip
 from gmeta.meta.inner_optimizers import SGD, InnerOptimizer, Slots
-from gmeta.meta.recomputing import recomputed
+from gmeta.meta.recomputing import recompute
 
 Parameters = Mapping[str, tf.Tensor]
 """Name -> tensor of shape (tasks, ...), or (rows, ...) where `Adapted.owners` names the rows' tasks."""
@@ -92,7 +92,7 @@ class Adaptation:
         """
         given = () if inputs is None else (inputs,)
         for _ in range(steps):
-            adapted = (self._recomputed if self.recompute else self._step)(support_loss, adapted, given)
+            adapted = (self._recompute if self.recompute else self._step)(support_loss, adapted, given)
         return adapted
 
     def _step(self, support_loss: SupportLoss, adapted: Adapted, given: tuple[Any, ...]) -> Adapted:
@@ -118,7 +118,7 @@ class Adaptation:
         # tf.cast of a Python float would pass through float32 and cost a float64 inner loop half its digits.
         return tf.cast(rate, value.dtype) if tf.is_tensor(rate) else tf.constant(rate, value.dtype)
 
-    def _recomputed(self, support_loss: SupportLoss, adapted: Adapted, given: tuple[Any, ...]) -> Adapted:
+    def _recompute(self, support_loss: SupportLoss, adapted: Adapted, given: tuple[Any, ...]) -> Adapted:
         rates = self.learning_rate
         shape = (adapted.parameters, adapted.slots, given, rates if _learned(rates) else ())
         flat = tf.nest.flatten(shape)
@@ -131,7 +131,7 @@ class Adaptation:
             return tf.nest.flatten((after.parameters, after.slots))
 
         parameters, slots = tf.nest.pack_sequence_as(
-            (adapted.parameters, adapted.slots), recomputed(step, flat)
+            (adapted.parameters, adapted.slots), recompute(step, flat)
         )
         return Adapted(parameters, slots, adapted.steps + 1, adapted.owners)
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def recomputed(
+def recompute(
     function: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """``function(tensors)``, of which only ``tensors`` are kept for the gradient.

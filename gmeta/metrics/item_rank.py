@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 
 
 @tf.autograph.experimental.do_not_convert
@@ -62,7 +62,7 @@ def catalogue_ranks(
     positive = tf.cast(positives, tf.int64)
     _check_shapes(query, table, positive)
     count, size = tf.shape(query, tf.int64)[0], tf.shape(table, tf.int64)[0]
-    positive = asserted(
+    positive = assert_first(
         positive,
         (positive >= 0) & (positive < size),
         ["catalogue_ranks: positives must be rows of the items, of which there are", size, "got", positive],

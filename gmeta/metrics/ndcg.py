@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.metrics.order import below
 from gmeta.metrics.task_metric import TaskMetric
 
@@ -56,7 +56,7 @@ class NDCG(TaskMetric):
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The tasks' nDCG, and 1 for those that have an order."""
-        labels = asserted(
+        labels = assert_first(
             labels,
             (labels >= 0) & (labels < 1000),
             [f"{self.name}: ratings must be numbers from 0 to 1000, got", labels],

@@ -138,7 +138,7 @@ def auc_of_groups(
     above, below = (tf.cast(tf.gather(weight, order), tf.float64) for weight in (positive, negative))
     other_group = group[1:] != group[:-1]
     # A run is the samples of a group that have the same score.
-    run, of = _numbered(other_group | (score[1:] != score[:-1]), group), _numbered(other_group, group)
+    run, of = _number(other_group | (score[1:] != score[:-1]), group), _number(other_group, group)
     above, below = tf.math.segment_sum(above, run), tf.math.segment_sum(below, run)
     of = tf.math.segment_max(of, run)
     positives, negatives = tf.math.segment_sum(above, of), tf.math.segment_sum(below, of)
@@ -148,6 +148,6 @@ def auc_of_groups(
     return tf.math.divide_no_nan(won, positives * negatives), tf.where(both, positives + negatives, 0)
 
 
-def _numbered(begins: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+def _number(begins: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """(n,): numbers from 0 on, one more wherever another run begins."""
     return tf.cumsum(tf.concat([tf.zeros_like(like[:1], tf.int64), tf.cast(begins, tf.int64)], axis=0))

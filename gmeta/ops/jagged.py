@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 
 
 class Jagged(NamedTuple):
@@ -100,7 +100,7 @@ def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
     batch, longest = tf.unstack(tf.shape(padded, tf.int64)[:2])
     lengths = _per_sequence(lengths, batch)
     good = (lengths >= 0) & (lengths <= longest)
-    lengths = _checked(lengths, good, "from_padded: a length of", lengths, "in a row of", longest)
+    lengths = _check(lengths, good, "from_padded: a length of", lengths, "in a row of", longest)
     tokens, offsets = _stretches(longest * tf.range(batch), lengths)
     flat = tf.reshape(padded, tf.concat([[batch * longest], tf.shape(padded, tf.int64)[2:]], 0))
     return Jagged(take(tf.ensure_shape(flat, [None, *_inner(padded, 2)]), tokens), offsets)
@@ -122,7 +122,7 @@ def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: An
     """
     values, own = sequences.values, lengths(sequences)
     longest = tf.reduce_max(tf.concat([own, [0]], 0)) if length is None else tf.cast(length, tf.int64)
-    own = _checked(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
+    own = _check(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
     places = tf.range(longest)
     # One token more, which padding points at.
     tokens = tf.where(
@@ -151,7 +151,7 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
       [[1, 2, 8], [3, 9]]
     """
     sizes = [tf.size(each.offsets) - 1 for each in (first, second)]
-    begins = asserted(
+    begins = assert_first(
         first.offsets[:-1], sizes[0] == sizes[1], ["jagged", "concat: batches of", *sizes, "sequences"]
     )
     starts = tf.stack([begins, _total(first) + second.offsets[:-1]], axis=1)
@@ -178,7 +178,7 @@ def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
     own = sequences.offsets[1:] - sequences.offsets[:-1]
     heads = _per_sequence(lengths, tf.size(own, tf.int64))
     good = (heads >= 0) & (heads <= own)
-    heads = _checked(heads, good, "split: a head of", heads, "tokens of a sequence of", own)
+    heads = _check(heads, good, "split: a head of", heads, "tokens of a sequence of", own)
     return _part(sequences, 0, heads), _part(sequences, heads, own - heads)
 
 
@@ -203,7 +203,7 @@ def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | No
     starts = _per_sequence(begin, tf.size(own, tf.int64))
     sizes = own - starts if size is None else _per_sequence(size, tf.size(own, tf.int64))
     good = (starts >= 0) & (sizes >= 0) & (starts + sizes <= own)
-    sizes = _checked(sizes, good, "slice_: begin", starts, "and size", sizes, "of a sequence of", own)
+    sizes = _check(sizes, good, "slice_: begin", starts, "and size", sizes, "of a sequence of", own)
     return _part(sequences, starts, sizes)
 
 
@@ -280,11 +280,11 @@ def _and_one_more(values: tf.Tensor, fill: Any) -> tf.Tensor:
     return tf.concat([values, tf.fill(shape, tf.cast(fill, values.dtype))], axis=0)
 
 
-def _checked(numbers: tf.Tensor, good: tf.Tensor, *told: Any) -> tf.Tensor:
+def _check(numbers: tf.Tensor, good: tf.Tensor, *told: Any) -> tf.Tensor:
     """``numbers``, once they are found good; or an error that tells of the first sequence that isn't."""
     bad = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # beyond the last one: none
     shown = [
         tf.gather(tf.concat([each, [0]], 0), bad) if tf.is_tensor(each) and each.shape.rank == 1 else each
         for each in told
     ]
-    return asserted(numbers, bad == tf.size(good, tf.int64), ["jagged", "sequence", bad, *shown])
+    return assert_first(numbers, bad == tf.size(good, tf.int64), ["jagged", "sequence", bad, *shown])

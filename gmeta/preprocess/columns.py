@@ -77,7 +77,7 @@ def part(columns: Columns, start: int, stop: int) -> dict[str, Values]:
     return found
 
 
-def joined(parts: Sequence[Columns]) -> dict[str, Values]:
+def join_rows(parts: Sequence[Columns]) -> dict[str, Values]:
     """The rows of several parts, at least one, one after another."""
     if len(parts) == 1:
         return dict(parts[0])

@@ -204,7 +204,7 @@ class TableSpec:
     def _resolve(self, name: str, column: ColumnSpec, table: pa.Schema) -> ColumnSpec:
         source = column.source or name
         if source not in table.names:
-            raise ConfigError(f"no column {source!r} in the table; it has {_shown(table.names)}")
+            raise ConfigError(f"no column {source!r} in the table; it has {_show(table.names)}")
         kind = table.field(source).type
         is_list = _is_list(kind) if column.is_list is None else column.is_list
         if is_list and name in self.roles:
@@ -291,5 +291,5 @@ def _text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _shown(names: Sequence[str], most: int = 20) -> str:
+def _show(names: Sequence[str], most: int = 20) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -8,7 +8,7 @@ import numpy as np
 
 from gmeta.core.data.manifest import Shard
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.columns import joined, part, row_count, single, take
+from gmeta.preprocess.columns import join_rows, part, row_count, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.outcome import EngineResult, refuse_empty_splits, refuse_repeated
@@ -24,7 +24,7 @@ def run(
 ) -> EngineResult:
     """Prepare all rows of ``source`` and write the shards into ``folder``."""
     spec = source.spec
-    rows = joined([*source.chunks(bad, progress)])
+    rows = join_rows([*source.chunks(bad, progress)])
     rows = take(rows, plan.row_order(rows, (*spec.order, NUMBER)))
     if spec.unique:
         rows = refuse_repeated(rows, source, bad)
@@ -36,7 +36,7 @@ def run(
 
     total_sizes = sizes[np.searchsorted(tasks, task)]
     rows[spec.batch] = plan.batch_of(plan.positions(task), total_sizes, config.batch_rows)
-    rows = take(rows, np.flatnonzero(plan.selected(total_sizes, config)))
+    rows = take(rows, np.flatnonzero(plan.select_tasks(total_sizes, config)))
     place = plan.place(single(rows, spec.task), single(rows, spec.batch), config)
     order = np.lexsort((rows[spec.batch], rows[spec.task], place.key, place.shard, place.split))
     rows = take(rows, order)

@@ -150,7 +150,7 @@ class FolderLock:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                other = _locked(descriptor, self._file)
+                other = _lock(descriptor, self._file)
                 if other is None:
                     held = _Held(self._file, descriptor)
                     if held.begin():
@@ -196,7 +196,7 @@ class _Held:
             same = os.path.samestat(self._file.stat(), os.fstat(self._descriptor))
         except OSError:
             return False
-        written = _written(self._descriptor)
+        written = _read_owner(self._descriptor)
         return same and self.writer.pid == os.getpid() and written is not None and self.writer == written
 
     def end(self) -> None:
@@ -221,7 +221,7 @@ _guard = threading.Lock()
 _held: dict[Path, _Held] = {}
 
 
-def _locked(descriptor: int, file: Path) -> Writer | None:
+def _lock(descriptor: int, file: Path) -> Writer | None:
     """Who has the file, or None once this process has it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,7 +237,7 @@ def _locked(descriptor: int, file: Path) -> Writer | None:
         current = os.path.samestat(file.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         current = False
-    written = _written(descriptor)
+    written = _read_owner(descriptor)
     if not taken or not current:  # held, or removed just now by who had it
         return written or Writer("this or another machine", "", 0, 0, "", "just now")
     return written if written is not None and _is_alive(written, descriptor, file.parent) else None
@@ -253,7 +253,7 @@ def _is_alive(writer: Writer, descriptor: int, folder: Path) -> bool:
     return now - os.fstat(descriptor).st_mtime < STALE
 
 
-def _written(descriptor: int) -> Writer | None:
+def _read_owner(descriptor: int) -> Writer | None:
     try:
         writer = Writer(**json.loads(os.pread(descriptor, 1 << 16, 0)))
     except (ValueError, TypeError):  # empty yet, or not of ours

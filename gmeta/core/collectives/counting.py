@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from gmeta.core.graph.variables import lifted
+from gmeta.core.graph.variables import lift_variables
 
 KINDS = ("alltoall", "allreduce", "allgather", "broadcast", "barrier")
 
@@ -66,18 +66,18 @@ def count_collectives() -> Iterator[CollectiveCounts]:
 @functools.cache
 def counter(kind: str) -> tf.Variable:
     """Collectives executed so far and their bytes, int64 (2,)."""
-    with lifted(), tf.device("CPU:0"):
+    with lift_variables(), tf.device("CPU:0"):
         return tf.Variable([0, 0], dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_count")
 
 
 @functools.cache
 def starts(kind: str) -> tf.Variable:
     """Collectives started so far, int64. Not part of `counter`: one would wait for the end of another."""
-    with lifted(), tf.device("CPU:0"):
+    with lift_variables(), tf.device("CPU:0"):
         return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_starts")
 
 
-def started(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The inputs of a collective, once its start has been counted.
 
     In a graph they come through placeholders with a default, whose value the graph optimizer can't tell.
@@ -102,7 +102,7 @@ def forget_starts() -> None:
         starts(kind).assign(counter(kind)[0])
 
 
-def finished() -> int:
+def count_finished() -> int:
     """All collectives that this rank has ended since the start."""
     return sum(int(counter(kind).numpy()[0]) for kind in KINDS)
 

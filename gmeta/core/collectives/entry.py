@@ -13,7 +13,7 @@ from gmeta.core.collectives import backend
 from gmeta.core.collectives.driver import horovod_elastic, rendezvous
 from gmeta.core.collectives.driver import notes as telling
 from gmeta.core.collectives.first_words import say_errors_first
-from gmeta.core.collectives.place import LAUNCHER, World, enter, entered, launched_size, world
+from gmeta.core.collectives.place import LAUNCHER, World, enter, has_entered, launched_size, world
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.shares import total_shares
 from gmeta.core.version import __version__
@@ -50,7 +50,7 @@ def init() -> World:
       >>> collectives.init()
       World(rank=0, size=1, local_rank=0)
     """
-    if entered():
+    if has_entered():
         return world()
     _end_with_launcher()
     driven = horovod_elastic.is_driven()

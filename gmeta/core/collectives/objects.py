@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.collectives.backend import import_horovod
-from gmeta.core.collectives.counting import count, started
+from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import named_failures
 from gmeta.core.collectives.place import world
 from gmeta.core.collectives.wire import pack, unpack
@@ -97,7 +97,7 @@ def check_root(root: int) -> None:
 
 def _function(dtype: tf.DType, run: Callable[[tf.Tensor], tf.Tensor], kind: str) -> Any:
     def function(tensor: tf.Tensor) -> tf.Tensor:
-        result = run(*started(kind, [tensor]))
+        result = run(*count_start(kind, [tensor]))
         count(kind, tf.size(tensor) * dtype.size, after=result)
         return result
 

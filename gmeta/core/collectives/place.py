@@ -55,7 +55,7 @@ def enter(here: World) -> None:
     _world = here
 
 
-def entered() -> bool:
+def has_entered() -> bool:
     """Whether this process is a rank of several, or the one that an elastic job's driver has started."""
     return _world is not _ALONE
 
@@ -87,7 +87,7 @@ def check_init() -> None:
       ConfigError: `init` wasn't called.
     """
     size = launched_size()
-    if size > 1 and not entered():
+    if size > 1 and not has_entered():
         raise ConfigError(
             f"a launcher started this process as one of {size} ranks, but gmeta.init() wasn't called, so "
             "each would train a model of its own: call gmeta.init() right after the imports"

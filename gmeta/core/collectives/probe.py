@@ -47,7 +47,7 @@ def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
     Raises:
       CollectiveError: A collective fails, or returns something wrong; it names the collective and this rank.
     """
-    found = [_measured("barrier", 0, barrier)]
+    found = [_measure("barrier", 0, barrier)]
     for size in sizes:
         for name, make in (
             ("alltoall", _alltoall),
@@ -56,11 +56,11 @@ def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
             ("allgather_objects", _allgather_objects),
             ("broadcast_object", _broadcast_object),
         ):
-            found.append(_measured(name, size, make(size)))
+            found.append(_measure(name, size, make(size)))
     return found
 
 
-def _measured(name: str, size: int, run: Callable[[], None]) -> Measurement:
+def _measure(name: str, size: int, run: Callable[[], None]) -> Measurement:
     run()  # traces it, and Horovod caches its answer to it
     times = []
     for _ in range(_REPEATS):

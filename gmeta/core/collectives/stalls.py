@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from gmeta.core.collectives.counting import finished, waiting
+from gmeta.core.collectives.counting import count_finished, waiting
 from gmeta.core.collectives.driver.horovod_elastic import start_again, start_again_at_exit
 from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
 from gmeta.core.collectives.place import World
@@ -43,10 +43,10 @@ def watch_for_stalls(world: World, limit: str) -> None:
 
 
 def _watch(world: World, limit: int) -> None:
-    seen, since = finished(), time.monotonic()
+    seen, since = count_finished(), time.monotonic()
     while True:
         time.sleep(_EVERY)
-        ended, kinds = finished(), waiting()
+        ended, kinds = count_finished(), waiting()
         now = time.monotonic()
         if ended != seen or not kinds:
             seen, since = ended, now

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.core.collectives.backend import import_horovod
-from gmeta.core.collectives.counting import count, started
+from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import named_failures
 from gmeta.core.collectives.place import world
 
@@ -58,7 +58,7 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     wire = _WIRE.get(tensor.dtype, tensor.dtype)
     sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
     with named_failures(f"alltoall {name!r}"):
-        sent, sent_splits = started("alltoall", [sent, splits])
+        sent, sent_splits = count_start("alltoall", [sent, splits])
         received, received_splits = import_horovod().alltoall(
             sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
         )
@@ -112,7 +112,7 @@ def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
     hvd = import_horovod()
     with named_failures(f"allreduce {name!r}"):
         summed = hvd.mpi_ops._grouped_allreduce(
-            started("allreduce", tensors),
+            count_start("allreduce", tensors),
             name=_unique(f"gmeta_{name}_{tensors[0].dtype.name}"),
             op=hvd.Sum,
             ignore_name_scope=True,

@@ -14,7 +14,7 @@ from gmeta.core.errors import ConfigError
 _SENTENCE = re.compile(r"gmeta refuses: (.*?)\.\.\.")
 
 
-def asserted(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int | None = None) -> Any:
+def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int | None = None) -> Any:
     """Check a condition before tensors are used.
 
     Args:
@@ -40,7 +40,7 @@ def asserted(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int
 
 
 def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> Any:
-    """`asserted` for what is the user's to mend.
+    """`assert_first` for what is the user's to mend.
 
     Args:
       tensors: Of any nest.
@@ -55,7 +55,7 @@ def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> 
     """
     if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
         raise ConfigError(sentence if isinstance(sentence, str) else sentence.numpy().decode())
-    return asserted(tensors, holds, [tf.strings.join(["gmeta refuses: ", sentence, "..."])])
+    return assert_first(tensors, holds, [tf.strings.join(["gmeta refuses: ", sentence, "..."])])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tensorflow.python.eager import context
 
 
 @contextmanager
-def lifted() -> Iterator[None]:
+def lift_variables() -> Iterator[None]:
     """Make variables in a ``with`` block as if no function were being traced.
 
     They have their values when the block ends. In a graph of TensorFlow 1, and under a distribution strategy,

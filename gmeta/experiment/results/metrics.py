@@ -81,7 +81,7 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
     """
     from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-    truth, guess, splits = _checked(labels, predictions, row_splits)
+    truth, guess, splits = _check(labels, predictions, row_splits)
     if not truth.size or not np.isfinite(guess).all():
         return dict.fromkeys(OF_RATINGS, np.nan)
     return {
@@ -140,7 +140,7 @@ def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: in
     """
     from sklearn.metrics import ndcg_score
 
-    truth, guess, splits = _checked(labels, predictions, row_splits)
+    truth, guess, splits = _check(labels, predictions, row_splits)
     gains, sizes = np.exp2(truth) - 1.0, np.diff(splits)
     total, tasks = 0.0, 0
     for size in np.unique(sizes[sizes > 1]):  # one call for all tasks of a size: rows need no padding
@@ -152,7 +152,7 @@ def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: in
     return total / tasks if tasks else np.nan
 
 
-def _checked(
+def _check(
     labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
     truth, guess = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)

@@ -40,7 +40,7 @@ def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
         return melu(features, hidden=config.hidden, **options)
     units = {f"fc{number}": width for number, width in enumerate(config.hidden, 1)}
     stack = DenseStack({**units, "linear_out": 1}, seed=options["seed"], name="decision")
-    return _scaled(config, features, stack, options, "melu")
+    return _scale(config, features, stack, options, "melu")
 
 
 def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
@@ -64,14 +64,14 @@ def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
         raise ConfigError(f"dlrm takes features of one width, got {[width, *others]}")
     names = [feature.name for feature in features]
     network = DLRMNetwork(names, width, floats=list(config.numbers), seed=options["seed"], **top)
-    return _scaled(config, features, network, options, "dlrm")
+    return _scale(config, features, network, options, "dlrm")
 
 
 def _has_scales(config: ExperimentConfig) -> bool:
     return bool(config.numbers) or config.label_scale is not None
 
 
-def _scaled(
+def _scale(
     config: ExperimentConfig,
     features: Sequence[FeatureConfig],
     network: tf.keras.layers.Layer,

@@ -21,7 +21,7 @@ from gmeta.core.data.manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.core.staging import write_errors_explained
+from gmeta.core.staging import explain_write_errors
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 
 
@@ -69,7 +69,7 @@ class RunFolder:
                     f"name another --run, or delete {file.name} and the training folders beside it"
                 )
             return
-        with write_errors_explained(file):
+        with explain_write_errors(file):
             write_atomically(file, json.dumps(begun, indent=1) + "\n")
 
     def load(self) -> tuple[ExperimentConfig, Path]:

@@ -97,7 +97,7 @@ def balance_over_ranks(
     here = collectives.world()
     if here.size == 1:
         return dict(element)
-    return _dealt(element, cost, length, packing, here.rank, here.size, collectives.alltoall, name)[0]
+    return _deal(element, cost, length, packing, here.rank, here.size, collectives.alltoall, name)[0]
 
 
 def balanced_elements(
@@ -135,7 +135,7 @@ def balanced_elements(
 
     @tf.function(input_signature=[spec], autograph=False)
     def deal(element: dict[str, Any]) -> tuple[dict[str, Any], tf.Tensor]:
-        return _dealt(element, cost, length, packing, here.rank, here.size, collectives.alltoall, name)
+        return _deal(element, cost, length, packing, here.rank, here.size, collectives.alltoall, name)
 
     elements, nothing = iter(dataset), _nothing(spec)
 
@@ -153,7 +153,7 @@ def balanced_elements(
             yield element
 
 
-def _dealt(
+def _deal(
     element: Mapping[str, Any],
     cost: SequenceCost,
     length: str | None,

@@ -60,7 +60,7 @@ Query: TypeAlias = int | float | After | Flag
 """What `gmeta.io.tasks` takes for ``query``, and `gmeta.io.sequences` for ``exposed``."""
 
 
-def checked(query: Query, schema: Schema, what: str = "tasks: query") -> Query:
+def check_query(query: Query, schema: Schema, what: str = "tasks: query") -> Query:
     """The rule as it is, if it is one and fits the columns.
 
     Args:

@@ -14,13 +14,13 @@ import tensorflow as tf
 _ODD = 0x9E3779B97F4A7C15
 
 
-def marked_last(marked: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+def order_marked_last(marked: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
     """Rows, task by task, in each task those that aren't ``marked`` (rows,) before those that are."""
     task = tf.repeat(tf.range(tf.size(lengths, tf.int64)), lengths)
     return tf.cast(tf.argsort(2 * task + tf.cast(marked, tf.int64), stable=True), tf.int64)
 
 
-def drawn(element: dict[str, Any], lengths: tf.Tensor, seeds: Sequence[Any]) -> tf.Tensor:
+def draw_order(element: dict[str, Any], lengths: tf.Tensor, seeds: Sequence[Any]) -> tf.Tensor:
     """Rows, task by task, in each task in an order drawn for (``seeds``, task, batch).
 
     A row's place is that of its hash among its task's.
@@ -48,9 +48,9 @@ def _mix(x: tf.Tensor) -> tf.Tensor:
     """splitmix64's finaliser."""
     x = x + tf.constant(_ODD, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = _xor_shifted(x, shift) * tf.constant(factor, tf.uint64)
-    return _xor_shifted(x, 31)
+        x = _xor_shift(x, shift) * tf.constant(factor, tf.uint64)
+    return _xor_shift(x, 31)
 
 
-def _xor_shifted(x: tf.Tensor, places: int) -> tf.Tensor:
+def _xor_shift(x: tf.Tensor, places: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(places, tf.uint64)))

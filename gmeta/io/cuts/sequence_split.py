@@ -12,8 +12,8 @@ from gmeta.core.arguments import whole_number
 from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError
 from gmeta.io.cuts.group_rows import GroupRows
-from gmeta.io.cuts.query_rule import After, Flag, Query, checked, query_rows
-from gmeta.io.cuts.unsplit_tasks import About, counted
+from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, query_rows
+from gmeta.io.cuts.unsplit_tasks import About, count_unsound
 from gmeta.io.reader_stats import ReaderStats
 
 Unexposed = Literal["leave_out", "keep"]
@@ -105,9 +105,9 @@ class SequenceSplit:
         self._check_columns(schema)
         rule = self.exposed
         if rule is not None:
-            rule = checked(rule, schema, "sequences: exposed")
+            rule = check_query(rule, schema, "sequences: exposed")
         if self.history_of is not None:
-            checked(self.history_of, schema, "sequences: history_of")
+            check_query(self.history_of, schema, "sequences: history_of")
         return replace(self, task=schema.task, exposed=rule)
 
     @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
@@ -166,7 +166,7 @@ class SequenceSplit:
         if self.unexposed == "leave_out" and isinstance(self.exposed, After | Flag):
             shown = targets.lengths
             about = About(self.path, str(self.exposed), "exposed", "; such users are left out", "unexposed")
-            task = counted(element, shown > 0, shown, self.stats, about)["task"]
+            task = count_unsound(element, shown > 0, shown, self.stats, about)["task"]
             groups = tf.where(shown > 0)[:, 0]
             history, targets = history.of_groups(groups), targets.of_groups(groups)
         if self.longest is not None:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
 from gmeta.io.cuts.query_rule import After, Flag, Query, query_rows
-from gmeta.io.cuts.row_order import drawn, marked_last
-from gmeta.io.cuts.unsplit_tasks import About, left_out, refused
+from gmeta.io.cuts.row_order import draw_order, order_marked_last
+from gmeta.io.cuts.unsplit_tasks import About, left_out, refuse_unsound
 from gmeta.io.reader_stats import ReaderStats
 
 Rows = Literal["latest", "random"]
@@ -65,7 +65,7 @@ class TaskSplit:
                 element, chosen = left_out(element, chosen, sound, queries, self.stats, self._about)
                 lengths, queries = _lengths(element), tf.boolean_mask(queries, sound)
             else:
-                element = refused(element, sound, queries, self._about)
+                element = refuse_unsound(element, sound, queries, self._about)
         order = self._order(element, lengths, chosen)
         columns, starts = element["columns"], element["row_splits"][:-1]
         if self.schema.task in self.features:
@@ -99,11 +99,11 @@ class TaskSplit:
     def _order(self, element: dict[str, Any], lengths: tf.Tensor, chosen: Any) -> Any:
         """The rows, support before query in each task; None: as they stand."""
         if chosen is not None:
-            return marked_last(chosen, lengths)
+            return order_marked_last(chosen, lengths)
         if not self._random:
             return None
         seed = tf.constant(self.seed, tf.int64)
-        return drawn(element, lengths, [seed, element["epoch"]] if self.resample else [seed])
+        return draw_order(element, lengths, [seed, element["epoch"]] if self.resample else [seed])
 
     def _label(self, columns: dict[str, Any]) -> tf.Tensor:
         if isinstance(self.label, str):

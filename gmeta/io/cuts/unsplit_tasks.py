@@ -24,7 +24,9 @@ class About(NamedTuple):
     reason: str = "one_sided"
 
 
-def refused(element: dict[str, Any], sound: tf.Tensor, queries: tf.Tensor, about: About) -> dict[str, Any]:
+def refuse_unsound(
+    element: dict[str, Any], sound: tf.Tensor, queries: tf.Tensor, about: About
+) -> dict[str, Any]:
     """The element, if all of its tasks are ``sound`` (T,).
 
     Raises:
@@ -47,7 +49,7 @@ def left_out(
 ) -> tuple[dict[str, Any], tf.Tensor]:
     """The element and ``chosen`` (rows,) without the tasks, and their rows, that aren't ``sound`` (T,)."""
     rows = tf.repeat(sound, element["row_splits"][1:] - element["row_splits"][:-1])
-    return keep(counted(element, sound, queries, stats, about), sound), tf.boolean_mask(chosen, rows)
+    return keep(count_unsound(element, sound, queries, stats, about), sound), tf.boolean_mask(chosen, rows)
 
 
 def keep(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
@@ -56,14 +58,14 @@ def keep(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
     rows = tf.repeat(sound, lengths)
     return {
         **element,
-        "columns": {name: _masked(values, rows) for name, values in element["columns"].items()},
+        "columns": {name: _mask(values, rows) for name, values in element["columns"].items()},
         "task": tf.boolean_mask(element["task"], sound),
         "batch_id": tf.boolean_mask(element["batch_id"], sound),
         "row_splits": tf.concat([[0], tf.cumsum(tf.boolean_mask(lengths, sound))], axis=0),
     }
 
 
-def counted(
+def count_unsound(
     element: dict[str, Any],
     sound: tf.Tensor,
     queries: tf.Tensor,
@@ -84,7 +86,7 @@ def counted(
         return {**element, "task": tf.identity(element["task"])}
 
 
-def _masked(values: Any, rows: tf.Tensor) -> Any:
+def _mask(values: Any, rows: tf.Tensor) -> Any:
     return (tf.ragged.boolean_mask if isinstance(values, tf.RaggedTensor) else tf.boolean_mask)(values, rows)
 
 

@@ -86,14 +86,14 @@ def decode(
     arrays = []
     for column, own in zip(columns, cells, strict=True):
         try:
-            arrays.append(_decoded(own, column, keys, order))
+            arrays.append(_decode(own, column, keys, order))
         except DataError as error:
             advice = "declare the columns as they were written"
             raise DataError(str(error), path=where, advice=advice) from error
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
-def _decoded(cells: Sequence[Cell], column: Column, keys: npt.NDArray[np.int64], order: ByteOrder) -> Any:
+def _decode(cells: Sequence[Cell], column: Column, keys: npt.NDArray[np.int64], order: ByteOrder) -> Any:
     lengths = np.fromiter((-1 if cell is None else len(cell) for cell in cells), np.int64, len(cells))
     there = lengths >= 0
     dtype = _dtype(column.dtype, order)

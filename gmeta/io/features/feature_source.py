@@ -190,7 +190,7 @@ class FeatureSource(abc.ABC):
         """The rows of distinct keys, from the cache or the store."""
         if self.policy.cache_rows == 0 or len(keys) == 0:
             counted["misses"] += len(keys)
-            return self._fetched(table, keys, columns, as_of, counted)
+            return self._fetch(table, keys, columns, as_of, counted)
         known_as = [-1] * len(keys) if as_of is None else as_of.tolist()
         places: list[Place] = list(zip(keys.tolist(), known_as, strict=True))
         now = time.monotonic()
@@ -203,7 +203,7 @@ class FeatureSource(abc.ABC):
         counted["misses"] += len(away)
         if len(away) == 0:
             return cached
-        fetched = self._fetched(table, keys[away], columns, None if as_of is None else as_of[away], counted)
+        fetched = self._fetch(table, keys[away], columns, None if as_of is None else as_of[away], counted)
         with self._lock:
             until = now + self.policy.cache_seconds if as_of is None else float("inf")
             cache.put([places[row] for row in away.tolist()], fetched, until)
@@ -211,9 +211,9 @@ class FeatureSource(abc.ABC):
             return fetched
         order = np.empty(len(keys), np.int64)
         order[here], order[away] = np.arange(len(cached)), len(cached) + np.arange(len(away))
-        return _joined([cached, fetched]).take(pa.array(order))
+        return _join([cached, fetched]).take(pa.array(order))
 
-    def _fetched(
+    def _fetch(
         self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None, counted: Counter[str]
     ) -> Any:
         """The rows of distinct keys from the store, in batches."""
@@ -226,10 +226,10 @@ class FeatureSource(abc.ABC):
                 return self.fetch(table, keys[part], columns, when)
 
             batches.append(request(make, self.policy, counted, what))
-        return _joined(batches)
+        return _join(batches)
 
 
-def _joined(batches: Sequence[Any]) -> Any:
+def _join(batches: Sequence[Any]) -> Any:
     """Record batches of one schema, one behind the other."""
     full = [batch for batch in batches if len(batch)] or batches[:1]
     if len(full) == 1:

@@ -57,7 +57,7 @@ def settle_missing(
             advice="put it into the store, or take FetchPolicy(missing='default') or 'null'",
         )
     filled = [
-        _filled(array, nulls, column, policy)
+        _fill(array, nulls, column, policy)
         for array, nulls, column in zip(rows.columns, absent, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(filled, schema=rows.schema)
@@ -80,7 +80,7 @@ def default_of(column: Column, policy: FetchPolicy) -> Any:
     raise ConfigError(f"FetchPolicy: the default {value!r} of column {column.name!r} is not {kind}")
 
 
-def _filled(array: Any, nulls: npt.NDArray[np.bool_], column: Column, policy: FetchPolicy) -> Any:
+def _fill(array: Any, nulls: npt.NDArray[np.bool_], column: Column, policy: FetchPolicy) -> Any:
     if not nulls.any():
         return array
     places = np.where(nulls, len(array), np.arange(len(array)))

@@ -80,7 +80,7 @@ class RocksDBSource(FeatureSource):
         self._columns: dict[str, list[Column]] = {}
         self._families: dict[str, Any] = {}
         for name in families:
-            description = self._store.get(_described(name))
+            description = self._store.get(_describe(name))
             if description is not None:
                 self._columns[name] = [Column(**column) for column in json.loads(description)]
                 self._families[name] = self._store.get_column_family(name)
@@ -104,7 +104,7 @@ class RocksDBSource(FeatureSource):
                 [{"name": c.name, "dtype": c.dtype, "is_list": c.is_list} for c in columns]
             )
             self._families[table] = self._store.create_column_family(table, self._options())
-            self._store[_described(table)] = described.encode()
+            self._store[_describe(table)] = described.encode()
             self._columns[table] = list(columns)
 
     def fetch(self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> Any:
@@ -176,5 +176,5 @@ class RocksDBSource(FeatureSource):
             raise ConfigError(f"{self.name} is open for reading; open it with writable=True")
 
 
-def _described(table: str) -> bytes:
+def _describe(table: str) -> bytes:
     return f"gmeta/{table}".encode()

@@ -65,7 +65,7 @@ def distribute(
       >>> for batch in distribute(epoch, "grpc://host:5050").prefetch(2):
       ...     train(batch)
     """
-    if any(tensor.dtype == tf.resource for tensor in _captured(dataset)):
+    if any(tensor.dtype == tf.resource for tensor in _capture(dataset)):
         raise ConfigError(
             "data_service: the dataset counts in variables (epochs, a ReadingPosition, ReadingTime), which "
             "workers don't have: pass count_epochs=False and no position, and put ReadingTime behind it"
@@ -80,9 +80,9 @@ def distribute(
     return dataset.apply(tf.data.experimental.service.distribute(mode, service, job_name=job_name))
 
 
-def _captured(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
+def _capture(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
     """What the functions of a dataset, and of all that it is made of, hold of the world outside."""
     for function in dataset._functions():
         yield from function.function.captured_inputs
     for source in dataset._inputs():
-        yield from _captured(source)
+        yield from _capture(source)

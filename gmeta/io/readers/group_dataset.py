@@ -16,7 +16,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
-from gmeta.io.readers.remote import located
+from gmeta.io.readers.remote import locate
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -106,7 +106,7 @@ def _files(files: Path | Sequence[Path] | tf.Tensor) -> tf.Tensor:
     if not tf.is_tensor(files):
         if not files:
             raise ConfigError("group_batch: no files given")
-        files = [os.fspath(located(path)) for path in files]
+        files = [os.fspath(locate(path)) for path in files]
     return tf.convert_to_tensor(files, tf.string)
 
 

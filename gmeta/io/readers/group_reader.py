@@ -159,7 +159,7 @@ def groups(
         for ranks, steps in passed:
             resume = resume.after_steps(steps, ranks=ranks, groups_per_step=groups_per_element)
     if resume is not None:
-        whole = _checked(resume, split, seed, path)
+        whole = _check(resume, split, seed, path)
         first_epoch = resume.epoch
     window = 0
     if shuffle:
@@ -196,7 +196,7 @@ def groups(
         return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **options)
 
     if position is not None:
-        return settled(position.epochs(steps).flat_map(epoch_of))
+        return settle(position.epochs(steps).flat_map(epoch_of))
     if pieces > 1:
         number, planned = tf.constant(first_epoch, tf.int64), int(first["steps"])
 
@@ -204,16 +204,16 @@ def groups(
             begin, end = piece * planned // pieces, (piece + 1) * planned // pieces
             return epoch_of(number, begin, end)
 
-        return settled(tf.data.Dataset.range(pieces).flat_map(piece_of), pieces=pieces)
+        return settle(tf.data.Dataset.range(pieces).flat_map(piece_of), pieces=pieces)
     if not count_epochs:
-        return settled(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
+        return settle(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
     elements = counted_epochs(first_epoch).flat_map(epoch_of)
     if resume is None and steps >= 0:
         elements = elements.apply(tf.data.experimental.assert_cardinality(steps))
-    return settled(elements)
+    return settle(elements)
 
 
-def settled(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
+def settle(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
     """The dataset, saying that ranks have their parts already, and its epoch counter isn't in the way."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -256,7 +256,7 @@ def _shares(shard: tuple[int, int] | None) -> Shares:
     return collectives.world().shares if shard is None else Shares.of(*shard)
 
 
-def _checked(resume: EpochPlan, split: PreparedSplit, seed: int, path: str | os.PathLike[str]) -> EpochPlan:
+def _check(resume: EpochPlan, split: PreparedSplit, seed: int, path: str | os.PathLike[str]) -> EpochPlan:
     if resume.digest != split.digest:
         raise ConfigError(
             f"groups: resume is of another data set than {os.fspath(path)}, whose manifest's digest differs: "

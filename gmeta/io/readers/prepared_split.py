@@ -16,7 +16,7 @@ from gmeta.core.data.roles import Roles
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import ReadablePath
-from gmeta.io.readers.remote import located
+from gmeta.io.readers.remote import locate
 
 _MOST = 8  # splits or data sets that a message names
 
@@ -75,7 +75,7 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
       DataError: A manifest that can't be read, or one that doesn't match its shards; or the split holds no
         group.
     """
-    path = located(path)
+    path = locate(path)
     if isinstance(path, Path):
         _check_there(path)
     manifest = Manifest.load(path.parent, check_shards=on_bad == "raise")

@@ -101,7 +101,7 @@ class RemotePath:
             ) from error
 
 
-def located(path: str | os.PathLike[str]) -> Path | RemotePath:
+def locate(path: str | os.PathLike[str]) -> Path | RemotePath:
     """A path, local or remote; of the latter, what reading it needs is there (`preflight`).
 
     Args:

@@ -17,7 +17,7 @@ from gmeta.core.shares import Shares
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.group_reader import groups, settled
+from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.position import counted_epochs
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.row_dataset import row_batches
@@ -116,7 +116,7 @@ def rows(
         shuffle_buffer = max(16 * size, BLOCK_BYTES // width)
     buffer = whole_number("rows: shuffle_buffer", shuffle_buffer, least=1)
     shares = collectives.world().shares if shard is None else Shares.of(*shard)
-    skipped = _skipped(passed, shares, resume)
+    skipped = _count_skipped(passed, shares, resume)
 
     def lane(number: int) -> tf.data.Dataset:
         """The batches of one range."""
@@ -141,10 +141,10 @@ def rows(
             shuffle_seed=seed if shuffle else None,
             drop_remainder=drop_remainder,
         )
-        return batches if isinstance(label, str) else batches.map(_stacked)
+        return batches if isinstance(label, str) else batches.map(_stack)
 
     lanes = [lane(number) for number in range(shares.first, shares.first + shares.count)]
-    batches = lanes[0] if len(lanes) == 1 else _joined(lanes)
+    batches = lanes[0] if len(lanes) == 1 else _join(lanes)
     if skipped:
         # Epoch 0 of this count is the first iteration, the one that goes on.
         batches = counted_epochs(0).flat_map(
@@ -153,14 +153,14 @@ def rows(
             )
         )
     if pad_value is not None:
-        batches = batches.map(lambda *batch: _padded(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
+        batches = batches.map(lambda *batch: _pad(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
     if shares.total == 1 and resume is None and not skipped and on_bad == "raise":
         steps = split.rows // size if drop_remainder else -(-split.rows // size)
         batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
-    return settled(batches.prefetch(tf.data.AUTOTUNE))
+    return settle(batches.prefetch(tf.data.AUTOTUNE))
 
 
-def _skipped(passed: Sequence[tuple[int, int]], shares: Shares, resume: EpochPlan | None) -> int:
+def _count_skipped(passed: Sequence[tuple[int, int]], shares: Shares, resume: EpochPlan | None) -> int:
     """How many batches of the first epoch were taken before."""
     if passed and resume is not None:
         raise ConfigError("rows: passed goes without resume")
@@ -174,11 +174,11 @@ def _skipped(passed: Sequence[tuple[int, int]], shares: Shares, resume: EpochPla
 
 
 @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
-def _stacked(features: dict[str, Any], labels: tuple[tf.Tensor, ...], *weight: tf.Tensor) -> tuple[Any, ...]:
+def _stack(features: dict[str, Any], labels: tuple[tf.Tensor, ...], *weight: tf.Tensor) -> tuple[Any, ...]:
     return features, tf.stack(labels, axis=1), *weight
 
 
-def _joined(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
+def _join(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
     """One batch a step of all lanes' batches; a lane that has ended gives no rows."""
 
     def nothing(spec: Any) -> Any:
@@ -196,7 +196,7 @@ def _joined(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
     return steps.take_while(lambda _, label, *__: tf.shape(label)[0] > 0)
 
 
-def _padded(batch: tuple[Any, ...], pad_value: int) -> tuple[Any, ...]:
+def _pad(batch: tuple[Any, ...], pad_value: int) -> tuple[Any, ...]:
     features = {
         name: values.to_tensor(tf.cast(pad_value, values.dtype))
         if isinstance(values, tf.RaggedTensor)

@@ -14,7 +14,7 @@ from gmeta.io.cuts.query_rule import Flag, Query
 from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.group_reader import Balance, groups, settled
+from gmeta.io.readers.group_reader import Balance, groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
 
@@ -166,4 +166,4 @@ def sequences(
     )
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
-    return settled(batches if position is None else position.counted(batches))
+    return settle(batches if position is None else position.counted(batches))

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.data.on_bad import OnBad
-from gmeta.io.cuts.query_rule import After, Flag, Query, checked, least_rows
+from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.group_reader import groups, settled
+from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
 
@@ -140,7 +140,7 @@ def tasks(
     support = None if support is None else whole_number("tasks: support", support, least=1)
     opened = open_split(path, on_bad)
     schema, roles = opened.schema, opened.roles
-    query = checked(query, schema)
+    query = check_query(query, schema)
     label = choose_label("tasks", schema, roles, label)
     weight = choose_weight("tasks", schema, weight)
     labels = (label,) if isinstance(label, str) else label
@@ -183,4 +183,4 @@ def tasks(
         elements = elements.map(only.at_least(least_rows(query)), num_parallel_calls=tf.data.AUTOTUNE)
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
-    return settled(batches if position is None else position.counted(batches))
+    return settle(batches if position is None else position.counted(batches))

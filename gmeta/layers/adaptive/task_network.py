@@ -100,13 +100,13 @@ class TaskNetwork(tf.keras.layers.Layer):
             variable = variables[name]
             (own if value.shape.rank > variable.shape.rank else shared)[id(variable)] = value
         if not own:
-            with replaced(self.network, shared):
+            with replace_weights(self.network, shared):
                 return _over_samples(lambda samples: self._run(samples, training), x)
         keys = list(own)
 
         def one_task(elements: tuple[Any, ...]) -> tf.Tensor:
             samples, *values = elements
-            with replaced(self.network, {**shared, **dict(zip(keys, values, strict=True))}):
+            with replace_weights(self.network, {**shared, **dict(zip(keys, values, strict=True))}):
                 return self._run(samples, training)
 
         return _map_tasks(one_task, (x, *own.values()))
@@ -129,7 +129,7 @@ _STATISTICS = (tf.keras.layers.BatchNormalization,)
 
 
 @contextmanager
-def replaced(network: tf.keras.layers.Layer, values: Mapping[int, tf.Tensor]) -> Iterator[None]:
+def replace_weights(network: tf.keras.layers.Layer, values: Mapping[int, tf.Tensor]) -> Iterator[None]:
     """Let the layers of a network read tensors in place of variables, while the block runs.
 
     Args:

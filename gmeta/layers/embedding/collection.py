@@ -272,14 +272,14 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """
         single = [f.name for f in self.features if _is_single(f, lookup.positions[f.name])]
         if len(self.merged) == 1 and len(single) == len(self.features):
-            side_by_side = tf.gather(lookup.rows[0], self._stacked(lookup, single, axis=1))
+            side_by_side = tf.gather(lookup.rows[0], self._stack(lookup, single, axis=1))
             return tf.reshape(side_by_side, [-1, len(single) * self.features[0].dim])
         vectors: dict[str, Any] = {}
         for rows, merged in zip(lookup.rows, self.merged, strict=True):
             # One gather of those with one id a sample: of several, all gradients would have to be added up.
             together = [feature.name for feature in merged.features if feature.name in single]
             if together:
-                of_each = tf.unstack(tf.gather(rows, self._stacked(lookup, together, axis=0)))
+                of_each = tf.unstack(tf.gather(rows, self._stack(lookup, together, axis=0)))
                 vectors |= zip(together, of_each, strict=True)
             for feature in merged.features:
                 if feature.name not in single:
@@ -292,7 +292,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
                 )
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
 
-    def _stacked(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
+    def _stack(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
         # Where the positions are; from host memory one copy to a GPU rather than one a feature.
         with tf.device(DEVICE_NAMES[self._place()]):
             return tf.stack([lookup.positions[name] for name in names], axis=axis)

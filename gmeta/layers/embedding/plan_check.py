@@ -49,8 +49,8 @@ class PlanCheck(tf.train.experimental.PythonState):
         saved = json.loads(string_value)
         if saved != self._plan:
             raise ConfigError(
-                f"{self._owner!r} has the tables {_shown(self._plan)}, but what is loaded was saved with "
-                f"{_shown(saved)}: ids would be taken for those of other features. Make the collection with "
+                f"{self._owner!r} has the tables {_show(self._plan)}, but what is loaded was saved with "
+                f"{_show(saved)}: ids would be taken for those of other features. Make the collection with "
                 "the features, their policies and the order that it was saved with"
             )
 
@@ -63,7 +63,7 @@ class PlanCheck(tf.train.experimental.PythonState):
         self.deserialize(np.asarray(array).tobytes())
 
 
-def _shown(plan: Sequence[dict[str, Any]]) -> str:
+def _show(plan: Sequence[dict[str, Any]]) -> str:
     return "; ".join(
         f"{', '.join(merged['tables'])} ({merged['dim']} wide"
         + (f", ids of {', '.join(merged['hashed'])} hashed)" if merged.get("hashed") else ")")

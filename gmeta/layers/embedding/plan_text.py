@@ -17,10 +17,10 @@ _HEADINGS = (
 def plan_table(plan: Sequence[MergedTable], tables: Sequence[HashTable]) -> str:
     """One line for each physical table, under headings."""
     lines = [_HEADINGS, *(_cells(merged, table) for merged, table in zip(plan, tables, strict=True))]
-    return "\n".join(aligned(lines))
+    return "\n".join(align(lines))
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+def align(lines: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells as text, in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [

@@ -140,7 +140,7 @@ def exchange_values(
     pack = device_rows.pack if device == "gpu" and device_rows.on_gpu(wire_dtype) else pack_rows
     buffer, splits = pack(rows, sent.owned.positions, sent.owned.counts, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/values")
-    return _unpacked(received, sent.routed.counts, dims)
+    return _unpack(received, sent.routed.counts, dims)
 
 
 def exchange_gradients(
@@ -181,14 +181,14 @@ def exchange_gradients(
     else:
         buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")
-    parts = _unpacked(received, here, [value.shape[1] for value in values])
+    parts = _unpack(received, here, [value.shape[1] for value in values])
     for (lookup, table, gradient), part in zip(found, parts, strict=True):
         came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
         owned[lookup][table] = _present(came) if isinstance(gradient, tf.IndexedSlices) else came
     return owned
 
 
-def _unpacked(buffer: tf.Tensor, counts: tf.Tensor, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
+def _unpack(buffer: tf.Tensor, counts: tf.Tensor, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
     unpack = device_rows.unpack if device_rows.on_gpu(buffer.dtype) else unpack_rows
     return unpack(buffer, counts, dims=dims)
 

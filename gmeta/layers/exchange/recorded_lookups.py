@@ -135,7 +135,7 @@ class RecordedLookups:
                 )
                 continue
             keys, values = zip(*of_table, strict=True)
-            together.append(TableGradient(table, _joined(keys), _joined(values)))
+            together.append(TableGradient(table, _join(keys), _join(values)))
         return together
 
     def apply_gradients(
@@ -222,5 +222,5 @@ def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Pa
     return None if gradient is None else (keys, gradient)
 
 
-def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)

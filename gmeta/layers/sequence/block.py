@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.layers.sequence.bias_tables import RelativeBiasTables
 from gmeta.layers.sequence.view import SequenceView, sequence_view
@@ -213,4 +213,4 @@ def _flat_times(name: str, times: Any, tokens: Jagged) -> Any:
     same = tf.size(own.offsets) == tf.size(tokens.offsets)
     least = tf.minimum(tf.size(own.offsets), tf.size(tokens.offsets))
     same &= tf.reduce_all(own.offsets[:least] == tokens.offsets[:least])
-    return asserted(own.values, same, [f"{name}: rows of times= have other lengths than the sequences"])
+    return assert_first(own.values, same, [f"{name}: rows of times= have other lengths than the sequences"])

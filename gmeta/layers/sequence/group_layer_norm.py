@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.ops import jagged
 from gmeta.ops.layer.norms import layer_norm
 
@@ -63,7 +63,7 @@ class GroupLayerNorm(tf.keras.layers.Layer):
         """
         domains = tf.convert_to_tensor(domains)
         # A GPU's gather makes zeros of what is out of range.
-        domains = asserted(
+        domains = assert_first(
             domains,
             (domains >= 0) & (domains < self.domains),
             [f"{self.name}: domains must be in [0, {self.domains}), got", domains],

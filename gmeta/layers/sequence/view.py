@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.ops import AttentionMask, Jagged, jagged
 
 
@@ -59,7 +59,7 @@ def sequence_view(
     times = tf.cast(times, tf.int64)
     if times.shape.rank not in (None, 1):
         raise ConfigError(f"times must be a vector with a number for each token, got shape {times.shape}")
-    times = asserted(
+    times = assert_first(
         times,
         tf.size(times, tf.int64) == offsets[-1],
         ["times: a number for each token expected; tokens", offsets[-1], "times", tf.size(times)],
@@ -83,4 +83,4 @@ def _with_parts(offsets: tf.Tensor, contexts: Any, targets: Any) -> tf.Tensor:
     fits = (counts[0] >= 0) & (counts[1] >= 0) & (counts[0] + counts[1] <= lengths)
     form = "a sequence is [contexts | history | targets]; contexts"
     told = [form, counts[0], "and targets", counts[1], "don't fit into lengths", lengths]
-    return asserted(offsets, fits, told, summarize=20)
+    return assert_first(offsets, fits, told, summarize=20)

@@ -212,8 +212,8 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.
         batch = self.tasks_of(batch)
         with rank_step(self, batch["label"]) as step, shapes_on_host():
             outer, lookup = self.gradients(batch)
-            counted = self._counted(batch, self._learnt_from)
-            logs = self._report(outer.loss, self._counted(batch, self.outer_part))
+            counted = self._count_samples(batch, self._learnt_from)
+            logs = self._report(outer.loss, self._count_samples(batch, self.outer_part))
             variables, trains_rows = self.trainable_variables, self.collection.trainable
             gradients = step.end_forward([*outer.dense, *(outer.rows if trains_rows else ())])
         self.mark("outer", *(g for g in gradients if g is not None))
@@ -239,7 +239,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.
         with rank_step(self, batch["label"]) as step, shapes_on_host():
             view, outputs = self._query_outputs(batch, insert=False)
             loss = self.measured_loss(view, "query", outputs)
-            return step.end_forward(self._report(loss, self._counted(batch, "query")))
+            return step.end_forward(self._report(loss, self._count_samples(batch, "query")))
 
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, batch: TaskBatch) -> tf.Tensor:
@@ -296,7 +296,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.
         self.compile(**tf.keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def _counted(self, batch: TaskBatch, part: Part) -> tf.Tensor:
+    def _count_samples(self, batch: TaskBatch, part: Part) -> tf.Tensor:
         """How many samples, or tasks, a mean over a part of the batch is of."""
         masks = [batch[each]["mask"] for each in (("support", "query") if part == "all" else (part,))]
         if self.reduction == "sample":

@@ -49,7 +49,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         if np.ndim(items) == 0:
             self.size = whole_number(f"{owner}: items", items, least=1)
             return
-        ids = _checked(items, owner)
+        ids = _check(items, owner)
         self.size, keys = len(ids), ids
         with tf.device("CPU:0"):
             if ids.dtype == object:
@@ -148,7 +148,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             )
 
 
-def _checked(items: Items, owner: str) -> Any:
+def _check(items: Items, owner: str) -> Any:
     """Ids as int64, or as bytes of dtype object."""
     ids = np.asarray(items)
     texts = ids.dtype.kind in "USO" and all(isinstance(each, str | bytes) for each in ids.ravel())
@@ -195,7 +195,7 @@ def top_items(
         end = tf.minimum(begin + block, size)
         scores = tf.matmul(queries, tf.cast(vectors[begin:end], tf.float32), transpose_b=True)
         if without is not None:
-            scores = _hidden(scores, without, begin, end)
+            scores = _hide(scores, without, begin, end)
         here = tf.broadcast_to(tf.range(begin, end), tf.shape(scores, tf.int64))
         found = tf.math.top_k(tf.concat([best, scores], axis=1), k)
         numbers = tf.gather(tf.concat([numbers, here], axis=1), found.indices, batch_dims=1)
@@ -216,7 +216,7 @@ def top_items(
     return tf.where(tf.math.is_inf(scores), tf.constant(-1, tf.int64), numbers), scores
 
 
-def _hidden(scores: tf.Tensor, without: tf.RaggedTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+def _hide(scores: tf.Tensor, without: tf.RaggedTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
     """Scores of the items from begin to end, -inf of those that are left out."""
     items = without.values
     here = tf.where((items >= begin) & (items < end))[:, 0]

@@ -43,7 +43,7 @@ class LabelMetrics:
                 f"{', '.join(labels)}"
             )
         self.by_label = {
-            label: [_of_label(model, metric, label) for metric in _listed(of_label)]
+            label: [_of_label(model, metric, label) for metric in _list(of_label)]
             for label, of_label in by_label.items()
         }
         names = [*taken, *(metric.name for metric in self.metrics)]
@@ -70,7 +70,7 @@ class LabelMetrics:
                 metric.update_state(labels[label][:, tf.newaxis], tf.sigmoid(logits[label])[:, tf.newaxis])
 
 
-def _listed(given: Any) -> list[Any]:
+def _list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]

@@ -105,7 +105,7 @@ class MetaGRM(MetaModel):
             )
         heads = ExposureHeads(ranker.mixture, ranker.heads, name="exposure_heads")
         heads(tf.zeros([0, ranker.trunk.leave.gamma.shape[-1]]))
-        self._query = _checked(name, query)
+        self._query = _check(name, query)
         super().__init__(
             ranker.collection,
             heads,
@@ -188,7 +188,7 @@ class MetaGRM(MetaModel):
             "features": self.ranker.ids(batch),
             "label": tf.stack([labels[task] for task in self.labels], axis=-1),
             "task": batch["task"],
-            **{name: _padded(part) for name, part in zip(("support", "query"), parts, strict=True)},
+            **{name: _pad(part) for name, part in zip(("support", "query"), parts, strict=True)},
             "layout": layout,
         }
 
@@ -258,7 +258,7 @@ class MetaGRM(MetaModel):
         return lengths - tf.clip_by_value(nearest, tf.minimum(lengths, 1), tf.maximum(lengths - 1, 1))
 
 
-def _checked(name: str, query: Any) -> int | float:
+def _check(name: str, query: Any) -> int | float:
     if isinstance(query, float):
         if not 0 < finite_number(f"{name}: query", query) < 1:
             raise ConfigError(f"{name}: query must be a share above 0 and below 1, or a number, got {query}")
@@ -266,7 +266,7 @@ def _checked(name: str, query: Any) -> int | float:
     return whole_number(f"{name}: query", query, least=1)
 
 
-def _padded(part: Jagged) -> dict[str, tf.Tensor]:
+def _pad(part: Jagged) -> dict[str, tf.Tensor]:
     """Which exposures, (users, most), and where those are no padding."""
     index = jagged.to_padded(part)
     mask = tf.sequence_mask(jagged.lengths(part), tf.shape(index)[1], tf.float32)

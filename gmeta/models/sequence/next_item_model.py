@@ -157,12 +157,16 @@ class NextItemModel(Model):
         """
         ids, times = self._sequences(x, self.max_length)
         vectors = self.collection({self.item: ids.values}, training=training)[self.item]
-        return self._normed(jagged.last(self._queries(Jagged(vectors, ids.offsets), times, None, training)))
+        return self._normalize(
+            jagged.last(self._queries(Jagged(vectors, ids.offsets), times, None, training))
+        )
 
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """(V, d): the vectors of the catalogue; items that were never trained have their initial ones."""
-        return self._normed(self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item])
+        return self._normalize(
+            self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item]
+        )
 
     @property
     def items(self) -> int:
@@ -217,7 +221,7 @@ class NextItemModel(Model):
         # Embedded are ids that have been found in the catalogue.
         found = {self.item: self.catalogue.keys(tf.concat([numbers, drawn], axis=0))}
         vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
-        queries, positives = self._asked(Jagged(vectors[:total], ids.offsets), times, training=True)
+        queries, positives = self._ask(Jagged(vectors[:total], ids.offsets), times, training=True)
         losses = self.loss_of(
             queries.values,
             positives.values,
@@ -242,14 +246,14 @@ class NextItemModel(Model):
             numbers = Jagged(self.catalogue.numbers(ids.values), ids.offsets)
             found = self.catalogue.keys(numbers.values)
             vectors = self.collection({self.item: found}, training=False)[self.item]
-            queries, _ = self._asked(Jagged(vectors, ids.offsets), times, training=False)
-            last = self._normed(jagged.last(queries))
+            queries, _ = self._ask(Jagged(vectors, ids.offsets), times, training=False)
+            last = self._normalize(jagged.last(queries))
             ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(numbers))
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
             self.ranking.update_state(ranks, sample_weight=known)
             return step.end_forward(self.ranking.result())
 
-    def _asked(self, tokens: Jagged, times: Jagged | None, training: bool) -> tuple[Jagged, Jagged]:
+    def _ask(self, tokens: Jagged, times: Jagged | None, training: bool) -> tuple[Jagged, Jagged]:
         """A query of each token that something follows, and the vectors of what does."""
         following = None if times is None else _but_first(times)
         earlier = None if times is None else _but_last(times)
@@ -321,7 +325,7 @@ class NextItemModel(Model):
             view = view._replace(row_times=following.values)
         return self.backbone(Jagged(entered, tokens.offsets), view=view, training=training)
 
-    def _normed(self, vectors: tf.Tensor) -> tf.Tensor:
+    def _normalize(self, vectors: tf.Tensor) -> tf.Tensor:
         return tf.math.l2_normalize(vectors, axis=-1, epsilon=1e-12) if self.loss_of.normalize else vectors
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted, refuse_unless
+from gmeta.core.graph.conditions import assert_first, refuse_unless
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
 
@@ -152,7 +152,7 @@ class SequenceColumns:
             for name in getattr(self, part):
                 ids = self._column(batch, part, name).values
                 found.setdefault(name, []).append(_whole(ids, name) if name in labels else ids)
-        return {name: parts[0] if len(parts) == 1 else _joined(name, parts) for name, parts in found.items()}
+        return {name: parts[0] if len(parts) == 1 else _join(name, parts) for name, parts in found.items()}
 
     def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
         """What became of `ids`, by part: contexts [(users, dim)], history [(events, dim)], targets.
@@ -233,7 +233,7 @@ def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
     return refuse_unless(ids, tf.cast(ids, labels.dtype) == labels, told)
 
 
-def _joined(name: str, parts: list[Any]) -> tf.Tensor:
+def _join(name: str, parts: list[Any]) -> tf.Tensor:
     """The ids of a feature that several parts have, one after another."""
     kinds = {part.dtype for part in parts}
     if kinds == {tf.string}:
@@ -261,4 +261,4 @@ def _alike(column: Jagged, offsets: tf.Tensor, part: str, name: str) -> Jagged:
     same = tf.size(column.offsets) == tf.size(offsets)
     size = tf.minimum(tf.size(column.offsets), tf.size(offsets))
     same = same & tf.reduce_all(column.offsets[:size] == offsets[:size])
-    return Jagged(asserted(column.values, same, told), offsets)
+    return Jagged(assert_first(column.values, same, told), offsets)

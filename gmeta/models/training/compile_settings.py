@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.variables import lifted
+from gmeta.core.graph.variables import lift_variables
 
 
 def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
@@ -46,7 +46,7 @@ def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
       y_pred: Outputs.
     """
     if container is not None and not container.built:
-        with lifted():
+        with lift_variables():
             container.build(y_pred, container._conform_to_outputs(y_pred, y_true))
 
 

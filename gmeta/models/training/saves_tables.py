@@ -12,7 +12,7 @@ from tf_keras.src.utils import io_utils
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.layers.embedding.plan_text import aligned
+from gmeta.layers.embedding.plan_text import align
 from gmeta.layers.embedding.table_weights import HoldsTables, tables_of
 from gmeta.ops import HashTable
 
@@ -91,7 +91,7 @@ def table_lines(tables: Sequence[HashTable]) -> list[str]:
         statistics = table.statistics()
         counts = (int(statistics.size), table.dim, int(statistics.bytes))
         lines.append((table.name, *(f"{count:,}" for count in counts), type(table.optimizer).__name__))
-    return aligned(lines)
+    return align(lines)
 
 
 def _refuse_a_part(filepath: str | Path) -> None:

@@ -85,7 +85,7 @@ class ScaledNumbers(tf.keras.layers.Layer):
           weights: As the network takes them.
           training: As in Keras.
         """
-        numbers = {name: _scaled(x[name], *scale) for name, scale in self._scales.items()}
+        numbers = {name: _scale(x[name], *scale) for name, scale in self._scales.items()}
         vectors = {name: x[name] for name in self._features}
         if hasattr(self.network, "takes_by_name"):
             given: Any = {**vectors, **numbers}
@@ -112,6 +112,6 @@ class ScaledNumbers(tf.keras.layers.Layer):
         return cls(**{**config, "network": tf.keras.saving.deserialize_keras_object(config["network"])})
 
 
-def _scaled(x: tf.Tensor, mean: float, deviation: float) -> tf.Tensor:
+def _scale(x: tf.Tensor, mean: float, deviation: float) -> tf.Tensor:
     finite = tf.where(tf.math.is_finite(x), x, np.float32(mean))
     return tf.clip_by_value((finite - mean) / deviation, -FARTHEST, FARTHEST)

@@ -100,7 +100,7 @@ def _attention(
 ) -> tf.Tensor:
     arguments = (q, k, v, offsets, visible, scale, alpha, bias)
     if is_portable() or v.dtype == tf.float64:
-        return _padded(*arguments)
+        return _pad(*arguments)
     if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
         return _by_kernel(*arguments)
     # On a GPU without a kernel for the case: there in plain TensorFlow, and on the CPU what would take more
@@ -108,7 +108,7 @@ def _attention(
     lengths = offsets[1:] - offsets[:-1]
     pairs = tf.size(lengths, tf.int64) * tf.reduce_max(tf.concat([lengths, [0]], 0)) ** 2
     fits = pairs * tf.shape(v, tf.int64)[1] <= _MOST_PAIRS
-    return tf.cond(fits, lambda: _padded(*arguments), lambda: _on_cpu(*arguments))
+    return tf.cond(fits, lambda: _pad(*arguments), lambda: _on_cpu(*arguments))
 
 
 def _on_cpu(*arguments: Any) -> tf.Tensor:
@@ -141,7 +141,7 @@ def _by_kernel(
     )
 
 
-def _padded(
+def _pad(
     q: tf.Tensor | None,
     k: tf.Tensor | None,
     v: tf.Tensor,
@@ -199,7 +199,7 @@ def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
     q, k, v, *tables = floats
     positions, buckets = (None if table.shape == [0] else table for table in tables)
     scored = q.shape.rank == 3
-    return _padded(
+    return _pad(
         q if scored else None,
         k if scored else None,
         v,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.ops import jagged
 
 
@@ -120,14 +120,14 @@ def _earlier(times: tf.Tensor, sequence: tf.Tensor, of_history: tf.Tensor) -> tf
     times -= tf.reduce_min(tf.concat([times, [tf.int64.max]], axis=0))
     stride = 1 + tf.reduce_max(tf.concat([times, [0]], axis=0))
     most = tf.reduce_max(tf.concat([sequence, [0]], axis=0)) + 1
-    stride = asserted(
+    stride = assert_first(
         stride,
         (stride > 0) & (most <= tf.int64.max // tf.maximum(stride, 1)),
         ["attention mask: times of sequences", most, "are too far apart for int64; give them in seconds"],
     )
     keys = sequence * stride + times
     history = tf.boolean_mask(keys, of_history)
-    history = asserted(
+    history = assert_first(
         history,
         history[1:] >= history[:-1],
         ["attention mask: the times of a sequence's history must not decrease, got", history],

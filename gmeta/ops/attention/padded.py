@@ -25,10 +25,10 @@ def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     """
     padded = tf.RaggedTensor.from_row_splits(visible, offsets).to_tensor()
     places = tf.range(tf.shape(padded)[1])
-    return _seen(padded, places, places)
+    return _sees(padded, places, places)
 
 
-def _seen(visible: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+def _sees(visible: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """(batch, rows, columns) bool, of the (batch, rows, 3) that some rows see, and of these rows' places."""
     first, begin, end = (visible[:, :, part, tf.newaxis] for part in range(3))
     return (columns < first) | ((columns >= begin) & (columns < end)) | (rows[:, tf.newaxis] == columns)
@@ -63,21 +63,21 @@ def padded_attention(
       pairs: Of tokens that are there at once, of all sequences; at least a token of each sequence looks at
         all others. None: all.
     """
-    values = _padded(v, offsets)
+    values = _pad(v, offsets)
     size = tf.shape(values)[1]
-    keys = None if k is None else _padded(k, offsets)
+    keys = None if k is None else _pad(k, offsets)
     times: tuple[tf.Tensor | None, ...] = (None, None)
     if bias is not None and bias.time_buckets is not None:
         times = bias.row_times, bias.column_times
-    looked_at = None if times[1] is None else _padded(times[1], offsets)
+    looked_at = None if times[1] is None else _pad(times[1], offsets)
     # What each row has of its own, so that a stretch of rows is cut out of all alike.
     own = {"visible": visible, "q": q, "times": times[0]}
-    of_rows = {name: _padded(each, offsets) for name, each in own.items() if each is not None}
+    of_rows = {name: _pad(each, offsets) for name, each in own.items() if each is not None}
 
     def look(begin: tf.Tensor, rows: dict[str, tf.Tensor]) -> tf.Tensor:
         """The outputs of some rows, whose places begin there: (batch, rows, heads, dv)."""
         places = begin + tf.range(tf.shape(rows["visible"])[1])
-        seen = _seen(rows["visible"], places, tf.range(size))
+        seen = _sees(rows["visible"], places, tf.range(size))
         added = _rab(bias, places, size, rows.get("times"), looked_at, v.dtype)
         if keys is None:
             weights = tf.where(seen, added, 0) * tf.constant(scale, v.dtype)
@@ -118,7 +118,7 @@ def _by_blocks(
     return tf.reshape(wide, [batch, count * block, *values.shape[2:]])[:, :size]
 
 
-def _padded(values: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+def _pad(values: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     return tf.RaggedTensor.from_row_splits(values, offsets).to_tensor()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import asserted
+from gmeta.core.graph.conditions import assert_first
 from gmeta.core.native import load_op_library
 from gmeta.ops.inputs import ids_tensor
 from gmeta.ops.portable import is_portable
@@ -71,6 +71,6 @@ def _portable(
         excess = tf.bitwise.right_shift(wide, tf.constant(id_bits, tf.int64))
         limits = [tf.reduce_min(wide), "to", tf.reduce_max(wide)]
         message = f"feature {feature}: ids must be in [0, {1 << id_bits}); got some in the range of"
-        wide = asserted(wide, tf.equal(excess, 0), [message, *limits])
+        wide = assert_first(wide, tf.equal(excess, 0), [message, *limits])
         keys.append(tf.bitwise.bitwise_or(wide, tf.constant(prefix, tf.int64)))
     return tf.concat(keys, axis=0)

@@ -71,10 +71,10 @@ def _take(state: tuple[tf.Tensor, ...], words: list[tf.Tensor]) -> tuple[tf.Tens
         else:
             mixed, word = _xor(c, _or(b, _not(d))), 7 * step
         total = a + mixed + tf.constant(_SINES[step]) + words[word % 16]
-        a, b, c, d = d, b + _rotated(total, _SHIFTS[kind][step % 4]), b, c
+        a, b, c, d = d, b + _rotate(total, _SHIFTS[kind][step % 4]), b, c
     return tuple(old + new for old, new in zip(state, (a, b, c, d), strict=True))
 
 
-def _rotated(x: tf.Tensor, by: int) -> tf.Tensor:
+def _rotate(x: tf.Tensor, by: int) -> tf.Tensor:
     left = tf.bitwise.left_shift(x, tf.constant(by, tf.uint32))
     return _or(left, tf.bitwise.right_shift(x, tf.constant(32 - by, tf.uint32)))

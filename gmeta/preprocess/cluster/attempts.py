@@ -20,7 +20,7 @@ from gmeta.core.data.manifest import Shard
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
-from gmeta.preprocess.columns import Columns, joined, part, row_count, single
+from gmeta.preprocess.columns import Columns, join_rows, part, row_count, single
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.shards.data_set import shard_name, write_shard
@@ -90,16 +90,16 @@ def whole_batches(parts: Iterable[Columns], schema: Schema) -> Iterator[Columns]
             task[0],
             batch[0],
         ):
-            yield joined(held)
+            yield join_rows(held)
             held = []
         changes = np.flatnonzero((task[1:] != task[:-1]) | (batch[1:] != batch[:-1]))
         cut = int(changes[-1]) + 1 if len(changes) else 0
         if cut:
-            yield joined([*held, part(rows, 0, cut)])
+            yield join_rows([*held, part(rows, 0, cut)])
             held = []
         held.append(part(rows, cut, row_count(rows)))
     if held:
-        yield joined(held)
+        yield join_rows(held)
 
 
 def collect(

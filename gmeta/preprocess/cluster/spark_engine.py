@@ -128,7 +128,7 @@ def _run(
         spark.conf.set(*FEW_CELLS)
         parts = ranges or max(spark.sparkContext.defaultParallelism, -(-tally.rows_read // RANGE_ROWS))
         bounds = bounds_of(samples, job.spec.order, parts)
-        numbered = _sorted(job, rows, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
+        numbered = _sort(job, rows, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
         kept.append(numbered)
         counts, repeated = _counts(numbered)
         tally.merge(repeated)
@@ -156,15 +156,15 @@ def _survey(rows: DataFrame) -> tuple[Tally, list[tuple[int, Columns]]]:
     return tally, samples
 
 
-def _sorted(job: TableJob, rows: DataFrame, bounds: Columns | None, salts: Ints) -> DataFrame:
+def _sort(job: TableJob, rows: DataFrame, bounds: Columns | None, salts: Ints) -> DataFrame:
     """All good rows, a range a partition, in order and numbered."""
     rows = rows.select(work.ROWS)
-    to_ranges = work.marked if job.spec.unique else work.ranged
+    to_ranges = work.mark_repeated if job.spec.unique else work.assign_ranges
     if job.spec.unique:
         rows = rows.mapInArrow(partial(work.by_key, job, salts), work.RANGED)
         rows = rows.repartition(len(salts), work.SALT)
     rows = rows.mapInArrow(partial(to_ranges, job, bounds, salts), work.RANGED)
-    return rows.repartition(len(salts), work.SALT).mapInArrow(partial(work.numbered, job), work.NUMBERED)
+    return rows.repartition(len(salts), work.SALT).mapInArrow(partial(work.number_ranges, job), work.NUMBERED)
 
 
 def _counts(rows: DataFrame) -> tuple[list[RangeCount], Tally]:
@@ -180,9 +180,9 @@ def _write(
     job: TableJob, rows: DataFrame, folder: Path, known: Mapping[int, Edge], pieces: int, salts: Ints
 ) -> None:
     rows = rows.select("range", work.ROWS).where("rows is not null")
-    placed = rows.mapInArrow(partial(work.placed, job, known, pieces, salts), work.PLACED)
+    placed = rows.mapInArrow(partial(work.place_pieces, job, known, pieces, salts), work.PLACED)
     placed = placed.repartition(len(salts), work.SALT).sortWithinPartitions(work.PIECE)
-    placed.mapInArrow(partial(work.written, job, folder, pieces), work.WRITTEN).collect()
+    placed.mapInArrow(partial(work.write_shards, job, folder, pieces), work.WRITTEN).collect()
 
 
 def _salts(spark: SparkSession, partitions: int) -> Ints:

@@ -30,7 +30,7 @@ from gmeta.preprocess.columns import (
     Ints,
     Values,
     from_arrow,
-    joined,
+    join_rows,
     row_count,
     single,
     take,
@@ -90,17 +90,17 @@ def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
             yield _cells(RANGED, int(salts[which]), which, parcel)
 
 
-def marked(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
+def mark_repeated(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
     """Rows to their ranges, of which those are marked whose key was in their task before."""
-    parcels = [rows for batch in batches for rows in _unpacked(batch)]
+    parcels = [rows for batch in batches for rows in _unpack(batch)]
     if parcels:
-        rows = joined(parcels)
+        rows = join_rows(parcels)
         rows = take(rows, plan.row_order(rows, (*job.spec.order, NUMBER)))
-        again = plan.repeated(rows, job.spec.task, job.spec.unique)
+        again = plan.find_repeated(rows, job.spec.task, job.spec.unique)
         yield from _to_ranges(job, {**rows, AGAIN: again.astype(np.int64)}, bounds, salts)
 
 
-def ranged(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
+def assign_ranges(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
     """Rows to their ranges."""
     for rows in _held(batches):
         yield from _to_ranges(job, rows, bounds, salts)
@@ -112,10 +112,10 @@ def _to_ranges(job: TableJob, rows: Columns, bounds: Columns | None, salts: Ints
         yield _cells(RANGED, int(salts[which]), which, parcel)
 
 
-def numbered(job: TableJob, batches: Batches) -> Batches:
+def number_ranges(job: TableJob, batches: Batches) -> Batches:
     """The rows of whole ranges in order, numbered, and the count of each range; repeated ones are out."""
     for which, parcels in _by_number(batches, "range").items():
-        rows, tally = joined(parcels), Tally()
+        rows, tally = join_rows(parcels), Tally()
         if AGAIN in rows:
             again = single(rows, AGAIN) == 1
             tally.add_repeated(take(rows, np.flatnonzero(again)), job.spec)
@@ -130,7 +130,9 @@ def numbered(job: TableJob, batches: Batches) -> Batches:
             yield _cells(NUMBERED, which, None, None, parcel)
 
 
-def placed(job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, batches: Batches) -> Batches:
+def place_pieces(
+    job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, batches: Batches
+) -> Batches:
     """The rows that are kept, with their batches, to their shards.
 
     Args:
@@ -142,7 +144,7 @@ def placed(job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, b
     """
     shards = job.config.shards
     for which, parcels in _by_number(batches, "range").items():
-        rows = place_rows(joined(parcels), known[which], job.spec, job.config)
+        rows = place_rows(join_rows(parcels), known[which], job.spec, job.config)
         # Pieces refine shards: shard_of(key, shards * pieces) // pieces is shard_of(key, shards).
         key = single(rows, KEY).view(np.uint64) ^ np.uint64(1 << 63)
         piece = single(rows, PLACE) // shards * shards * pieces + plan.shard_of(key, shards * pieces)
@@ -151,14 +153,14 @@ def placed(job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, b
             yield _cells(PLACED, int(salts[number // pieces]), number, parcel)
 
 
-def written(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
+def write_shards(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
     """Write shards, whose pieces come in order; what the manifest says of each, as JSON."""
     attempt = f"spark-{uuid.uuid4().hex[:8]}"
     parcels = (one for batch in batches for one in _numbers(batch, PIECE))
 
     def in_order(of_place: Iterator[tuple[int, pa.Scalar]]) -> Iterator[Columns]:
         for _, of_piece in itertools.groupby(of_place, key=lambda one: one[0]):
-            rows = joined([unpack(parcel) for _, parcel in of_piece])
+            rows = join_rows([unpack(parcel) for _, parcel in of_piece])
             yield take(rows, np.lexsort([single(rows, n) for n in (POSITION, job.spec.task, KEY)]))
 
     for place, of_place in itertools.groupby(parcels, key=lambda one: one[0] // pieces):
@@ -200,7 +202,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Iterator[tuple[int, pa.Scalar]
             yield number, parcel
 
 
-def _unpacked(batch: pa.RecordBatch) -> Iterator[Columns]:
+def _unpack(batch: pa.RecordBatch) -> Iterator[Columns]:
     return (unpack(parcel) for parcel in batch.column(ROWS) if parcel.is_valid)
 
 
@@ -208,13 +210,13 @@ def _held(batches: Batches) -> Iterator[Columns]:
     """Rows of parcels, many at once."""
     held: list[Columns] = []
     for batch in batches:
-        for rows in _unpacked(batch):
+        for rows in _unpack(batch):
             held.append(rows)
             if sum(map(row_count, held)) >= _HELD_ROWS:
-                yield joined(held)
+                yield join_rows(held)
                 held = []
     if held:
-        yield joined(held)
+        yield join_rows(held)
 
 
 def _by_number(batches: Batches, name: str) -> dict[int, list[Columns]]:

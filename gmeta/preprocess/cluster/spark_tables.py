@@ -73,7 +73,7 @@ def open_job(
     else:
         stamps = _stamps(spark, given)
         files = sorted(stamps)
-        table = _described(spark, files, spec)
+        table = _describe(spark, files, spec)
         form = _form(files[0], table.columns, spec)
     try:
         decided = spec.resolve(_types(table))
@@ -139,7 +139,7 @@ def _types(table: DataFrame) -> pa.Schema:
     return to_arrow_schema(table.schema)
 
 
-def _described(spark: SparkSession, files: Sequence[str], spec: TableSpec) -> DataFrame:
+def _describe(spark: SparkSession, files: Sequence[str], spec: TableSpec) -> DataFrame:
     """A table with the columns and types of the first file."""
     kind = format_of(PurePosixPath(files[0]))
     if kind == "parquet":

@@ -31,7 +31,7 @@ from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
 from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, SHARDS, TALLY_FILE, Task, count, count_bad, run
 from gmeta.preprocess.cluster.streaming_map import range_order
 from gmeta.preprocess.cluster.tally import Tally
-from gmeta.preprocess.columns import Columns, joined, row_count, single, take
+from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.census import Census
 from gmeta.preprocess.plan.numbering import COUNT, POSITION, RangeCount, number_rows, runs
@@ -75,11 +75,11 @@ def tasks(task: Task) -> None:
                 tally.merge(Tally.from_json(text))
             write_note(task.folder / TALLY_FILE, tally.to_json(), task.attempt)
             continue
-        whole = joined([part for _, (_, part) in found])
+        whole = join_rows([part for _, (_, part) in found])
         repeated = Tally()
         if added:
             whole = take(whole, plan.row_order(whole, (*job.spec.order, NUMBER)))
-            again = plan.repeated(whole, job.spec.task, job.spec.unique)
+            again = plan.find_repeated(whole, job.spec.task, job.spec.unique)
             repeated.add_repeated(take(whole, np.flatnonzero(again)), job.spec)
             task.refuse_bad(repeated)
             count_bad(repeated)

@@ -69,7 +69,7 @@ def parse_lines(
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         halves = lines.splitlines(keepends=True)
         if len(halves) < 2:
-            yield pa.RecordBatch.from_pydict({}), [Refused(Reason.MALFORMED, _shown(str(error), lines))]
+            yield pa.RecordBatch.from_pydict({}), [Refused(Reason.MALFORMED, _show(str(error), lines))]
             return
         for half in (halves[: len(halves) // 2], halves[len(halves) // 2 :]):
             yield from parse_lines(b"".join(half), form, spec)
@@ -124,7 +124,7 @@ def _json(lines: Iterable[bytes], spec: TableSpec) -> tuple[pa.RecordBatch, list
             values = None
         if values is None:
             expected = "not a JSON object with any of the columns"
-            refused.append(Refused(Reason.MALFORMED, _shown(expected, line)))
+            refused.append(Refused(Reason.MALFORMED, _show(expected, line)))
             continue
         for name, value in values.items():
             found[name].append(value)
@@ -153,5 +153,5 @@ def _batch(columns: Mapping[str, Sequence[Any]], lists: Mapping[str, bool] | Non
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-def _shown(message: str, line: bytes) -> str:
+def _show(message: str, line: bytes) -> str:
     return f"{message.splitlines()[0]}: {line.rstrip()[:60].decode(errors='backslashreplace')!r}"

@@ -29,7 +29,7 @@ from gmeta.preprocess.plan.cutter import Cutter
 from gmeta.preprocess.plan.outcome import refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.source import NUMBER, Source
-from gmeta.preprocess.tables.duckdb_text import arrow_batches, errors_explained, named
+from gmeta.preprocess.tables.duckdb_text import arrow_batches, explain_errors, sql_name
 
 if TYPE_CHECKING:
     import duckdb
@@ -80,7 +80,7 @@ def sort_groups(
       GmetaError: The disk is full, or there is too little memory.
     """
     spec = source.spec
-    with errors_explained(source.path):
+    with explain_errors(source.path):
         rows = _load(source, bad, progress, connection)
         tasks, sizes = _task_sizes(source, connection) if rows else (np.zeros(0, np.int64),) * 2
         source.check(tasks, bad)
@@ -91,8 +91,8 @@ def sort_groups(
         progress("sort", 0, rows)
         try:
             # Where keys may not repeat, those that do are told of in every task.
-            kept = plan.selected(sizes, config) | bool(spec.unique)
-            for part in _sorted(source, connection, None if kept.all() else tasks[kept]):
+            kept = plan.select_tasks(sizes, config) | bool(spec.unique)
+            for part in _sort(source, connection, None if kept.all() else tasks[kept]):
                 if cut := cutter.add(part):
                     sorter.add(cut)
                 done += row_count(part)
@@ -135,7 +135,7 @@ def _task_sizes(source: Source, connection: duckdb.DuckDBPyConnection) -> tuple[
     return single(columns, "task"), single(columns, "size")
 
 
-def _sorted(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints | None) -> Iterator[Columns]:
+def _sort(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints | None) -> Iterator[Columns]:
     """The rows, sorted by `TableSpec.presort`; of some tasks, or of all."""
     spec = source.spec
     where = ""
@@ -148,4 +148,4 @@ def _sorted(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints |
 
 
 def _names(columns: tuple[str, ...]) -> str:
-    return ", ".join(map(named, columns))
+    return ", ".join(map(sql_name, columns))

@@ -129,7 +129,7 @@ class GroupSorter:
         order = _in_order(keys)
         path = run_path(self._folder, self.runs)
         with path.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), _gathered(data, keys["size"], order), path)
+            _write_all(file.fileno(), _gather(data, keys["size"], order), path)
         with path.with_suffix(".keys.npy").open("wb") as file:
             np.save(file, keys[order])
         self.runs += 1
@@ -171,7 +171,7 @@ class ShardMerger:
         file, written = ShardFile(path), [np.zeros(0, KEY)]
         try:
             for part in self._parts(ranges, -(-size // self._limit)):
-                keys, blocks = self._merged(part)
+                keys, blocks = self._merge(part)
                 for block in blocks:
                     file.put(block)
                 written.append(keys)
@@ -199,7 +199,7 @@ class ShardMerger:
                 cut.append((int(a + start), int(a + stop)))
             yield cut
 
-    def _merged(self, part: Sequence[tuple[int, int]]) -> tuple[NDArray[Any], Iterator[memoryview]]:
+    def _merge(self, part: Sequence[tuple[int, int]]) -> tuple[NDArray[Any], Iterator[memoryview]]:
         full = [number for number, (start, stop) in enumerate(part) if stop > start]
         keys = np.concatenate([np.zeros(0, KEY), *(self._keys[n][slice(*part[n])] for n in full)])
         blocks = []
@@ -211,7 +211,7 @@ class ShardMerger:
         if len(full) < 2:
             return keys, map(memoryview, blocks)
         order = _in_order(keys)
-        return keys[order], _gathered(memoryview(b"".join(blocks)), keys["size"], order)
+        return keys[order], _gather(memoryview(b"".join(blocks)), keys["size"], order)
 
 
 def run_path(folder: Path, number: int) -> Path:
@@ -223,7 +223,7 @@ def _in_order(keys: NDArray[Any]) -> Ints:
     return np.lexsort((keys["batch_id"], keys["task"], keys["key"], keys["place"]))
 
 
-def _gathered(data: memoryview, sizes: Ints, order: Ints) -> Iterator[memoryview]:
+def _gather(data: memoryview, sizes: Ints, order: Ints) -> Iterator[memoryview]:
     """The pieces of ``data`` in another order, joined to blocks."""
     ends = np.cumsum(sizes)
     starts, ends = (ends - sizes)[order].tolist(), ends[order].tolist()

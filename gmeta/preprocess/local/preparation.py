@@ -35,7 +35,7 @@ from gmeta.preprocess.source import Named, Source
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
 from gmeta.preprocess.synthetic import ratings as synthetic
 from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.duckdb_text import quoted
+from gmeta.preprocess.tables.duckdb_text import sql_text
 from gmeta.preprocess.tables.table_source import TableSource
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _sort(
     """Leave sorted runs of batches in the staging folder, and what is known so far as a summary."""
     for name in (_RUNS, _TEMPORARY):
         (staging / name).mkdir()
-    connection.execute(f"SET temp_directory = {quoted(str(staging / _TEMPORARY))}")
+    connection.execute(f"SET temp_directory = {sql_text(str(staging / _TEMPORARY))}")
     nothing: dict[str, list[Shard]] = {name: [] for name in splits(config)}
     parts, results = source.parts(), []
     stages = PartsProgress(progress, len(parts))

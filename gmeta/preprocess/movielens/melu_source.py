@@ -68,7 +68,7 @@ class MeluSource(MovieLensSource):
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """The partition's ratings with their attributes."""
-        ratings = self._whole._parsed(bad)
+        ratings = self._whole._parse(bad)
         own = ratings[ratings["partition"] == self._partition]
         progress("read", 0, len(own))
         self.rows_read = len(own) + (self._whole._bad_lines if self._partition == 0 else 0)
@@ -78,7 +78,7 @@ class MeluSource(MovieLensSource):
     def check(self, tasks: Ints, bad: BadRecords) -> None:
         """Nothing: not every user has ratings in every partition."""
 
-    def _parsed(self, bad: BadRecords) -> _Ratings:
+    def _parse(self, bad: BadRecords) -> _Ratings:
         """The ratings of all partitions."""
         if self._ratings is None:
             users, items = self._folder.users.id_set(), self._folder.items.id_set()

@@ -182,7 +182,7 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
         names = melu_records.USER_NAMES, melu_records.ITEM_COLUMNS
         lists = {name: read(f"m_{name}.txt") for name in (*names[0], *melu_records.ITEM_NAMES)}
         files += lists.values()
-        known = {name: _numbered(file) for name, file in lists.items()}
+        known = {name: _number(file) for name, file in lists.items()}
         user_row, item_row = (
             partial(melu_records.user_row, vocabularies=known),
             partial(melu_records.item_row, vocabularies=known),
@@ -197,7 +197,7 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
     )
 
 
-def _numbered(file: RawFile) -> dict[bytes, int]:
+def _number(file: RawFile) -> dict[bytes, int]:
     """Line -> its place among the lines; a line that occurs twice has the first one's."""
     found: dict[bytes, int] = {}
     for place, (_, line) in enumerate(file.lines()):

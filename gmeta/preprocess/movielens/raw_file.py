@@ -40,7 +40,7 @@ class RawFile:
         except OSError as error:
             raise DataError(f"can't read it: {error.strerror}", path=path) from error
         if path.suffix == ".gz":
-            data = _unpacked(data, path)
+            data = _unpack(data, path)
         if not data.strip():
             raise DataError("the file is empty", path=path, advice="fetch the data set again")
         return cls(path, data)
@@ -63,7 +63,7 @@ class RawFile:
                 yield number, stripped
 
 
-def _unpacked(data: bytes, path: Path) -> bytes:
+def _unpack(data: bytes, path: Path) -> bytes:
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:

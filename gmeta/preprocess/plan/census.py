@@ -66,7 +66,7 @@ class Census:
 
     def of_splits(self) -> dict[str, tuple[int, int, int]]:
         """Split -> (tasks, groups, rows) that are kept."""
-        kept = plan.selected(self._size, self._config)
+        kept = plan.select_tasks(self._size, self._config)
         groups = plan.batch_count(self._size, self._config.batch_rows)
         found = {}
         for number, name in enumerate(plan.splits(self._config)):

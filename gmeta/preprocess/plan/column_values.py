@@ -54,7 +54,7 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
     values: NDArray[Any]
     faults: list[ColumnFault]
     if hashed:
-        values, faults = _filled(given, 0).view(np.int64), []
+        values, faults = _fill(given, 0).view(np.int64), []
     elif column.hash:
         values, faults = _hashes(given)
     elif column.dtype == "int64":
@@ -100,15 +100,15 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
         return _parse(given, pa.int64(), _WHOLE, expected)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = given.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
-        return _filled(micros.cast(pa.int64()), 0), []
+        return _fill(micros.cast(pa.int64()), 0), []
     if pa.types.is_decimal(kind):
         try:
-            return _filled(given.cast(pa.int64()), 0), []
+            return _fill(given.cast(pa.int64()), 0), []
         except pa.ArrowInvalid:  # some have fractions
             given = given.cast(pa.float64())
             kind = given.type
     if pa.types.is_floating(kind):
-        values = _filled(given.cast(pa.float64()), 0.0)
+        values = _fill(given.cast(pa.float64()), 0.0)
         fraction = ~np.isnan(values) & (values != np.floor(values))
         large = ~((values >= -_INT64_EDGE) & (values < _INT64_EDGE))
         wrong = np.isnan(values)
@@ -120,11 +120,11 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
         whole = np.where(large | fraction, 0, values).astype(np.int64)
         return whole, [fault for fault in faults if fault[1].any()]
     if pa.types.is_uint64(kind):
-        large = _filled(given, 0) >= np.uint64(1 << 63)
+        large = _fill(given, 0) >= np.uint64(1 << 63)
         faults = [(Reason.OUT_OF_RANGE, large, "an int64")] if large.any() else []
-        return _filled(given, 0).view(np.int64), faults
+        return _fill(given, 0).view(np.int64), faults
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
-        return _filled(given.cast(pa.int64()), 0), []
+        return _fill(given.cast(pa.int64()), 0), []
     return _wrong(given, "int64", np.zeros(len(given), np.int64))
 
 
@@ -134,7 +134,7 @@ def _floats(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
     if is_text(kind):
         return _parse(given, pa.float64(), _NUMBER, "a number")
     if pa.types.is_float32(kind):
-        return _filled(given, np.nan), []
+        return _fill(given, np.nan), []
     if (
         pa.types.is_floating(kind)
         or pa.types.is_integer(kind)
@@ -144,7 +144,7 @@ def _floats(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
     ):
         if pa.types.is_boolean(kind):
             given = given.cast(pa.int8())
-        return _filled(given.cast(pa.float64(), safe=False), np.nan), []
+        return _fill(given.cast(pa.float64(), safe=False), np.nan), []
     return _wrong(given, "float32", np.zeros(len(given), np.float64))
 
 
@@ -157,22 +157,22 @@ def _parse(
     # Arrow would read 0x10 as 16.
     if not (whole and pc.any(pc.starts_with(given, "0x", ignore_case=True)).as_py()):
         with contextlib.suppress(pa.ArrowInvalid):
-            return _filled(given.cast(kind), fill), []
+            return _fill(given.cast(kind), fill), []
     text = pc.replace_substring_regex(pc.utf8_trim_whitespace(given), r"^\+", "")
     for word, number in (("true", "1"), ("false", "0")):
         text = pc.replace_substring_regex(text, f"(?i)^{word}$", number)
     if whole:
         text = _dates_as_numbers(pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0*$", r"\1"))
-    good = _filled(pc.fill_null(pc.match_substring_regex(text, form), True), True)
+    good = _fill(pc.fill_null(pc.match_substring_regex(text, form), True), True)
     faults = [(Reason.NOT_A_NUMBER, ~good, expected)]
     if whole:
         large = np.zeros(len(given), np.bool_)
-        for row in np.flatnonzero(good & (_filled(pc.utf8_length(text), 0) > _SURE_DIGITS)).tolist():
+        for row in np.flatnonzero(good & (_fill(pc.utf8_length(text), 0) > _SURE_DIGITS)).tolist():
             large[row] = not -(2**63) <= int(text[row].as_py()) < 2**63
         faults.append((Reason.OUT_OF_RANGE, large, "an int64"))
         good &= ~large
     text = pc.if_else(pa.array(good), text, None)
-    return _filled(text.cast(kind), fill), [fault for fault in faults if fault[1].any()]
+    return _fill(text.cast(kind), fill), [fault for fault in faults if fault[1].any()]
 
 
 def _dates_as_numbers(text: pa.Array) -> pa.Array:
@@ -196,7 +196,7 @@ def _hashes(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
         return _wrong(given, "text or whole numbers", np.zeros(len(given), np.int64))
     coded = given.cast(pa.string()).dictionary_encode()
     table = np.array([hash_text(text) for text in coded.dictionary.to_pylist()], np.int64)
-    codes = _filled(coded.indices, 0)
+    codes = _fill(coded.indices, 0)
     return (table[codes] if len(table) else np.zeros(len(given), np.int64)), []
 
 
@@ -209,7 +209,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _filled(array: pa.Array, value: Any) -> NDArray[Any]:
+def _fill(array: pa.Array, value: Any) -> NDArray[Any]:
     """NumPy's view of an array, with ``value`` for null."""
     if array.null_count:
         array = pc.fill_null(array, pa.scalar(value, array.type))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.preprocess.columns import Columns, Ints, Values, joined, part, row_count, single, take
+from gmeta.preprocess.columns import Columns, Ints, Values, join_rows, part, row_count, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.source import NUMBER
@@ -75,7 +75,7 @@ class Cutter:
 
     def _cut(self, *, last: bool) -> Cut | None:
         spec = self._spec
-        rows = joined(self._held)
+        rows = join_rows(self._held)
         order = plan.row_order(rows, (*spec.order, *({NUMBER} & set(rows))))
         if (order[1:] < order[:-1]).any():
             rows = take(rows, order)
@@ -85,7 +85,7 @@ class Cutter:
         if spec.unique:
             rows = self._without_repeated(rows)
             sizes = self._sizes[np.searchsorted(self._tasks, single(rows, spec.task))]
-            rows = take(rows, np.flatnonzero(plan.selected(sizes, self._config)))
+            rows = take(rows, np.flatnonzero(plan.select_tasks(sizes, self._config)))
         rows.pop(NUMBER, None)
         if not row_count(rows):
             self._hold([rest], self._first, 2 * len(order))

@@ -127,7 +127,7 @@ def place_rows(rows: Columns, edge: Edge, spec: TableSpec, config: PlanConfig) -
     position = np.where(task == edge.first, position + edge.before, position)
     for end, total in edge.sizes:
         size = np.where(task == end, total, size)
-    kept = np.flatnonzero(plan.selected(size, config))
+    kept = np.flatnonzero(plan.select_tasks(size, config))
     batch = plan.batch_of(position, size, config.batch_rows)
     columns = take({name: rows[name] for name in spec.columns}, kept)
     place = plan.place(task[kept], batch[kept], config)

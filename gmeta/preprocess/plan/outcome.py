@@ -85,8 +85,8 @@ def kept_tasks(tasks: Ints, sizes: Ints, config: PlanConfig) -> dict[str, int]:
     """Split -> tasks that the selection keeps, of the tasks (T,) of these sizes (T,)."""
     names = plan.splits(config)
     if config.partitions:
-        return {names[config.partition]: int(plan.selected(sizes, config).sum())}
-    counts = np.bincount(plan.split_of(tasks[plan.selected(sizes, config)], config), minlength=len(names))
+        return {names[config.partition]: int(plan.select_tasks(sizes, config).sum())}
+    counts = np.bincount(plan.split_of(tasks[plan.select_tasks(sizes, config)], config), minlength=len(names))
     return dict(zip(names, counts.tolist(), strict=True))
 
 
@@ -129,7 +129,7 @@ def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str,
       source: Says where they are from.
       bad: Applies the rule.
     """
-    again = plan.repeated(rows, source.spec.task, source.spec.unique)
+    again = plan.find_repeated(rows, source.spec.task, source.spec.unique)
     if not again.any():
         return dict(rows)
     for number, message in describe_repeated(take(rows, np.flatnonzero(again)), source.spec):
@@ -139,7 +139,7 @@ def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str,
 
 
 def describe_repeated(rows: Columns, spec: TableSpec) -> Iterator[tuple[int, str]]:
-    """The `NUMBER` of each row that is `plan.repeated`, and what is wrong with it."""
+    """The `NUMBER` of each row that is `plan.find_repeated`, and what is wrong with it."""
     columns = [single(rows, name).tolist() for name in (spec.task, *spec.unique, NUMBER)]
     for task, *key, number in zip(*columns, strict=True):
         said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))

@@ -144,7 +144,7 @@ def positions(task: Ints, first: int = 0) -> Ints:
     return found
 
 
-def repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray[np.bool_]:
+def find_repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray[np.bool_]:
     """Which rows have the values of ``unique`` of a row before them in their task.
 
     With one of the two in the support set and the other in the query set, the answer would be given away. So
@@ -169,7 +169,7 @@ def repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray[np.b
     return again
 
 
-def selected(task_size: Ints, config: PlanConfig) -> NDArray[np.bool_]:
+def select_tasks(task_size: Ints, config: PlanConfig) -> NDArray[np.bool_]:
     """Which tasks are kept, by their sizes (N,): ``min_rows <= size <= max_rows``."""
     kept = task_size >= config.min_rows
     return kept & (task_size <= config.max_rows) if config.max_rows else kept

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gmeta.preprocess.columns import Columns, Ints, joined, row_count, take
+from gmeta.preprocess.columns import Columns, Ints, join_rows, row_count, take
 from gmeta.preprocess.plan import placement as plan
 
 
@@ -43,14 +43,14 @@ class Sampler:
         if len(chosen):
             self._kept.append(take(rows, chosen))
         while (kept := sum(map(row_count, self._kept))) > self._most:
-            rows = joined(self._kept)
+            rows = join_rows(self._kept)
             self._kept = [take(rows, np.arange(0, kept, 2))]
             self._next += self.stride if kept % 2 else 0
             self.stride *= 2
 
     def rows(self) -> Columns | None:
         """What is kept, or None."""
-        return joined(self._kept) if self._kept else None
+        return join_rows(self._kept) if self._kept else None
 
 
 def bounds_of(samples: Iterable[tuple[int, Columns]], order: Sequence[str], ranges: int) -> Columns | None:
@@ -66,7 +66,7 @@ def bounds_of(samples: Iterable[tuple[int, Columns]], order: Sequence[str], rang
     thinned = [take(rows, np.arange(0, row_count(rows), longest // stride)) for stride, rows in found]
     if not thinned:
         return None
-    rows = joined(thinned)
+    rows = join_rows(thinned)
     sorted_rows = plan.row_order(rows, order)
     return take(rows, sorted_rows[np.arange(1, ranges) * len(sorted_rows) // ranges])
 
@@ -78,7 +78,7 @@ def range_of(rows: Columns, bounds: Columns | None, order: Sequence[str]) -> Int
         return np.zeros(count, np.int64)
     first = row_count(bounds)
     # Bounds stand before rows, and sorting is stable: a row that equals a bound comes after it.
-    sorted_rows = plan.row_order(joined([{name: bounds[name] for name in rows}, rows]), order)
+    sorted_rows = plan.row_order(join_rows([{name: bounds[name] for name in rows}, rows]), order)
     is_row = sorted_rows >= first
     found = np.empty(count, np.int64)
     found[sorted_rows[is_row] - first] = np.cumsum(~is_row)[is_row]

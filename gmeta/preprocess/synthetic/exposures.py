@@ -213,7 +213,7 @@ class _User:
             **{name: np.full(len(order), value) for name, value in fixed.items()},
         }
 
-    def _drawn(self, count: int) -> Ints:
+    def _draw(self, count: int) -> Ints:
         """Categories of the lasting taste."""
         return self.rng.choice(self.config.categories, size=count, p=self.taste)
 
@@ -222,7 +222,7 @@ class _User:
         changes = self.rng.random(len(starts)) < np.where(starts, _FRESH, _DRIFT)
         changes[0] = True
         stays = np.cumsum(changes) - 1
-        fresh, goes_on = self._drawn(stays[-1] + 1), self.rng.random(stays[-1] + 1) < _FOLLOWS
+        fresh, goes_on = self._draw(stays[-1] + 1), self.rng.random(stays[-1] + 1) < _FOLLOWS
         for stay in range(1, len(fresh)):
             if goes_on[stay]:
                 fresh[stay] = self.world.follows[fresh[stay - 1]]
@@ -231,7 +231,7 @@ class _User:
     def _history(self, times: Ints, interest: Ints) -> dict[str, NDArray[np.generic]]:
         count = len(times)
         focus = self.rng.random(count) < _FOCUS
-        category = np.where(focus, interest, self._drawn(count))
+        category = np.where(focus, interest, self._draw(count))
         on = (category == interest).astype(np.int64)
         actions = VIEW + (self.rng.random(count)[:, None] > _ACTIONS[on].cumsum(axis=1)[:, :2]).sum(axis=1)
         nothing = np.zeros(count)
@@ -245,7 +245,7 @@ class _User:
         now = interest[moments]
         kinds = rng.choice(len(_SHOWN_OF), size=len(now), p=_SHOWN_OF)
         anything = rng.integers(config.categories, size=len(now))
-        shown = np.choose(kinds, [now, world.follows[now], self._drawn(len(now)), anything])
+        shown = np.choose(kinds, [now, world.follows[now], self._draw(len(now)), anything])
         items = world.items(rng, shown)
         logit = config.click + config.now * (shown == now) + config.next * (shown == world.follows[now])
         logit += config.taste * self.taste[shown] + world.home[self.city, shown]

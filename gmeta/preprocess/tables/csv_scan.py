@@ -14,7 +14,7 @@ import pyarrow as pa
 from gmeta.core.errors import DataError
 from gmeta.preprocess.bad_records import Reason
 from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.duckdb_text import one_line, quoted
+from gmeta.preprocess.tables.duckdb_text import one_line, sql_text
 from gmeta.preprocess.tables.table_files import csv_delimiter, csv_names
 from gmeta.preprocess.tables.table_scan import Lines, Reject, Scan, estimate_lines, open_text
 
@@ -33,13 +33,13 @@ class CsvScan(Scan):
 
     def table(self, spec: TableSpec | None, *, skip: bool) -> str:
         """All fields as text; what has too few or too many is noted (`rejects`)."""
-        columns = ", ".join(f"{quoted(name)}: 'VARCHAR'" for name in self.names())
+        columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in self.names())
         kinds = f"auto_detect=false, columns={{{columns}}}, store_rejects=true"
         if spec is None:
-            kinds = f"names=[{', '.join(map(quoted, self.names()))}], ignore_errors=true"
-        quote, delimiter = quoted(self._form.quote), quoted(csv_delimiter(self.file.path, self._form))
+            kinds = f"names=[{', '.join(map(sql_text, self.names()))}], ignore_errors=true"
+        quote, delimiter = sql_text(self._form.quote), sql_text(csv_delimiter(self.file.path, self._form))
         return (
-            f"read_csv({quoted(str(self._plain))}, header={str(self._form.header).lower()}, "
+            f"read_csv({sql_text(str(self._plain))}, header={str(self._form.header).lower()}, "
             f"delim={delimiter}, quote={quote}, escape={quote}, hive_partitioning=false, {kinds})"
         )
 
@@ -47,7 +47,7 @@ class CsvScan(Scan):
     def schema(self) -> pa.Schema:
         """The names that the file states, with the types that DuckDB guesses from the first lines."""
         try:
-            guessed = self._described()
+            guessed = self._describe()
         except DataError:
             guessed = None
         if guessed is None or guessed.names != list(self.names()):

@@ -22,12 +22,12 @@ _SPECIAL = re.compile(r"[^\w /.,:=+@%#&~-]")
 _NO_ROOM = r"No space left|disk is full|temp_directory|temporary (file|block)|File too large"
 
 
-def quoted(text: str) -> str:
+def sql_text(text: str) -> str:
     """A text in SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def named(column: str) -> str:
+def sql_name(column: str) -> str:
     """A column's name in SQL."""
     return '"' + column.replace('"', '""') + '"'
 
@@ -60,7 +60,7 @@ class PlainPath:
 
 
 @contextmanager
-def errors_explained(path: Path, plain: PlainPath | None = None) -> Iterator[None]:
+def explain_errors(path: Path, plain: PlainPath | None = None) -> Iterator[None]:
     """DuckDB's errors as ours, in one line.
 
     Args:

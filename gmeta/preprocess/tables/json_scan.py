@@ -13,7 +13,7 @@ import pyarrow as pa
 from gmeta.core.errors import DataError
 from gmeta.preprocess.bad_records import Reason
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec, check_names
-from gmeta.preprocess.tables.duckdb_text import quoted
+from gmeta.preprocess.tables.duckdb_text import sql_text
 from gmeta.preprocess.tables.table_scan import Lines, Scan, estimate_lines, open_text
 
 _HEAD = 100  # lines whose keys are looked at
@@ -26,22 +26,22 @@ class JsonScan(Scan):
         """Values as text, so that each becomes a number where `normalise` says, or a fault."""
         options = "format='newline_delimited', hive_partitioning=false"
         if spec is None:
-            return f"read_json({quoted(str(self._plain))}, {options}, ignore_errors=true)"
+            return f"read_json({sql_text(str(self._plain))}, {options}, ignore_errors=true)"
         kinds = {source: spec.columns[name].is_list for name, source in spec.sources.items()}
         columns = ", ".join(
-            f"{quoted(name)}: '{'JSON' if many else 'VARCHAR'}'" for name, many in kinds.items()
+            f"{sql_text(name)}: '{'JSON' if many else 'VARCHAR'}'" for name, many in kinds.items()
         )
         options += f", columns={{{columns}}}, ignore_errors={str(skip).lower()}"
-        return f"read_json({quoted(str(self._plain))}, {options})"
+        return f"read_json({sql_text(str(self._plain))}, {options})"
 
-    def _described(self) -> pa.Schema:
+    def _describe(self) -> pa.Schema:
         names: dict[str, None] = {}
         with open_text(self.file.path) as text, contextlib.suppress(ValueError, OSError):
             for line in itertools.islice(text, _HEAD):
                 record = json.loads(line) if line.strip() else {}
                 names.update(dict.fromkeys(record if isinstance(record, dict) else ()))
         check_names(list(names), "the file has")
-        return super()._described()
+        return super()._describe()
 
     def estimate(self) -> int | None:
         """By the length of the first lines."""

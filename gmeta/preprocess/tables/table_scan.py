@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gmeta.preprocess.bad_records import Reason
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec, check_names
-from gmeta.preprocess.tables.duckdb_text import PlainPath, arrow_batches, errors_explained, named, quoted
+from gmeta.preprocess.tables.duckdb_text import PlainPath, arrow_batches, explain_errors, sql_name, sql_text
 from gmeta.preprocess.tables.table_files import TableFile
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Scan:
 
     def table(self, spec: TableSpec | None, *, skip: bool) -> str:
         """The table in SQL."""
-        return f"read_parquet({quoted(str(self._plain))}, hive_partitioning=false)"
+        return f"read_parquet({sql_text(str(self._plain))}, hive_partitioning=false)"
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -73,16 +73,16 @@ class Scan:
         Raises:
           DataError: The file can't be read.
         """
-        return self._described()
+        return self._describe()
 
-    def _described(self) -> pa.Schema:
+    def _describe(self) -> pa.Schema:
         import pyarrow.parquet as pq
 
         if self.file.format == "parquet":  # DuckDB would give one of two such columns another name
             with contextlib.suppress(OSError, pa.ArrowException), self.file.path.open("rb") as file:
                 check_names(pq.read_schema(file).names, "the file has")
         query = f"SELECT * FROM {self.table(None, skip=False)} LIMIT 0"
-        with errors_explained(self.file.path, self._plain):
+        with explain_errors(self.file.path, self._plain):
             return self._connection.sql(query).to_arrow_table().schema
 
     def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
@@ -102,11 +102,11 @@ class Scan:
             for name, source in spec.sources.items()
             if source in there
         }
-        selected = ", ".join(f"{value} AS {named(source)}" for source, value in columns.items())
+        selected = ", ".join(f"{value} AS {sql_name(source)}" for source, value in columns.items())
         query = f"SELECT {selected or 'NULL'} FROM {self.table(spec, skip=skip)}"
         cursor = self._connection.cursor()
         try:
-            with errors_explained(self.file.path, self._plain):
+            with explain_errors(self.file.path, self._plain):
                 try:
                     yield from arrow_batches(cursor.sql(query), _ROWS)
                 finally:
@@ -116,7 +116,7 @@ class Scan:
 
     def column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
         """A column's value in SQL."""
-        return f"md5_number_lower({named(source)})" if hashed else named(source)
+        return f"md5_number_lower({sql_name(source)})" if hashed else sql_name(source)
 
     def _after(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """Look at what the reading left."""

@@ -207,7 +207,7 @@ class GpuAttention:
             None if self.bias is None else ctypes.addressof(self.bias),
         )
 
-    def _seen(self, begin: int, end: int) -> Any:
+    def _sees(self, begin: int, end: int) -> Any:
         """(length, length) bool, of one sequence."""
         place = self.torch.arange(int(end - begin), device="cuda")
         first, since, until = (x[:, None] for x in self.visible[begin:end].long().unbind(1))
@@ -239,7 +239,7 @@ class GpuAttention:
         einsum, of = self.torch.einsum, getattr(self.torch, dtype)
         out = self.torch.zeros_like(self.out, dtype=self.torch.float64)
         for begin, end in zip([0, *self.ends[:-1]], self.ends, strict=True):
-            weights = self.torch.nn.functional.silu(self._scores(begin, end, of)) * self._seen(begin, end)
+            weights = self.torch.nn.functional.silu(self._scores(begin, end, of)) * self._sees(begin, end)
             out[begin:end] = self.scale * einsum("hij,jhd->ihd", weights, self.v[begin:end].to(of))
         return out
 
@@ -249,7 +249,7 @@ class GpuAttention:
         results = self.torch.zeros_like(self.results, dtype=self.torch.float64)
         of_tables = {name: self.torch.zeros_like(x, dtype=of) for name, x in self.tables.items()}
         for begin, end in zip([0, *self.ends[:-1]], self.ends, strict=True):
-            seen = self._seen(begin, end)
+            seen = self._sees(begin, end)
             q, k, v, of_out = (x[begin:end].to(of) for x in (self.q, self.k, self.v, self.of_out))
             x = self._scores(begin, end, of)
             gate = self.torch.sigmoid(x)

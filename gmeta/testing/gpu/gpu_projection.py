@@ -45,9 +45,9 @@ class GpuProjection:
         torch.manual_seed(seed)
         self.x = torch.randn(rows, inner, device="cuda").to(self.dtype)
         self.w = (torch.randn(inner, columns, device="cuda") / inner**0.5).to(self.dtype)
-        self.z, self.activated = self._poisoned(columns), self._poisoned(columns - activated_from)
+        self.z, self.activated = self._poison(columns), self._poison(columns - activated_from)
 
-    def _poisoned(self, columns: int) -> Any:
+    def _poison(self, columns: int) -> Any:
         return self.torch.full((len(self.x), columns), self.torch.nan, dtype=self.dtype, device="cuda")
 
     def run(self) -> tuple[Any, Any]:

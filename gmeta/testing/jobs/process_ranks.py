@@ -61,7 +61,7 @@ def run_ranks(
         else:
             command = [sys.executable, str(function_or_script), *map(str, args)]
         job = command, np, timeout, dict(environment or {}), grace
-        said, error, ends = warm.call(_launched, *job, timeout=timeout + 300)
+        said, error, ends = warm.call(_launch, *job, timeout=timeout + 300)
         if error:
             raise RanksError(error, ends=ends)
         if not callable(function_or_script):
@@ -69,7 +69,7 @@ def run_ranks(
         return [pickle.loads((Path(folder) / f"result.{rank}").read_bytes()) for rank in range(np)]
 
 
-def _launched(
+def _launch(
     command: list[str], np: int, timeout: float, environment: dict[str, str], grace: float
 ) -> tuple[list[list[str]], str, tuple[Any, ...]]:
     """By rank the lines of stdout; what failed and how the ranks ended."""

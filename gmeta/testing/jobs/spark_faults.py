@@ -13,13 +13,13 @@ from gmeta.core.errors import DataError
 from gmeta.preprocess.cluster import spark_rows
 from gmeta.preprocess.cluster.table_job import TableJob
 
-_WRITTEN = spark_rows.written
+_WRITTEN = spark_rows.write_shards
 
 
 def written_or_killed(
     job: TableJob, folder: Path, pieces: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """As `spark_rows.written`, but the first worker that comes is killed when it has begun a shard."""
+    """As `spark_rows.write_shards`, but the first worker that comes is killed when it has begun a shard."""
 
     def watched() -> Iterator[pa.RecordBatch]:
         for batch in batches:

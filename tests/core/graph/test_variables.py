@@ -5,7 +5,7 @@ import doctest
 import tensorflow as tf
 
 from gmeta.core.graph import variables as module
-from gmeta.core.graph.variables import lifted
+from gmeta.core.graph.variables import lift_variables
 
 
 def traces_of(scope):
@@ -26,7 +26,7 @@ def traces_of(scope):
 
 def test_a_function_that_makes_variables_is_traced_once():
     assert traces_of(tf.init_scope) == 2  # what this is there for
-    assert traces_of(lifted) == 1
+    assert traces_of(lift_variables) == 1
 
 
 def test_it_can_be_made_under_a_condition_and_in_a_loop():
@@ -37,7 +37,7 @@ def test_it_can_be_made_under_a_condition_and_in_a_loop():
         for _ in tf.range(2):
             if x > 0:
                 if not kept:
-                    with lifted():
+                    with lift_variables():
                         kept.append(tf.Variable(0.0))
                 kept[0].assign_add(x)
         return tf.identity(x)
@@ -49,7 +49,7 @@ def test_it_can_be_made_under_a_condition_and_in_a_loop():
 
 
 def test_a_graph_of_tensorflow_1_gets_its_own():
-    with tf.Graph().as_default() as graph, lifted():
+    with tf.Graph().as_default() as graph, lift_variables():
         assert tf.Variable(1.0).graph is graph
 
 

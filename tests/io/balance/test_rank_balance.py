@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.io.balance.group_packing import GroupPacking
-from gmeta.io.balance.rank_balance import _dealt, balance_over_ranks, balanced_elements, rank_of_each
+from gmeta.io.balance.rank_balance import _deal, balance_over_ranks, balanced_elements, rank_of_each
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.thread_ranks import run_thread_ranks, thread_alltoall
@@ -104,7 +104,7 @@ def dealt_by_threads(of_ranks, length):
         element = element_of(of_ranks[rank])
         packing = GroupPacking(element["columns"])
         exchange = thread_alltoall(rank, gather)
-        found, groups = _dealt(element, COST, length, packing, rank, len(of_ranks), exchange, "test")
+        found, groups = _deal(element, COST, length, packing, rank, len(of_ranks), exchange, "test")
         assert groups == sum(map(len, of_ranks))
         return found
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.io import After, Flag, SequenceSplit
 from gmeta.io.balance.group_packing import GroupPacking
-from gmeta.io.balance.rank_balance import _dealt
+from gmeta.io.balance.rank_balance import _deal
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.testing.data.task_batches import plain
 from gmeta.testing.jobs.thread_ranks import run_thread_ranks, thread_alltoall
@@ -132,7 +132,7 @@ def dealt(rows, split):
     def work(rank, gather):
         packing = GroupPacking(rows[rank]["columns"])
         exchange = thread_alltoall(rank, gather)
-        return split(_dealt(rows[rank], COST, None, packing, rank, len(rows), exchange, "test")[0])
+        return split(_deal(rows[rank], COST, None, packing, rank, len(rows), exchange, "test")[0])
 
     return run_thread_ranks(len(rows), work)
 

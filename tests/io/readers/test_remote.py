@@ -13,7 +13,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import ReaderStats, group_batch, groups, tasks
 from gmeta.io.readers.prepared_split import open_split
-from gmeta.io.readers.remote import RemotePath, located, preflight
+from gmeta.io.readers.remote import RemotePath, locate, preflight
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
 
 SIZES = ([13, 11, 14], [12, 15])
@@ -129,17 +129,17 @@ def test_a_library_that_is_not_found_is_told_from_a_file(monkeypatch):
 
 
 def test_paths_join_and_part():
-    path = located("ram://bucket/data/warm/")
+    path = locate("ram://bucket/data/warm/")
     assert (str(path), path.name, str(path.parent / "a b")) == (
         "ram://bucket/data/warm",
         "warm",
         "ram://bucket/data/a b",
     )
-    assert located("data/warm") == Path("data/warm")
-    assert located(Path("data")) == Path("data")
-    assert located("file://localhost/data/warm") == Path("/data/warm")
+    assert locate("data/warm") == Path("data/warm")
+    assert locate(Path("data")) == Path("data")
+    assert locate("file://localhost/data/warm") == Path("/data/warm")
     with pytest.raises(ConfigError, match="names no file of this machine"):
-        located("file://elsewhere/data/warm")
+        locate("file://elsewhere/data/warm")
 
 
 FAKE = """

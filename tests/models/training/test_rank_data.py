@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import SHARES, Shares
-from gmeta.models.training.ranks.data import empty_batch, in_lockstep, padded_for_ever, rank_dataset, strided
+from gmeta.models.training.ranks.data import (
+    empty_batch,
+    in_lockstep,
+    padded_for_ever,
+    rank_dataset,
+    take_strided,
+)
 
 RAGGED = tf.ragged.constant([[1, 2], [], [3], [4, 5, 6], [7]], tf.int64)
 SIGNATURE = (
@@ -19,7 +25,7 @@ SIGNATURE = (
 
 
 def parts(data, size):
-    return [strided(data, Shares.of(rank, size)) for rank in range(size)]
+    return [take_strided(data, Shares.of(rank, size)) for rank in range(size)]
 
 
 @given(n=st.integers(0, 9), size=st.integers(1, 4))
@@ -50,11 +56,11 @@ def test_a_rank_of_several_shares_takes_their_samples_in_order(samples):
     for shares in (Shares.of(0, 2, 5), Shares.of(1, 2, 5), Shares(0, 5, 5)):
         own = [i for i in range(samples) if shares.first <= i % 5 < shares.first + shares.count]
         for kind in (np.asarray, tf.constant, tf.RaggedTensor.from_tensor):
-            found = strided(kind(x), shares)
+            found = take_strided(kind(x), shares)
             dense = found.to_tensor() if isinstance(found, tf.RaggedTensor) else found
             np.testing.assert_array_equal(dense, x[own].reshape(dense.shape))
             assert found.shape[0] == len(own)
-        found = tf.sparse.to_dense(strided(tf.sparse.from_dense(x), shares))
+        found = tf.sparse.to_dense(take_strided(tf.sparse.from_dense(x), shares))
         np.testing.assert_array_equal(found, x[own])
 
 

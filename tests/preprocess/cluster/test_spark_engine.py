@@ -20,7 +20,7 @@ from gmeta.preprocess import ColumnSpec, PrepareConfig, prepare
 from gmeta.preprocess.cluster import spark_engine, spark_rows
 from gmeta.preprocess.cluster.spark_connection import spark_errors, spark_session
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.columns import joined
+from gmeta.preprocess.columns import join_rows
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.numbering import edges
 from gmeta.preprocess.source import NUMBER
@@ -211,7 +211,7 @@ def test_a_range_of_repeated_rows_alone_is_nothing(tmp_path):
     }
     (parcel,) = spark_rows.pack({**rows, NUMBER: np.zeros(2, np.int64)})
     batch = pa.RecordBatch.from_pydict({"salt": [0], "range": [3], "rows": [parcel]})
-    (found,) = spark_rows.numbered(job, iter([batch]))
+    (found,) = spark_rows.number_ranges(job, iter([batch]))
     assert found.to_pylist()[0] == {
         "range": 3,
         "count": None,
@@ -219,7 +219,7 @@ def test_a_range_of_repeated_rows_alone_is_nothing(tmp_path):
         "rows": None,
     }
     assert '"REPEATED_KEY", 2' in found["tally"][0].as_py()
-    assert list(spark_rows.placed(job, {}, 1, np.zeros(2, np.int64), iter([found]))) == []
+    assert list(spark_rows.place_pieces(job, {}, 1, np.zeros(2, np.int64), iter([found]))) == []
 
 
 @given(rows=st.integers(1, 400), pieces=st.integers(1, 9), shards=st.integers(1, 5))
@@ -236,7 +236,7 @@ def test_large_parcels_are_cut(monkeypatch):
     monkeypatch.setattr(spark_rows, "_PARCEL_BYTES", 50_000)
     parcels = list(spark_rows.pack(rows))
     assert 5 < len(parcels) < 20
-    found = joined([spark_rows.unpack(parcel) for parcel in parcels])
+    found = join_rows([spark_rows.unpack(parcel) for parcel in parcels])
     assert (found["a"] == rows["a"]).all()
     assert (found["b"][0] == rows["b"][0]).all()
     assert (found["b"][1] == rows["b"][1]).all()

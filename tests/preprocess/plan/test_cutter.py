@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.preprocess.columns import joined, part, row_count, take
+from gmeta.preprocess.columns import join_rows, part, row_count, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.cutter import Cutter
@@ -54,7 +54,7 @@ def test_parts_are_cut_as_the_whole(sizes, cuts, times, time, batch_rows, seed):
     found = [cutter.add(part(presorted, a, b)) for a, b in itertools.pairwise(edges)]
     found = [cut for cut in [*found, cutter.finish()] if cut is not None]
 
-    ours = joined([cut.columns for cut in found])
+    ours = join_rows([cut.columns for cut in found])
     for name, values in whole.items():
         for mine, theirs in zip(
             *((v if isinstance(v, tuple) else (v,)) for v in (ours[name], values)), strict=True
@@ -81,12 +81,12 @@ def test_keys_that_repeat_are_dropped_before_batches_are_cut(cuts, seed):
 
     def without(whole):
         assert NUMBER in whole
-        return take(whole, np.flatnonzero(~plan.repeated(whole, "task", ["item"])))
+        return take(whole, np.flatnonzero(~plan.find_repeated(whole, "task", ["item"])))
 
     cutter = Cutter(spec, PlanConfig(batch_rows=2), np.unique(rows["task"]), np.array(sizes), without)
     edges = [0, *sorted(cuts), 60]
     found = [cutter.add(part(presorted, a, b)) for a, b in itertools.pairwise(edges)]
-    ours = joined([cut.columns for cut in [*found, cutter.finish()] if cut is not None])
+    ours = join_rows([cut.columns for cut in [*found, cutter.finish()] if cut is not None])
     assert NUMBER not in ours
     whole = take(rows, plan.row_order(rows, (*spec.order, NUMBER)))
     kept = without(whole)

@@ -103,19 +103,19 @@ def test_a_repeated_key_keeps_its_earliest_row():
         "item": np.array([7, 8, 7, 7, 7]),
         "day": np.array([1, 1, 2, 1, 1]),
     }
-    assert plan.repeated(columns, "task", ["item"]).tolist() == [False, False, True, False, True]
-    assert plan.repeated(columns, "task", ["item", "day"]).tolist() == [False, False, False, False, True]
+    assert plan.find_repeated(columns, "task", ["item"]).tolist() == [False, False, True, False, True]
+    assert plan.find_repeated(columns, "task", ["item", "day"]).tolist() == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(("size", "kept"), [(1, False), (12, False), (13, True), (100, True), (101, False)])
 def test_the_bounds_of_the_selection_are_inclusive(size, kept):
     config = PlanConfig(min_rows=13, max_rows=100)
-    assert plan.selected(np.array([size]), config).tolist() == [kept]
+    assert plan.select_tasks(np.array([size]), config).tolist() == [kept]
     assert bool(plan.left_out(np.array([size]), config)) == (not kept)
 
 
 def test_without_an_upper_bound_all_are_kept():
-    assert plan.selected(np.array([1, 10**9]), PlanConfig()).all()
+    assert plan.select_tasks(np.array([1, 10**9]), PlanConfig()).all()
     assert plan.left_out(np.array([1, 10**9]), PlanConfig()) == {}
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.preprocess.columns import joined, single, take
+from gmeta.preprocess.columns import join_rows, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.census import Census
@@ -69,7 +69,7 @@ def test_ranges_give_every_row_the_place_that_the_whole_gives_it(rows, ranges, c
     }
     counts = [RangeCount.of(which, part["task"], config) for which, part in numbered.items()]
     known = edges(reversed(counts))
-    found = joined([place_rows(part, known[which], SPEC, config) for which, part in numbered.items()])
+    found = join_rows([place_rows(part, known[which], SPEC, config) for which, part in numbered.items()])
 
     whole = take(columns, plan.row_order(columns, SPEC.order))
     task = whole["task"]
@@ -77,7 +77,7 @@ def test_ranges_give_every_row_the_place_that_the_whole_gives_it(rows, ranges, c
     size = sizes[np.searchsorted(tasks, task)]
     position = plan.positions(task)
     batch = plan.batch_of(position, size, config.batch_rows)
-    kept = plan.selected(size, config)
+    kept = plan.select_tasks(size, config)
     place = plan.place(task, batch, config)
     expected = {
         **whole,

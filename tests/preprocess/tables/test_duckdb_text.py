@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmeta.preprocess.tables.duckdb_text import arrow_batches, errors_explained
+from gmeta.preprocess.tables.duckdb_text import arrow_batches, explain_errors
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from gmeta.preprocess.tables.duckdb_text import arrow_batches, errors_explained
 def test_an_interrupt_is_one(tmp_path, kind, text):
     import duckdb
 
-    with pytest.raises(KeyboardInterrupt), errors_explained(tmp_path):
+    with pytest.raises(KeyboardInterrupt), explain_errors(tmp_path):
         raise getattr(duckdb, kind, RuntimeError)(text)
 
 
@@ -27,10 +27,10 @@ def test_a_result_that_is_interrupted_among_its_batches_is_an_interrupt(tmp_path
     batches = arrow_batches(connection.sql("SELECT range AS x FROM range(100_000_000)"), 1000)
     next(batches)
     connection.interrupt()
-    with pytest.raises(KeyboardInterrupt), errors_explained(tmp_path):
+    with pytest.raises(KeyboardInterrupt), explain_errors(tmp_path):
         list(batches)
 
 
 def test_a_defect_of_ours_stays_one(tmp_path):
-    with pytest.raises(RuntimeError, match="ours"), errors_explained(tmp_path):
+    with pytest.raises(RuntimeError, match="ours"), explain_errors(tmp_path):
         raise RuntimeError("ours")

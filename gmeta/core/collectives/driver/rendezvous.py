@@ -162,7 +162,7 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         server, secret = os.environ[_SERVER], os.environ[SECRET]
     elif inner:  # Gloo's client puts the port behind the path
         server, path = address, f"/{inner}:{os.environ[_PORT]}{path}"
-    return _asked(server, secret, method, path, body)
+    return _ask(server, secret, method, path, body)
 
 
 def server_name() -> str:
@@ -187,7 +187,7 @@ def through_proxy() -> None:
             if _same(first.partition(":")[0], own) and size.isdecimal() and int(size) <= _LARGEST:
                 try:
                     body = self.rfile.read(int(size))
-                    status, answer = _asked(server, secret, self.command, f"/{rest}", body)
+                    status, answer = _ask(server, secret, self.command, f"/{rest}", body)
                 except (OSError, ValueError, http.client.HTTPException):
                     status = int(http.HTTPStatus.BAD_GATEWAY)
             self.send_response(status)
@@ -206,7 +206,7 @@ def through_proxy() -> None:
     os.environ[_ADDRESS] = f"127.0.0.1:{proxy.server_port}/{own}"
 
 
-def _asked(server: str, secret: str | None, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+def _ask(server: str, secret: str | None, method: str, path: str, body: bytes) -> tuple[int, bytes]:
     number = f"{int(time.time())}.{secrets.token_hex(16)}"
     headers = {"Content-Length": str(len(body))}
     if secret is not None:

@@ -92,7 +92,7 @@ def launch_elastic(
                     before, ranks = ranks, max(min_size, places.wanted())
                     say(f"there is room for {ranks} ranks in place of {before}; {_goes_on(ranks, size)}")
                     continue
-                found, saved = _judged(error), places.saved
+                found, saved = _judge(error), places.saved
                 fruitless = 0 if saved else fruitless + 1
                 left = ranks - len(found.lost)
                 if found.hopeless or left < min_size or fruitless == FRUITLESS:
@@ -108,7 +108,7 @@ def _goes_on(ranks: int, size: int) -> str:
     return f"the job goes on with {ranks} of {size} from the last checkpoint"
 
 
-def _judged(error: RanksError) -> Verdict:
+def _judge(error: RanksError) -> Verdict:
     """Ranks that left for others to join have not failed, and were there."""
     leaving = frozenset([LEAVES])
     return verdict(

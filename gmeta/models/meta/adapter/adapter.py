@@ -84,7 +84,7 @@ class AdaptsToTasks:
         batch = (
             task_batch(tasks, columns_beside(model))
             if isinstance(tasks, Mapping)
-            else _packed(tasks, _columns(model))
+            else _pack(tasks, _columns(model))
         )
         batch = {name: batch[name] for name in ("features", "label", "task", "support")}
         with collectives.named_failures("adapt"):
@@ -151,7 +151,7 @@ def _columns(model: TaskLoops) -> SampleColumns:
     return SampleColumns(model.collection.merged, columns_beside(model))
 
 
-def _packed(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:
+def _pack(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:
     """Support sets as a batch of tasks."""
     sets, labels = [], []
     tasks = list(tasks)

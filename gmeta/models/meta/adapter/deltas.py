@@ -115,20 +115,20 @@ def query_outputs(
     """
     lookup = model.collection.lookup(batch["features"], insert=False)
     tables = zip(row_names(model.collection), lookup.rows, lookup.keys, strict=True)
-    moved = tuple(_moved(own, keys, *rows[name]) if name in rows else own for name, own, keys in tables)
+    moved = tuple(_move(own, keys, *rows[name]) if name in rows else own for name, own, keys in tables)
     view = model.view(batch, lookup._replace(rows=moved))
     weights = model.start_weights(view)
     shared = model.network.task_weights()
     for name, delta in deltas.items():
-        weights[name] = _shifted(shared[name], delta) if name in shared else delta
+        weights[name] = _shift(shared[name], delta) if name in shared else delta
     return model.task_outputs(view, "query", weights)
 
 
-def _shifted(shared: tf.Variable, delta: tf.Tensor) -> tf.Tensor:
+def _shift(shared: tf.Variable, delta: tf.Tensor) -> tf.Tensor:
     return shared + tf.cast(tf.ensure_shape(delta, shared.shape), shared.dtype)
 
 
-def _moved(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.Tensor) -> tf.Tensor:
+def _move(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.Tensor) -> tf.Tensor:
     """Rows of a lookup, plus the deltas of those keys that have one."""
     order = tf.argsort(moved_keys)
     # No key is negative, so each has a place after this one.

@@ -51,7 +51,7 @@ def through_the_steps(model: TaskLoops, batch: TaskBatch, lookup: CollectionLook
 def _outer_loss(model: TaskLoops, view: TaskView) -> tf.Tensor:
     if any(getattr(type(model), hook) is not getattr(TaskLoops, hook) for hook in _HOOKS):
         # It may ask for all tasks' weights at once.
-        return model.outer_loss(view, _adapted(model, view))
+        return model.outer_loss(view, _adapt_tasks(model, view))
     part = model.outer_part
     if steps_among_samples(model):
         outputs = partial(dual_outputs, model, part=part)
@@ -66,10 +66,10 @@ def _outer_loss(model: TaskLoops, view: TaskView) -> tf.Tensor:
 
 
 def _outputs(model: TaskLoops, view: TaskView, part: Part) -> tf.Tensor:
-    return model.task_outputs(view, part, _adapted(model, view), training=True)
+    return model.task_outputs(view, part, _adapt_tasks(model, view), training=True)
 
 
-def _adapted(model: TaskLoops, view: TaskView) -> dict[str, tf.Tensor]:
+def _adapt_tasks(model: TaskLoops, view: TaskView) -> dict[str, tf.Tensor]:
     weights = model.adapted(view, steps=model.inner.steps, training=True).parameters
     model.mark("inner", *weights.values())
     return weights
@@ -89,7 +89,7 @@ def reptile(model: TaskLoops, batch: TaskBatch, lookup: CollectionLookup) -> Out
     sizes = tf.reduce_sum(mask, axis=1)
     weights = sizes if model.reduction == "sample" else tf.cast(sizes > 0, tf.float32)
     weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights) * model.inner.learning_rate)
-    moved = _moved(model, adapted)
+    moved = _move(model, adapted)
     dense = [
         tf.tensordot(weights, moved[id(variable)], 1) if id(variable) in moved else None
         for variable in model.trainable_variables
@@ -97,7 +97,7 @@ def reptile(model: TaskLoops, batch: TaskBatch, lookup: CollectionLookup) -> Out
     return OuterGradients(loss, dense, _rows_moved(view, adapted, weights))
 
 
-def _moved(model: TaskLoops, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
+def _move(model: TaskLoops, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
     """Id of a variable -> (tasks, ...): how far each task went from it, backwards."""
     return {id(v): v[tf.newaxis] - adapted[name] for name, v in model.adapted_weights().items()}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.graph.variables import lifted
+from gmeta.core.graph.variables import lift_variables
 from gmeta.initializers import Zeros
 from gmeta.layers import TableGradient
 from gmeta.models.training.optimizer.mean_gradients import SOUND
@@ -128,7 +128,7 @@ class GradientAccumulator:
     def _prepare(self, variables: Sequence[tf.Variable]) -> None:
         if [id(v) for v in variables] == [id(v) for v in self._variables]:
             return
-        with lifted():
+        with lift_variables():
             self._variables = list(variables)
             self._sums = [
                 tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="accumulated_gradient")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.graph.variables import lifted
+from gmeta.core.graph.variables import lift_variables
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.training.faults.nan_guard import refusal
 from gmeta.models.training.optimizer.accumulator import GradientAccumulator
@@ -196,7 +196,7 @@ class JointOptimizer:
     ) -> None:
         stepping = [variable for gradient, variable in pairs if gradient is not None]
         if stepping and hasattr(self.optimizer, "build"):  # its slots
-            with lifted():
+            with lift_variables():
                 self.optimizer.build(stepping)
         rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
         if not self.skips_bad_steps:

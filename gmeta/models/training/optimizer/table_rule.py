@@ -148,7 +148,7 @@ class Clipping:
         mine = [each.table.chosen_by != "user" for each in tables]
         if not any(mine) or not any((self.value, self.norm, self.global_norm)):
             return list(dense), list(tables)
-        parts = [_summed(each) if own else each for each, own in zip(tables, mine, strict=True)]
+        parts = [_sum_up(each) if own else each for each, own in zip(tables, mine, strict=True)]
         if self.value:
             limited = [tf.clip_by_value(each.values, -self.value, self.value) for each in parts]
             parts = _replaced(parts, limited, mine)
@@ -179,7 +179,7 @@ class Clipping:
         )
 
 
-def _summed(part: TableGradient) -> TableGradient:
+def _sum_up(part: TableGradient) -> TableGradient:
     keys, inverse = unique(part.keys, device=part.table.device)
     values = tf.math.unsorted_segment_sum(part.values, inverse, tf.shape(keys)[0])
     return part._replace(keys=keys, values=values)

@@ -80,7 +80,7 @@ def rank_dataset(
         shard = shard and dataset.options().experimental_distribute.auto_shard_policy != _OFF
     else:
         if shard and not elements:
-            x, y, sample_weight = (strided(part, shares) for part in (x, y, sample_weight))
+            x, y, sample_weight = (take_strided(part, shares) for part in (x, y, sample_weight))
             if shares.count > 1 and (batch_size or steps is None):
                 batch_size = (batch_size or _BATCH) * shares.count
         made = adapter(
@@ -264,7 +264,7 @@ class SameElements(tf.keras.callbacks.Callback):
         )
 
 
-def strided(nest: Any, shares: Shares) -> Any:
+def take_strided(nest: Any, shares: Shares) -> Any:
     """The samples of some shares of arrays, tensors and data frames: sample i is of share i mod the total."""
     if isinstance(nest, (list, tuple)) and nest and np.isscalar(nest[0]):
         nest = np.asarray(nest)

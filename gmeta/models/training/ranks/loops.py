@@ -114,7 +114,7 @@ class RunsOnRanks:
             **_generator(own),
         )
         own["x"] = data.dataset
-        own["callbacks"] = _added(own["callbacks"], last=_checks(data, "test"))
+        own["callbacks"] = _add(own["callbacks"], last=_checks(data, "test"))
         own["verbose"] = _verbose(own["verbose"])
         with self._named_failures("evaluate"):
             self.merge_moving_averages()
@@ -217,7 +217,7 @@ class RunsOnRanks:
             )
             own["validation_data"] = measured.dataset
             checks += _checks(measured, "test")
-        own["callbacks"] = _added(own["callbacks"], last=checks)
+        own["callbacks"] = _add(own["callbacks"], last=checks)
         alike = (
             "epochs",
             "initial_epoch",
@@ -245,7 +245,7 @@ class RunsOnRanks:
         several = collectives.world().size > 1
         first = [_Complete(self)] if several or joint.accumulates else []
         last = [StopTogether(joint.stop_asked, joint.stop_agreed)] if several else []
-        return _added(given, first, last)
+        return _add(given, first, last)
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
         """Keras asks this for the results of an epoch, or of an evaluation, when it is over."""
@@ -291,7 +291,7 @@ def _arguments(function: Any, model: Any, args: tuple[Any, ...], kwargs: dict[st
     return {**bound.arguments, **rest}
 
 
-def _added(
+def _add(
     given: Any,
     first: Sequence[tf.keras.callbacks.Callback] = (),
     last: Sequence[tf.keras.callbacks.Callback] = (),

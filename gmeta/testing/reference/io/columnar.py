@@ -59,15 +59,15 @@ def decode(payload: bytes) -> ColumnarGroup:
         body = pa.decompress(payload[_HEADER.size + 8 :], size, codec="zstd", asbytes=True)
         payload = payload[: _HEADER.size] + body
     schema = list(_schema(payload[_HEADER.size : _HEADER.size + schema_size]))
-    at = _HEADER.size + _padded(schema_size)
+    at = _HEADER.size + _pad(schema_size)
     words = np.frombuffer(payload, "<u8", count, at)
     at += 8 * count
 
     def take(dtype: str, size: int) -> NDArray[Any]:
         nonlocal at
         array = np.frombuffer(payload, dtype, size, at)
-        assert not any(payload[at + array.nbytes : at + _padded(array.nbytes)])
-        at += _padded(array.nbytes)
+        assert not any(payload[at + array.nbytes : at + _pad(array.nbytes)])
+        at += _pad(array.nbytes)
         return array
 
     columns: dict[str, Any] = {}
@@ -124,5 +124,5 @@ def _schema(data: bytes) -> Iterator[tuple[int, str]]:
         at += size
 
 
-def _padded(size: int) -> int:
+def _pad(size: int) -> int:
     return -(-size // 8) * 8
