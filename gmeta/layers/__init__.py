@@ -1,6 +1,6 @@
 """Keras layers: embeddings, dense layers that can run with a task's own weights, blocks over sequences."""
 
-from gmeta.layers.adaptive.dense_stack import DenseStack
+from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradient, record_lookups
@@ -18,8 +18,8 @@ from gmeta.ops.layer.norms import layer_norm, rms_norm
 
 __all__ = [
     "HSTU",
+    "MLP",
     "CollectionLookup",
-    "DenseStack",
     "EmbeddingCollection",
     "ExpertBalance",
     "FeatureConfig",

@@ -51,7 +51,7 @@ class InnerLoop:
         as the algorithm has it. First order saves the Hessian-vector products and is not the same
         algorithm: on MovieLens-100K at α = 5e-3 it diverges where second order doesn't.
       adapt: Names of the layers whose weights adapt, ``"embeddings"`` for the embedding rows among them, or
-        ``"all"`` for both. None: as the table says; of a `gmeta.layers.DenseStack` the layers that it names.
+        ``"all"`` for both. None: as the table says; of a `gmeta.layers.MLP` the layers that it names.
       learn_learning_rate: ``"layer"``: the outer loop learns a rate for each layer, and one for each table.
         ``"parameter"``: one for each number, of embedding rows for each column. None: α stays as it is.
       optimizer: ``"sgd"``, ``"momentum"``, ``"adam"``, or one of `gmeta.meta`'s optimizers with settings.

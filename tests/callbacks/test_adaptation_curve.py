@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.callbacks import AdaptationCurve, StepTimes
 from gmeta.core.errors import ConfigError
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel
@@ -31,7 +31,7 @@ def make_model(evaluation_steps=None, reduction="sample", rate=0.1, **options):
         EmbeddingCollection(
             [FeatureConfig("user", 4), FeatureConfig("item", 4)], optimizer=SGD(learning_rate=None)
         ),
-        DenseStack({"fc": 8, "out": 1}),
+        MLP({"fc": 8, "out": 1}),
         inner=InnerLoop(steps=1, learning_rate=0.1, evaluation_steps=evaluation_steps),
         reduction=reduction,
     )

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
@@ -21,7 +21,7 @@ def adapted(owner_of_tasks):
     features = [FeatureConfig("item", 4, initializer=Normal(0, 1)), FeatureConfig("tags", 4, "mean")]
     model = MetaModel(
         EmbeddingCollection(features, seed=1, optimizer=SGD(0.5)),
-        DenseStack({"fc": 6, "out": 1}),
+        MLP({"fc": 6, "out": 1}),
         inner=InnerLoop("maml", steps=2, learning_rate=0.1, adapt="all"),
     )
     model.compile("adam", "mse")

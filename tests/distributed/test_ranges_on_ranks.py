@@ -13,7 +13,7 @@ from gmeta import io
 from gmeta.core import collectives
 from gmeta.core.shares import SHARES
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
@@ -30,7 +30,7 @@ def train(path: Path) -> dict[str, Any]:
         EmbeddingCollection(
             [FeatureConfig("genre", 4, pooling="mean", initializer=Normal(0.0, 0.5))], optimizer=Adam(0.05)
         ),
-        DenseStack({"fc": 4, "out": 1}, seed=1),
+        MLP({"fc": 4, "out": 1}, seed=1),
         inner=InnerLoop(steps=1, learning_rate=0.01),
     )
     model.compile(tf.keras.optimizers.Adam(0.02))

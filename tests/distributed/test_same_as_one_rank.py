@@ -14,7 +14,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.logical_shards import owned_shards
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import Adagrad, Adam
@@ -179,7 +179,7 @@ def meta_model(kind: str, optimizer: str) -> MetaModel:
     inner, reduction = LOOPS[kind]
     model = MetaModel(
         EmbeddingCollection(FEATURES, optimizer=sparse(), name="collection"),
-        DenseStack({"fc": 8, "out": 1}, seed=collectives.world().rank),
+        MLP({"fc": 8, "out": 1}, seed=collectives.world().rank),
         inner=inner,
         reduction=reduction,
     )

@@ -12,7 +12,7 @@ from gmeta.core.errors import ConfigError, DataError, NotFiniteError
 from gmeta.export.meta_models import meta_signatures, sample_inputs
 from gmeta.export.saved_model import PADDING, export_model
 from gmeta.initializers import Constant, Uniform
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml, dlrm
 from gmeta.optimizers import SGD
@@ -54,7 +54,7 @@ def made(name):
         model = dlrm(features_of, floats=["price"], head="rating", inner=inner, optimizer=SGD(0.1))
     else:
         collection = EmbeddingCollection(features_of, seed=3, optimizer=SGD(0.1))
-        network = functional() if name == "keras" else DenseStack({"fc": 6, "out": 1})
+        network = functional() if name == "keras" else MLP({"fc": 6, "out": 1})
         model = MetaModel(collection, network, inner=inner)
     model.compile("adam", "mse")
     lookup = model.collection.lookup(features(samples(40, more=True, ids=10)))
@@ -344,7 +344,7 @@ def test_a_model_that_has_diverged_is_not_exported(tmp_path):
 
 def test_what_cannot_be_served_says_why():
     def model(name="item"):
-        return MetaModel(EmbeddingCollection([FeatureConfig(name, 2)]), DenseStack({"out": 1}))
+        return MetaModel(EmbeddingCollection([FeatureConfig(name, 2)]), MLP({"out": 1}))
 
     compiled = model()
     compiled.compile()

@@ -135,7 +135,7 @@ def training(folder: Path, groups: int, rounds: int) -> list[Result]:
     names = [f"i{k}" for k in range(INTS) if k % 4 < 3]
     model = models.MetaModel(
         layers.EmbeddingCollection([layers.FeatureConfig(name, dim=8) for name in names]),
-        layers.DenseStack({"fc": 32, "out": 1}),
+        layers.MLP({"fc": 32, "out": 1}),
         inner=meta.InnerLoop(steps=1, learning_rate=0.01),
     )
     model.compile("adam")

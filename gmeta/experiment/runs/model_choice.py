@@ -19,7 +19,7 @@ from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.runs.rated_at_least import RatedAtLeast, RatedAtLeastAUC
 from gmeta.experiment.runs.scaled_error import ScaledError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.models.zoo.melu_attributes import published_features
@@ -39,7 +39,7 @@ def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
     if not _has_scales(config):
         return melu(features, hidden=config.hidden, **options)
     units = {f"fc{number}": width for number, width in enumerate(config.hidden, 1)}
-    stack = DenseStack({**units, "linear_out": 1}, seed=options["seed"], name="decision")
+    stack = MLP({**units, "linear_out": 1}, seed=options["seed"], name="decision")
     return _scale(config, features, stack, options, "melu")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.adaptive.dense_stack import DenseStack
+from gmeta.layers.adaptive.mlp import MLP
 
 
 def product_logits(*logits: tf.Tensor) -> tf.Tensor:
@@ -91,7 +91,7 @@ class TaskHeads(tf.keras.layers.Layer):
                 )
         layers = {f"fc{number + 1}": width for number, width in enumerate(self.units)}
         self.towers = {
-            task: DenseStack(
+            task: MLP(
                 {**layers, "out": 1},
                 seed=len(self.tasks) * seed + number,
                 name=task,

@@ -61,7 +61,7 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.
     Args:
       collection: The embeddings.
       network: Any Keras layer or model, functional or subclassed, that maps (samples, ...) inputs to
-        (samples, outputs), or a `gmeta.layers.DenseStack`. A functional model with named inputs gets the
+        (samples, outputs), or a `gmeta.layers.MLP`. A functional model with named inputs gets the
         vectors of the features of these names, and columns of the data that the collection doesn't embed,
         such as floats; so does a network with an attribute ``takes_by_name``, a list of names. Any other gets
         all vectors side by side, (samples, sum of dims).

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
-from gmeta.layers import DenseStack, GroupLayerNorm, SequenceView, sequence_view
+from gmeta.layers import MLP, GroupLayerNorm, SequenceView, sequence_view
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
 from gmeta.ops import Jagged, jagged
 
@@ -75,11 +75,11 @@ class ExposureTrunk(tf.keras.layers.Layer):
         self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
         self.enter = GroupLayerNorm(_PARTS, name="enter")
         self.leave = GroupLayerNorm(scenarios, name="leave")
-        self.projections: list[DenseStack] = []
+        self.projections: list[MLP] = []
         if combine == "concat":
             inputs = [*([name] for name in columns.contexts), columns.history, columns.targets]
             self.projections = [
-                DenseStack({"out": dim}, seed=len(inputs) * seed + number, name=f"token{number}")
+                MLP({"out": dim}, seed=len(inputs) * seed + number, name=f"token{number}")
                 for number in range(len(inputs))
             ]
             for projection, names in zip(self.projections, inputs, strict=True):

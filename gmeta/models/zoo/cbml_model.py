@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, inputs_by_name
 from gmeta.models.meta.learner.task_view import TaskView
 from gmeta.models.meta.meta_model import MetaModel
@@ -61,7 +61,7 @@ class CBML(MetaModel):
     Example:
       >>> model = CBML(
       ...     EmbeddingCollection([FeatureConfig("item", 8), FeatureConfig("year", 4)]),
-      ...     DenseStack({"fc": 16, "out": 1}),
+      ...     MLP({"fc": 16, "out": 1}),
       ...     items=["item"],
       ...     clusters=4,
       ... )
@@ -189,7 +189,7 @@ def cbml(
     units = {f"fc{number}": width for number, width in enumerate(hidden, 1)}
     return CBML(
         EmbeddingCollection(features, optimizer=optimizer, seed=seed),
-        DenseStack({**units, "linear_out": 1}, seed=seed, name="decision"),
+        MLP({**units, "linear_out": 1}, seed=seed, name="decision"),
         items=items,
         clusters=clusters,
         dim=dim,

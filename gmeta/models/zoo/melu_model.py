@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models.meta.meta_model import MetaModel
 from gmeta.optimizers import SparseOptimizer
@@ -64,7 +64,7 @@ def melu(
     units = {f"fc{index + 1}": width for index, width in enumerate(hidden)}
     return MetaModel(
         EmbeddingCollection(features or melu_features(), optimizer=optimizer, seed=seed),
-        DenseStack({**units, "linear_out": 1}, seed=seed, name="decision"),
+        MLP({**units, "linear_out": 1}, seed=seed, name="decision"),
         inner=inner,
         outer_samples=outer_samples,
         name="melu",

@@ -67,7 +67,7 @@ class MetaEmb(MetaModel):
       >>> features = [FeatureConfig("ad", 8), FeatureConfig("category", 4), FeatureConfig("user", 8)]
       >>> base = MetaModel(
       ...     EmbeddingCollection(features),
-      ...     DenseStack({"fc": 16, "out": 1}),
+      ...     MLP({"fc": 16, "out": 1}),
       ...     inner=meta.InnerLoop(steps=0),
       ...     outer_samples="all",
       ... )

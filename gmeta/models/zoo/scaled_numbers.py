@@ -24,7 +24,7 @@ class ScaledNumbers(tf.keras.layers.Layer):
     A scaled number is cut off at 5 and -5. One that isn't finite counts as the mean.
 
     Args:
-      network: A `gmeta.layers.DenseStack`, which gets vectors and numbers side by side, or a network that
+      network: A `gmeta.layers.MLP`, which gets vectors and numbers side by side, or a network that
         takes columns by name (``takes_by_name``), such as `gmeta.models.zoo.dlrm_model.DLRMNetwork`.
       features: The names of the features.
       widths: Of each of their vectors.
@@ -35,8 +35,8 @@ class ScaledNumbers(tf.keras.layers.Layer):
       {feature: (..., samples, width), column: (..., samples)} -> those of the network.
 
     Example:
-      >>> from gmeta.layers import DenseStack
-      >>> network = ScaledNumbers(DenseStack({"out": 1}), ["item"], [4], {"price": (10.0, 2.0)})
+      >>> from gmeta.layers import MLP
+      >>> network = ScaledNumbers(MLP({"out": 1}), ["item"], [4], {"price": (10.0, 2.0)})
       >>> network({"item": tf.zeros([2, 3, 4]), "price": tf.fill([2, 3], 12.0)}).shape
       TensorShape([2, 3, 1])
     """

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import Adam, InnerLoop
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel
@@ -39,7 +39,7 @@ def make_model(inner, reduction="sample", **compiled):
     ]
     model = MetaModel(
         EmbeddingCollection(features, optimizer=SGD(learning_rate=None)),
-        DenseStack({"fc": 6, "out": 1}, seed=3),
+        MLP({"fc": 6, "out": 1}, seed=3),
         inner=inner,
         reduction=reduction,
     )

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.testing.data.drawn_tasks import make_batch
@@ -15,9 +15,7 @@ FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("u
 
 
 def make(**options):
-    model = MetaModel(
-        EmbeddingCollection(FEATURES), DenseStack({"fc": 6, "out": 1}, seed=3), inner=InnerLoop()
-    )
+    model = MetaModel(EmbeddingCollection(FEATURES), MLP({"fc": 6, "out": 1}, seed=3), inner=InnerLoop())
     model.compile("sgd", "mse", ["mae"], **options)
     return model
 

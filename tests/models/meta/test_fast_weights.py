@@ -9,7 +9,7 @@ from safetensors.numpy import load, save
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import Adam, InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml
 from gmeta.models.meta.adapter.fast_weights import RowDeltas
@@ -36,7 +36,7 @@ def make(inner, hidden=8, seed=0, table_seed=1, start=START):
     features = [FeatureConfig(name, 4, initializer=start) for name in ("user", "item")]
     model = MetaModel(
         EmbeddingCollection(features, seed=table_seed),
-        DenseStack({"fc": hidden, "out": 1}, seed=seed),
+        MLP({"fc": hidden, "out": 1}, seed=seed),
         inner=inner,
     )
     model.compile("adam", "mse", metrics=["mae"])
@@ -344,5 +344,5 @@ def test_samples_that_cannot_be_used_are_refused_by_name(model):
     with pytest.raises(ConfigError, match="steps must be a whole number from 0 on, got -1"):
         model.adapt(x, y, steps=-1)
     with pytest.raises(ConfigError, match="compile the model first"):
-        MetaModel(model.collection, DenseStack({"out": 1})).adapt(x, y)
+        MetaModel(model.collection, MLP({"out": 1})).adapt(x, y)
     assert model.adapt_many([]) == []

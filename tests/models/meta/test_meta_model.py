@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
@@ -20,7 +20,7 @@ def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, o
             [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 4, initializer=start)],
             optimizer=SGD(learning_rate=None),
         ),
-        DenseStack({"fc": 8, "out": 1}, adapt=["out"]),
+        MLP({"fc": 8, "out": 1}, adapt=["out"]),
         inner=InnerLoop(steps=steps, learning_rate=0.05, order=order, evaluation_steps=evaluation_steps),
         outer_samples=outer_samples,
     )
@@ -225,7 +225,7 @@ def two_labels(batch):
     ],
 )
 def test_what_it_cannot_be_made_of_is_refused(parts, message):
-    whole = {"collection": EmbeddingCollection([FeatureConfig("user", 4)]), "network": DenseStack({"out": 1})}
+    whole = {"collection": EmbeddingCollection([FeatureConfig("user", 4)]), "network": MLP({"out": 1})}
     with pytest.raises(ConfigError, match=message):
         MetaModel(**{**whole, **parts})
 
@@ -272,6 +272,6 @@ def test_an_error_while_fit_is_traced_is_the_error_itself():
 
 
 def test_tasks_are_predicted_by_a_compiled_model_alone():
-    model = MetaModel(EmbeddingCollection([FeatureConfig("user", 4)]), DenseStack({"out": 1}))
+    model = MetaModel(EmbeddingCollection([FeatureConfig("user", 4)]), MLP({"out": 1}))
     with pytest.raises(ConfigError, match="compile the model first"):
         model.predict(tf.data.Dataset.from_tensors(make_batch([3])), verbose=0)

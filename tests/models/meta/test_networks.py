@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
@@ -147,7 +147,7 @@ def test_it_learns_under_fit(name):
 
 
 def test_a_keras_stack_and_a_dense_stack_are_the_same():
-    stack = DenseStack({"fc": 8, "out": 1})
+    stack = MLP({"fc": 8, "out": 1})
     dense = [K.layers.Dense(8, "relu", name="fc"), K.layers.Dense(1, name="out")]
     keras = K.Sequential(dense)
     keras.build([None, 8])

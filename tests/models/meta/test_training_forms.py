@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import Adam, InnerLoop, Momentum
 from gmeta.models import MetaModel
 from gmeta.models.meta.learner import outer_gradients as meta_gradients
@@ -44,7 +44,7 @@ def make_model(inner, cls=MetaModel, network=None, **kwargs):
     features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
     model = cls(
         EmbeddingCollection(features),
-        network or DenseStack({"fc": 6, "out": 1}, seed=3),
+        network or MLP({"fc": 6, "out": 1}, seed=3),
         inner=inner,
         **kwargs,
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.testing.data.drawn_tasks import make_batch
@@ -40,7 +40,7 @@ def of_samples(**settings):
 
 def of_tasks(**settings):
     collection = EmbeddingCollection([FeatureConfig("user", 4), FeatureConfig("item", 4)])
-    model = counted(MetaModel)(collection, DenseStack({"out": 1}), inner=InnerLoop(steps=1))
+    model = counted(MetaModel)(collection, MLP({"out": 1}), inner=InnerLoop(steps=1))
     model.compile("adam", "mse", metrics=["mae"], **settings)
     return model, tf.data.Dataset.from_tensors(make_batch([2, 3]))
 

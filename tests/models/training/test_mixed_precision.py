@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import SGD
@@ -94,7 +94,7 @@ def keras_stack():
 
 
 def dense_stack():
-    return DenseStack({"fc": 8, "out": 1})
+    return MLP({"fc": 8, "out": 1})
 
 
 @pytest.mark.parametrize("network", [dense_stack, keras_stack])

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.testing.data.drawn_tasks import make_batch
@@ -94,7 +94,7 @@ def test_loss_scaling_leaves_out_what_overflows_but_not_bad_data():
 
 def make_meta(inner, **options):
     features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
-    model = MetaModel(EmbeddingCollection(features), DenseStack({"fc": 6, "out": 1}, seed=3), inner=inner)
+    model = MetaModel(EmbeddingCollection(features), MLP({"fc": 6, "out": 1}, seed=3), inner=inner)
     model.compile("sgd", "mse", **options)
     return model
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop, Momentum
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
@@ -121,7 +121,7 @@ def test_a_saved_model_of_keras_is_refused(trained, tmp_path):
         model.save(tmp_path / "folder")
     with pytest.raises(ConfigError, match="export_model writes a SavedModel"):
         model.export(tmp_path / "folder")
-    meta = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=8)]), DenseStack({"out": 1}))
+    meta = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=8)]), MLP({"out": 1}))
     with pytest.raises(ConfigError, match="tables out"):
         meta.save_weights(tmp_path / "weights.h5")
 

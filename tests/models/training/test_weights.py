@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
@@ -66,9 +66,7 @@ def test_early_stopping_restores_the_predictions_of_the_best_epoch(options):
 
 def test_early_stopping_restores_a_meta_model_too():
     features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
-    model = MetaModel(
-        EmbeddingCollection(features), DenseStack({"fc": 6, "out": 1}, seed=3), inner=InnerLoop()
-    )
+    model = MetaModel(EmbeddingCollection(features), MLP({"fc": 6, "out": 1}, seed=3), inner=InnerLoop())
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
     batch = make_batch([3, 4, 2])
     data = tf.data.Dataset.from_tensors(batch)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models.zoo.cbml_model import CBML, cbml
 from gmeta.models.zoo.task_clusters import ParameterGate, SelfAttention, SoftClusters
@@ -205,6 +205,6 @@ def test_a_keras_file_holds_it_whole(tmp_path):
 
 
 def test_examples():
-    names = {"DenseStack": DenseStack, "FeatureConfig": FeatureConfig}
+    names = {"MLP": MLP, "FeatureConfig": FeatureConfig}
     module = importlib.import_module("gmeta.models.zoo.cbml_model")
     assert doctest.testmod(module, extraglobs=names).failed == 0

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.models.zoo.dlrm_model import dlrm
@@ -27,7 +27,7 @@ FEATURES = [
 
 
 def make_base(layers=None):
-    network = DenseStack(layers or {"out": 1})
+    network = MLP(layers or {"out": 1})
     model = MetaModel(EmbeddingCollection(FEATURES), network, inner=InnerLoop(steps=0), outer_samples="all")
     model.compile("adam", "mse")
     return model
@@ -183,7 +183,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 def test_a_feature_of_several_ids_tells_no_task():
     features = [FeatureConfig("ad", 4), FeatureConfig("tags", 4, pooling="mean")]
-    base = MetaModel(EmbeddingCollection(features), DenseStack({"out": 1}))
+    base = MetaModel(EmbeddingCollection(features), MLP({"out": 1}))
     with pytest.raises(ConfigError, match="'tags' has several ids a sample"):
         MetaEmb(base, "tags")
 
@@ -222,6 +222,6 @@ def test_a_keras_file_holds_it_whole(tmp_path):
 
 
 def test_examples():
-    names = {"meta": meta, "EmbeddingCollection": EmbeddingCollection, "DenseStack": DenseStack}
+    names = {"meta": meta, "EmbeddingCollection": EmbeddingCollection, "MLP": MLP}
     module = importlib.import_module("gmeta.models.zoo.meta_emb")
     assert doctest.testmod(module, extraglobs={**names, "FeatureConfig": FeatureConfig}).failed == 0

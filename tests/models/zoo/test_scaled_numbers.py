@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
@@ -14,11 +14,7 @@ SCALES = {"price": (100.0, 20.0), "age": (40.0, 10.0)}
 
 
 def network(kind="stack", answer=None):
-    inner = (
-        DenseStack({"fc": 5, "out": 1})
-        if kind == "stack"
-        else DLRMNetwork(["item"], 4, floats=["price", "age"])
-    )
+    inner = MLP({"fc": 5, "out": 1}) if kind == "stack" else DLRMNetwork(["item"], 4, floats=["price", "age"])
     return ScaledNumbers(inner, ["item"], [4], SCALES, answer)
 
 

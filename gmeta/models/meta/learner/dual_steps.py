@@ -13,7 +13,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.layers import DenseStack
+from gmeta.layers import MLP
 from gmeta.meta.adaptation import Parameters
 from gmeta.meta.dual_dense import DualDense
 from gmeta.models.meta.learner.task_loops import TaskLoops
@@ -28,7 +28,7 @@ def steps_among_samples(model: TaskLoops) -> bool:
     inner, network = model.inner, model.network
     return (
         inner.steps > 0
-        and isinstance(network, DenseStack)
+        and isinstance(network, MLP)
         and f"{network.first}/kernel" in model.adapted_weights()
         and network.compute_dtype == network.dtype
         and getattr(inner.adaptation().optimizer, "is_linear", False)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
@@ -70,7 +70,7 @@ class GMeta:
         self.case = case
         self.model = MetaModel(
             collection_of(case),
-            DenseStack(case.units),
+            MLP(case.units),
             inner=InnerLoop(
                 steps=case.steps, learning_rate=INNER_RATE, order=case.order, recompute=recompute
             ),

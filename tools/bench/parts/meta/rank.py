@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import DenseStack, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
@@ -86,7 +86,7 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
     layers = {f"fc{number}": width for number, width in enumerate(settings["hidden"])}
     model = MetaModel(
         EmbeddingCollection(features, optimizer=Adam(1e-3), wire_dtype=settings["wire_dtype"]),
-        DenseStack({**layers, "out": 1}, seed=1),
+        MLP({**layers, "out": 1}, seed=1),
         inner=InnerLoop(steps=settings["inner_steps"], learning_rate=0.01, order=2),
     )
     model.compile(tf.keras.optimizers.Adam(1e-3), "mse")

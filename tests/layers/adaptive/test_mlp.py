@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import DenseStack
+from gmeta.layers import MLP
 
 
 def reference(x, weights, layers):
@@ -18,10 +18,10 @@ def reference(x, weights, layers):
 @given(tasks=st.integers(1, 4), samples=st.integers(0, 5), width=st.integers(1, 6), seed=st.integers(0, 9))
 def test_every_task_runs_with_its_own_weights(tasks, samples, width, seed):
     rng = np.random.default_rng(seed)
-    stack = DenseStack({"fc": 3, "out": 2}, adapt=["out"], seed=seed)
+    stack = MLP({"fc": 3, "out": 2}, adapt=["out"], seed=seed)
     x = rng.normal(size=(tasks, samples, width)).astype(np.float32)
     stack(x)
-    own = {v.name.split(":")[0].removeprefix("dense_stack/"): v.numpy() for v in stack.trainable_variables}
+    own = {v.name.split(":")[0].removeprefix("mlp/"): v.numpy() for v in stack.trainable_variables}
     fast = {
         name: rng.normal(size=(tasks, *v.shape)).astype(np.float32)
         for name, v in stack.fast_weights().items()
@@ -33,7 +33,7 @@ def test_every_task_runs_with_its_own_weights(tasks, samples, width, seed):
 
 
 def test_weights_start_within_one_over_root_fan_in_and_differ():
-    stack = DenseStack({"fc1": 300, "fc2": 300}, seed=3)
+    stack = MLP({"fc1": 300, "fc2": 300}, seed=3)
     stack(tf.zeros([1, 300]))
     values = {name: v.numpy() for name, v in stack.fast_weights().items()}
     limit = 300**-0.5
@@ -45,7 +45,7 @@ def test_weights_start_within_one_over_root_fan_in_and_differ():
 
 def test_equal_seeds_give_equal_weights_and_others_do_not():
     def kernel(seed):
-        stack = DenseStack({"out": 4}, seed=seed)
+        stack = MLP({"out": 4}, seed=seed)
         stack(tf.zeros([1, 5]))
         return stack.fast_weights()["out/kernel"].numpy()
 
@@ -54,8 +54,8 @@ def test_equal_seeds_give_equal_weights_and_others_do_not():
 
 
 def test_a_layer_made_from_its_config_is_the_same():
-    stack = DenseStack({"fc": 3, "out": 1}, adapt=["out"], seed=5)
-    again = DenseStack.from_config(stack.get_config())
+    stack = MLP({"fc": 3, "out": 1}, adapt=["out"], seed=5)
+    again = MLP.from_config(stack.get_config())
     x = tf.ones([2, 4])
     np.testing.assert_array_equal(stack(x), again(x))
     assert list(again.fast_weights()) == list(stack.fast_weights())
@@ -63,4 +63,4 @@ def test_a_layer_made_from_its_config_is_the_same():
 
 def test_adapting_a_layer_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="fc9"):
-        DenseStack({"fc": 3}, adapt=["fc9"])
+        MLP({"fc": 3}, adapt=["fc9"])

@@ -26,7 +26,7 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class DenseStack(tf.keras.layers.Layer):
+class MLP(tf.keras.layers.Layer):
     r"""A multilayer perceptron: ReLU between the layers, none after the last.
 
     Kernel and bias of a layer start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, the convention that published
@@ -42,7 +42,7 @@ class DenseStack(tf.keras.layers.Layer):
       (..., samples, in) -> (..., samples, units of the last layer).
 
     Example:
-      >>> stack = DenseStack({"fc1": 8, "out": 1}, adapt=["out"])
+      >>> stack = MLP({"fc1": 8, "out": 1}, adapt=["out"])
       >>> stack(tf.zeros([3, 5])).shape
       TensorShape([3, 1])
       >>> sorted(stack.fast_weights())
@@ -55,7 +55,7 @@ class DenseStack(tf.keras.layers.Layer):
         *,
         adapt: Sequence[str] | None = None,
         seed: int = 0,
-        name: str = "dense_stack",
+        name: str = "mlp",
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
