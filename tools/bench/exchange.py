@@ -45,7 +45,7 @@ TFRA = "TFRA HvdAllToAllEmbedding"
 def measure(ranks: int, settings: dict[str, Any]) -> Any:
     """What a job of so many ranks found; see parts/exchange_rank.py."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_job("exchange_rank", ranks, settings, Path(folder) / "found.json")
+        return run_job("exchange.rank", ranks, settings, Path(folder) / "found.json")
 
 
 def results_of(ranks: int, found: dict[str, Any]) -> list[Result]:

@@ -51,7 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def run(ranks: int, settings: dict[str, Any], folder: Path, gpu: bool = True) -> Any:
     """Train on so many ranks; see parts/maml_rank.py."""
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    return run_job("maml_rank", ranks, settings, folder / "found.json", hidden)
+    return run_job("meta.rank", ranks, settings, folder / "found.json", hidden)
 
 
 def learned(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, np.ndarray]:

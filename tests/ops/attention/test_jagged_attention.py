@@ -1,7 +1,6 @@
 """HSTU's attention in each of its forms, against the equations in NumPy."""
 
 import functools
-import importlib
 import warnings
 
 import numpy as np
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 
 from gmeta.ops import AttentionMask, RelativeBias, bias_attention, hstu_attention, time_bucket
 from gmeta.ops import native_forms as attention_device
+from gmeta.ops.attention import jagged_attention as module
 from gmeta.ops.attention.padded import padded_attention
 from gmeta.ops.attention.relative_bias import bucket_starts
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.testing.reference.sequence import attention as reference
 
-module = importlib.import_module("gmeta.ops.attention.jagged_attention")  # whose name is also the function's
 MASKS = [
     AttentionMask(),
     AttentionMask(causal=False),

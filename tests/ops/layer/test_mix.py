@@ -1,6 +1,5 @@
 """Second gradients of the GPU's op for an HSTU layer, which plain TensorFlow computes anywhere."""
 
-import importlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +8,9 @@ import tensorflow as tf
 
 from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
 from gmeta.ops.attention.relative_bias import BUCKETS
+from gmeta.ops.layer import mix as module
 from gmeta.ops.table.portable_tables import portable_ops
 
-module = importlib.import_module("gmeta.ops.layer.mix")  # whose name is also the function's
 OFFSETS = tf.constant([0, 3, 3, 10], tf.int64)
 SETTINGS = {"heads": 2, "scale": 0.1, "alpha": 0.5, "epsilon": 1e-5}
 

@@ -25,7 +25,7 @@ def peak_mib(**settings: Any) -> float:
     Args:
       **settings: ``tasks``, ``support``, ``steps``, ``recompute``, ``threads``.
     """
-    words = [sys.executable, "-m", "parts.meta_memory", json.dumps(settings)]
+    words = [sys.executable, "-m", "parts.meta.memory", json.dumps(settings)]
     run = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
     if run.returncode != 0:
         raise RuntimeError(f"{' '.join(words)} failed:\n{run.stderr[-2000:]}")
