@@ -161,7 +161,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         Args:
           model: The compiled model.
           data: Batches of an epoch; or a function of an epoch's number, counted from 0, that gives data whose
-            first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(first_epoch=)``;
+            first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(start=)``;
             or one of that number and of `stages_of_epoch`, which leaves out what these have read.
           epochs: How many epochs the model has been trained for in the end.
           callbacks: Besides this one, which comes after them.
@@ -180,7 +180,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             checkpoints = ShardedCheckpoint("runs/a/checkpoints", every=1000)
             checkpoints.fit(
                 model,
-                lambda epoch, passed: gmeta.io.tasks("data/warm", first_epoch=epoch, passed=passed),
+                lambda epoch, passed: gmeta.io.tasks("data/warm", start=gmeta.io.AfterSteps(passed, epoch)),
                 epochs=10,
             )
         """
@@ -212,7 +212,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         """The data without the batches of a begun epoch that `restore` has found in the weights.
 
         They are read, and passed over. It is the rest if an epoch's order is the same whenever the epoch is
-        read, as that of `gmeta.io.tasks` with ``first_epoch`` is, or of data that isn't shuffled; and if a
+        read, as that of `gmeta.io.tasks` with ``start`` is, or of data that isn't shuffled; and if a
         batch of a rank is as large as before, while there may be more or fewer ranks. Give it to a ``fit`` of
         this epoch alone: Keras expects all epochs of a ``fit`` to be as long as the first.
 
@@ -232,7 +232,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             raise ConfigError(
                 f"epoch {self._epochs + 1} was begun with {stages}, and {shares.total} ranks read other "
                 "ranges of it: give fit a function of the epoch and of what was passed, lambda epoch, "
-                "passed: gmeta.io.tasks(..., first_epoch=epoch, passed=passed)"
+                "passed: gmeta.io.tasks(..., start=AfterSteps(passed, epoch))"
             )
         if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part, one for each step
             if shares.count > 1 and passed % shares.total:

@@ -31,6 +31,7 @@ from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.group_reader import Balance, epoch_plan, groups
 from gmeta.io.readers.position import ReadingPosition
+from gmeta.io.readers.read_options import AfterSteps, OneEpoch, ReadOptions, Start
 from gmeta.io.readers.reading_time import ReadingTime, Waiting, from_memory
 from gmeta.io.readers.row_reader import rows
 from gmeta.io.readers.sequence_reader import sequences
@@ -38,6 +39,7 @@ from gmeta.io.readers.task_reader import tasks
 
 __all__ = [
     "After",
+    "AfterSteps",
     "ArrowSource",
     "Balance",
     "EpochPlan",
@@ -46,6 +48,8 @@ __all__ = [
     "FetchPolicy",
     "Flag",
     "HBaseSource",
+    "OneEpoch",
+    "ReadOptions",
     "ReaderCounts",
     "ReaderStats",
     "ReadingPosition",
@@ -53,6 +57,7 @@ __all__ = [
     "RocksDBSource",
     "SequenceCost",
     "SequenceSplit",
+    "Start",
     "TaskChoice",
     "Waiting",
     "as_data_error",

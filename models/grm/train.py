@@ -56,7 +56,7 @@ def users(path: Path, *, tokens: int, labels: list[str] = LABELS, **options: Any
         labels=labels,
         exposed=io.Flag("exposed"),
         balance=io.Balance(tokens),
-        **options,
+        options=io.ReadOptions(**options),
     ).prefetch(2)
 
 

@@ -324,7 +324,11 @@ def test_another_number_of_ranks_goes_on_in_the_ranges_that_are_left(tmp_path):
     for ranks, steps in ((4, 1), (3, 1), (1, 99)):
         for rank in range(ranks):
             data = io.tasks(
-                path, tasks_per_batch=2, query=2, first_epoch=epoch, passed=stages, shard=(rank, ranks)
+                path,
+                tasks_per_batch=2,
+                query=2,
+                start=io.AfterSteps(stages, epoch=epoch),
+                options=io.ReadOptions(shard=(rank, ranks)),
             )
             seen += [task for batch in data.take(steps) for task in batch["task"].numpy().tolist()]
         stages = (*stages, (ranks, steps))

@@ -35,10 +35,14 @@ def train(path: Path) -> dict[str, Any]:
     )
     model.compile(tf.keras.optimizers.Adam(0.02))
     stats = io.ReaderStats()
-    data = io.tasks(path, tasks_per_batch=4, query=2, features=["genre"], seed=3, stats=stats)
+    data = io.tasks(
+        path, tasks_per_batch=4, query=2, features=["genre"], options=io.ReadOptions(seed=3, stats=stats)
+    )
     tasks = [batch["task"].numpy().tolist() for batch in data]
     stats.reset()
-    data = io.tasks(path, tasks_per_batch=4, query=2, features=["genre"], seed=3, stats=stats)
+    data = io.tasks(
+        path, tasks_per_batch=4, query=2, features=["genre"], options=io.ReadOptions(seed=3, stats=stats)
+    )
     history = model.fit(data, epochs=3, verbose=0).history
     return {
         "tasks": tasks,

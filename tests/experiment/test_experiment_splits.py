@@ -76,10 +76,10 @@ def test_training_rows_are_drawn_anew_and_measured_rows_once(data):
         return sides_by_task(dataset, "item")
 
     settings = config()
-    anew = [sides(training_tasks(settings, data, seed=0, first_epoch=epoch)) for epoch in range(2)]
+    anew = [sides(training_tasks(settings, data, start=epoch)) for epoch in range(2)]
     assert anew[0] != anew[1]
     fixed = replace(settings, resample=False)
-    once = [sides(training_tasks(fixed, data, seed=0, first_epoch=epoch)) for epoch in range(2)]
+    once = [sides(training_tasks(fixed, data, start=epoch)) for epoch in range(2)]
     assert once[0] == once[1]
     measured = measured_tasks(settings, data, "user_cold")
     assert sides(measured) == sides(measured)
@@ -135,7 +135,7 @@ def test_other_models_train_and_adapt_on_the_same_split(data, model):
     method = replace(small_config().methods["maml"], model=model)
     settings = replace(config(), methods={model: method})
     built = build_model(settings, model, 0)
-    course = built.fit(training_tasks(settings, data, seed=0), epochs=4, verbose=0).history["loss"]
+    course = built.fit(training_tasks(settings, data), epochs=4, verbose=0).history["loss"]
     assert course[-1] < course[0]
     [batch] = measured_tasks(replace(settings, tasks_per_batch=40), data, "user_cold")
     before, after = built.predict_after(batch, (0, 2)).values()
@@ -147,7 +147,7 @@ def test_rows_may_learn_at_a_rate_of_their_own(data):
     def moved(**options):
         method = replace(small_config().methods["maml"], **options)
         model = build_model(config(methods={"maml": method}), "maml", 0)
-        batch = next(iter(training_tasks(config(), data, seed=0)))
+        batch = next(iter(training_tasks(config(), data)))
         before = model.collection.lookup(batch["features"], insert=False).rows
         model.train_step(batch)
         after = model.collection.lookup(batch["features"], insert=False).rows

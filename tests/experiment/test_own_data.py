@@ -63,7 +63,7 @@ def test_what_is_given_counts_more(clicks):
 
 def test_no_task_is_both_trained_on_and_measured(clicks):
     config = plan_experiment({"tasks_per_batch": 7}, clicks).config
-    trained = [int(t) for batch in training_tasks(config, clicks, seed=0) for t in batch["task"]]
+    trained = [int(t) for batch in training_tasks(config, clicks) for t in batch["task"]]
     measured = [int(t) for batch in measured_tasks(config, clicks, HELD_OUT) for t in batch["task"]]
     assert not set(trained) & set(measured)
     assert len(trained) + len(measured) == 60
@@ -84,7 +84,7 @@ def test_tasks_too_small_to_split_are_passed_over_and_counted(tmp_path):
     data = prepared(tmp_path, pa.concat_tables([table, alone]))
     planned = plan_experiment({}, data)
     assert "passes over 30 that are too small" in planned.notes[-1]
-    read = sum(len(batch["task"]) for batch in training_tasks(planned.config, data, seed=0))
+    read = sum(len(batch["task"]) for batch in training_tasks(planned.config, data))
     assert read == count_tasks(planned.config, data, "train")[0]
 
 

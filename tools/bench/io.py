@@ -95,17 +95,21 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
     for name, path in (("columnar", columnar), ("example", example)):
         for shuffle in (False, True):
             for threads in (1, 2):
-                dataset = io.groups(path, groups_per_element=32, shuffle=shuffle, threads=threads)
+                dataset = io.groups(
+                    path, groups_per_element=32, options=io.ReadOptions(shuffle=shuffle, threads=threads)
+                )
                 key = f"io/{name}/groups32/{'shuffled' if shuffle else 'in_order'}/threads{threads}"
                 ways[key] = (lambda _, dataset=dataset: drain(dataset)), path, rows[path]
         stream = io.group_batch(shards(path), SCHEMA, layout=name, groups_per_element=32)
         ways[f"io/{name}/groups32/streaming"] = (lambda _, stream=stream: drain(stream)), path, rows[path]
     for threads in (1, 2):
-        samples = io.rows(columnar, batch_size=BATCH, label="f0", threads=threads)
+        samples = io.rows(columnar, batch_size=BATCH, label="f0", options=io.ReadOptions(threads=threads))
         key = f"io/columnar/rows{BATCH}/shuffled/threads{threads}"
         ways[key] = (lambda _, samples=samples: drain(samples)), columnar, rows[columnar]
     for threads in (1, 2):
-        dataset = io.groups(packed, groups_per_element=32, shuffle=False, threads=threads)
+        dataset = io.groups(
+            packed, groups_per_element=32, options=io.ReadOptions(shuffle=False, threads=threads)
+        )
         key = f"io/columnar_zstd/groups32/in_order/threads{threads}"
         ways[key] = (lambda _, dataset=dataset: drain(dataset)), packed, rows[packed]
     for name, (dataset, count) in tensorflow_ways(example, slow_rows).items():

@@ -88,7 +88,9 @@ def survey(path: Path, schema: Schema, label: str, choice: io.TaskChoice) -> Sur
     kept: dict[str, list[NDArray[Any]]] = {column.name: [] for column in single}
     tasks: list[NDArray[np.int64]] = []
     rows = 0
-    elements = io.groups(path, groups_per_element=_TASKS, shard=(0, 1), seed=0, count_epochs=False)
+    elements = io.groups(
+        path, groups_per_element=_TASKS, start=io.OneEpoch(), options=io.ReadOptions(shard=(0, 1), seed=0)
+    )
     for element in elements.map(choice):
         for name, columns in kept.items():
             columns.append(element["columns"][name].numpy())

@@ -14,25 +14,29 @@ from gmeta.core.data.on_bad import OnBad
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.io.cuts.query_rule import least_rows
 
+DEFAULTS = io.ReadOptions()
 
-def training_tasks(config: ExperimentConfig, data: Path, seed: int, **options: Any) -> tf.data.Dataset:
+
+def training_tasks(
+    config: ExperimentConfig, data: Path, start: io.Start = 0, options: io.ReadOptions = DEFAULTS
+) -> tf.data.Dataset:
     """The training split, in an order of its own each epoch.
 
     Args:
       config: The experiment.
       data: A prepared data set.
-      seed: Of the order, and of what is drawn.
-      **options: More of `gmeta.io.tasks`.
+      start: As for `gmeta.io.tasks`.
+      options: As there; ``seed`` is that of the order, and of what is drawn.
     """
     return io.tasks(
         data / config.train_split,
         tasks_per_batch=config.tasks_per_batch,
         rows=None if config.resample else config.rows,
         resample=config.resample,
-        seed=seed,
         **_columns(config),
         only=_choice(config, config.train_split),
-        **options,
+        start=start,
+        options=options,
     )
 
 
@@ -52,12 +56,9 @@ def measured_tasks(
         data / folder_of(config, split),
         tasks_per_batch=config.tasks_per_batch,
         rows=config.rows,
-        shuffle=False,
         **_columns(config),
         only=_choice(config, split),
-        on_bad=on_bad,
-        stats=stats,
-        shard=shard,
+        options=io.ReadOptions(shuffle=False, on_bad=on_bad, stats=stats, shard=shard),
     )
 
 

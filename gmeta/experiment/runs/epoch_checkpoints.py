@@ -44,7 +44,7 @@ class EpochCheckpoints(ShardedCheckpoint):
         checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"), every=1000)
         checkpoints.fit(
             model,
-            lambda epoch, passed: gmeta.io.tasks("data/warm", first_epoch=epoch, passed=passed),
+            lambda epoch, passed: gmeta.io.tasks("data/warm", start=gmeta.io.AfterSteps(passed, epoch)),
             epochs=10,
         )
     """

@@ -80,8 +80,9 @@ def train(
     stats, time = io.ReaderStats(), io.ReadingTime()
 
     def training(epoch: int, passed: Stages) -> tf.data.Dataset:
-        options = {"first_epoch": epoch, "passed": passed, "on_bad": on_bad, "stats": stats}
-        return time.of(training_tasks(config, data, seed, **options))
+        start = io.AfterSteps(passed, epoch)
+        options = io.ReadOptions(seed=seed, on_bad=on_bad, stats=stats)
+        return time.of(training_tasks(config, data, start, options))
 
     if done < epochs:
         with io.data_errors():

@@ -45,15 +45,15 @@ def distribute(
     numbers of them.
 
     Args:
-      dataset: Of `groups` or `tasks` with ``count_epochs=False``, and what is made of it.
+      dataset: Of `groups` or `tasks` with ``start=OneEpoch(e)``, and what is made of it.
       service: The dispatcher: ``"grpc://host:port"``.
-      dynamic: True: workers are dealt the dataset's ``pieces``, and each group is read once; a worker that is
+      dynamic: True: workers are dealt the epoch's ``pieces``, and each group is read once; a worker that is
         lost takes its piece along. False: each worker reads all of it.
       job_name: Datasets of one name are one reading, shared.
 
     Returns:
-      A dataset of the same elements, in no order. It is epoch ``first_epoch`` each time: for the next one,
-      build another. Iterators can't be saved. `ReadingTime` counts if it comes behind. The counters of
+      A dataset of the same elements, in no order. It is the same epoch each time: for the next one, build
+      another. Iterators can't be saved. `ReadingTime` counts if it comes behind. The counters of
       `ReaderStats` are of the process that reads, so they stay zero here unless workers run in it.
 
     Raises:
@@ -61,19 +61,19 @@ def distribute(
         isn't in pieces.
 
     Example:
-      >>> epoch = tasks("data/warm", first_epoch=e, count_epochs=False, pieces=64)
+      >>> epoch = tasks("data/warm", start=OneEpoch(e, pieces=64))
       >>> for batch in distribute(epoch, "grpc://host:5050").prefetch(2):
       ...     train(batch)
     """
     if any(tensor.dtype == tf.resource for tensor in _capture(dataset)):
         raise ConfigError(
             "data_service: the dataset counts in variables (epochs, a ReadingPosition, ReadingTime), which "
-            "workers don't have: pass count_epochs=False and no position, and put ReadingTime behind it"
+            "workers don't have: pass start=OneEpoch(epoch), and put ReadingTime behind it"
         )
     if dynamic and reads_ranges(dataset) and not in_pieces(dataset):
         raise ConfigError(
-            "data_service: only a dataset in pieces can be dealt out to workers: pass pieces=, about four "
-            "for each worker, or dynamic=False for every worker to read all of it"
+            "data_service: only a dataset in pieces can be dealt out to workers: pass start=OneEpoch(epoch, "
+            "pieces=), about four pieces for each worker, or dynamic=False for every worker to read all of it"
         )
     policy = tf.data.experimental.service.ShardingPolicy
     mode = policy.DYNAMIC if dynamic else policy.OFF

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import Shares
 from gmeta.io.balance.sequence_cost import SequenceCost
-from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.position import ReadingPosition, counted_epochs
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
+from gmeta.io.readers.read_options import (
+    DEFAULTS,
+    AfterSteps,
+    OneEpoch,
+    ReadOptions,
+    Start,
+    first_epoch_of,
+    without_steps,
+)
 
 WINDOW_BYTES = 64 << 20
 """Of the groups that are permuted among each other, where nothing else is said."""
@@ -64,20 +70,9 @@ def groups(
     *,
     groups_per_element: int = 32,
     balance: Balance | None = None,
-    shuffle: bool = True,
-    shuffle_buffer: int | None = None,
-    seed: int = 0,
-    first_epoch: int = 0,
-    count_epochs: bool = True,
-    pieces: int = 1,
-    position: ReadingPosition | None = None,
-    resume: EpochPlan | None = None,
-    passed: Sequence[tuple[int, int]] = (),
-    shard: tuple[int, int] | None = None,
     min_rows: int = 1,
-    threads: int | None = None,
-    on_bad: OnBad = "raise",
-    stats: ReaderStats | None = None,
+    start: Start = 0,
+    options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
     """Read the groups of one split of a prepared data set; each iteration is one epoch.
 
@@ -88,8 +83,8 @@ def groups(
 
     An iterator's state is the number of groups that it has handed out: a few hundred bytes, restored without
     reading anything again. It is saved by ``tf.train.Checkpoint``, through ``prefetch`` and ``map`` too,
-    which add the elements that wait in them; for Keras' ``BackupAndRestore`` there is ``position``. To go on
-    with another number of ranks, give each of them the same ``resume``.
+    which add the elements that wait in them; for Keras' ``BackupAndRestore`` there is `ReadingPosition`. To
+    go on with another number of ranks, start each of them at the same `EpochPlan`.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or of any
@@ -97,34 +92,17 @@ def groups(
       groups_per_element: Groups ``G`` in an element; the last one of a range may hold fewer. A bad group that
         is skipped leaves a smaller element, so what step k reads doesn't depend on what was found before it.
       balance: Elements of about equal cost instead.
-      shuffle: Whether the order changes with the epoch, or is the shards'.
-      shuffle_buffer: Groups that are permuted among each other, and held in memory twice; the order is
-        uniform if it holds all of them. None: as many of average size as fill 64 MiB.
-      seed: Gives the orders.
-      first_epoch: The number of the first iteration; each one that reads an element adds one.
-      count_epochs: False: each iteration is epoch ``first_epoch``. The dataset then has no state outside of
-        its iterators, and can be read by tf.data service (`gmeta.io.readers.data_service`: what that can't do
-        is save an iterator, keep an order, and count in variables here).
-      pieces: Into so many runs of steps an epoch is cut, for tf.data service to deal out to workers. A piece
-        should be no smaller than a window of ``shuffle_buffer`` groups, or windows are read several times.
-      position: Where an iteration begins, in place of ``first_epoch``. End the pipeline with its `counted`.
-      resume: What is left of the first epoch, which ``first_epoch`` is then taken from.
-      passed: Steps of the first epoch that were taken before: (ranks, steps) for each number of ranks in
-        turn, with as many groups an element as now. ``resume`` in other words, for who has counted steps.
-      shard: (r, N): this is rank r of N. None: the rank that this process is (``gmeta.init()``); in an
-        elastic job that has lost ranks, an element has the groups that those would have had as well. Give all
-        ranks the same ``seed``. All ranks have the same number of elements: where the range of one is longer,
-        the others' last elements hold no groups. With ``balance`` that isn't so.
       min_rows: A group with fewer rows is bad.
-      threads: Threads that parse. None: as many as there are cores, at most 4.
-      on_bad: ``"raise"`` reports the first bad record, group or index. ``"skip"`` leaves it out and counts
-        it. A file that can't be opened or read is reported in both cases.
-      stats: Counters to count into; they name what was skipped.
+      start: Where reading begins: an epoch's number, or `OneEpoch`, `AfterSteps`, an `EpochPlan`, a
+        `ReadingPosition`. End the pipeline of a position with its `counted`.
+      options: Order, rank, threads and bad data (`ReadOptions`). All ranks have the same number of elements:
+        where the range of one is longer, the others' last elements hold no groups; with ``balance`` that
+        isn't so.
 
     Returns:
       A dataset. An element is that of `group_batch`, and ``"cursor"``, (shares,) int64: groups handed out
       of each range that this rank reads, this element's among them; and ``"epoch"``, () int64. Its
-      cardinality is known, unless ``balance``, ``resume`` or ``pieces`` is given.
+      cardinality is known for a start at an epoch's number or a position, without ``balance``.
 
     Raises:
       ConfigError: An argument makes no sense, or names a split that isn't there.
@@ -135,44 +113,43 @@ def groups(
       >>> for element in groups("data/warm", groups_per_element=32):
       ...     ratings = tf.RaggedTensor.from_row_splits(element["columns"]["rating"], element["row_splits"])
     """
-    if groups_per_element < 1 or min_rows < 1 or first_epoch < 0:
+    if groups_per_element < 1 or min_rows < 1:
         raise ConfigError(
-            f"groups: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least 1, "
-            f"first_epoch={first_epoch} at least 0"
+            f"groups: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least 1"
         )
-    if (shuffle_buffer is not None and shuffle_buffer < 1) or (threads is not None and threads < 1):
-        raise ConfigError(f"groups: shuffle_buffer={shuffle_buffer} and threads={threads} must be at least 1")
-    if position is not None and (balance is not None or resume is not None or not count_epochs):
-        raise ConfigError("groups: position goes with neither balance, resume nor count_epochs=False")
-    if pieces < 1 or (pieces > 1 and (count_epochs or balance is not None)):
+    start = without_steps(start)
+    first_epoch, count_epochs = first_epoch_of(start), not isinstance(start, OneEpoch)
+    pieces = start.pieces if isinstance(start, OneEpoch) else 1
+    position = start if isinstance(start, ReadingPosition) else None
+    if balance is not None and (pieces > 1 or isinstance(start, ReadingPosition | AfterSteps)):
         raise ConfigError(
-            f"groups: pieces={pieces} must be at least 1, and goes with count_epochs=False alone"
+            f"groups: start={start!r} counts steps, and with balance a step has as many groups as cost "
+            "enough: start at an epoch's number or an EpochPlan, or save the iterator"
         )
-    check_on_bad(on_bad)
-    shares = _shares(shard)
+    seed, on_bad = options.seed, options.on_bad
+    shares = _shares(options.shard)
     split = open_split(path, on_bad)
     whole = EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=first_epoch)
-    if passed and (resume is not None or balance is not None):
-        raise ConfigError("groups: passed goes with neither resume nor balance")
-    if passed:
+    resume = start if isinstance(start, EpochPlan) else None
+    if isinstance(start, AfterSteps):
         resume = whole
-        for ranks, steps in passed:
+        for ranks, steps in start.steps:
             resume = resume.after_steps(steps, ranks=ranks, groups_per_step=groups_per_element)
     if resume is not None:
         whole = _check(resume, split, seed, path)
-        first_epoch = resume.epoch
     window = 0
-    if shuffle:
-        window = split.window(WINDOW_BYTES) if shuffle_buffer is None else min(shuffle_buffer, split.groups)
-    options = {
+    if options.shuffle:
+        buffer = options.shuffle_buffer
+        window = split.window(WINDOW_BYTES) if buffer is None else min(buffer, split.groups)
+    inputs = {
         "shuffle_window": window,
         "groups_per_element": groups_per_element,
         "balance": _balance(balance),
         "token_column": "" if balance is None else balance.tokens or "",
         "min_rows": min_rows,
-        "threads": threads or min(4, os.cpu_count() or 1),
+        "threads": options.threads or min(4, os.cpu_count() or 1),
         "on_bad": on_bad,
-        "stats": 0 if stats is None else stats.id,
+        "stats": 0 if options.stats is None else options.stats.id,
     }
 
     def ranges(plan: EpochPlan) -> dict[str, Any]:
@@ -193,7 +170,7 @@ def groups(
         if resume is not None and count_epochs:
             own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
         numbers = tf.stack([tf.constant(seed, tf.int64), number])
-        return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **options)
+        return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **inputs)
 
     if position is not None:
         return settle(position.epochs(steps).flat_map(epoch_of))
@@ -251,8 +228,6 @@ def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -
 
 
 def _shares(shard: tuple[int, int] | None) -> Shares:
-    if shard is not None and not 0 <= shard[0] < shard[1]:
-        raise ConfigError(f"shard={tuple(shard)} names no rank: give (r, N) with 0 <= r < N")
     return collectives.world().shares if shard is None else Shares.of(*shard)
 
 

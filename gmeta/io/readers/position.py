@@ -35,7 +35,7 @@ class ReadingPosition(tf.Module):
     Iterating again goes on too, from the element that comes next; once all steps of an epoch are taken, with
     the next epoch. Give it to one dataset. What buffers has to stand before the counting, which therefore
     comes last: `tasks` ends with it, and `groups` leaves it to be put behind your own transformations,
-    ``position.counted(groups(..., position=position).prefetch(2))``.
+    ``position.counted(groups(..., start=position).prefetch(2))``.
 
     Attributes:
       epoch: () int64 variable.
@@ -43,7 +43,7 @@ class ReadingPosition(tf.Module):
 
     Example:
       >>> model.reading = ReadingPosition()
-      >>> warm = tasks("data/warm", position=model.reading)
+      >>> warm = tasks("data/warm", start=model.reading)
       >>> backup = tf.keras.callbacks.BackupAndRestore("backup", save_freq=100)
       >>> model.fit(warm.repeat(), epochs=20, steps_per_epoch=250, callbacks=[backup])
     """

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
-from gmeta.core.data.on_bad import OnBad
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
-from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import groups, settle
-from gmeta.io.readers.position import counted_epochs
+from gmeta.io.readers.position import ReadingPosition, counted_epochs
 from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.read_options import DEFAULTS, AfterSteps, OneEpoch, ReadOptions, Start, without_steps
 from gmeta.io.readers.row_dataset import row_batches
 
 BLOCK_BYTES = 4 << 20
@@ -34,18 +34,9 @@ def rows(
     features: Sequence[str] | None = None,
     weight: str | None = None,
     pad_value: int | None = None,
-    shuffle: bool = True,
-    shuffle_buffer: int | None = None,
-    seed: int = 0,
-    first_epoch: int = 0,
-    count_epochs: bool = True,
     drop_remainder: bool = False,
-    resume: EpochPlan | None = None,
-    passed: Sequence[tuple[int, int]] = (),
-    shard: tuple[int, int] | None = None,
-    threads: int | None = None,
-    on_bad: OnBad = "raise",
-    stats: ReaderStats | None = None,
+    start: Start = 0,
+    options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
     """Read the rows of one split of a prepared data set in shuffled batches; each iteration is one epoch.
 
@@ -65,31 +56,20 @@ def rows(
       weight: A column of float32 to weigh samples by, as Keras does.
       pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
         list of the batch.
-      shuffle: Whether rows are shuffled, anew in each epoch, or stand as in the shards.
-      shuffle_buffer: Rows that are permuted among each other, rounded to whole groups. None: as many as fill
-        4 MiB, and at least 16 batches.
-      seed: Gives the orders.
-      first_epoch: The number of the first iteration; each one that reads a batch adds one.
-      count_epochs: False: each iteration is epoch ``first_epoch``.
       drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
-      resume: What is left of the first epoch, by whole groups (`gmeta.io.epoch_plan`), on any number of
-        ranks.
-      passed: Steps of the first epoch that were taken before: (ranks, steps), of as many ranks as there are
-        now. Their rows are read again, and passed over.
-      shard: (r, N): this is rank r of N ranks, and has the rows of the r-th of N contiguous ranges of the
-        epoch's groups. Give all ranks the same ``seed``. None: the rank that this process is
-        (``gmeta.init()``); in an elastic job that has lost ranks, a batch has the rows that those would have
-        had as well. Ranges may differ in rows, and ranks in their numbers of batches, which ``fit`` of
-        gmeta's models allows for.
-      threads: Threads that parse. None: as many as there are cores, at most 4.
-      on_bad: ``"raise"`` or ``"skip"``, as for `gmeta.io.groups`.
-      stats: Counters to count into; they name what was skipped.
+      start: Where reading begins: an epoch's number; `OneEpoch`; an `EpochPlan`, by whole groups, on any
+        number of ranks; or `AfterSteps` of as many ranks as there are now, whose rows are read again and
+        passed over.
+      options: Order, rank, threads and bad data (`ReadOptions`). Its ``shuffle_buffer`` counts the rows that
+        are permuted among each other, rounded to whole groups; None: as many as fill 4 MiB, and at least 16
+        batches. A rank has the rows of its range of the epoch's groups: ranges may differ in rows, and ranks
+        in their numbers of batches, which ``fit`` of gmeta's models allows for.
 
     Returns:
       A dataset of (features, label), or (features, label, weight): a dict of (batch,) tensors, or
       RaggedTensor (batch, None) for list columns; (batch,) float32, or (batch, labels) where ``label`` is a
-      sequence; (batch,) float32. Its cardinality is known for one rank, unless ``resume``, ``passed`` or
-      ``on_bad="skip"`` is given.
+      sequence; (batch,) float32. Its cardinality is known for one rank that starts at an epoch's
+      number, unless ``on_bad`` is ``"skip"``.
 
     Raises:
       ConfigError: An argument makes no sense, or names a split or column that isn't there.
@@ -100,7 +80,13 @@ def rows(
       >>> model.fit(rows("data/train", batch_size=512), epochs=3)  # doctest: +SKIP
     """
     size = whole_number("rows: batch_size", batch_size, least=1)
-    split = open_split(path, on_bad)
+    start = without_steps(start)
+    if isinstance(start, ReadingPosition) or (isinstance(start, OneEpoch) and start.pieces > 1):
+        raise ConfigError(
+            f"rows: start={start!r} counts steps, which rows are in no step by themselves: "
+            "start at an epoch's number, OneEpoch, AfterSteps or an EpochPlan, or save the iterator"
+        )
+    split = open_split(path, options.on_bad)
     label = choose_label("rows", split.schema, split.roles, label)
     weight = choose_weight("rows", split.schema, weight)
     labels = (label,) if isinstance(label, str) else label
@@ -111,34 +97,28 @@ def rows(
         answers[0] if isinstance(label, str) else answers,
         *((split.schema[weight],) if weight else ()),
     )
+    shuffle_buffer = options.shuffle_buffer
     if shuffle_buffer is None:
         width = max(1, sum(shard.bytes for shard in split.shards) // max(1, split.rows))
         shuffle_buffer = max(16 * size, BLOCK_BYTES // width)
-    buffer = whole_number("rows: shuffle_buffer", shuffle_buffer, least=1)
-    shares = collectives.world().shares if shard is None else Shares.of(*shard)
-    skipped = _count_skipped(passed, shares, resume)
+    shares = collectives.world().shares if options.shard is None else Shares.of(*options.shard)
+    skipped = _count_skipped(start, shares)
+    of_groups = start.epoch if isinstance(start, AfterSteps) else start
 
     def lane(number: int) -> tf.data.Dataset:
         """The batches of one range."""
         elements = groups(
             path,
-            groups_per_element=max(1, buffer * split.groups // max(1, split.rows)),
-            shuffle=shuffle,
-            seed=seed,
-            first_epoch=first_epoch,
-            count_epochs=count_epochs,
-            resume=resume,
-            shard=(number, shares.total),
-            threads=threads,
-            on_bad=on_bad,
-            stats=stats,
+            groups_per_element=max(1, shuffle_buffer * split.groups // max(1, split.rows)),
+            start=of_groups,
+            options=replace(options, shard=(number, shares.total), shuffle_buffer=None),
         )
         batches = row_batches(
             elements,
             structure,
             task=split.schema.task,
             batch_size=size,
-            shuffle_seed=seed if shuffle else None,
+            shuffle_seed=options.seed if options.shuffle else None,
             drop_remainder=drop_remainder,
         )
         return batches if isinstance(label, str) else batches.map(_stack)
@@ -154,23 +134,23 @@ def rows(
         )
     if pad_value is not None:
         batches = batches.map(lambda *batch: _pad(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
-    if shares.total == 1 and resume is None and not skipped and on_bad == "raise":
+    if shares.total == 1 and not isinstance(start, EpochPlan) and not skipped and options.on_bad == "raise":
         steps = split.rows // size if drop_remainder else -(-split.rows // size)
         batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
     return settle(batches.prefetch(tf.data.AUTOTUNE))
 
 
-def _count_skipped(passed: Sequence[tuple[int, int]], shares: Shares, resume: EpochPlan | None) -> int:
+def _count_skipped(start: Start, shares: Shares) -> int:
     """How many batches of the first epoch were taken before."""
-    if passed and resume is not None:
-        raise ConfigError("rows: passed goes without resume")
-    other = [ranks for ranks, steps in passed if ranks != shares.total and steps]
+    if not isinstance(start, AfterSteps):
+        return 0
+    other = [ranks for ranks, steps in start.steps if ranks != shares.total and steps]
     if other:
         raise ConfigError(
-            f"rows: passed={list(passed)} counts steps of {other[0]} ranks, and there are {shares.total}: "
-            "a batch has rows of many groups, so go on with as many ranks, or at the beginning of an epoch"
+            f"rows: start={start!r} counts steps of {other[0]} ranks, and there are {shares.total}: a batch "
+            "has rows of many groups, so go on with as many ranks, or at the beginning of an epoch"
         )
-    return sum(whole_number("rows: passed", steps) for _, steps in passed)
+    return sum(whole_number("rows: AfterSteps", steps) for _, steps in start.steps)
 
 
 @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so

@@ -9,14 +9,12 @@ from dataclasses import replace
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.data.on_bad import OnBad
 from gmeta.io.cuts.query_rule import Flag, Query
 from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
-from gmeta.io.reader_stats import ReaderStats
-from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import Balance, groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 
 
 def sequences(
@@ -32,20 +30,9 @@ def sequences(
     unexposed: Unexposed = "leave_out",
     sequences_per_batch: int = 32,
     balance: Balance | None = None,
-    shuffle: bool = True,
-    shuffle_buffer: int | None = None,
-    seed: int = 0,
-    first_epoch: int = 0,
-    count_epochs: bool = True,
-    pieces: int = 1,
-    position: ReadingPosition | None = None,
-    resume: EpochPlan | None = None,
-    passed: Sequence[tuple[int, int]] = (),
-    shard: tuple[int, int] | None = None,
     min_rows: int = 1,
-    threads: int | None = None,
-    on_bad: OnBad = "raise",
-    stats: ReaderStats | None = None,
+    start: Start = 0,
+    options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
     """Batches of sequences of one split of a prepared data set; each iteration is one epoch.
 
@@ -54,8 +41,6 @@ def sequences(
     that are exposures, what the user was shown and did with it, are the targets. The others are events, and
     make up the history. A model sees a user's history once for all of the exposures, where samples of one
     exposure each would repeat it.
-
-    Every other argument means what it means for `gmeta.io.groups`: orders, ranks, going on in the middle.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/train"``.
@@ -79,24 +64,14 @@ def sequences(
       longest: The most events of a history, of which the last ones stay. None: all.
       unexposed: What becomes of a user without an exposure by `After` or `Flag`, who has nothing to learn
         from and would cost as much as others: ``"leave_out"`` makes the batch smaller, and counts it in
-        ``stats`` as ``"unexposed"``; ``"keep"``: no targets. A user without events is kept, with no history.
+        ``options.stats`` as ``"unexposed"``; ``"keep"``: no targets. A user without events is kept, with no
+        history.
       sequences_per_batch: Sequences ``B`` of a batch; the last one of a range may hold fewer.
       balance: Batches of about equal cost instead. A sequence's tokens are its user's rows, at most
         ``longest`` unless ``balance`` says itself how many count. Users who are left out count as well.
-      shuffle: Whether the order changes with the epoch.
-      shuffle_buffer: Sequences that are permuted among each other.
-      seed: Gives the orders.
-      first_epoch: The number of the first iteration.
-      count_epochs: Whether each iteration is the next epoch.
-      pieces: For tf.data service.
-      position: Where this dataset begins and stands, in variables; in place of ``first_epoch``.
-      resume: What is left of the first epoch.
-      passed: Steps of the first epoch that were taken before.
-      shard: (r, N): this is rank r of N. None: the rank that this process is.
       min_rows: A user with fewer rows is bad data.
-      threads: Threads that parse.
-      on_bad: ``"raise"`` or ``"skip"``, of bad data.
-      stats: Counters to count into.
+      start: Where reading begins, as for `gmeta.io.groups`.
+      options: Order, rank, threads and bad data (`ReadOptions`).
 
     Returns:
       A dataset. An element is a dict of ``B`` sequences::
@@ -128,7 +103,7 @@ def sequences(
     References:
       MTGenRec, section 3.4 and appendix A.
     """
-    opened = open_split(path, on_bad)
+    opened = open_split(path, options.on_bad)
     if labels is None:
         labels = (opened.roles.label,) if targets and opened.roles.label else ()
     split = SequenceSplit(
@@ -141,7 +116,7 @@ def sequences(
         longest=longest,
         unexposed=unexposed,
         path=os.fspath(path),
-        stats=stats,
+        stats=options.stats,
     ).fitted(opened.schema)
     if balance is not None and balance.longest is None and balance.tokens is None:
         balance = replace(balance, longest=longest)
@@ -149,21 +124,10 @@ def sequences(
         path,
         groups_per_element=whole_number("sequences: sequences_per_batch", sequences_per_batch, least=1),
         balance=balance,
-        shuffle=shuffle,
-        shuffle_buffer=shuffle_buffer,
-        seed=seed,
-        first_epoch=first_epoch,
-        count_epochs=count_epochs,
-        pieces=pieces,
-        position=position,
-        resume=resume,
-        passed=passed,
-        shard=shard,
         min_rows=min_rows,
-        threads=threads,
-        on_bad=on_bad,
-        stats=stats,
+        start=start,
+        options=options,
     )
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
-    return settle(batches if position is None else position.counted(batches))
+    return settle(start.counted(batches) if isinstance(start, ReadingPosition) else batches)

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.data.on_bad import OnBad
 from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
-from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
-from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 
 
 def tasks(
@@ -33,19 +31,8 @@ def tasks(
     features: Sequence[str] | None = None,
     pad_value: int | None = None,
     only: TaskChoice | None = None,
-    shuffle: bool = True,
-    shuffle_buffer: int | None = None,
-    seed: int = 0,
-    first_epoch: int = 0,
-    count_epochs: bool = True,
-    pieces: int = 1,
-    position: ReadingPosition | None = None,
-    resume: EpochPlan | None = None,
-    passed: Sequence[tuple[int, int]] = (),
-    shard: tuple[int, int] | None = None,
-    threads: int | None = None,
-    on_bad: OnBad = "raise",
-    stats: ReaderStats | None = None,
+    start: Start = 0,
+    options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
     """Task batches of one split of a prepared data set; each iteration is one epoch.
 
@@ -55,10 +42,10 @@ def tasks(
     drawn once, or ones drawn anew in each epoch.
 
     An epoch's order is a pure function of (``seed``, epoch number), and ranks read contiguous ranges of it
-    (`gmeta.io.groups`). The number is counted by the dataset: the first iteration is epoch ``first_epoch``,
-    and each iteration that reads at least one element, a look at the first one included, adds one. To resume
-    training after ``e`` epochs, build the dataset with ``first_epoch=e``; to resume inside one, save its
-    iterator in a ``tf.train.Checkpoint``, or pass ``resume``, with any number of ranks.
+    (`gmeta.io.groups`). The number is counted by the dataset: the first iteration is epoch ``start``, and
+    each iteration that reads at least one element, a look at the first one included, adds one. To resume
+    training after ``e`` epochs, build the dataset with ``start=e``; to resume inside one, save its iterator
+    in a ``tf.train.Checkpoint``, or start at an `EpochPlan`, on any number of ranks.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"``: the folder that `gmeta prepare` wrote and one of
@@ -89,29 +76,11 @@ def tasks(
         list of the element.
       only: Which tasks are read. Those that it passes over leave their element smaller, or empty, and tasks
         that are too small to split are among them, no bad records. None: all tasks.
-      shuffle: Whether the order changes with the epoch, or is the shards'.
-      shuffle_buffer: Groups that are permuted among each other; the order is uniform if it holds all of them.
-        None: as many as fill 64 MiB.
-      seed: Gives the orders.
-      first_epoch: The number of the first iteration.
-      count_epochs: False: each iteration is epoch ``first_epoch``, and the dataset has no state outside of
-        its iterators, as tf.data service needs.
-      pieces: As for `gmeta.io.groups`, for tf.data service.
-      position: Where this dataset begins and stands, in variables that a checkpoint of the model can hold;
-        in place of ``first_epoch``.
-      resume: What is left of the first epoch (`gmeta.io.epoch_plan`).
-      passed: Steps of the first epoch that were taken before: (ranks, steps) for each number of ranks in
-        turn.
-      shard: (r, N): this is rank r of N ranks, and reads the r-th of N contiguous ranges of the epoch's
-        order. Give all ranks the same ``seed``. None: the rank that this process is (``gmeta.init()``); in an
-        elastic job that has lost ranks, an element has the tasks that those would have had as well
-        (`gmeta.core.shares`). All ranks have the same number of elements; where a range has one
-        group less, a last element may hold no task. The data set says in its options that it is sharded
-        (auto-sharding OFF), and `fit` shards it no further.
-      threads: Threads that parse. None: as many as there are cores, at most 4.
-      on_bad: ``"raise"`` or ``"skip"``, as for `gmeta.io.groups`; a task that is too small to split, or has
-        no row on one side, is bad too. A skipped task leaves its element smaller.
-      stats: Counters to count into; they name what was skipped.
+      start: Where reading begins, as for `gmeta.io.groups`.
+      options: Order, rank, threads and bad data (`ReadOptions`). A task that is too small to split, or has no
+        row on one side, is bad data; where it is skipped, its element is smaller. All ranks have the same
+        number of elements: where a range has one group less, a last element may hold no task. The data set
+        says in its options that it is sharded (auto-sharding OFF), and `fit` shards it no further.
 
     Returns:
       A dataset. An element is a dict, with ``N`` rows in its ``T`` tasks, ``S`` the longest support set among
@@ -124,7 +93,7 @@ def tasks(
 
       ``index`` addresses rows of ``features`` and ``label``: ``tf.gather(label, support["index"])`` is
       (T, S). Padding has index 0 and mask 0. The dataset's cardinality is known,
-      ``ceil(ceil(groups / N) / tasks_per_batch)``, unless ``resume`` or ``pieces`` is given.
+      ``ceil(ceil(groups / N) / tasks_per_batch)``, for a start at an epoch's number or a position.
 
     Raises:
       ConfigError: An argument makes no sense, or names a split or column that isn't there.
@@ -138,7 +107,7 @@ def tasks(
     """
     tasks_per_batch = whole_number("tasks: tasks_per_batch", tasks_per_batch, least=1)
     support = None if support is None else whole_number("tasks: support", support, least=1)
-    opened = open_split(path, on_bad)
+    opened = open_split(path, options.on_bad)
     schema, roles = opened.schema, opened.roles
     query = check_query(query, schema)
     label = choose_label("tasks", schema, roles, label)
@@ -157,30 +126,19 @@ def tasks(
         rows=rows,
         resample=resample,
         pad_value=pad_value,
-        seed=seed,
-        skip=on_bad == "skip",
-        stats=stats,
+        seed=options.seed,
+        skip=options.on_bad == "skip",
+        stats=options.stats,
     )
     elements = groups(
         path,
         groups_per_element=tasks_per_batch,
-        shuffle=shuffle,
-        shuffle_buffer=shuffle_buffer,
-        seed=seed,
-        first_epoch=first_epoch,
-        count_epochs=count_epochs,
-        pieces=pieces,
-        position=position,
-        resume=resume,
-        passed=passed,
-        shard=shard,
         min_rows=least_rows(query) if only is None else 1,
-        threads=threads,
-        on_bad=on_bad,
-        stats=stats,
+        start=start,
+        options=options,
     )
     if only is not None:
         elements = elements.map(only.at_least(least_rows(query)), num_parallel_calls=tf.data.AUTOTUNE)
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
-    return settle(batches if position is None else position.counted(batches))
+    return settle(start.counted(batches) if isinstance(start, ReadingPosition) else batches)

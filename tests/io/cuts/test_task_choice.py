@@ -7,6 +7,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.io import ReaderStats, TaskChoice, tasks
 from gmeta.testing.data.grouped_data import write_folder
+from gmeta.testing.data.reading import reading
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def path(tmp_path_factory):
 
 
 def read(path, **options):
-    batches = list(tasks(path, tasks_per_batch=3, query=2, shuffle=False, **options))
+    batches = list(tasks(path, **reading(tasks_per_batch=3, query=2, shuffle=False, **options)))
     return [int(task) for batch in batches for task in batch["task"]], batches
 
 

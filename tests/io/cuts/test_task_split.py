@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from gmeta.core.data.manifest import Manifest
 from gmeta.core.errors import DataError
-from gmeta.io import After, Flag, ReaderStats, data_errors, tasks
+from gmeta.io import After, Flag, ReaderStats, ReadOptions, data_errors, tasks
 from gmeta.preprocess import TableSpec, prepare
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
+from gmeta.testing.data.reading import reading
 from gmeta.testing.data.task_batches import plain, sides_by_task
 from gmeta.testing.reference.io import reader as reference
 
@@ -61,10 +62,9 @@ def test_batches_are_the_reference_s(
     if not isinstance(query, After | Flag):
         options = {"once": {"rows": "random"}, "anew": {"resample": True}}.get(drawn, {})
         seeds = {"once": (seed,), "anew": (seed, epoch)}.get(drawn)
-    dataset = tasks(
-        path, tasks_per_batch=per_batch, query=query, support=support, label=label, features=ALL, seed=seed,
-        first_epoch=epoch, shuffle=False, on_bad="skip", **options
-    )  # fmt: skip
+    options |= {"query": query, "support": support, "label": label, "features": ALL, "seed": seed}
+    options |= {"epoch": epoch, "shuffle": False, "on_bad": "skip"}
+    dataset = tasks(path, **reading(tasks_per_batch=per_batch, **options))
     groups = in_order(path)
     for i, batch in enumerate(dataset):
         sound = [g for g in groups[i * per_batch : (i + 1) * per_batch] if not one_sided(g, query)]
@@ -90,15 +90,20 @@ def test_batches_are_the_reference_s(
 )
 def test_a_task_s_rows_dont_depend_on_its_neighbours(prepared, query, drawn):
     options = {"query": query, "features": ["timestamp"], "seed": 2**33 + 7, "on_bad": "skip", **drawn}
-    alone = sides_by_task(tasks(prepared, tasks_per_batch=1, **options))
-    assert alone == sides_by_task(tasks(prepared, tasks_per_batch=32, **options))
-    ranks = [sides_by_task(tasks(prepared, tasks_per_batch=3, shard=(r, 2), **options)) for r in range(2)]
+    alone = sides_by_task(tasks(prepared, **reading(tasks_per_batch=1, **options)))
+    assert alone == sides_by_task(tasks(prepared, **reading(tasks_per_batch=32, **options)))
+    ranks = [
+        sides_by_task(tasks(prepared, **reading(tasks_per_batch=3, shard=(r, 2), **options)))
+        for r in range(2)
+    ]
     assert alone == {part: ranks[0][part] | ranks[1][part] for part in alone}
 
 
 def test_rows_are_drawn_anew_or_once(prepared):
     def drawn(epoch, **options):
-        return sides_by_task(tasks(prepared, query=3, features=["timestamp"], first_epoch=epoch, **options))
+        return sides_by_task(
+            tasks(prepared, **reading(query=3, features=["timestamp"], epoch=epoch, **options))
+        )
 
     latest, anew = drawn(0), [drawn(epoch, seed=6, resample=True) for epoch in range(2)]
     once = [drawn(epoch, seed=6, rows="random") for epoch in range(2)]
@@ -115,7 +120,9 @@ def test_rows_are_drawn_anew_or_once(prepared):
 def test_drawn_rows_are_uniform(tmp_path):
     path, counts = write_folder(tmp_path, [9] * 600), np.zeros(9)
     options = {"query": 1, "features": ["timestamp"], "shuffle": False, "tasks_per_batch": 600}
-    latest, drawn = (sides_by_task(tasks(path, resample=anew, **options)) for anew in (False, True))
+    latest, drawn = (
+        sides_by_task(tasks(path, **reading(resample=anew, **options))) for anew in (False, True)
+    )
     for task, [query] in drawn["query"].items():
         counts[[*latest["support"][task], *latest["query"][task]].index(query)] += 1
     assert ((counts - 600 / 9) ** 2 / (600 / 9)).sum() < 26.1  # one in a thousand, 8 degrees
@@ -124,7 +131,7 @@ def test_drawn_rows_are_uniform(tmp_path):
 def test_a_share_is_rounded_and_leaves_a_row_on_each_side(tmp_path):
     path = write_folder(tmp_path, [2, 3, 5, 9, 30])
     for share, expected in ((0.5, [1, 2, 3, 5, 15]), (0.05, [1, 1, 1, 1, 2]), (0.99, [1, 2, 4, 8, 29])):
-        [batch] = tasks(path, query=share, features=["timestamp"], shuffle=False)
+        [batch] = tasks(path, query=share, features=["timestamp"], options=ReadOptions(shuffle=False))
         assert batch["query"]["mask"].numpy().sum(axis=1).tolist() == expected
         assert batch["query"]["index"].shape == (5, max(expected))
         assert tf.reduce_sum(batch["support"]["mask"]) + sum(expected) == 49
@@ -134,14 +141,17 @@ def test_one_sided_tasks_are_named_or_counted(tmp_path):
     (tmp_path / "Käufe").mkdir()
     path = write_folder(tmp_path / "Käufe", [4, 4, 4])  # timestamps 0 to 11
     with pytest.raises(DataError) as caught, data_errors():
-        list(tasks(path, query=After("timestamp", 6), shuffle=False))
+        list(tasks(path, query=After("timestamp", 6), options=ReadOptions(shuffle=False)))
     assert str(caught.value) == (
         f"{path}: task 0, batch 0 has 0 query rows of 4 by After(column='timestamp', time=6); "
         "give it a row of either kind, or leave such tasks out with on_bad='skip'"
     )
     stats = ReaderStats()
     dataset = tasks(
-        path, query=After("timestamp", 6), features=["timestamp", "genre"], on_bad="skip", stats=stats
+        path,
+        query=After("timestamp", 6),
+        features=["timestamp", "genre"],
+        options=ReadOptions(on_bad="skip", stats=stats),
     )
     [batch] = dataset
     assert batch["task"].numpy().tolist() == [1]
@@ -164,7 +174,7 @@ def test_a_task_may_be_any_column(tmp_path, task, count):
         label=["click", "price"],
         features=["user", "item", "price"],
         query=Flag("held_out"),
-        on_bad="skip",
+        options=ReadOptions(on_bad="skip"),
     )
     rows = {"support": set(), "query": set()}
     for batch in dataset:
@@ -184,7 +194,7 @@ def test_a_task_may_be_any_column(tmp_path, task, count):
 
 def test_columns_taken_by_default_leave_out_labels_and_the_flag(prepared):
     def features(**options):
-        return set(tasks(prepared, **options).element_spec["features"])
+        return set(tasks(prepared, **reading(**options)).element_spec["features"])
 
     assert features(query=3, label=["rating", "item"]) == {"genre", "weights"}
     assert features(query=Flag("item")) == {"genre", "weights"}

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, StoreUnavailableError
-from gmeta.io import ArrowSource, FetchPolicy, data_errors, group_batch, join_features, tasks
+from gmeta.io import ArrowSource, FetchPolicy, ReadOptions, data_errors, group_batch, join_features, tasks
 from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
 
 SIZES = [3, 1, 4]  # rows of timestamps 0 to 7
@@ -83,7 +83,9 @@ def test_an_element_asks_once(groups):
 def test_tasks_are_joined_and_batched_on(tmp_path):
     (tmp_path / "data").mkdir()
     path = write_folder(tmp_path / "data", [3, 4], [5])
-    batches = tasks(path, tasks_per_batch=2, query=1, features=["item", "timestamp"], shuffle=False)
+    batches = tasks(
+        path, tasks_per_batch=2, query=1, features=["item", "timestamp"], options=ReadOptions(shuffle=False)
+    )
     joined = join_features(
         batches,
         source(missing="default", defaults={"price": -1.0}),

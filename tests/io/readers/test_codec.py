@@ -12,7 +12,7 @@ import pytest
 from gmeta.core.data.group_index import GroupIndex
 from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import ReaderStats, data_errors, group_batch, groups
+from gmeta.io import ReaderStats, ReadOptions, data_errors, group_batch, groups
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
 from gmeta.testing.reference.io import reader as reference
@@ -62,7 +62,9 @@ def test_readers_read_it_like_any_other(tmp_path):
     files = [sorted(map(str, path.parent.glob("*.tfrecord"))) for path in (packed, plain)]
     expected = reference.groups(files[1], SCHEMA, "columnar")
     assert reference.groups(files[0], SCHEMA, "columnar") == expected
-    for a, b in zip(groups(packed, seed=4), groups(plain, seed=4), strict=True):
+    for a, b in zip(
+        groups(packed, options=ReadOptions(seed=4)), groups(plain, options=ReadOptions(seed=4)), strict=True
+    ):
         np.testing.assert_array_equal(a["task"], b["task"])
         np.testing.assert_array_equal(a["columns"]["item"], b["columns"]["item"])
         np.testing.assert_array_equal(a["columns"]["genre"].values, b["columns"]["genre"].values)
@@ -88,7 +90,11 @@ def test_a_frame_that_is_damaged_under_a_sound_checksum(tmp_path, what):
         list(groups(path))
     assert (raised.value.path, raised.value.offset) == (str(file), 0)
     stats = ReaderStats()
-    left = [task for e in groups(path, on_bad="skip", stats=stats) for task in e["task"].numpy().tolist()]
+    left = [
+        task
+        for e in groups(path, options=ReadOptions(on_bad="skip", stats=stats))
+        for task in e["task"].numpy().tolist()
+    ]
     assert sorted(left) == [1, 2, 3]
     assert (stats.read().bad, stats.read().skipped) == ({"not_columnar": 1}, 40)
 

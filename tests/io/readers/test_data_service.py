@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import Balance, ReaderStats, ReadingPosition, ReadingTime, groups, tasks
+from gmeta.io import Balance, OneEpoch, ReaderStats, ReadingPosition, ReadingTime, ReadOptions, groups, tasks
 from gmeta.io.readers.data_service import distribute
 from gmeta.testing.data.grouped_data import write_folder
+from gmeta.testing.data.reading import reading
 
 service = tf.data.experimental.service
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,13 +71,12 @@ def test_pieces_joined_are_the_epoch(prepared):
     options = {
         "groups_per_element": 2,
         "seed": 4,
-        "count_epochs": False,
-        "first_epoch": 3,
+        "epoch": 3,
         "shuffle_buffer": 8,
     }
-    whole = [e["task"].numpy().tolist() for e in groups(prepared, **options)]
+    whole = [e["task"].numpy().tolist() for e in groups(prepared, **reading(pieces=1, **options))]
     for pieces in (2, 5, 14, 40):
-        cut = list(groups(prepared, pieces=pieces, **options))
+        cut = list(groups(prepared, **reading(pieces=pieces, **options)))
         assert [e["task"].numpy().tolist() for e in cut] == whole
         assert [int(e["cursor"][0]) for e in cut] == [
             min(2 * k, len(TASKS)) for k in range(1, len(whole) + 1)
@@ -84,22 +84,34 @@ def test_pieces_joined_are_the_epoch(prepared):
 
 
 def test_workers_are_dealt_the_pieces(prepared, target):
-    epoch = groups(prepared, groups_per_element=2, count_epochs=False, pieces=6, shard=(0, 1))
+    epoch = groups(
+        prepared, groups_per_element=2, start=OneEpoch(pieces=6), options=ReadOptions(shard=(0, 1))
+    )
     assert counted(distribute(epoch, target)) == dict.fromkeys(TASKS, 1)
-    rank = groups(prepared, groups_per_element=2, count_epochs=False, pieces=6, shard=(1, 3), shuffle=False)
+    rank = groups(
+        prepared,
+        groups_per_element=2,
+        start=OneEpoch(pieces=6),
+        options=ReadOptions(shard=(1, 3), shuffle=False),
+    )
     assert sorted(counted(distribute(rank, target))) == [*range(9, 18)]
 
 
 def test_or_each_worker_reads_all(prepared, target):
     stats = ReaderStats()
-    epoch = groups(prepared, count_epochs=False, shard=(0, 1), stats=stats)
+    epoch = groups(prepared, start=OneEpoch(), options=ReadOptions(shard=(0, 1), stats=stats))
     assert counted(distribute(epoch, target, dynamic=False)) == dict.fromkeys(TASKS, 2)
     assert stats.read().groups == 2 * len(TASKS)  # as the workers are in this process
 
 
 def test_another_process_reads_tasks(prepared):
     batches = tasks(
-        prepared, tasks_per_batch=3, query=1, resample=True, count_epochs=False, pieces=4, shard=(0, 1)
+        prepared,
+        tasks_per_batch=3,
+        query=1,
+        resample=True,
+        start=OneEpoch(pieces=4),
+        options=ReadOptions(shard=(0, 1)),
     )
     here = {tuple(b["task"].numpy()): b["label"].numpy().tolist() for b in batches}
     with other_process() as target:
@@ -116,32 +128,27 @@ def test_what_workers_do_not_have_is_refused(prepared, target):
     for dataset in (
         groups(prepared),
         tasks(prepared, query=1),
-        tasks(prepared, query=1, position=ReadingPosition()),
-        ReadingTime().of(groups(prepared, count_epochs=False)),
+        tasks(prepared, query=1, start=ReadingPosition()),
+        ReadingTime().of(groups(prepared, start=OneEpoch())),
     ):
         for dynamic in (False, True):
-            with pytest.raises(
-                ConfigError, match=r"counts in variables .* pass count_epochs=False and no posit"
-            ):
+            with pytest.raises(ConfigError, match=r"counts in variables .* pass start=OneEpoch"):
                 distribute(dataset.prefetch(1), target, dynamic=dynamic)
-    whole = groups(prepared, count_epochs=False).map(lambda element: element["task"])
-    with pytest.raises(
-        ConfigError, match="only a dataset in pieces can be dealt out to workers: pass pieces="
-    ):
+    whole = groups(prepared, start=OneEpoch()).map(lambda element: element["task"])
+    with pytest.raises(ConfigError, match=r"in pieces can be dealt out to workers: pass start=OneEpoch\("):
         distribute(whole, target)
 
 
 def test_an_iterator_of_the_service_can_not_be_saved(prepared, target, tmp_path):
-    epoch = groups(prepared, count_epochs=False, shard=(0, 1))
+    epoch = groups(prepared, start=OneEpoch(), options=ReadOptions(shard=(0, 1)))
     iterator = iter(distribute(epoch, target, dynamic=False))
     next(iterator)
     with pytest.raises(tf.errors.UnimplementedError, match="not yet supported"):
         tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"pieces": 0}, {"pieces": 2}, {"pieces": 2, "count_epochs": False, "balance": Balance(5)}]
-)
-def test_pieces_that_make_no_sense(prepared, options):
-    with pytest.raises(ConfigError, match=r"pieces=\d must be at least 1, and goes with count_epochs=False"):
-        groups(prepared, **options)
+def test_pieces_that_make_no_sense(prepared):
+    with pytest.raises(ConfigError, match="pieces=0 at least 1"):
+        OneEpoch(pieces=0)
+    with pytest.raises(ConfigError, match="counts steps, and with balance"):
+        groups(prepared, start=OneEpoch(pieces=2), balance=Balance(5))

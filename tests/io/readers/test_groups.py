@@ -12,9 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import Balance, EpochPlan, ReaderStats, ReadingPosition, epoch_plan, groups
+from gmeta.io import (
+    Balance,
+    EpochPlan,
+    OneEpoch,
+    ReaderStats,
+    ReadingPosition,
+    ReadOptions,
+    epoch_plan,
+    groups,
+)
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
+from gmeta.testing.data.reading import reading
 from gmeta.testing.reference.io import reader as reference
 from gmeta.testing.reference.io.balance import prefix_batches
 
@@ -92,13 +102,15 @@ def test_ranks_read_the_ranges_of_the_reference(
             dataset = groups(
                 path,
                 groups_per_element=per_element,
-                shuffle=window > 0,
-                shuffle_buffer=window or None,
-                seed=seed,
-                first_epoch=epoch,
-                shard=(rank, ranks),
-                threads=threads,
-                stats=stats,
+                start=epoch,
+                options=ReadOptions(
+                    shuffle=window > 0,
+                    shuffle_buffer=window or None,
+                    seed=seed,
+                    shard=(rank, ranks),
+                    threads=threads,
+                    stats=stats,
+                ),
             )
             own = order[rank * len(found) // ranks : (rank + 1) * len(found) // ranks]
             steps = range(0, per_element * -(-longest // per_element), per_element)
@@ -124,19 +136,22 @@ def test_orders_are_permutations_that_differ_with_the_epoch(groups_in_all, windo
 
 
 def test_each_iteration_is_the_next_epoch(prepared):
-    dataset = groups(prepared, groups_per_element=4, seed=3, first_epoch=5)
+    dataset = groups(prepared, groups_per_element=4, start=5, options=ReadOptions(seed=3))
     epochs = [tasks_of(dataset) for _ in range(3)]
     assert epochs == [
-        tasks_of(groups(prepared, groups_per_element=4, seed=3, first_epoch=e)) for e in (5, 6, 7)
+        tasks_of(groups(prepared, groups_per_element=4, start=e, options=ReadOptions(seed=3)))
+        for e in (5, 6, 7)
     ]
     assert epochs[0] != epochs[1]
-    still = groups(prepared, groups_per_element=4, seed=3, first_epoch=5, count_epochs=False)
+    still = groups(prepared, groups_per_element=4, start=OneEpoch(5), options=ReadOptions(seed=3))
     assert tasks_of(still) == tasks_of(still) == epochs[0]
 
 
 def test_a_saved_iterator_goes_on_at_the_group_and_is_small(prepared, tmp_path):
     def make(stats=None):
-        dataset = groups(prepared, groups_per_element=3, shuffle_buffer=9, seed=5, stats=stats)
+        dataset = groups(
+            prepared, groups_per_element=3, options=ReadOptions(shuffle_buffer=9, seed=5, stats=stats)
+        )
         return dataset.map(lambda element: element["task"]).prefetch(2)
 
     whole = [element.numpy().tolist() for element in make()]
@@ -150,17 +165,17 @@ def test_a_saved_iterator_goes_on_at_the_group_and_is_small(prepared, tmp_path):
         tf.train.Checkpoint(iterator=fresh).read(path)
         assert [element.numpy().tolist() for element in fresh] == whole[taken:]
     assert stats.read().groups == 0  # nothing is read again
-    bare = iter(groups(prepared, groups_per_element=3, shuffle_buffer=9, seed=5))
+    bare = iter(groups(prepared, groups_per_element=3, options=ReadOptions(shuffle_buffer=9, seed=5)))
     next(bare)
     path = tf.train.Checkpoint(iterator=bare).write(str(tmp_path / "bare"))
     assert Path(f"{path}.data-00000-of-00001").stat().st_size < 2048
 
 
 def test_a_saved_iterator_of_another_plan_is_refused(prepared, tmp_path):
-    iterator = iter(groups(prepared, seed=5, shuffle=False, groups_per_element=3))
+    iterator = iter(groups(prepared, groups_per_element=3, options=ReadOptions(seed=5, shuffle=False)))
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "ckpt"))
-    fresh = iter(groups(prepared, seed=5, shuffle=False, groups_per_element=2))
+    fresh = iter(groups(prepared, groups_per_element=2, options=ReadOptions(seed=5, shuffle=False)))
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"gmeta: .*was of another plan"):
         tf.train.Checkpoint(iterator=fresh).read(path)
 
@@ -173,7 +188,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(prepared, layout):
         plan = EpochPlan.from_json(plan.to_json())
         planned = plan.steps(ranks, 2)
         for rank in range(ranks):
-            dataset = groups(prepared, resume=plan, shard=(rank, ranks), **options)
+            dataset = groups(prepared, **reading(start=plan, shard=(rank, ranks), **options))
             elements = list(dataset.take(steps))
             assert len(elements) == min(steps, planned)
             read += [task for element in elements for task in element["task"].numpy().tolist()]
@@ -185,8 +200,10 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(prepared, layout):
 
 def test_after_a_resumed_epoch_comes_a_whole_one(prepared):
     rest = epoch_plan(prepared, seed=1, epoch=2).after_steps(3, ranks=1, groups_per_step=4)
-    dataset = groups(prepared, groups_per_element=4, seed=1, resume=rest)
-    whole = [tasks_of(groups(prepared, groups_per_element=4, seed=1, first_epoch=e)) for e in (2, 3)]
+    dataset = groups(prepared, groups_per_element=4, start=rest, options=ReadOptions(seed=1))
+    whole = [
+        tasks_of(groups(prepared, groups_per_element=4, start=e, options=ReadOptions(seed=1))) for e in (2, 3)
+    ]
     assert tasks_of(dataset) == whole[0][3:]
     assert tasks_of(dataset) == whole[1]
 
@@ -195,9 +212,9 @@ def test_what_is_resumed_must_be_of_the_same_data(prepared, tmp_path):
     plan = epoch_plan(prepared, seed=1)
     other = write_folder(tmp_path, [3, 3], layout="columnar")
     with pytest.raises(ConfigError, match="resume is of another data set"):
-        groups(other, seed=1, resume=plan)
+        groups(other, start=plan, options=ReadOptions(seed=1))
     with pytest.raises(ConfigError, match="resume is of seed 1, and seed=2 gives another order"):
-        groups(prepared, seed=2, resume=plan)
+        groups(prepared, start=plan, options=ReadOptions(seed=2))
     with pytest.raises(ConfigError, match="isn't what to_json made"):
         EpochPlan.from_json({"digest": "d"})
 
@@ -233,7 +250,7 @@ def test_balanced_elements_are_those_of_algorithm_1(sizes, target, quadratic, ma
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(Path(folder), sizes, layout=layout)
         balance = Balance(target, cost, max_tokens, longest=longest)
-        elements = tasks_of(groups(path, balance=balance, shuffle=False))
+        elements = tasks_of(groups(path, balance=balance, options=ReadOptions(shuffle=False)))
         counted = [min(size, longest or size) for size in sizes]
         stream = [(float(cost.of([size])[0]), size) for size in counted]
         counts = list(prefix_batches(stream, target=target, max_tokens=max_tokens))
@@ -244,7 +261,9 @@ def test_balanced_elements_are_those_of_algorithm_1(sizes, target, quadratic, ma
 def test_balancing_counts_the_values_of_a_list_column(prepared, layout):
     found = on_disk(prepared, layout)
     tokens = [sum(len(row["genre"]) for row in group) for group in found]
-    elements = tasks_of(groups(prepared, balance=Balance(9, tokens="genre"), shuffle=False))
+    elements = tasks_of(
+        groups(prepared, balance=Balance(9, tokens="genre"), options=ReadOptions(shuffle=False))
+    )
     expected = list(prefix_batches([(float(count), count) for count in tokens], target=9))
     assert [len(element) for element in elements] == expected
     with pytest.raises(tf.errors.InvalidArgumentError, match="token_column rating must be a list column"):
@@ -253,7 +272,7 @@ def test_balancing_counts_the_values_of_a_list_column(prepared, layout):
 
 def test_a_balanced_iterator_is_saved_as_a_cursor(prepared, tmp_path):
     def make():
-        return iter(groups(prepared, balance=Balance(7), seed=2, first_epoch=1))
+        return iter(groups(prepared, balance=Balance(7), start=1, options=ReadOptions(seed=2)))
 
     whole = [element["task"].numpy().tolist() for element in make()]
     for taken in range(0, len(whole), 3):
@@ -268,7 +287,7 @@ def test_a_balanced_iterator_is_saved_as_a_cursor(prepared, tmp_path):
 
 def test_a_position_goes_with_the_model(prepared, tmp_path):
     def make(position):
-        dataset = groups(prepared, groups_per_element=4, seed=8, position=position)
+        dataset = groups(prepared, groups_per_element=4, start=position, options=ReadOptions(seed=8))
         return position.counted(dataset.map(lambda element: element["task"]).prefetch(2))
 
     everything = make(ReadingPosition())
@@ -309,7 +328,7 @@ def test_keras_backup_goes_on_inside_an_epoch(prepared, tmp_path):
             return {"loss": self.weight}
 
     def fit(model):
-        dataset = groups(prepared, groups_per_element=4, seed=8, position=model.reading)
+        dataset = groups(prepared, groups_per_element=4, start=model.reading, options=ReadOptions(seed=8))
         dataset = model.reading.counted(dataset.map(lambda element: element["task"]).prefetch(2))
         backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=1)
         steps = int(epoch_plan(prepared).steps(1, 4))  # Keras asks for it where it saves inside an epoch
@@ -318,7 +337,7 @@ def test_keras_backup_goes_on_inside_an_epoch(prepared, tmp_path):
 
     alone = Seen()
     for _ in range(3):
-        dataset = groups(prepared, groups_per_element=4, seed=8, position=alone.reading)
+        dataset = groups(prepared, groups_per_element=4, start=alone.reading, options=ReadOptions(seed=8))
         alone.tasks += [
             task.numpy().tolist() for task in alone.reading.counted(dataset.map(lambda e: e["task"]))
         ]
@@ -332,7 +351,7 @@ def test_keras_backup_goes_on_inside_an_epoch(prepared, tmp_path):
 
 def test_threads_end_with_the_iterator(prepared):
     before = threading.active_count()
-    dataset = groups(prepared, groups_per_element=1, threads=4)
+    dataset = groups(prepared, groups_per_element=1, options=ReadOptions(threads=4))
     for _ in range(20):
         iterator = iter(dataset)
         next(iterator)
@@ -345,19 +364,18 @@ def test_threads_end_with_the_iterator(prepared):
     [
         ({"groups_per_element": 0}, "groups_per_element=0"),
         ({"min_rows": 0}, "min_rows=0"),
-        ({"first_epoch": -1}, "first_epoch=-1"),
+        ({"epoch": -1}, "start=-1 must be"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
         ({"threads": 0}, "threads=0"),
         ({"on_bad": "ignore"}, "on_bad"),
         ({"shard": (2, 2)}, r"shard=\(2, 2\) names no rank"),
-        ({"position": ReadingPosition, "count_epochs": False}, "position goes with neither"),
+        ({"start": "first"}, "start='first' must be"),
+        ({"passed": [(2, 1)], "balance": Balance(5)}, "counts steps, and with balance"),
     ],
 )
 def test_arguments_that_make_no_sense(prepared, options, says):
-    if "position" in options:
-        options = {**options, "position": options["position"]()}
     with pytest.raises(ConfigError, match=says):
-        groups(prepared, **options)
+        groups(prepared, **reading(**options))
 
 
 @pytest.mark.parametrize(
@@ -374,24 +392,27 @@ def test_a_rank_of_several_ranges_joins_their_steps(prepared, layout, monkeypatc
     from gmeta.core.shares import SHARES
 
     monkeypatch.setenv(SHARES, "3")
-    alone = [tasks_of(groups(prepared, groups_per_element=2, seed=3, shard=(r, 3))) for r in range(3)]
+    alone = [
+        tasks_of(groups(prepared, groups_per_element=2, options=ReadOptions(seed=3, shard=(r, 3))))
+        for r in range(3)
+    ]
     for rank in range(2):
         monkeypatch.setattr(collectives, "world", lambda rank=rank: collectives.World(rank, 2, rank))
         own = [alone[0]] if rank == 0 else alone[1:]
-        joined = groups(prepared, groups_per_element=2, seed=3)
+        joined = groups(prepared, groups_per_element=2, options=ReadOptions(seed=3))
         assert tasks_of(joined) == [[*itertools.chain(*parts)] for parts in zip(*own, strict=True)]
         assert np.array([e["cursor"] for e in joined]).shape[1] == len(own)
 
 
 def test_a_distribution_strategy_takes_it(prepared):
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    options = {"groups_per_element": 4, "seed": 3, "count_epochs": False}
-    whole = tasks_of(groups(prepared, **options))
-    given = strategy.experimental_distribute_dataset(groups(prepared, **options))
+    options = {"groups_per_element": 4, "seed": 3, "pieces": 1}
+    whole = tasks_of(groups(prepared, **reading(**options)))
+    given = strategy.experimental_distribute_dataset(groups(prepared, **reading(**options)))
     assert tasks_of(given) == whole
 
     def part(context):
         rank = context.input_pipeline_id, context.num_input_pipelines
-        return groups(prepared, shard=rank, **options)
+        return groups(prepared, **reading(shard=rank, **options))
 
     assert tasks_of(strategy.distribute_datasets_from_function(part)) == whole

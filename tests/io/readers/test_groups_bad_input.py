@@ -11,9 +11,10 @@ from gmeta.core.data.group_index import GroupIndex, index_path
 from gmeta.core.data.manifest import Manifest, Split
 from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import DataError
-from gmeta.io import ReaderStats, as_data_error, data_errors, groups
+from gmeta.io import OneEpoch, ReaderStats, ReadOptions, as_data_error, data_errors, groups
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_folder
+from gmeta.testing.data.reading import reading
 
 SIZES = ([3, 1, 4, 2], [2, 5, 1])  # tasks 0 to 3 and 4 to 6
 
@@ -38,7 +39,7 @@ def flip(path, at, bit=4):
 
 
 def tasks_of(path, **options):
-    dataset = groups(path, shuffle=False, groups_per_element=2, **options)
+    dataset = groups(path, **reading(shuffle=False, groups_per_element=2, **options))
     return [task for element in dataset for task in element["task"].numpy().tolist()]
 
 
@@ -192,7 +193,7 @@ def test_a_shard_of_the_same_size_with_other_content(prepared, tmp_path):
 @pytest.mark.parametrize("on_bad", ["raise", "skip"])
 def test_a_file_that_isnt_there_is_never_skipped(prepared, missing, on_bad):
     file = Path(f"{shard(prepared, 1)}{missing}")
-    dataset = groups(prepared, shuffle=False, on_bad=on_bad)
+    dataset = groups(prepared, options=ReadOptions(shuffle=False, on_bad=on_bad))
     file.unlink()
     with pytest.raises(tf.errors.NotFoundError) as raised:
         list(dataset)
@@ -261,7 +262,7 @@ def test_the_layout_of_another_manifest(prepared):
 def test_going_on_after_an_error_loses_only_what_is_bad(prepared):
     file = shard(prepared, 0)
     flip(file, offsets(file)[1] + 20)
-    whole = groups(prepared, shuffle=False, groups_per_element=2, count_epochs=False)
+    whole = groups(prepared, groups_per_element=2, start=OneEpoch(), options=ReadOptions(shuffle=False))
     gone_on = [element["task"].numpy().tolist() for element in whole.ignore_errors()]
-    skipped = groups(prepared, shuffle=False, groups_per_element=2, on_bad="skip")
+    skipped = groups(prepared, groups_per_element=2, options=ReadOptions(shuffle=False, on_bad="skip"))
     assert gone_on == [element["task"].numpy().tolist() for element in skipped]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.io import ReaderStats, ReadingTime, Waiting, from_memory, tasks
+from gmeta.io import ReaderStats, ReadingTime, ReadOptions, Waiting, from_memory, tasks
 from gmeta.testing.data.grouped_data import write_folder
 
 
@@ -51,18 +51,19 @@ def test_time_goes_where_it_is_spent(reading, working, bound, monkeypatch):
 
 def test_elements_keep_their_structure_and_number(tmp_path):
     path = write_folder(tmp_path, [3, 4, 5], [6, 3])
-    dataset = tasks(path, query=2, tasks_per_batch=2, seed=3)
+    dataset = tasks(path, query=2, tasks_per_batch=2, options=ReadOptions(seed=3))
     timed = ReadingTime().of(dataset)
     assert timed.cardinality() == dataset.cardinality()
     tf.nest.assert_same_structure(timed.element_spec, dataset.element_spec, expand_composites=True)
     assert [b["task"].numpy().tolist() for b in timed] == [
-        b["task"].numpy().tolist() for b in tasks(path, query=2, tasks_per_batch=2, seed=3)
+        b["task"].numpy().tolist()
+        for b in tasks(path, query=2, tasks_per_batch=2, options=ReadOptions(seed=3))
     ]
 
 
 def test_training_from_memory_reads_its_elements_once(tmp_path):
     path, stats = write_folder(tmp_path, [3] * 40), ReaderStats()
-    dataset = tasks(path, query=2, tasks_per_batch=4, shuffle=False, stats=stats)
+    dataset = tasks(path, query=2, tasks_per_batch=4, options=ReadOptions(shuffle=False, stats=stats))
     memory = from_memory(dataset, elements=2)
     seen = [batch["task"].numpy().tolist() for batch in memory]
     assert len(seen) == int(dataset.cardinality()) == 10

@@ -11,10 +11,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import ReaderStats, group_batch, groups, tasks
+from gmeta.io import ReaderStats, ReadOptions, group_batch, groups, tasks
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.remote import RemotePath, locate, preflight
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
+from gmeta.testing.data.reading import reading
 
 SIZES = ([13, 11, 14], [12, 15])
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,7 +62,7 @@ def assert_same(dataset, other):
 def test_a_split_reads_the_same_wherever_it_is(both):
     local, remote = both
     options = {"groups_per_element": 2, "seed": 3, "shard": (1, 2)}
-    assert_same(groups(remote, **options), groups(local, **options))
+    assert_same(groups(remote, **reading(**options)), groups(local, **reading(**options)))
     assert_same(tasks(remote, tasks_per_batch=2), tasks(local, tasks_per_batch=2))
     assert_same(groups(f"file://{local}"), groups(local))
 
@@ -84,7 +85,10 @@ def test_what_is_missing_or_bad_has_its_remote_name(both):
     data[20] ^= 1
     write(f"{folder}/{shard}", data)
     stats = ReaderStats()
-    read = [e["task"].numpy().tolist() for e in groups(remote, shuffle=False, on_bad="skip", stats=stats)]
+    read = [
+        e["task"].numpy().tolist()
+        for e in groups(remote, options=ReadOptions(shuffle=False, on_bad="skip", stats=stats))
+    ]
     assert read in ([[0, 1, 2, 4]], [[0, 1, 2, 3, 4]])  # of an example group, one row
     (message,) = stats.read().messages
     assert message.startswith(f"{folder}/{shard} at byte 0: the record of ")
@@ -92,7 +96,7 @@ def test_what_is_missing_or_bad_has_its_remote_name(both):
     with pytest.raises(DataError, match=f"^{folder}/{shard}: {len(data) - 1} bytes, the manifest says"):
         groups(remote)
     with pytest.warns(UserWarning, match=f"^{folder}/{shard}: not as long as the manifest says"):
-        groups(remote, on_bad="skip")
+        groups(remote, options=ReadOptions(on_bad="skip"))
     tf.io.gfile.remove(f"{folder}/{shard}")
     tf.io.gfile.remove(f"{folder}/{shard}.gidx")  # of a longer name, which would count as being in a folder
     with pytest.raises(

@@ -10,9 +10,10 @@ from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import SHARES
-from gmeta.io import epoch_plan, groups, rows
+from gmeta.io import OneEpoch, ReadOptions, epoch_plan, groups, rows
 from gmeta.io.readers.row_dataset import row_batches
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
+from gmeta.testing.data.reading import reading
 from gmeta.testing.reference.io import reader as reference
 
 
@@ -33,7 +34,9 @@ def times(dataset):
 
 
 def keyed(path, **options):
-    return rows(path, features=["task", "timestamp"], **{"batch_size": 8, "shuffle_buffer": 64, **options})
+    return rows(
+        path, **reading(features=["task", "timestamp"], **{"batch_size": 8, "shuffle_buffer": 64, **options})
+    )
 
 
 @settings(max_examples=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # each traces functions
@@ -47,7 +50,7 @@ def keyed(path, **options):
 def test_ranks_have_every_row_once_in_full_batches(tmp_path_factory, sizes, size, buffer, ranks, epoch):
     path = write_folder(tmp_path_factory.mktemp("data"), *sizes)
     found = [
-        times(keyed(path, batch_size=size, shuffle_buffer=buffer, first_epoch=epoch, shard=(rank, ranks)))
+        times(keyed(path, batch_size=size, shuffle_buffer=buffer, epoch=epoch, shard=(rank, ranks)))
         for rank in range(ranks)
     ]
     for batches in found:
@@ -68,7 +71,9 @@ def test_ranks_have_every_row_once_in_full_batches(tmp_path_factory, sizes, size
 )
 def test_batches_are_the_references(tmp_path_factory, sizes, size, per_element, seed, epoch, drop):
     path = write_folder(tmp_path_factory.mktemp("data"), *sizes)
-    elements = groups(path, groups_per_element=per_element, seed=4, first_epoch=epoch, count_epochs=False)
+    elements = groups(
+        path, groups_per_element=per_element, start=OneEpoch(epoch), options=ReadOptions(seed=4)
+    )
     structure = ({c.name: c for c in SCHEMA if c.name != "batch_id"}, Column("timestamp", "float32"))
     options = {"task": "task", "batch_size": size, "shuffle_seed": seed, "drop_remainder": drop}
     found = [
@@ -153,7 +158,9 @@ def test_a_batch_is_a_dict_of_features_with_the_label(prepared):
 def test_columns_of_a_row_stay_together(prepared):
     def whole(**options):
         found = set()
-        for features, label in rows(prepared, features=["task", "timestamp", "item", "genre"], **options):
+        for features, label in rows(
+            prepared, **reading(features=["task", "timestamp", "item", "genre"], **options)
+        ):
             columns = [features[name].numpy().tolist() for name in ("task", "timestamp", "item")]
             found |= set(zip(*columns, map(tuple, features["genre"].to_list()), label.numpy(), strict=True))
         return found
@@ -166,7 +173,7 @@ def test_each_epoch_mixes_rows_of_tasks_in_an_order_of_its_own(prepared):
     epochs = [times(dataset) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
     for epoch in (2, 0, 1):
-        assert times(keyed(prepared, first_epoch=epoch)) == epochs[epoch]
+        assert times(keyed(prepared, epoch=epoch)) == epochs[epoch]
     assert times(keyed(prepared, seed=1)) != epochs[0]
     # Rows of a task aren't neighbours any more: groups alone would give 8 rows of two or three tasks.
     tasks = [len({task for task, _ in batch}) for batch in epochs[0]]
@@ -177,7 +184,7 @@ def test_each_epoch_mixes_rows_of_tasks_in_an_order_of_its_own(prepared):
 
 @pytest.mark.parametrize("steps", [1, 5, -1])
 def test_an_epoch_goes_on_from_a_saved_iterator_and_from_counted_steps(prepared, tmp_path, steps):
-    whole = [times(keyed(prepared, first_epoch=epoch)) for epoch in range(2)]
+    whole = [times(keyed(prepared, epoch=epoch)) for epoch in range(2)]
     steps %= len(whole[0])  # the last one but one: rows wait, and nothing is left to read
     iterator = iter(keyed(prepared))
     for _ in range(steps):
@@ -195,7 +202,7 @@ def test_an_epoch_goes_on_from_a_plan(prepared):
     left = {
         task
         for rank in range(3)
-        for batch in times(keyed(prepared, resume=plan, shard=(rank, 3)))
+        for batch in times(keyed(prepared, start=plan, shard=(rank, 3)))
         for task, _ in batch
     }
     assert len(left) == plan.groups == 24
@@ -220,12 +227,12 @@ def test_a_rank_of_two_shares_has_the_rows_of_both(prepared, monkeypatch):
         ({"features": "item"}, "rows: features must be a list of columns"),
         ({"weight": "item"}, "rows: weight='item' must be a float32 column"),
         ({"passed": [(2, 3)]}, "counts steps of 2 ranks, and there are 1"),
-        ({"shuffle_buffer": 0}, "rows: shuffle_buffer"),
+        ({"shuffle_buffer": 0}, "ReadOptions: shuffle_buffer=0"),
     ],
 )
 def test_arguments_that_make_no_sense(prepared, options, says):
     with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
-        rows(prepared, **options)
+        rows(prepared, **reading(**options))
 
 
 def test_an_ordinary_model_fits(prepared):

@@ -13,6 +13,7 @@ from gmeta.io import (
     Flag,
     ReaderStats,
     ReadingPosition,
+    ReadOptions,
     SequenceSplit,
     balanced_elements,
     data_errors,
@@ -23,6 +24,7 @@ from gmeta.io import (
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.preprocess import TableSpec, prepare
 from gmeta.testing.data.grouped_data import record_offsets, write_folder
+from gmeta.testing.data.reading import reading
 from gmeta.testing.data.task_batches import plain
 
 PARTS = {
@@ -49,14 +51,14 @@ def order(dataset):
 @pytest.mark.parametrize(
     "options",
     [
-        {"seed": 5, "first_epoch": 3, "shuffle_buffer": 7, "passed": [(2, 1)], "shard": (0, 2)},
-        {"shuffle": False, "count_epochs": False, "pieces": 3, "min_rows": 3, "on_bad": "skip"},
+        {"seed": 5, "epoch": 3, "shuffle_buffer": 7, "passed": [(2, 1)], "shard": (0, 2)},
+        {"shuffle": False, "pieces": 3, "min_rows": 3, "on_bad": "skip"},
         {"balance": Balance(17.0, SequenceCost(1.0, 0.1), max_tokens=20, longest=9)},
     ],
 )
 def test_batches_are_the_elements_of_groups_cut(prepared, options):
-    elements = groups(prepared, groups_per_element=3, **options)
-    batches = sequences(prepared, sequences_per_batch=3, **PARTS, **options)
+    elements = groups(prepared, **reading(groups_per_element=3, **options))
+    batches = sequences(prepared, **reading(sequences_per_batch=3, **PARTS, **options))
     split = SequenceSplit(**PARTS)
     assert [plain(batch) for batch in batches] == [plain(split(element)) for element in elements]
     assert batches.cardinality() == elements.cardinality()
@@ -64,12 +66,12 @@ def test_batches_are_the_elements_of_groups_cut(prepared, options):
 
 def test_an_epoch_goes_on_from_a_plan_and_a_position(prepared):
     options = {"sequences_per_batch": 3, "seed": 2, **PARTS}
-    dataset = sequences(prepared, **options)
+    dataset = sequences(prepared, **reading(**options))
     whole = [order(dataset), order(dataset)]
     plan = epoch_plan(prepared, seed=2).after_steps(2, ranks=1, groups_per_step=3)
-    assert order(sequences(prepared, resume=plan, **options)) == whole[0][6:]
+    assert order(sequences(prepared, **reading(start=plan, **options))) == whole[0][6:]
     position = ReadingPosition()
-    dataset = sequences(prepared, position=position, **options)
+    dataset = sequences(prepared, **reading(start=position, **options))
     assert order(dataset.take(2)) == whole[0][:6]
     assert (int(position.epoch), int(position.step)) == (0, 2)
     assert [order(dataset), order(dataset)] == [whole[0][6:], whole[1]]
@@ -77,7 +79,7 @@ def test_an_epoch_goes_on_from_a_plan_and_a_position(prepared):
 
 def test_a_saved_iterator_goes_on_behind_a_prefetch(prepared, tmp_path):
     def make():
-        return iter(sequences(prepared, sequences_per_batch=3, seed=1, **PARTS).prefetch(2))
+        return iter(sequences(prepared, **reading(sequences_per_batch=3, seed=1, **PARTS)).prefetch(2))
 
     whole, iterator = [plain(batch) for batch in make()], make()
     next(iterator)
@@ -90,10 +92,15 @@ def test_a_saved_iterator_goes_on_behind_a_prefetch(prepared, tmp_path):
 
 def test_batches_of_equal_cost_count_no_more_of_a_history_than_is_kept(prepared):
     def cut(balance, longest):
-        dataset = sequences(prepared, history=["item"], longest=longest, balance=balance, shuffle=False)
+        dataset = sequences(
+            prepared, history=["item"], longest=longest, balance=balance, options=ReadOptions(shuffle=False)
+        )
         return [len(batch["task"]) for batch in dataset]
 
-    stated = [len(e["task"]) for e in groups(prepared, balance=Balance(6, longest=2), shuffle=False)]
+    stated = [
+        len(e["task"])
+        for e in groups(prepared, balance=Balance(6, longest=2), options=ReadOptions(shuffle=False))
+    ]
     assert cut(Balance(6), 2) == cut(Balance(6, longest=2), 4) == stated
     assert cut(Balance(6), None) != stated
 
@@ -122,7 +129,7 @@ class Clicks(tf.keras.Model):
 def test_fit_trains_on_every_exposure(prepared):
     model = Clicks()
     model.compile(tf.keras.optimizers.Adam(0.3))
-    data = sequences(prepared, sequences_per_batch=6, **PARTS)
+    data = sequences(prepared, **reading(sequences_per_batch=6, **PARTS))
     history = model.fit(data, epochs=6, verbose=0).history
     exposures = sum(len(row) for batch in data for row in plain(batch["labels"]["rating"]))
     assert history["samples"] == [exposures] * 6
@@ -133,7 +140,7 @@ def test_users_who_were_shown_nothing_are_left_out_and_counted_or_kept(tmp_path)
     path = write_folder(tmp_path, [4, 1, 4])  # timestamps 0 to 8
     stats, rule = ReaderStats(), After("timestamp", 7)
     options = {"history": ["timestamp"], "targets": ["timestamp"], "exposed": rule, "shuffle": False}
-    [batch] = sequences(path, **options, stats=stats)
+    [batch] = sequences(path, **reading(**options, stats=stats))
     assert plain(batch["task"]) == [2]
     assert plain(batch["history"]["timestamp"]) == [[5, 6]]
     counts = stats.read()
@@ -141,14 +148,16 @@ def test_users_who_were_shown_nothing_are_left_out_and_counted_or_kept(tmp_path)
     assert counts.messages[1] == (
         f"{path}: task 1, batch 1 has 0 exposed rows of 1 by {rule}; such users are left out"
     )
-    [batch] = sequences(path, **options, unexposed="keep", stats=stats)
+    [batch] = sequences(path, **reading(**options, unexposed="keep", stats=stats))
     assert plain(batch["task"]) == [0, 1, 2]
     assert plain(batch["targets"]["timestamp"]) == [[], [], [7, 8]]
     assert stats.read().groups == 4
 
 
 def test_a_batch_may_hold_no_sequence(prepared):
-    [batch] = sequences(prepared, sequences_per_batch=20, **{**PARTS, "exposed": After("rating", 6)})
+    [batch] = sequences(
+        prepared, **reading(sequences_per_batch=20, **{**PARTS, "exposed": After("rating", 6)})
+    )
     assert plain(batch["task"]) == plain(batch["history"]["item"]) == plain(batch["labels"]["rating"]) == []
     assert plain(batch["contexts"]["weights"]) == []
 
@@ -161,9 +170,9 @@ def test_bad_data_is_that_of_groups(prepared, tmp_path):
     content[record_offsets(shard)[1] + 12] ^= 1
     shard.write_bytes(content)
     with pytest.raises(DataError, match=r"tfrecord at byte \d+: "), data_errors():
-        order(sequences(path, **PARTS))
+        order(sequences(path, **reading(**PARTS)))
     stats = ReaderStats()
-    assert len(order(sequences(path, **PARTS, on_bad="skip", stats=stats))) == 19
+    assert len(order(sequences(path, **reading(**PARTS, on_bad="skip", stats=stats)))) == 19
     assert stats.read().bad == {"data_crc": 1}
 
 
@@ -176,9 +185,11 @@ def test_columns_are_known_before_anything_is_read(prepared):
 
 def test_balanced_elements_are_cut_into_the_same_batches(prepared):
     split = SequenceSplit(**PARTS)
-    elements = groups(prepared, groups_per_element=6, seed=3).map(split.rows)
+    elements = groups(prepared, groups_per_element=6, options=ReadOptions(seed=3)).map(split.rows)
     found = [plain(split(element)) for element in balanced_elements(elements, SequenceCost.of_hstu(dim=64))]
-    assert found == [plain(batch) for batch in sequences(prepared, sequences_per_batch=6, seed=3, **PARTS)]
+    assert found == [
+        plain(batch) for batch in sequences(prepared, **reading(sequences_per_batch=6, seed=3, **PARTS))
+    ]
 
 
 def test_a_log_becomes_a_sequence_a_user(tmp_path):
@@ -195,7 +206,7 @@ def test_a_log_becomes_a_sequence_a_user(tmp_path):
         targets=["item"],
         labels=["click"],
         exposed=Flag("shown"),
-        shuffle=False,
+        options=ReadOptions(shuffle=False),
     )
     [batch] = [plain(batch) for batch in dataset]
     columns = [*batch["contexts"].values(), *batch["history"].values(), batch["targets"]["item"]]

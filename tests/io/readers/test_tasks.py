@@ -15,8 +15,9 @@ from gmeta.core import collectives
 from gmeta.core.data.manifest import Manifest, Split
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES
-from gmeta.io import After, Flag, ReaderStats, as_data_error, data_errors, tasks
+from gmeta.io import After, Flag, ReaderStats, ReadOptions, as_data_error, data_errors, tasks
 from gmeta.testing.data.grouped_data import SCHEMA, record_offsets, write_folder
+from gmeta.testing.data.reading import reading
 from gmeta.testing.data.task_batches import plain, rows_by_task
 from gmeta.testing.reference.io import reader as reference
 
@@ -55,7 +56,14 @@ def shards(path):
 )
 def test_batches_are_the_reference_s(tmp_path_factory, sizes, per_batch, query, seed, epoch):
     path = write_folder(tmp_path_factory.mktemp("data"), *sizes)
-    dataset = tasks(path, tasks_per_batch=per_batch, query=query, features=ALL, seed=seed, first_epoch=epoch)
+    dataset = tasks(
+        path,
+        tasks_per_batch=per_batch,
+        query=query,
+        features=ALL,
+        start=epoch,
+        options=ReadOptions(seed=seed),
+    )
     count = sum(map(len, sizes))
     found = reference.groups(shards(path), SCHEMA, "columnar")
     groups = [found[group] for group in reference.epoch_order(count, count, (seed, epoch))]
@@ -96,21 +104,21 @@ def test_gathering_by_index_gives_the_rows_of_each_task(prepared):
 
 
 def test_each_iteration_is_the_next_epoch(prepared):
-    dataset = tasks(prepared, query=3, seed=9)
+    dataset = tasks(prepared, query=3, options=ReadOptions(seed=9))
     epochs = [order(dataset) for _ in range(3)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
     for epoch in (2, 0, 1):
-        assert order(tasks(prepared, query=3, seed=9, first_epoch=epoch)) == epochs[epoch]
-    assert order(tasks(prepared, query=3, seed=8)) != epochs[0]
+        assert order(tasks(prepared, query=3, start=epoch, options=ReadOptions(seed=9))) == epochs[epoch]
+    assert order(tasks(prepared, query=3, options=ReadOptions(seed=8))) != epochs[0]
     # An iterator that is made but not read is no epoch.
-    dataset = tasks(prepared, query=3, seed=9)
+    dataset = tasks(prepared, query=3, options=ReadOptions(seed=9))
     iter(dataset)
     assert order(dataset) == epochs[0]
 
 
 def test_without_shuffling_the_order_is_that_of_the_files(prepared):
-    dataset = tasks(prepared, query=3, shuffle=False)
+    dataset = tasks(prepared, query=3, options=ReadOptions(shuffle=False))
     assert order(dataset) == order(dataset) == list(range(20))
 
 
@@ -119,7 +127,7 @@ def test_the_batch_size_doesnt_change_the_order(prepared):
 
 
 def test_a_saved_iterator_goes_on_in_its_epoch(prepared, tmp_path):
-    epochs = [order(tasks(prepared, query=3, tasks_per_batch=4, first_epoch=e)) for e in range(2)]
+    epochs = [order(tasks(prepared, query=3, tasks_per_batch=4, start=e)) for e in range(2)]
     dataset = tasks(prepared, query=3, tasks_per_batch=4)
     order(dataset)
     iterator = iter(dataset)
@@ -156,8 +164,8 @@ def fit(dataset, **options):
 
 
 def test_fit_sees_every_task_once_an_epoch_in_the_stated_order(prepared):
-    model, history = fit(tasks(prepared, query=3, tasks_per_batch=6, seed=4), epochs=3)
-    epochs = [order(tasks(prepared, query=3, seed=4, first_epoch=e)) for e in range(3)]
+    model, history = fit(tasks(prepared, query=3, tasks_per_batch=6, options=ReadOptions(seed=4)), epochs=3)
+    epochs = [order(tasks(prepared, query=3, start=e, options=ReadOptions(seed=4))) for e in range(3)]
     assert model.seen.numpy().tolist() == [task for epoch in epochs for task in epoch]
     assert history["loss"][2] < history["loss"][0]
 
@@ -178,16 +186,18 @@ def test_fit_reports_bad_data_in_a_line(copy):
 def test_tasks_too_small_to_split(tmp_path):
     path = write_folder(tmp_path, [5, 3, 4, 2, 6])
     with pytest.raises(DataError, match="task 1, batch 1 has 3 rows, 4 are needed"), data_errors():
-        order(tasks(path, query=3, shuffle=False))
+        order(tasks(path, query=3, options=ReadOptions(shuffle=False)))
     stats = ReaderStats()
-    dataset = tasks(path, query=3, tasks_per_batch=2, shuffle=False, on_bad="skip", stats=stats)
+    dataset = tasks(
+        path, query=3, tasks_per_batch=2, options=ReadOptions(shuffle=False, on_bad="skip", stats=stats)
+    )
     assert [batch["task"].numpy().tolist() for batch in dataset] == [[0], [2], [4]]  # as many as planned
     assert int(dataset.cardinality()) == 3
     counts = stats.read()
     assert (counts.bad, counts.skipped, counts.groups) == ({"too_small": 2}, 5, 3)
     assert "task 1, batch 1 has 3 rows" in counts.messages[0]
     assert "task 3, batch 0 has 2 rows" in counts.messages[1]
-    model, _ = fit(tasks(path, query=3, tasks_per_batch=2, on_bad="skip"), epochs=2)
+    model, _ = fit(tasks(path, query=3, tasks_per_batch=2, options=ReadOptions(on_bad="skip")), epochs=2)
     assert sorted(model.seen.numpy()) == [0, 0, 2, 2, 4, 4]
 
 
@@ -199,7 +209,7 @@ def test_a_shard_that_was_cut(copy):
         tasks(copy, query=3)
     stats = ReaderStats()
     with pytest.warns(UserWarning, match=f"{shard}: not as long as the manifest says"):
-        dataset = tasks(copy, query=3, on_bad="skip", stats=stats)
+        dataset = tasks(copy, query=3, options=ReadOptions(on_bad="skip", stats=stats))
     assert len(order(dataset)) == 19
     assert stats.read().bad == {"truncated": 1}
     assert (
@@ -224,7 +234,7 @@ def test_a_manifest_of_another_number_of_groups(copy):
     [
         ({"tasks_per_batch": 0}, "tasks_per_batch must be a whole number from 1 on, got 0"),
         ({"query": 0}, "query=0 must be"),
-        ({"first_epoch": -1}, "first_epoch=-1"),
+        ({"epoch": -1}, "start=-1 must be"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
         ({"label": "stars"}, "no column 'stars'"),
         ({"label": "genre"}, "label='genre'"),
@@ -254,7 +264,7 @@ def test_a_manifest_of_another_number_of_groups(copy):
 )
 def test_arguments_that_make_no_sense(prepared, options, says):
     with pytest.raises(ConfigError, match=says):
-        tasks(prepared, **options)
+        tasks(prepared, **reading(**options))
 
 
 def test_folders_and_splits_that_arent_there(prepared, tmp_path):
@@ -274,16 +284,21 @@ def test_folders_and_splits_that_arent_there(prepared, tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 def test_ranks_read_ranges_of_an_epoch_in_as_many_steps(prepared, ranks):
-    whole = order(tasks(prepared, query=2, seed=3))
-    parts = [tasks(prepared, tasks_per_batch=4, query=2, seed=3, shard=(r, ranks)) for r in range(ranks)]
+    whole = order(tasks(prepared, query=2, options=ReadOptions(seed=3)))
+    parts = [
+        tasks(prepared, tasks_per_batch=4, query=2, options=ReadOptions(seed=3, shard=(r, ranks)))
+        for r in range(ranks)
+    ]
     assert [task for part in parts for task in order(part)] == whole
     assert {len(list(part)) for part in parts} == {int(part.cardinality()) for part in parts}
     with pytest.raises(ConfigError, match=r"shard=\(2, 2\) names no rank"):
-        tasks(prepared, query=2, shard=(2, 2))
+        tasks(prepared, query=2, options=ReadOptions(shard=(2, 2)))
 
 
 def test_a_rank_without_tasks_in_a_step_has_a_batch_of_none(prepared):
-    batches = list(tasks(prepared, tasks_per_batch=6, query=2, seed=3, shard=(0, 3)))  # 6, 7 and 7 tasks
+    batches = list(
+        tasks(prepared, tasks_per_batch=6, query=2, options=ReadOptions(seed=3, shard=(0, 3)))
+    )  # 6, 7 and 7 tasks
     assert [len(batch["task"]) for batch in batches] == [6, 0]
     assert batches[1]["query"]["index"].shape == (0, 2)
     assert batches[1]["support"]["mask"].shape == (0, 1)
@@ -294,23 +309,26 @@ def test_a_rank_without_tasks_in_a_step_has_a_batch_of_none(prepared):
 def test_ranks_of_several_shares_have_the_tasks_of_all_in_one_element(prepared, monkeypatch, size):
     total, per_batch = 3, 2
     options = {"tasks_per_batch": per_batch, "query": 2, "seed": 3, "features": ALL}
-    shares = [[plain(batch) for batch in tasks(prepared, shard=(v, total), **options)] for v in range(total)]
+    shares = [
+        [plain(batch) for batch in tasks(prepared, **reading(shard=(v, total), **options))]
+        for v in range(total)
+    ]
     monkeypatch.setenv(SHARES, str(total))
     for rank in range(size):
         monkeypatch.setattr(collectives, "world", lambda rank=rank: collectives.World(rank, size, rank))
         own = shares[rank * total // size : (rank + 1) * total // size]
-        dataset = tasks(prepared, **options)
+        dataset = tasks(prepared, **reading(**options))
         batches = [plain(batch) for batch in dataset]
         for name in ("task", "label"):
             steps = zip(*([batch[name] for batch in share] for share in own), strict=True)
             assert [batch[name] for batch in batches] == [[*itertools.chain(*step)] for step in steps]
         assert int(dataset.cardinality()) == len(batches)
-        assert len(list(tasks(prepared, on_bad="skip", **options))) == len(batches)
+        assert len(list(tasks(prepared, **reading(on_bad="skip", **options)))) == len(batches)
 
 
 def test_supports_are_bounded_by_their_latest_rows(prepared):
-    [whole] = tasks(prepared, query=2, features=["timestamp"], shuffle=False)
-    [cut] = tasks(prepared, query=2, support=3, features=["timestamp"], shuffle=False)
+    [whole] = tasks(prepared, query=2, features=["timestamp"], options=ReadOptions(shuffle=False))
+    [cut] = tasks(prepared, query=2, support=3, features=["timestamp"], options=ReadOptions(shuffle=False))
     rows, latest = rows_by_task(whole, "support"), rows_by_task(cut, "support")
     assert latest == {task: values[-3:] for task, values in rows.items()}
     assert rows_by_task(whole, "query") == rows_by_task(cut, "query")
@@ -329,8 +347,8 @@ def test_weights_stand_in_the_masks(prepared):
 
 
 def test_lists_can_be_padded(prepared):
-    [ragged] = tasks(prepared, query=2, features=["genre"], shuffle=False)
-    [padded] = tasks(prepared, query=2, features=["genre"], shuffle=False, pad_value=-7)
+    [ragged] = tasks(prepared, query=2, features=["genre"], options=ReadOptions(shuffle=False))
+    [padded] = tasks(prepared, query=2, features=["genre"], pad_value=-7, options=ReadOptions(shuffle=False))
     expected = ragged["features"]["genre"].to_tensor(-7)
     np.testing.assert_array_equal(padded["features"]["genre"], expected)
     assert -7 in padded["features"]["genre"].numpy()
