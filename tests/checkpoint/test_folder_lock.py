@@ -202,7 +202,7 @@ WRITER = r"""
 import sys, time
 import gmeta
 import numpy as np
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import ConfigError
 from gmeta.checkpoint.files import lock
 from gmeta.checkpoint.store import CheckpointStore, step_of

@@ -271,7 +271,7 @@ import resource, sys
 from pathlib import Path
 import gmeta
 import numpy as np
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import GmetaError
 from gmeta.checkpoint.store import CheckpointStore
 

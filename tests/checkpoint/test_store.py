@@ -93,7 +93,7 @@ KILLS = r"""
 import os, random, signal, sys, time
 import gmeta
 import numpy as np
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.files.chain import CheckpointReader
 from gmeta.checkpoint.store import CheckpointStore, step_of
 
@@ -185,7 +185,7 @@ import sys
 from pathlib import Path
 import gmeta
 import numpy as np
-from gmeta import ops
+from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.sharded import load, save
 
 def status(field):

@@ -41,7 +41,8 @@ SCRIPT = """
     from gmeta.core.collectives.driver.elastic import is_change_wanted
     from gmeta.layers import EmbeddingCollection, FeatureConfig
     from gmeta.models import Model
-    from gmeta.ops import Adam, Normal
+    from gmeta.initializers import Normal
+    from gmeta.optimizers import Adam
     from gmeta.testing.tables import sorted_records
     from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
 

@@ -31,7 +31,7 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
       InvalidArgumentError: It doesn't hold.
 
     Example:
-      >>> float(asserted(tf.constant(2.0), tf.constant([True, True]), ["numbers must be positive"]))
+      >>> float(assert_first(tf.constant(2.0), tf.constant([True, True]), ["numbers must be positive"]))
       2.0
     """
     check = tf.debugging.Assert(tf.reduce_all(holds), list(told), summarize=summarize)

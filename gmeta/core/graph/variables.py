@@ -25,7 +25,7 @@ def lift_variables() -> Iterator[None]:
     Example:
       >>> @tf.function
       ... def step():
-      ...     with lifted():
+      ...     with lift_variables():
       ...         count = tf.Variable(3)
       ...     return count.assign_add(1)
       >>> int(step())

@@ -35,7 +35,11 @@ def in_process(program: str, stage: str, folder: Path, data: bytes, environment:
 
 def as_program(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
     """Run the program, as Hadoop does."""
-    command = [sys.executable, "-m", f"gmeta.preprocess.streaming_{'map' if program == 'map' else 'reduce'}"]
+    command = [
+        sys.executable,
+        "-m",
+        f"gmeta.preprocess.cluster.streaming_{'map' if program == 'map' else 'reduce'}",
+    ]
     done = subprocess.run(
         [*command, stage, "--job", str(folder)],
         input=data,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gmeta import initializers, ops
+from gmeta.testing.reference import initial_rows
 
 pytestmark = pytest.mark.usefixtures("table_device")
 
@@ -22,7 +23,7 @@ EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]
 )
 def test_initial_rows_are_the_references_to_the_last_bit(initializer):
     keys = np.array([*EXTREMES, *np.random.default_rng(1).integers(INT64.min, INT64.max, 2000)])
-    expected = ops.reference.initial_rows(initializer, -3, keys, 37)
+    expected = initial_rows(initializer, -3, keys, 37)
     rows = ops.HashTable(37, initializer=initializer, seed=-3).lookup_keys(keys)
     np.testing.assert_array_equal(rows, expected)
 

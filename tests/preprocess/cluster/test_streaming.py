@@ -120,7 +120,7 @@ def test_a_killed_reducer_leaves_nothing_half_written(table, tmp_path):
     data, expected = table
     lines = ready_for_shards(data, tmp_path / "job", tmp_path / "out")
     shards = tmp_path / "job" / "shards"
-    code = "from gmeta.preprocess import streaming_reduce as r; r._SPLIT = 1000; r.main()"  # of little text
+    code = "from gmeta.preprocess.cluster import streaming_reduce as r; r._SPLIT = 1000; r.main()"
     reducer = subprocess.Popen(
         [sys.executable, "-c", code, "shards", "--job", tmp_path / "job"],
         stdin=subprocess.PIPE,

@@ -34,7 +34,9 @@ def killed(data, tmp_path, patch):
     """Run a preparation that kills itself, kill -9, where ``patch`` says."""
     program = f"""
         import os, shutil, signal
-        from gmeta.preprocess import PrepareConfig, prepare, duckdb_engine, staging
+        from gmeta.core import staging
+        from gmeta.preprocess import PrepareConfig, prepare
+        from gmeta.preprocess.local import duckdb_engine
         from gmeta.preprocess.local.group_sorter import GroupSorter, ShardMerger
         from gmeta.preprocess.shards.shard_file import ShardFile
         from gmeta.preprocess.local.journal import Journal

@@ -316,7 +316,7 @@ SMALL = 96 << 20
 OUT_OF_CORE = """
 import resource, sys
 from gmeta.cli import main
-from gmeta.preprocess import memory
+from gmeta.preprocess.local import memory
 memory.DUCKDB_SHARE = {share}
 if {limit}:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
