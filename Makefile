@@ -21,7 +21,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ranks test-gpu lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup demo test test-all test-ranks test-gpu lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -47,6 +47,9 @@ endif
 
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
+
+test-all: setup lint  ## `test`, and what it leaves out: benchmarks, soaks, more of what another test shows, all ranks
+	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m '' $(PYTEST_ARGS)
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
 	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'

@@ -20,6 +20,7 @@ def soak(monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
+@pytest.mark.slow
 def test_a_short_soak_passes(tmp_path):
     words = [sys.executable, TOOLS / "soak.py", "--minutes", "0.05", "--seed", "1", "--folder", tmp_path]
     run = warm.run(words)

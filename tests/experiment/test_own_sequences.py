@@ -26,6 +26,7 @@ def hashed(name):
     return FeatureConfig(name, 8, hash=True, initializer=START)
 
 
+@pytest.mark.slow
 def test_clicks_of_a_log_of_texts_are_ranked_and_served(train, tmp_path):
     data = io.sequences(
         train,

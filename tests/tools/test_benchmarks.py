@@ -15,6 +15,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "tools" / "bench"
 SUBJECTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "harness")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_smoke_run(subject, tmp_path):
     file = tmp_path / "results.json"
