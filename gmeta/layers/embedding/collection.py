@@ -91,7 +91,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
       features: The features. Tables of equal width and policy (initial rows, admission, eviction,
         precision) are merged into one physical table (see `gmeta.layers.embedding.merge_plan`); `plan` tells
         how.
-      optimizer: The sparse optimizer, fused into the tables' update, of `gmeta.ops`. Where its
+      optimizer: The sparse optimizer, fused into the tables' update: one of `gmeta.optimizers`. Where its
         ``learning_rate`` is a number or a schedule, that is the tables' rate; where it is None, they follow
         the current rate of the Keras optimizer, schedules and callbacks included. What else the Keras
         optimizer has is then for dense weights alone. None: the tables follow the Keras optimizer that a
@@ -138,8 +138,8 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         super().__init__(name=name, **kwargs)
         if optimizer is not None and not isinstance(optimizer, SparseOptimizer):
             raise ConfigError(
-                f"{name}: optimizer must be one of gmeta.ops (SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, "
-                f"AdamW, Ftrl), got {optimizer!r}; leave it out to follow the one that compile is given"
+                f"{name}: optimizer must be one of gmeta.optimizers (SGD, Momentum, Adagrad, RowWiseAdagrad, "
+                f"Adam, AdamW, Ftrl), got {optimizer!r}; leave it out to follow the one that compile is given"
             )
         if wire_dtype not in WIRE_DTYPES:
             raise ConfigError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}")

@@ -35,8 +35,8 @@ class FeatureConfig:
         None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes.
       table: Name of the embedding table. Features that name the same table share its rows; None gives the
         feature a table of its own.
-      initializer: Distribution of a row that is seen for the first time: one of `gmeta.ops`; or a Keras
-        initializer, or the name of one, that has an equal there.
+      initializer: Distribution of a row that is seen for the first time: one of `gmeta.initializers`; or a
+        Keras initializer, or the name of one, that has an equal there.
       admission: Which ids get a row of their own when they are first seen; all of them by default.
       eviction: Which rows go, and when; none by default. A bound is that of the merged table, for all its
         features together.

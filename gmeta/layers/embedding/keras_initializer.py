@@ -24,7 +24,7 @@ def table_initializer(given: Any, owner: str) -> Initializer:
     """Translate what a user gave as an initializer of rows into one of gmeta's.
 
     Args:
-      given: One of `gmeta.ops`, one of ``tf.keras.initializers``, or the name of one of these.
+      given: One of `gmeta.initializers`, one of ``tf.keras.initializers``, or the name of one of these.
       owner: Whose it is, for messages.
 
     Raises:
@@ -36,7 +36,7 @@ def table_initializer(given: Any, owner: str) -> Initializer:
     """
     if isinstance(given, Initializer):
         return given
-    ours = "give one of gmeta.ops: Uniform, Normal, TruncatedNormal, Constant or Zeros"
+    ours = "give one of gmeta.initializers: Uniform, Normal, TruncatedNormal, Constant or Zeros"
     try:
         found = tf.keras.initializers.get(given) if isinstance(given, str) else given
     except ValueError:

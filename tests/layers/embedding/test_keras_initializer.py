@@ -32,7 +32,8 @@ def test_an_equal_initializer_takes_the_place(given, expected):
 
 @pytest.mark.parametrize("given", ["glorot_uniform", "no such", KERAS.Orthogonal(), tf.zeros, 3, None])
 def test_others_are_refused_with_ours(given):
-    with pytest.raises(ConfigError, match=r"feature 'x': rows can't start from .*gmeta.ops: Uniform"):
+    says = r"feature 'x': rows can't start from .*gmeta.initializers: Uniform"
+    with pytest.raises(ConfigError, match=says):
         FeatureConfig("x", 4, initializer=given)
 
 

@@ -1,6 +1,6 @@
 """What tables without an optimizer of their own do as the Keras optimizer of their model does.
 
-They take over its kind, its hyperparameters, its rate and weight decay, where `gmeta.ops` has a fused
+They take over its kind, its hyperparameters, its rate and weight decay, where `gmeta.optimizers` has a fused
 form of it, and its clipping. Fused optimizers are lazy: a row without a gradient stays as it is, and doesn't
 decay.
 """
