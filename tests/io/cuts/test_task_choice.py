@@ -7,7 +7,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.io import ReaderStats, TaskChoice, tasks
 from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 
 
 @pytest.fixture(scope="module")

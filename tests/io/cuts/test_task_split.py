@@ -11,7 +11,7 @@ from gmeta.core.errors import DataError
 from gmeta.io import After, Flag, ReaderStats, ReadOptions, data_errors, tasks
 from gmeta.preprocess import TableSpec, prepare
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 from gmeta.testing.data.task_batches import plain, sides_by_task
 from gmeta.testing.reference.io import reader as reference
 

@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.io import Balance, OneEpoch, ReaderStats, ReadingPosition, ReadingTime, ReadOptions, groups, tasks
 from gmeta.io.readers.data_service import distribute
 from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 
 service = tf.data.experimental.service
 ROOT = Path(__file__).resolve().parents[3]

@@ -24,7 +24,7 @@ from gmeta.io import (
 )
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 from gmeta.testing.reference.io import reader as reference
 from gmeta.testing.reference.io.balance import prefix_batches
 

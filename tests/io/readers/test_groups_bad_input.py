@@ -14,7 +14,7 @@ from gmeta.core.errors import DataError
 from gmeta.io import OneEpoch, ReaderStats, ReadOptions, as_data_error, data_errors, groups
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 
 SIZES = ([3, 1, 4, 2], [2, 5, 1])  # tasks 0 to 3 and 4 to 6
 

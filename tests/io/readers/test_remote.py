@@ -15,7 +15,7 @@ from gmeta.io import ReaderStats, ReadOptions, group_batch, groups, tasks
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.remote import RemotePath, locate, preflight
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 
 SIZES = ([13, 11, 14], [12, 15])
 ROOT = Path(__file__).resolve().parents[3]

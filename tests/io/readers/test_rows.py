@@ -13,7 +13,7 @@ from gmeta.core.shares import SHARES
 from gmeta.io import OneEpoch, ReadOptions, epoch_plan, groups, rows
 from gmeta.io.readers.row_dataset import row_batches
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 from gmeta.testing.reference.io import reader as reference
 
 

@@ -24,7 +24,7 @@ from gmeta.io import (
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.preprocess import TableSpec, prepare
 from gmeta.testing.data.grouped_data import record_offsets, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 from gmeta.testing.data.task_batches import plain
 
 PARTS = {

@@ -17,7 +17,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES
 from gmeta.io import After, Flag, ReaderStats, ReadOptions, as_data_error, data_errors, tasks
 from gmeta.testing.data.grouped_data import SCHEMA, record_offsets, write_folder
-from gmeta.testing.data.reading import reading
+from gmeta.testing.data.reader_arguments import reading
 from gmeta.testing.data.task_batches import plain, rows_by_task
 from gmeta.testing.reference.io import reader as reference
 
