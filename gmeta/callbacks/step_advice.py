@@ -34,7 +34,7 @@ def summary(times: StepSeconds, ranks: int = 1, inner: InnerLoop | None = None) 
 
 def _data(ranks: int, inner: InnerLoop) -> list[str]:
     return [
-        "read with more threads (gmeta.io.tasks(threads=)) or from a faster disk",
+        "read with more threads (gmeta.io.ReadOptions(threads=)) or from a faster disk",
         "prepare in the columnar layout (gmeta prepare --layout columnar)",
         "keep data that is the same in every epoch in memory (.cache())",
     ]

@@ -77,7 +77,7 @@ class ReaderStats:
 
     Example:
       >>> stats = ReaderStats()
-      >>> for batch in tasks("data/warm", on_bad="skip", stats=stats):
+      >>> for batch in tasks("data/warm", options=ReadOptions(on_bad="skip", stats=stats)):
       ...     train(batch)
       >>> stats.read().bad
       {'data_crc': 1}

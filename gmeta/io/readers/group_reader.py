@@ -221,7 +221,7 @@ def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -
 
     Example:
       >>> left = epoch_plan("data/warm", seed=0, epoch=3).after_steps(120, ranks=4, groups_per_step=32)
-      >>> rest = groups("data/warm", seed=0, groups_per_element=32, resume=left)  # on any number of ranks
+      >>> rest = groups("data/warm", groups_per_element=32, start=left)  # on any number of ranks
     """
     split = open_split(path)
     return EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=epoch)
