@@ -11,7 +11,6 @@ import tensorflow as tf
 from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.models.meta.learner.dual_steps import dual_outputs, steps_among_samples
 from gmeta.models.meta.learner.task_groups import in_two_groups
-from gmeta.models.meta.learner.task_loops import TaskLoops
 
 if TYPE_CHECKING:
     from gmeta.layers import CollectionLookup
