@@ -107,7 +107,7 @@ def test_an_optimizer_of_the_tables_own_stays_and_is_not_clipped():
         assert type(model.get_layer("c").optimizer) is Adam
         model.train_on_batch({"user": USERS}, LABELS)
     np.testing.assert_array_equal(rows_of(one), rows_of(other))
-    with pytest.raises(ConfigError, match=r"one of gmeta\.ops"):
+    with pytest.raises(ConfigError, match=r"one of gmeta\.optimizers"):
         make("sgd", own="sgd")
 
 
