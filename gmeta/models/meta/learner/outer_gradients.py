@@ -11,10 +11,10 @@ import tensorflow as tf
 from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.models.meta.learner.dual_steps import dual_outputs, steps_among_samples
 from gmeta.models.meta.learner.task_groups import in_two_groups
+from gmeta.models.meta.learner.task_loops import TaskLoops
 
 if TYPE_CHECKING:
     from gmeta.layers import CollectionLookup
-    from gmeta.models.meta.learner.task_loops import TaskLoops
     from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
 
 _HOOKS = ("start_weights", "task_outputs", "support_loss", "outer_loss")
