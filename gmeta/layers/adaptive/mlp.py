@@ -130,3 +130,7 @@ class MLP(tf.keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this layer again."""
         return {**super().get_config(), "layers": self.units, "adapt": self.adapt, "seed": self.seed}
+
+
+# Models that were saved while the layer was called so load it under its name of now.
+tf.keras.saving.get_custom_objects()["gmeta>DenseStack"] = MLP

@@ -64,3 +64,11 @@ def test_a_layer_made_from_its_config_is_the_same():
 def test_adapting_a_layer_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="fc9"):
         MLP({"fc": 3}, adapt=["fc9"])
+
+
+def test_a_layer_that_was_saved_as_a_dense_stack_loads():
+    saved = tf.keras.saving.serialize_keras_object(MLP({"fc": 3, "out": 1}, adapt=["out"], seed=4))
+    saved |= {"class_name": "DenseStack", "registered_name": "gmeta>DenseStack"}
+    loaded = tf.keras.saving.deserialize_keras_object(saved)
+    assert type(loaded) is MLP
+    assert loaded.get_config() == saved["config"]
