@@ -7,8 +7,9 @@ several ranks from that of one.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
@@ -25,12 +26,4 @@ _WHERE = {
 
 __all__ = ["AdaptationCurve", "LearningRateWarmup", "ShardedCheckpoint", "StepTimes"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    raise AttributeError(f"module 'gmeta.callbacks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+__getattr__, __dir__ = load_lazily(__name__, _WHERE)

@@ -19,7 +19,7 @@ def command(
     """Run COMMAND, such as `python train.py`, as the ranks of a job on this machine.
 
     The program calls gmeta.init(). An elastic one trains by
-    gmeta.checkpoint.callback.ShardedCheckpoint(...).fit, which goes on from the last checkpoint.
+    gmeta.checkpoint.ShardedCheckpoint(...).fit, which goes on from the last checkpoint.
     """
     if under_launcher():
         raise ConfigError(

@@ -5,8 +5,9 @@ Each name is loaded when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.export.client_inputs import PADDING
@@ -49,12 +50,4 @@ __all__ = [
     "unknown_rows",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+__getattr__, __dir__ = load_lazily(__name__, _WHERE)

@@ -27,7 +27,7 @@ NONE, FIRST, AGAIN = "no snapshot", "new_rows", "known_rows"
 
 
 def make_table(rows: int, dim: int) -> ops.HashTable:
-    """A table that holds keys 0 to ``rows``, with Adam's moments."""
+    """Make a table that holds keys 0 to ``rows``, with Adam's moments."""
     table = ops.HashTable(
         dim, optimizer=optimizers.Adam(1e-3), initializer=initializers.Uniform(), name="bench"
     )
@@ -38,7 +38,7 @@ def make_table(rows: int, dim: int) -> ops.HashTable:
 
 
 def measure(operation: str, rows: int, dim: int, rounds: int) -> list[Result]:
-    """Rates with and without a snapshot, and what the snapshot itself took."""
+    """Measure rates with and without a snapshot, and what the snapshot itself takes."""
     order = np.random.default_rng(0).permutation(rows)
     batches = [tf.constant(part) for part in np.array_split(order, rounds + WARM_UP)]
     batches = [batch[:BATCH] for batch in batches]

@@ -15,12 +15,12 @@ Importing this package imports neither TensorFlow nor Horovod: the names below a
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gmeta.core.collectives.backend import HOW_TO_BUILD, built_backends, horovod_version, import_horovod
 from gmeta.core.collectives.entry import init
 from gmeta.core.collectives.place import World, check_init, world
+from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.core.collectives.agreement import check_agreement
@@ -68,12 +68,4 @@ _LAZY = {
 }
 """Name -> the module that has it and that imports TensorFlow."""
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+__getattr__, __dir__ = load_lazily(__name__, {name: f"{__name__}.{module}" for name, module in _LAZY.items()})

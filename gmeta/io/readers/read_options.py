@@ -113,12 +113,12 @@ a position that variables hold."""
 
 
 def without_steps(start: Start) -> Start:
-    """`AfterSteps` of no steps as its epoch's number, which it means; any other start as it is."""
+    """Replace `AfterSteps` of no steps by its epoch's number, which it means; keep any other start."""
     return start.epoch if isinstance(start, AfterSteps) and not any(n for _, n in start.steps) else start
 
 
 def first_epoch_of(start: Start) -> int:
-    """The number of the first iteration.
+    """Return the number of the first iteration.
 
     Raises:
       ConfigError: It is none of a start's kinds, or below 0.

@@ -83,8 +83,8 @@ def rows(
     start = without_steps(start)
     if isinstance(start, ReadingPosition) or (isinstance(start, OneEpoch) and start.pieces > 1):
         raise ConfigError(
-            f"rows: start={start!r} counts steps, which rows are in no step by themselves: "
-            "start at an epoch's number, OneEpoch, AfterSteps or an EpochPlan, or save the iterator"
+            f"rows: start={start!r} counts steps of groups, and a batch has rows of many groups: start at an "
+            "epoch's number, OneEpoch, AfterSteps or an EpochPlan, or save the iterator"
         )
     split = open_split(path, options.on_bad)
     label = choose_label("rows", split.schema, split.roles, label)
@@ -141,7 +141,7 @@ def rows(
 
 
 def _count_skipped(start: Start, shares: Shares) -> int:
-    """How many batches of the first epoch were taken before."""
+    """Count the batches of the first epoch that were taken before."""
     if not isinstance(start, AfterSteps):
         return 0
     other = [ranks for ranks, steps in start.steps if ranks != shares.total and steps]

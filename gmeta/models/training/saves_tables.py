@@ -99,7 +99,7 @@ def _refuse_a_part(filepath: str | Path) -> None:
     if here.size > 1:
         raise ConfigError(
             f"{filepath}: rank {here.rank} of {here.size} has only the rows that it owns, and so would the "
-            "file: save with the callback gmeta.checkpoint.callback.ShardedCheckpoint, to which every "
+            "file: save with the callback gmeta.checkpoint.ShardedCheckpoint, to which every "
             "rank adds its part, and which any number of ranks can load"
         )
 

@@ -124,7 +124,7 @@ def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
 def row_batches(
     elements: Sequence[tuple[int, Sequence[_Item]]], batch_size: int, seed: tuple[int, int] | None
 ) -> list[list[_Item]]:
-    """The batches of `gmeta.io.rows`.
+    """Deal rows out as `gmeta.io.rows` does.
 
     Args:
       elements: (cursor, rows) of each.
