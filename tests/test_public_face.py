@@ -21,6 +21,8 @@ FOR_OTHER_FORMS = {
     "Momentum.direction": {"step"},  # Adam corrects its moments by it
     "SGD.direction": {"step"},
     "SGD.start": {"parameter"},  # it keeps nothing of a parameter's shape
+    "TaskLearner.start_weights": {"view"},  # of CBML tasks start from what their samples say
+    "TaskLearner.view": {"training"},  # of MetaGRM the trunk makes the inputs
 }
 
 

@@ -44,8 +44,8 @@ class DeltaStrings:
         for name, given, known in (("dtype", dtype, DeltaDtype), ("stale", stale, Stale)):
             if given not in get_args(known):
                 raise ConfigError(f"{name} must be {' or '.join(map(repr, get_args(known)))}, got {given!r}")
-        check_compiled(model)
-        here = fingerprint(model).numpy().decode()
+        check_compiled(model.learner)
+        here = fingerprint(model.learner).numpy().decode()
         self._model, self._dtype = model, dtype
         self._about = metadata(model.name, model.inner.algorithm, self.steps, here)
         self._expected = here if stale == "refuse" else None
@@ -71,7 +71,7 @@ class DeltaStrings:
             decoder.expect("fingerprint", here, f"has deltas from other shared weights than these, {here}")
         deltas = {
             name: decoder.tensor(name, tf.float32, variable.shape)
-            for name, variable in model.adapted_weights().items()
+            for name, variable in model.learner.adapted_weights().items()
         }
         rows = {}
         if model.inner.adapts_embeddings:

@@ -76,18 +76,18 @@ def meta_signatures(
         return {answer: tf.sigmoid(outputs), f"{answer}_logit": outputs} if of_logits else {answer: outputs}
 
     def predict(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return answers(outputs_with(model, _check(given), {}, {}))
+        return answers(outputs_with(model.learner, _check(given), {}, {}))
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         given = _check(given)
         features = {name: given[name] for name in inputs}
-        deltas = task_deltas(model, support_only(features, given[LABEL]), strings.steps)
+        deltas = task_deltas(model.learner, support_only(features, given[LABEL]), strings.steps)
         return {WEIGHTS: strings.encoded(deltas)}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decoded(given[WEIGHTS])
         features = _check({name: given[name] for name in inputs})
-        return answers(outputs_with(model, features, deltas, rows))
+        return answers(outputs_with(model.learner, features, deltas, rows))
 
     outputs = _outputs(model, inputs)
     label = tf.TensorSpec([None] if outputs == 1 else [None, outputs], tf.float32)
@@ -102,7 +102,7 @@ def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
     """Column -> spec: the ids of features, and the numbers that the network takes by name."""
     inputs = feature_inputs(model.collection.features)
     given = getattr(getattr(model.network, "network", None), "input", None)  # a functional model's
-    for name in model._named_inputs or ():
+    for name in model.learner.input_names or ():
         tensor = given.get(name) if isinstance(given, Mapping) else given
         if tensor is None:
             inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
@@ -137,5 +137,5 @@ def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:
         name: tf.zeros([1, *(dim or 1 for dim in spec.shape[1:])], spec.dtype)
         for name, spec in inputs.items()
     }
-    view = model.view(query_only(sample), model.collection.lookup(sample, insert=False))
-    return int(model.task_outputs(view, "query", {}).shape[-1])
+    view = model.learner.view(query_only(sample), model.collection.lookup(sample, insert=False))
+    return int(model.learner.task_outputs(view, "query", {}).shape[-1])

@@ -50,17 +50,17 @@ def meta_sequence_signatures(
     Raises:
       ConfigError: The model isn't compiled, or a setting that there isn't.
     """
-    ranker = model.ranker
+    ranker, learner = model.ranker, model.learner
     strings = DeltaStrings(model, steps, dtype, stale)
     wire = PaddedSequences(ranker.columns, model.collection, text_ids)
-    labels = {task: f"{LABELS}_{ranker.labels[task]}" for task in model.labels}
+    labels = {task: f"{LABELS}_{ranker.labels[task]}" for task in learner.labels}
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         batch, here = wire.batch(given)
         here = _of_one_user(here)
         columns = [_labels(given[name], name, here) for name in labels.values()]
         task = _task(model, batch, tf.stack(columns, axis=-1), "support")
-        return {WEIGHTS: strings.encoded(task_deltas(model, task, strings.steps))}
+        return {WEIGHTS: strings.encoded(task_deltas(learner, task, strings.steps))}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decoded(given[WEIGHTS])
@@ -68,7 +68,8 @@ def meta_sequence_signatures(
         here = _of_one_user(here)
         exposures = tf.math.count_nonzero(here)
         task = _task(model, batch, tf.zeros([exposures, len(labels)]), "query")
-        return answers(ranker, model.by_task(query_outputs(model, task, deltas, rows)[0]), here)
+        towers = query_outputs(learner, task, deltas, rows)[0]
+        return answers(ranker, learner.by_task(towers), here)
 
     of_labels = {name: tf.TensorSpec([None, None], tf.float32) for name in labels.values()}
     return {
@@ -82,7 +83,10 @@ def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str
     """A user as a task, with all exposures in one part of it."""
     every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
     parts = {"support": every[:, :0], "query": every[:, :0], part: every}
-    return {**one_task(model.ranker.ids(batch), labels, **parts), "layout": model.columns.layout(batch)}
+    return {
+        **one_task(model.ranker.ids(batch), labels, **parts),
+        "layout": model.learner.columns.layout(batch),
+    }
 
 
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:

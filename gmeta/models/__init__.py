@@ -1,6 +1,8 @@
 """Models: a Keras model that trains tables, one with inner and outer loop, and published ones made of it."""
 
+from gmeta.models.meta.adapter.adapter import Adapter
 from gmeta.models.meta.adapter.fast_weights import FastWeights
+from gmeta.models.meta.learner.task_learner import OuterLoss, TaskLearner
 from gmeta.models.meta.meta_model import MetaModel
 from gmeta.models.sequence.grm_model import GRM, grm
 from gmeta.models.sequence.meta_grm import MetaGRM
@@ -14,12 +16,15 @@ from gmeta.models.zoo.meta_emb import MetaEmb
 __all__ = [
     "CBML",
     "GRM",
+    "Adapter",
     "FastWeights",
     "MetaEmb",
     "MetaGRM",
     "MetaModel",
     "Model",
     "NextItemModel",
+    "OuterLoss",
+    "TaskLearner",
     "cbml",
     "dlrm",
     "grm",

@@ -66,7 +66,7 @@ def after_steps(model: MetaGRM, data: tf.data.Dataset, steps: list[int]) -> dict
 
     @tf.autograph.experimental.do_not_convert
     def logits(batch: Any) -> Any:
-        batch = model.tasks_of(batch)
+        batch = model.learner.tasks_of(batch)
         found = model.predict_after(batch, steps)
         query = batch["query"]
         of_labels = tf.gather(batch["label"], query["index"])

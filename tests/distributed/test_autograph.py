@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 import gmeta
-from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.models import Model
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.models import MetaModel, Model
+from gmeta.testing.data.drawn_tasks import make_batch
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import rewrite_keras_too
 
@@ -38,16 +39,29 @@ class Branches(Model):
         return super().train_step(data)
 
 
+class Falls(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """Asks the step in Python's `if`."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.01 if step < 3 else 0.005
+
+
 def main() -> None:
     size = gmeta.init().size
     rewrite_keras_too()
     x, y = {"user": np.arange(16) % 3}, np.ones([16, 1], np.float32)
     model = Branches(large=6 // size)
-    model.compile("sgd", "mse", metrics=["mae"])
+    model.compile(tf.keras.optimizers.SGD(Falls()), "mse", metrics=["mae"])
     settings = {"batch_size": 6 // size, "epochs": 3, "shuffle": False, "verbose": 0}
     found = model.fit(x, y, validation_data=(x, y), **settings).history
     off = float(np.abs(model.predict(x, verbose=0) - 1).mean())
-    sys.stdout.write(json.dumps({"many": int(model.many), "off": off, **found}) + "\n")
+    tasks = MetaModel(
+        EmbeddingCollection([FeatureConfig("user", 2), FeatureConfig("item", 2)]), MLP({"out": 1})
+    )
+    tasks.compile(tf.keras.optimizers.SGD(Falls()), "mse")
+    losses = [tasks.train_on_batch(make_batch([2, 3])) for _ in range(4)]
+    said = {"many": int(model.many), "off": off, "tasks": float(losses[-1] - losses[0]), **found}
+    sys.stdout.write(json.dumps(said) + "\n")
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -57,6 +71,7 @@ def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
         found = json.loads(said.splitlines()[-1])
         assert found["many"] == 2 * 3  # of global batches of 6, 6 and 4
         assert found["loss"][2] < found["loss"][0]
+        assert found["tasks"] < 0
         assert found["val_mae"][2] == pytest.approx(found["off"], rel=1e-5)
 
 

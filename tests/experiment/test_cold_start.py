@@ -33,9 +33,9 @@ def test_predictions_after_steps_are_those_of_a_model_that_takes_so_many(model_a
     for steps, predictions in trajectory.items():
         expected = []
         for batch in batches:
-            view = model.view(batch, model.collection.lookup(batch["features"], insert=False))
-            weights = model.adapted(view, steps=steps).parameters
-            expected.append(np.ravel(model.task_outputs(view, "query", weights)))
+            view = model.learner.view(batch, model.collection.lookup(batch["features"], insert=False))
+            weights = model.learner.adapt(view, steps=steps).parameters
+            expected.append(np.ravel(model.learner.task_outputs(view, "query", weights)))
         np.testing.assert_allclose(predictions, np.concatenate(expected), rtol=1e-5)
     assert not np.allclose(trajectory[0], trajectory[1])
 

@@ -73,18 +73,11 @@ def predict_after(
     for batch in _own_share(model, given):
         batch = _latest_support(batch, support_size)
         mask = batch["query"]["mask"] > 0
-        predict = _predict_traced if traced else MetaModel.predict_after
-        for goal, predicted in predict(model, batch, tuple(parts)).items():
+        predict = model.adapter.predict_after if traced else model.predict_after
+        for goal, predicted in predict(batch, tuple(parts)).items():
             parts[goal].append(tf.boolean_mask(predicted, mask).numpy())
     whole = {goal: _of_all_ranks(predictions) for goal, predictions in parts.items()}
     return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in whole.items()}
-
-
-def _predict_traced(model: MetaModel, batch: Mapping[str, Any], steps: tuple[int, ...]) -> dict[int, Any]:
-    """`MetaModel.predict_after`, from a graph that is traced once for batches of all sizes."""
-    return model.graphs().run(
-        ("predict_after", *steps), lambda given: model.predict_after(given, steps), batch
-    )
 
 
 def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

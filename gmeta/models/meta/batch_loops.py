@@ -9,90 +9,58 @@ import tensorflow as tf
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core.errors import ConfigError
-from gmeta.models.training.ranks.loops import RunsOnRanks
+from gmeta.models.meta.learner.task_learner import TaskLearner
 
 
-class LoopsOverTasks(RunsOnRanks):
-    r"""Stands before `tf.keras.Model` in `gmeta.models.MetaModel`.
+def run_batch(
+    model: Any, doing: str, batch: Any, reset_metrics: bool = False, return_dict: bool = True
+) -> Any:
+    """Run Keras' train, test or predict function on one batch of tasks.
 
     Keras' own methods of one batch take all parts of it for samples, as many each; a batch of tasks has
-    samples and tasks. ``class_weight`` goes into the masks of support and query, so that the inner and the
-    outer loss are weighted means: :math:`\sum_i w_i l_i / \sum_i w_i`. A class of weight 0 is left out, of
-    metrics too.
+    samples and tasks.
+
+    Args:
+      model: A `gmeta.models.meta.task_model.TaskModel`.
+      doing: ``"train"``, ``"test"`` or ``"predict"``.
+      batch: The batch.
+      reset_metrics: As in Keras.
+      return_dict: As in Keras.
     """
-
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: Mapping[int, float] | None = None,
-        reset_metrics: bool = True,
-        return_dict: bool = False,
-    ) -> Any:
-        """As `tf.keras.Model.train_on_batch`, for a batch of tasks, in which labels are.
-
-        Raises:
-          ConfigError: Labels or weights of samples are given beside it.
-          CollectiveError: Another rank has ended.
-          NotFiniteError: The loss, or a rank's gradient, isn't finite.
-        """
-        _refuse_beside(y=y, sample_weight=sample_weight)
-        batch = x if class_weight is None else weigh(self.tasks_of(x), class_weight)  # type: ignore[attr-defined]
-        return self._on_batch("train", batch, reset_metrics, return_dict)
-
-    def test_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        reset_metrics: bool = True,
-        return_dict: bool = False,
-    ) -> Any:
-        """As `tf.keras.Model.test_on_batch`, for a batch of tasks, in which labels are.
-
-        Raises:
-          ConfigError: Labels or weights of samples are given beside it.
-          CollectiveError: Another rank has ended.
-        """
-        _refuse_beside(y=y, sample_weight=sample_weight)
-        return self._on_batch("test", x, reset_metrics, return_dict)
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """As `tf.keras.Model.predict_on_batch`, for a batch of tasks: its query predictions."""
-        return self._on_batch("predict", x)
-
-    def _on_batch(self, doing: str, batch: Any, reset_metrics: bool = False, return_dict: bool = True) -> Any:
-        model: Any = self
-        if doing != "predict":
-            model._assert_compile_was_called()
-        model._check_call_args(f"{doing}_on_batch")
-        with model.distribute_strategy.scope(), self._named_failures(f"{doing}_on_batch"):
-            make: Callable[[], Callable[[Any], Any]] = getattr(model, f"make_{doing}_function")
-            results = make()(iter(tf.data.Dataset.from_tensors(model.tasks_of(batch))))
-        results = tf_utils.sync_to_numpy_or_python_type(results)
-        if reset_metrics:
-            model.reset_metrics()
-        if return_dict:
-            return results
-        values = [results[name] for name in model.metrics_names]
-        return values[0] if len(values) == 1 else values
-
-    def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
-        weights = own["class_weight"]
-        if weights is None:
-            return own
-        if not isinstance(own["x"], tf.data.Dataset):
-            raise ConfigError(
-                "class_weight goes with a tf.data.Dataset of task batches, as gmeta.io.tasks gives, got "
-                f"{type(own['x']).__name__}"
-            )
-        data = own["x"].map(lambda batch: weigh(self.tasks_of(batch), weights))  # type: ignore[attr-defined]
-        return {**own, "x": data, "class_weight": None}
+    if doing != "predict":
+        model._assert_compile_was_called()
+    model._check_call_args(f"{doing}_on_batch")
+    with model.distribute_strategy.scope(), model._named_failures(f"{doing}_on_batch"):
+        make: Callable[[], Callable[[Any], Any]] = getattr(model, f"make_{doing}_function")
+        results = make()(iter(tf.data.Dataset.from_tensors(model.learner.tasks_of(batch))))
+    results = tf_utils.sync_to_numpy_or_python_type(results)
+    if reset_metrics:
+        model.reset_metrics()
+    if return_dict:
+        return results
+    values = [results[name] for name in model.metrics_names]
+    return values[0] if len(values) == 1 else values
 
 
-def weigh(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> dict[str, Any]:
-    """A batch of tasks whose samples count by their labels.
+def weigh_data(learner: TaskLearner, data: Any, class_weight: Mapping[int, float]) -> tf.data.Dataset:
+    r"""Weigh the samples of each batch of a data set by their labels.
+
+    The weights go into the masks of support and query, so that the inner and the outer loss are weighted
+    means: :math:`\sum_i w_i l_i / \sum_i w_i`. A class of weight 0 is left out, of metrics too.
+
+    Raises:
+      ConfigError: The data are no data set; or as `weigh_tasks`.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        raise ConfigError(
+            "class_weight goes with a tf.data.Dataset of task batches, as gmeta.io.tasks gives, got "
+            f"{type(data).__name__}"
+        )
+    return data.map(lambda batch: weigh_tasks(learner.tasks_of(batch), class_weight))
+
+
+def weigh_tasks(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> dict[str, Any]:
+    """Weigh the samples of a batch of tasks by their labels.
 
     Args:
       batch: The batch, with one label a sample.
@@ -120,7 +88,12 @@ def weigh(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> dict[s
     return {**batch, **parts}
 
 
-def _refuse_beside(**given: Any) -> None:
+def refuse_beside(**given: Any) -> None:
+    """Refuse what stands beside a batch of tasks.
+
+    Raises:
+      ConfigError: Something was given.
+    """
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(

@@ -1,52 +1,28 @@
-"""A Keras model that is trained for how well it adapts.
-
-One step is G-Meta's algorithm 1, lines 5 to 10: the rows of support and query are looked up once, together;
-every task adapts its own copy of the network's fast weights, and of embedding rows if they adapt too, on its
-support samples; the loss of the adapted networks on the query samples is differentiated with respect to the
-shared weights and to the embedding rows.
-"""
+"""A Keras model that is trained for how well it adapts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
-from tf_keras.src.saving.serialization_lib import Config
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.host_ops import made_ops, shapes_on_host
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.layers import CollectionLookup, EmbeddingCollection, RecordedLookups
-from gmeta.layers.adaptive.task_network import TaskNetwork
+from gmeta.layers import EmbeddingCollection
 from gmeta.meta.reduction import Reduction
-from gmeta.models.meta.adapter.adapter import AdaptsToTasks
-from gmeta.models.meta.batch_loops import LoopsOverTasks
-from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
-from gmeta.models.meta.learner.checks import (
-    check_collection,
-    check_compiled,
-    check_inner,
-    check_something_adapts,
-)
-from gmeta.models.meta.learner.inner_rates import InnerRates
-from gmeta.models.meta.learner.outer_gradients import OuterGradients, reptile, through_the_steps
-from gmeta.models.meta.learner.task_loops import TaskLoops
-from gmeta.models.meta.learner.task_losses import SampleLoss, TaskMetrics, without_single_output
-from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
-from gmeta.models.training.compile_settings import check_compile
-from gmeta.models.training.faults.batch_faults import fault_of_tasks
-from gmeta.models.training.faults.nan_guard import NanGuard
-from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
-from gmeta.models.training.optimizer.table_rule import follow
-from gmeta.models.training.ranks.step import rank_step
-from gmeta.models.training.saves_tables import SavesTables
+from gmeta.models.meta.adapter.adapter import Adapter, Samples
+from gmeta.models.meta.adapter.fast_weights import FastWeights
+from gmeta.models.meta.adapter.sample_columns import names_columns
+from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, given_network
+from gmeta.models.meta.learner.task_learner import OuterSamples, TaskLearner
+from gmeta.models.meta.learner.task_view import TaskBatch
+from gmeta.models.meta.task_model import TaskModel
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.Model):
+class MetaModel(TaskModel):
     r"""Embeddings, a network, and the two loops around them.
 
     The outer loss of a step is
@@ -70,11 +46,15 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.
         alike; with ``inner.steps=0`` this is ordinary joint training, the baseline that any meta-learner
         has to be compared with.
       reduction: ``"sample"``: all query samples of a step count alike. ``"task"``: all its tasks do.
+      learner: What makes the learner: `TaskLearner`, or a class derived from it with a start, a loss or
+        inputs of its own.
+      name: The model's name.
 
-    On several ranks (see `gmeta.models.training.ranks.loops.RunsOnRanks`) n is the number of query samples,
-    or of tasks, of all ranks, so a step is that of one rank with all their tasks. A task adapts where its
-    samples
-    are: only outer gradients travel, never task parameters (G-Meta, section 2.1.3).
+    Raises:
+      ConfigError: A collection, network or inner loop that don't go together.
+
+    On several ranks n is the number of query samples, or of tasks, of all ranks; see
+    `gmeta.models.meta.task_model.TaskModel`.
 
     Compile with any Keras optimizer and loss; the tables follow that optimizer, or update with a fused one of
     their own, at the rate that it states or else at the Keras optimizer's current one. Metrics see the real
@@ -100,215 +80,113 @@ class MetaModel(AdaptsToTasks, TaskLoops, SavesTables, LoopsOverTasks, tf.keras.
         network: AdaptiveNetwork | tf.keras.layers.Layer,
         *,
         inner: meta.InnerLoop | None = None,
-        outer_samples: Literal["query", "all"] = "query",
+        outer_samples: OuterSamples = "query",
         reduction: Reduction = "sample",
+        learner: Callable[..., TaskLearner] = TaskLearner,
         name: str = "meta_model",
     ) -> None:
-        super().__init__(name=name)
-        if outer_samples not in ("query", "all"):
-            raise ConfigError(f"outer_samples must be 'query' or 'all', got {outer_samples!r}")
-        if reduction not in ("sample", "task"):
-            raise ConfigError(f"reduction must be 'sample' or 'task', got {reduction!r}")
-        check_collection(collection)
-        self.collection = collection
-        self.network = adaptive(network)
-        self._named_inputs = self._built_for(network)
-        self.outer_samples = outer_samples
-        self.reduction: Reduction = reduction
-        self.built = True
-        self.step_clock: Any = None
-        self._set_inner(meta.InnerLoop() if inner is None else inner)
+        made = learner(
+            collection, network, inner, outer_samples=outer_samples, reduction=reduction, name=name
+        )
+        super().__init__(made, name=name)
+        self.adapter = Adapter(made)
 
-    def _built_for(self, network: Any) -> list[str] | None:
-        """Give the network its weights; the names that it takes inputs by, None if it takes them as one."""
-        names = inputs_by_name(network, self.collection)
-        build(self.network, self.collection, names)
-        return names
+    def adapt(self, support_x: Samples, support_y: Any, steps: int | None = None) -> FastWeights:
+        r"""Compute what a task learns from its support: :math:`\theta_t - \theta` after so many inner steps.
 
-    def _set_inner(self, inner: meta.InnerLoop) -> None:
-        check_inner(inner)
-        self.inner = inner
-        weights = self.adapted_weights()
-        check_something_adapts(inner, weights, self.network.name)
-        self.inner_rates = InnerRates(inner, weights, self.collection)
-
-    def compile(
-        self,
-        optimizer: Any = "adam",
-        loss: Any = "mse",
-        metrics: Any = None,
-        *,
-        inner: meta.InnerLoop | None = None,
-        accumulate_steps: int = 1,
-        nan: Literal["raise", "allow"] = "raise",
-        **kwargs: Any,
-    ) -> None:
-        """As `tf.keras.Model.compile`; the loss must be one that gives a value for each sample.
+        The model is left as it is, and ids that it has never seen get no rows: they are read as they would
+        start. A graph is traced at the first call, whatever the number of samples in later ones.
 
         Args:
-          optimizer: As in Keras.
-          loss: As in Keras.
-          metrics: As in Keras, and `gmeta.metrics.TaskMetric` among them.
-          inner: The inner loop, in place of the one that the model was made with.
-          accumulate_steps: Make one outer step of every k batches of tasks; see `gmeta.models.Model.compile`.
-          nan: As there: ``"raise"``, or ``"allow"`` to train on where the loss isn't finite.
-          **kwargs: As in Keras.
+          support_x: The samples' features. No samples are fine, and adapt nothing.
+          support_y: (samples,), or (samples, labels).
+          steps: None: ``inner.steps_in("serving")``.
 
         Raises:
-          ConfigError: A loss that can't be taken by the sample, ``loss_weights``, what tables can't follow
-            (``accumulate_steps`` below 1, XLA, several replicas in one process), or an inner loop that adapts
-            layers which the network doesn't have.
+          ConfigError: The model isn't compiled; columns are missing or don't go together.
+
+        Example:
+          ::
+
+            fast = model.adapt({"item": [31, 7, 99]}, [5, 3, 4])
+            model.predict({"item": candidates}, weights=fast)
         """
-        check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
-        self._guard = NanGuard(self, nan, partial(fault_of_tasks, self))
-        if kwargs.get("loss_weights") is not None:
-            raise ConfigError(
-                f"{self.name}: loss_weights don't reach the inner and the outer loss; make a loss of your "
-                "own that weighs the outputs"
-            )
-        if inner is not None and inner != self.inner:
-            self._set_inner(inner)
-        self._task_metrics, others = TaskMetrics.among(metrics)
-        super().compile(optimizer=optimizer, loss=loss, metrics=others, **kwargs)
-        self._compile_config = Config(
-            optimizer=optimizer,
-            loss=loss,
-            metrics=metrics,
-            accumulate_steps=accumulate_steps,
-            **({} if self._guard.raises else {"nan": nan}),
-            **kwargs,
-        )
-        follow(self, self.optimizer)
-        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps, raises=self._guard.raises)
-        self._sample_loss = SampleLoss(loss)
-        self._loss_metric = tf.keras.metrics.Mean(name="loss")
+        return self.adapter.adapt(support_x, support_y, steps)
 
-    @tf.autograph.experimental.do_not_convert
-    def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
-        """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
-        return without_single_output(self._query_outputs(self.tasks_of(batch), insert=bool(training))[1])
+    def adapt_many(
+        self, tasks: Iterable[tuple[Samples, Any]] | TaskBatch, steps: int | None = None
+    ) -> list[FastWeights]:
+        """Adapt to many tasks in one vectorised graph: to rounding, what `adapt` gives for each.
 
-    def _query_outputs(self, batch: TaskBatch, insert: bool) -> tuple[TaskView, tf.Tensor]:
-        check_compiled(self)
-        view = self.view(batch, self.collection.lookup(batch["features"], insert=insert))
-        weights = self.adapted(view, steps=self.inner.steps_in("evaluation")).parameters
-        return view, self.task_outputs(view, "query", weights)
+        Args:
+          tasks: Pairs of samples and labels; or an element of `gmeta.io.tasks`, whose support sets are meant.
+            Memory grows with their number: give thousands in several calls.
+          steps: As in `adapt`.
 
-    @tf.autograph.experimental.do_not_convert
-    def gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:
-        """The outer loss and its gradients, and the lookup that they were made from.
+        Returns:
+          One for each task, in their order.
 
-        On several ranks they are of this rank's tasks.
+        Raises:
+          ConfigError: As `adapt`.
         """
-        lookup = self.collection.lookup(batch["features"], insert=self.collection.trainable)
-        self.mark("lookup", *lookup.rows)
-        rule = reptile if self.inner.algorithm == "reptile" else through_the_steps
-        return rule(self, batch, lookup), lookup
+        return self.adapter.adapt_many(tasks, steps)
 
-    # AutoGraph would rewrite 600 functions of Keras' own for the first step: 8 s for nothing.
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
-        """One outer step on one batch of tasks."""
-        batch = self.tasks_of(batch)
-        with rank_step(self, batch["label"]) as step, shapes_on_host():
-            outer, lookup = self.gradients(batch)
-            counted = self._count_samples(batch, self._learnt_from)
-            logs = self._report(outer.loss, self._count_samples(batch, self.outer_part))
-            variables, trains_rows = self.trainable_variables, self.collection.trainable
-            gradients = step.end_forward([*outer.dense, *(outer.rows if trains_rows else ())])
-        self.mark("outer", *(g for g in gradients if g is not None))
-        joint = self._joint_optimizer
-        finite = self._guard.finite(outer.loss, batch, counted, joint.skips_bad_steps)
-        with made_ops() as updates:
-            joint.apply_gradients(
-                gradients[: len(variables)],
-                variables,
-                self.collection.recorded(lookup) if trains_rows else RecordedLookups(),
-                gradients[len(variables) :],
-                counted,
-                finite,
-            )
-        with tf.control_dependencies(updates):
-            self.mark("update")
-        return logs
+    def predict(self, x: Any, *args: Any, weights: FastWeights | None = None, **kwargs: Any) -> Any:
+        """Predict samples, adapted or not; or task batches, as `tf.keras.Model.predict`.
 
-    @tf.autograph.experimental.do_not_convert
-    def test_step(self, batch: TaskBatch) -> dict[str, tf.Tensor]:
-        """Adapt on the support samples, then measure on the query samples; nothing is stored."""
-        batch = self.tasks_of(batch)
-        with rank_step(self, batch["label"]) as step, shapes_on_host():
-            view, outputs = self._query_outputs(batch, insert=False)
-            loss = self.measured_loss(view, "query", outputs)
-            return step.end_forward(self._report(loss, self._count_samples(batch, "query")))
+        Args:
+          x: Samples of one task: a mapping of features. Or a data set of task batches, each of which is
+            adapted on its support samples and predicts its query samples.
+          *args: As in Keras, for task batches.
+          weights: What `adapt` gave for the task. None: the shared weights, which adaptation starts from.
+          **kwargs: As in Keras, for task batches.
 
-    @tf.autograph.experimental.do_not_convert
-    def predict_step(self, batch: TaskBatch) -> tf.Tensor:
-        """Query predictions, as `call`."""
-        batch = self.tasks_of(batch)
-        with rank_step(self, batch["label"]) as step, shapes_on_host():
-            return step.end_forward(self(batch, training=False))
+        Returns:
+          (samples,), or (samples, outputs) if there are several. For task batches their query predictions.
 
-    @property
-    def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """The loss and what `compile` was given; reset at each epoch."""
-        own = [self._loss_metric] if hasattr(self, "_loss_metric") else []
-        compiled = self.compiled_metrics.metrics if self.compiled_metrics is not None else []
-        of_tasks = self._task_metrics.metrics if hasattr(self, "_task_metrics") else []
-        return [*own, *compiled, *of_tasks]
-
-    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate, under loss scaling."""
-        return self._joint_optimizer.scaled(loss)
-
-    def unscaled(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients of the loss out of those of `scaled`."""
-        return self._joint_optimizer.unscaled(gradients)
-
-    def mark(self, part: str, *tensors: tf.Tensor) -> None:
-        """Note that a part of the step is over when the tensors are there, if anyone times it."""
-        if self.step_clock is not None:
-            self.step_clock.mark(part, *tensors)
+        Raises:
+          ConfigError: The weights are of another network, or of a model that was trained on since.
+        """
+        if not names_columns(x) or {"features", "support"} <= set(x):
+            if weights is not None:
+                raise ConfigError(
+                    "predict: weights= goes with the samples of one task, {feature: ids}; task batches "
+                    "adapt by themselves"
+                )
+            return super().predict(x, *args, **kwargs)
+        return self.adapter.predict(x, weights)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this model again, as JSON can hold them."""
         serialize = tf.keras.saving.serialize_keras_object
-        given = self.network.network if isinstance(self.network, TaskNetwork) else self.network
+        kind = type(self.learner)
         return {
             "collection": serialize(self.collection),
-            "network": serialize(given),
+            "network": serialize(given_network(self.network)),
             "inner": to_mapping(self.inner),
             "outer_samples": self.outer_samples,
             "reduction": self.reduction,
+            **({} if kind is TaskLearner else {"learner": tf.keras.saving.get_registered_name(kind)}),
             "name": self.name,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MetaModel:
-        """The model that `get_config` described."""
-        made = {
+        """Make the model that `get_config` described.
+
+        Raises:
+          ConfigError: A learner that isn't registered with Keras.
+        """
+        made: dict[str, Any] = {
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
             for part in ("collection", "network")
         }
-        return cls(**{**config, **made, "inner": from_mapping(meta.InnerLoop, config["inner"], "inner")})
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """`compile` with what ``get_compile_config`` gave."""
-        self.compile(**tf.keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
-    def _count_samples(self, batch: TaskBatch, part: Part) -> tf.Tensor:
-        """How many samples, or tasks, a mean over a part of the batch is of."""
-        masks = [batch[each]["mask"] for each in (("support", "query") if part == "all" else (part,))]
-        if self.reduction == "sample":
-            return tf.add_n([tf.reduce_sum(mask) for mask in masks])
-        real = tf.reduce_any(tf.concat(masks, axis=1) > 0, axis=1)
-        return tf.reduce_sum(tf.cast(real, tf.float32))
-
-    @property
-    def _learnt_from(self) -> Part:
-        """What the outer gradient is a mean over; Reptile's is of all samples, whatever is measured."""
-        return "all" if self.inner.algorithm == "reptile" else self.outer_part
-
-    def _report(self, loss: tf.Tensor, counted: tf.Tensor) -> dict[str, tf.Tensor]:
-        self._loss_metric.update_state(loss, sample_weight=counted)
-        return {metric.name: metric.result() for metric in self.metrics}
+        made["inner"] = from_mapping(meta.InnerLoop, config["inner"], "inner")
+        if "learner" in config:
+            made["learner"] = tf.keras.saving.get_registered_object(config["learner"], custom_objects)
+            if made["learner"] is None:
+                raise ConfigError(
+                    f"{config['name']}: the learner {config['learner']!r} isn't known here: put "
+                    "@tf.keras.saving.register_keras_serializable() before its class, and import it"
+                )
+        return cls(**{**config, **made})

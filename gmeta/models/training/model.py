@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.layers import record_lookups
+from gmeta.core.graph.host_ops import made_ops
+from gmeta.layers import RecordedLookups, record_lookups
 from gmeta.models.training.compile_settings import check_compile, make_metrics
+from gmeta.models.training.faults.batch_faults import fault_of_samples
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
+from gmeta.models.training.optimizer.loss_scale import LossScale
+from gmeta.models.training.optimizer.mean_gradients import Gradient
+from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import follow
 from gmeta.models.training.ranks.loops import RunsOnRanks
 from gmeta.models.training.ranks.step import rank_step
@@ -49,6 +54,26 @@ class _KeepsIds:
         return super()._conform_to_reference_input(tensor, ref_input)  # type: ignore[misc]
 
 
+class StepGradients(NamedTuple):
+    """What one batch says of the weights.
+
+    Attributes:
+      loss: () the loss, a mean over the batch's samples.
+      samples: () how many samples those are.
+      dense: For each trainable variable its gradient, or None.
+      rows: For each of ``lookups.rows`` its gradient, or None.
+      lookups: The lookups of the forward pass.
+      logs: Name -> value of what the step reports.
+    """
+
+    loss: tf.Tensor
+    samples: tf.Tensor
+    dense: Sequence[Gradient]
+    rows: Sequence[Gradient]
+    lookups: RecordedLookups
+    logs: dict[str, tf.Tensor]
+
+
 class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     """`tf.keras.Model` for models with a `gmeta.layers.EmbeddingCollection` in them.
 
@@ -75,6 +100,9 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
       >>> model = Model({"user": user, "item": item}, logit)
       >>> model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))
     """
+
+    step_clock: Any = None
+    """What times the parts of a step, while `gmeta.callbacks.StepTimes` measures one."""
 
     # The positional parameters are those of Keras' functional models: by them Keras tells, when it clones a
     # model, that it can make another of this class.
@@ -117,7 +145,17 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             of fewer than one batch, or a loss that is a sum with accumulation or on several ranks.
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
-        self._guard = NanGuard(self, nan)
+        self._check_loss(loss, accumulate_steps)
+        self._guard = NanGuard(self, nan, self.find_fault)
+        super().compile(optimizer, loss, *args, **kwargs)
+        self._accumulate_steps = accumulate_steps
+        follow(self, self.optimizer)
+        self._loss_scale, self._notes = LossScale(self.optimizer), RankNotes()
+        self._joint_optimizer = JointOptimizer(
+            self.optimizer, accumulate_steps, raises=self._guard.raises, notes=self._notes
+        )
+
+    def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
         ranks = collectives.world().size
         if (accumulate_steps > 1 or ranks > 1) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
             who = "accumulate_steps" if ranks == 1 else f"training on {ranks} ranks"
@@ -125,29 +163,55 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
                 f"{who} makes means over the samples of several batches, but a loss is reduced by SUM: use "
                 "SUM_OVER_BATCH_SIZE"
             )
-        super().compile(optimizer, loss, *args, **kwargs)
-        self._accumulate_steps = accumulate_steps
-        follow(self, self.optimizer)
-        self._joint_optimizer = JointOptimizer(self.optimizer, accumulate_steps, raises=self._guard.raises)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One batch: forward, backward, and a step of dense weights and tables."""
-        joint = self._joint_optimizer
+        """Train on one batch: `compute_gradients`, then a step of dense weights and tables."""
         with rank_step(self, data) as step:
-            with tf.GradientTape() as tape, record_lookups(tape) as lookups:
-                loss, samples, measure = self.learn(data)
-                scaled = joint.scaled(loss)
-            variables = self.trainable_variables
-            gradients = joint.unscaled(tape.gradient(scaled, [*variables, *lookups.rows]))
-            logs = measure()
-            gradients = step.end_forward(gradients)
+            found = self.compute_gradients(data)
+            gradients = step.end_forward([*found.dense, *found.rows])
+        self.mark("outer", *(gradient for gradient in gradients if gradient is not None))
+        skips = self._loss_scale.skips_bad_steps
+        finite = self._guard.finite(found.loss, data, found.samples, skips)
+        count = len(found.dense)
+        with made_ops() as updates:
+            self._joint_optimizer.apply_gradients(
+                gradients[:count],
+                self.trainable_variables,
+                found.lookups,
+                gradients[count:],
+                found.samples,
+                finite,
+            )
+        with tf.control_dependencies(updates):
+            self.mark("update")
+        return found.logs
+
+    def compute_gradients(self, data: Any) -> StepGradients:
+        """Compute what `train_step` trains with; a model that learns otherwise overrides it.
+
+        Args:
+          data: A batch, as Keras gives it to ``train_step``.
+        """
+        scale = self._loss_scale
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            loss, samples, measure = self.learn(data)
+            scaled = scale.scale(loss)
+        variables = self.trainable_variables
+        gradients = scale.unscale(tape.gradient(scaled, [*variables, *lookups.rows]))
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
-        finite = self._guard.finite(loss, data, samples, joint.skips_bad_steps)
-        joint.apply_gradients(dense, variables, lookups, rows, samples, finite)
-        return logs
+        return StepGradients(loss, samples, dense, rows, lookups, measure())
+
+    def find_fault(self, data: Any) -> str:
+        """Say what in a batch is at fault where the loss isn't finite; empty if nothing is."""
+        return fault_of_samples(data)
+
+    def mark(self, part: str, *tensors: tf.Tensor) -> None:
+        """Note that a part of the step is over when the tensors are there, if anyone times it."""
+        if self.step_clock is not None:
+            self.step_clock.mark(part, *tensors)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
-        """The forward pass of a train step; a model with a loss of its own overrides it.
+        """Run the forward pass of a train step; a model with a loss of its own overrides it.
 
         Args:
           data: A batch, as Keras gives it to ``train_step``.

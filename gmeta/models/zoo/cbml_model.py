@@ -8,17 +8,17 @@ clusters and gate are those of HSML: Yao et al., "Hierarchically Structured Meta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.core.errors import ConfigError
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
-from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, inputs_by_name
-from gmeta.models.meta.learner.task_view import TaskView
+from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork
+from gmeta.models.meta.learner.task_learner import OuterSamples
 from gmeta.models.meta.meta_model import MetaModel
-from gmeta.models.zoo.task_clusters import ParameterGate, SelfAttention, SoftClusters, aspect_columns
+from gmeta.models.zoo.cluster_learner import ClusterLearner
 from gmeta.optimizers import SparseOptimizer
 
 
@@ -68,6 +68,8 @@ class CBML(MetaModel):
       >>> model.compile("adam", "mse", metrics=["mae"], inner=meta.InnerLoop(steps=1, learning_rate=0.01))
     """
 
+    learner: ClusterLearner
+
     def __init__(
         self,
         collection: EmbeddingCollection,
@@ -81,82 +83,23 @@ class CBML(MetaModel):
         name: str = "cbml",
         **options: Any,
     ) -> None:
-        widths = [(feature.name, feature.dim) for feature in collection.features]
-        names = [name for name, _ in widths]
-        if not set(items) <= set(names) or not 0 < len(set(items)) < len(names):
-            raise ConfigError(
-                f"CBML: items must name some of the features {', '.join(names)}, and leave others for the "
-                f"second attention block, got {list(items)!r}"
-            )
-        if clusters < 1 or dim < 1:
-            raise ConfigError(f"CBML: clusters={clusters} and dim={dim} must be at least 1")
-        if inputs_by_name(network, collection) is not None:
-            raise ConfigError("CBML: the network must take all vectors side by side, not inputs by name")
-        super().__init__(collection, network, name=name, **options)
-        self._settings = {
+        settings: dict[str, Any] = {
             "items": list(items),
             "clusters": clusters,
             "dim": dim,
             "scale": scale,
             "seed": seed,
         }
-        self._columns = [
-            aspect_columns(widths, items),
-            aspect_columns(widths, [name for name in names if name not in items]),
-        ]
-        full = tf.keras.backend.floatx()  # under mixed precision too: what tasks start from isn't rounded
-        self.attention = [
-            SelfAttention(dim, seed=2 * seed + number, name=f"{aspect}_attention", dtype=full)
-            for number, aspect in enumerate(("item", "feature"))
-        ]
-        self.soft_clusters = SoftClusters(clusters, scale, seed=seed, dtype=full)
-        self.gate = ParameterGate(seed=seed, dtype=full)
-        for block, columns in zip(self.attention, self._columns, strict=True):
-            block(tf.zeros([1, 1, len(columns) + 1]), tf.ones([1, 1]))
-        self.soft_clusters(tf.zeros([1, 2 * dim]))
-        self._build_gate()
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As `MetaModel.compile`."""
-        super().compile(*args, **kwargs)
-        self._build_gate()  # for weights that another inner loop adapts
-
-    def _build_gate(self) -> None:
-        if self.inner.algorithm == "reptile":
-            raise ConfigError(
-                "CBML learns what tasks start from, which Reptile doesn't differentiate: choose maml, "
-                "fomaml, anil, boil or meta-sgd"
-            )
-        self.gate.build_for(self.adapted_weights(), 4 * self.attention[0].dim)
-
-    def task_embeddings(self, view: TaskView) -> tf.Tensor:
-        """(tasks, 2 dim): e, out of the tasks' support samples."""
-        labels = view.labels("support")
-        if labels.shape.rank != 2:
-            raise ConfigError(f"CBML: a sample must have one label, got labels of shape {labels.shape}")
-        vectors, mask = view.inputs("support"), view.mask("support")
-        labels = tf.cast(labels, vectors.dtype)[..., tf.newaxis]
-        return tf.concat(
-            [
-                block(tf.concat([tf.gather(vectors, columns, axis=-1), labels], axis=-1), mask)
-                for block, columns in zip(self.attention, self._columns, strict=True)
-            ],
-            axis=-1,
-        )
-
-    def assignments(self, view: TaskView) -> tf.Tensor:
-        """(tasks, clusters): p, how much each task belongs to each cluster."""
-        return self.soft_clusters(self.task_embeddings(view))[0]
-
-    def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
-        """What tasks start from, (tasks, ...): the shared weights through the tasks' gates."""
-        e = self.task_embeddings(view)
-        _, h = self.soft_clusters(e)
-        return self.gate(tf.concat([e, h], axis=-1), super().start_weights(view))
+        learner = partial(ClusterLearner, **settings)
+        super().__init__(collection, network, learner=learner, name=name, **options)
+        self._settings, parts = settings, self.learner
+        self.attention, self.soft_clusters, self.gate = parts.attention, parts.soft_clusters, parts.gate
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this model again, as JSON can hold them."""
-        return {**super().get_config(), **self._settings}
+        config = super().get_config()
+        del config["learner"]
+        return {**config, **self._settings}
 
 
 def cbml(
@@ -168,7 +111,7 @@ def cbml(
     dim: int = 32,
     scale: float = 1.0,
     inner: meta.InnerLoop | None = None,
-    outer_samples: Literal["query", "all"] = "query",
+    outer_samples: OuterSamples = "query",
     optimizer: SparseOptimizer | None = None,
     seed: int = 0,
 ) -> CBML:

@@ -214,7 +214,7 @@ def dlrm(
       >>> features = [FeatureConfig("user", 8), FeatureConfig("item", 8)]
       >>> model = dlrm(features, floats=["price"], inner=InnerLoop(steps=1, learning_rate=0.05))
       >>> model.compile("adam", "binary_crossentropy", metrics=["AUC"])
-      >>> list(model.adapted_weights())[-2:]
+      >>> list(model.learner.adapted_weights())[-2:]
       ['head/kernel', 'head/bias']
     """
     widths = sorted({feature.dim for feature in features})

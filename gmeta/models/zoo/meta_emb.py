@@ -7,6 +7,7 @@ Embeddings" (SIGIR 2019), section 3 and algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -14,13 +15,10 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.models.meta.learner.adaptive_network import inputs_by_name
-from gmeta.models.meta.learner.checks import check_inner
-from gmeta.models.meta.learner.task_view import TaskView
+from gmeta.models.meta.learner.adaptive_network import given_network, inputs_by_name
 from gmeta.models.meta.meta_model import MetaModel
-from gmeta.models.zoo.row_network import GENERATED, RowNetwork
-from gmeta.models.zoo.task_clusters import aspect_columns
+from gmeta.models.zoo.generated_row_learner import GeneratedRowLearner
+from gmeta.models.zoo.row_network import RowNetwork
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -77,6 +75,8 @@ class MetaEmb(MetaModel):
       TensorShape([2, 8])
     """
 
+    learner: GeneratedRowLearner
+
     def __init__(
         self,
         base: MetaModel,
@@ -99,28 +99,25 @@ class MetaEmb(MetaModel):
                 f"MetaEmb: {feature!r} has several ids a sample, and a task is the samples of one id: name "
                 "the feature that tells tasks"
             )
-        named = inputs_by_name(_given(base.network), base.collection)
+        named = inputs_by_name(given_network(base.network), base.collection)
         if set(named or widths) != set(widths):
             raise ConfigError(
                 f"MetaEmb: the network must take the vectors of all features, {', '.join(widths)}, and "
                 f"nothing else, but takes {', '.join(named or ())}"
             )
-        network = RowNetwork(base.network, list(widths.items()), feature, by_name=named is not None)
-        super().__init__(base.collection, network, inner=inner, reduction="task", name=name)
-        base.collection.trainable = base.network.trainable = self.network.trainable = False
-        self.feature = feature
-        self.attributes = [each for each in widths if each != feature and each in (attributes or widths)]
-        self.cold_weight = cold_weight
-        self._widths = list(widths.items())
-        start = tf.keras.initializers.GlorotUniform(seed=seed)
-        self.generator = generator or tf.keras.Sequential(
-            [
-                tf.keras.layers.Dense(widths[feature], "tanh", use_bias=False, kernel_initializer=start),
-                tf.keras.layers.Rescaling(scale),
-            ],
-            name="generator",
+        chosen = [each for each in widths if each != feature and each in (attributes or widths)]
+        learner = partial(
+            GeneratedRowLearner,
+            widths=list(widths.items()),
+            attributes=chosen,
+            generator=generator or _generator(widths[feature], scale, seed),
+            cold_weight=cold_weight,
         )
-        self.generator(tf.zeros([1, sum(widths[each] for each in self.attributes)]))
+        network = RowNetwork(base.network, list(widths.items()), feature, by_name=named is not None)
+        super().__init__(base.collection, network, inner=inner, reduction="task", learner=learner, name=name)
+        base.collection.trainable = base.network.trainable = self.network.trainable = False
+        self.feature, self.attributes, self.cold_weight = feature, chosen, cold_weight
+        self.generator = self.learner.generator
 
     @staticmethod
     def _check(
@@ -136,17 +133,8 @@ class MetaEmb(MetaModel):
         if not 0 <= cold_weight <= 1:
             raise ConfigError(f"MetaEmb: cold_weight must be from 0 to 1, got {cold_weight}")
 
-    def _set_inner(self, inner: meta.InnerLoop) -> None:
-        check_inner(inner)
-        if inner.algorithm not in ("maml", "fomaml", "meta-sgd") or inner.adapt:
-            raise ConfigError(
-                "MetaEmb: a task adapts its generated row alone, by maml, fomaml or meta-sgd: leave adapt "
-                f"out of {inner}"
-            )
-        super()._set_inner(inner)
-
     def generate(self, features: Mapping[str, Any]) -> tf.Tensor:
-        """Rows for ids, by their attributes.
+        """Generate rows for ids, by their attributes.
 
         Args:
           features: Attribute -> ids of n items, as in a batch of samples.
@@ -154,37 +142,14 @@ class MetaEmb(MetaModel):
         Returns:
           (n, dim).
         """
-        first = features[self.attributes[0]]
-        samples = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-        nothing = tf.zeros([samples], tf.int64)
-        ids = {name: features[name] if name in self.attributes else nothing for name, _ in self._widths}
-        vectors = self.collection.embed(self.collection.lookup(ids, insert=False))
-        return self.generator(tf.concat([vectors[name] for name in self.attributes], axis=-1))
-
-    def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
-        """The tasks' generated rows, (tasks, dim)."""
-        first = tf.argmax(tf.cast(view.mask("all") > 0, tf.int32), axis=1)
-        vectors = tf.gather(view.inputs("all"), first, axis=1, batch_dims=1)
-        columns = [column for name in self.attributes for column in aspect_columns(self._widths, [name])]
-        return {GENERATED: self.generator(tf.gather(vectors, columns, axis=-1))}
-
-    def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The cold loss on the support samples and the warm one on the query, mixed, mean over tasks."""
-        warm = self.task_outputs(view, "query", weights)
-        self.measured_loss(view, "query", warm)
-        mask = view.mask("query")
-        losses = self.cold_weight * self.support_loss(view, self.start_weights(view)) + (
-            1 - self.cold_weight
-        ) * meta.task_means(self._sample_loss(view.labels("query"), warm), mask)
-        real = tf.cast(tf.reduce_any(mask > 0, axis=1), losses.dtype)
-        return tf.math.divide_no_nan(tf.reduce_sum(losses * real), tf.reduce_sum(real))
+        return self.learner.generate(features)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make this model again, as JSON can hold them."""
         serialize = tf.keras.saving.serialize_keras_object
         return {
             "collection": serialize(self.collection),
-            "network": serialize(_given(self.network.network)),
+            "network": serialize(given_network(self.network.network)),
             "inner": to_mapping(self.inner),
             "name": self.name,
             "feature": self.feature,
@@ -206,6 +171,13 @@ class MetaEmb(MetaModel):
         return cls(base, generator=made["generator"], inner=inner, **rest)
 
 
-def _given(network: Any) -> Any:
-    """The network that a model was made with."""
-    return network.network if isinstance(network, TaskNetwork) else network
+def _generator(width: int, scale: float, seed: int) -> tf.keras.Model:
+    """The paper's generator."""
+    start = tf.keras.initializers.GlorotUniform(seed=seed)
+    return tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(width, "tanh", use_bias=False, kernel_initializer=start),
+            tf.keras.layers.Rescaling(scale),
+        ],
+        name="generator",
+    )

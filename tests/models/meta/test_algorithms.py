@@ -65,7 +65,7 @@ def task_of(batch, task):
 
 def by_key(model, batch):
     """The outer loss, dense gradients, and row gradients of all tables by key."""
-    outer, lookup = model.gradients(batch)
+    outer, lookup = model.outer_gradients(batch)
     rows = {
         (table, int(key)): gradient
         for table, (keys, values) in enumerate(zip(lookup.keys, outer.rows, strict=True))
@@ -121,17 +121,17 @@ ADAPTED = {
 @pytest.mark.parametrize("name", ADAPTED)
 def test_what_an_algorithm_adapts(name):
     model, batch = make_model(INNER[name]), tagged(make_batch([3, 2]))
-    view = model.view(batch, model.collection.lookup(batch["features"], insert=False))
-    before = model.adapted(view, steps=0).parameters
-    after = model.adapted(view, steps=1).parameters
+    view = model.learner.view(batch, model.collection.lookup(batch["features"], insert=False))
+    before = model.learner.adapt(view, steps=0).parameters
+    after = model.learner.adapt(view, steps=1).parameters
     assert {key for key in after if np.any(after[key] - before[key])} == ADAPTED[name]
 
 
 def test_overlapping_rows_are_adapted_and_the_others_are_as_prefetched():
     model, batch = make_model(INNER["embeddings"]), tagged(make_batch([3, 2], query=3))
     lookup = model.collection.lookup(batch["features"], insert=False)
-    view = model.view(batch, lookup)
-    rows = model.adapted(view, steps=2).parameters["embeddings/item"]
+    view = model.learner.view(batch, lookup)
+    rows = model.learner.adapt(view, steps=2).parameters["embeddings/item"]
     owners, sources = view.copies.owners[1].numpy(), view.copies.sources[1].numpy()
     item = batch["features"]["item"].numpy()
     keys = lookup.keys[1].numpy()
@@ -189,7 +189,7 @@ def two_lookup_maml(model, batch):
 
 def test_one_joint_lookup_is_exactly_maml_with_two():
     model, batch = make_model(INNER["all"]), tagged(make_batch([3, 1, 4], query=3))
-    outer, _ = model.gradients(batch)
+    outer, _ = model.outer_gradients(batch)
     np.testing.assert_allclose(outer.loss, two_lookup_maml(model, batch), rtol=1e-5)
 
 
@@ -210,7 +210,7 @@ def test_an_epochs_loss_is_the_mean_over_query_samples_for_reptile_too():
     model = make_model(INNER["reptile"])
     model.optimizer.learning_rate = 0.0
     batches = [tagged(make_batch([9, 8])), tagged(make_batch([1], query=5, seed=1))]  # 4 and 5 query samples
-    losses = [float(model.gradients(batch)[0].loss) for batch in batches]
+    losses = [float(model.outer_gradients(batch)[0].loss) for batch in batches]
     model.reset_metrics()
     for batch in batches:
         logs = model.train_step(batch)

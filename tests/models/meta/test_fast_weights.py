@@ -157,14 +157,14 @@ def test_many_are_as_one_by_one(model, sizes, steps):
 
 
 def test_a_graph_is_traced_once_for_all_numbers_of_samples(model):
-    calls, task_outputs = [], model.task_outputs
-    model.task_outputs = lambda *args, **kwargs: calls.append(1) or task_outputs(*args, **kwargs)
+    calls, task_outputs = [], model.learner.task_outputs
+    model.learner.task_outputs = lambda *args, **kwargs: calls.append(1) or task_outputs(*args, **kwargs)
     for size in (2, 5, 3):
         x, y, query = sides(make_batch([size]), 0)
         model.predict(query, weights=model.adapt(x, y, steps=4))
         if size == 2:
             first = len(calls)
-    del model.task_outputs
+    del model.learner.task_outputs
     assert len(calls) == first > 0
 
 
@@ -256,9 +256,9 @@ def test_deltas_of_a_model_that_trained_on_are_refused_until_they_are_rebased():
     model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)
     model.predict(query, weights=fast)  # measuring changes nothing
     model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
-    with pytest.raises(ConfigError, match=r"other shared weights .*Adapt the task again.*fast\.rebased"):
+    with pytest.raises(ConfigError, match=r"other shared weights .*Adapt the task again.*fast\.rebase"):
         model.predict(query, weights=fast)
-    predicted = model.predict(query, weights=fast.rebased(model))
+    predicted = model.predict(query, weights=fast.rebase(model))
     for name, variable in model.network.task_weights().items():
         variable.assign_add(fast.deltas[name])
     np.testing.assert_allclose(predicted, model.predict(query), rtol=1e-5)

@@ -29,7 +29,7 @@ def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, o
 
 
 def gradients(model, batch):
-    outer, lookup = model.gradients(batch)
+    outer, lookup = model.outer_gradients(batch)
     return outer.loss, lookup, outer.dense, outer.rows
 
 
@@ -66,8 +66,8 @@ def test_predictions_do_not_depend_on_neighbours_or_padding():
 def test_a_batch_of_32_tasks_equals_32_batches_of_one():
     model, batch = make_model(steps=3), make_batch(list(np.random.default_rng(0).integers(1, 9, 32)))
     together = model(batch)
-    found, lookup = model.gradients(batch)
-    parts = [model.gradients(alone(batch, task)) for task in range(32)]
+    found, lookup = model.outer_gradients(batch)
+    parts = [model.outer_gradients(alone(batch, task)) for task in range(32)]
     for task in range(32):
         np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.loss, np.mean([outer.loss for outer, _ in parts]), rtol=1e-5)
@@ -112,7 +112,7 @@ def test_second_order_gradients_match_finite_differences():
 def test_a_step_makes_one_lookup_for_support_and_query_together():
     model, batch = make_model(), make_batch([3, 2])
     (table,) = model.collection.tables
-    model.gradients(batch)
+    model.outer_gradients(batch)
     counts = table.statistics()
     distinct = {(name, raw) for name, ids in batch["features"].items() for raw in ids.numpy()}
     assert int(counts.hits) + int(counts.misses) == len(distinct)

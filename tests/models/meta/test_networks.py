@@ -108,12 +108,12 @@ def test_a_network_runs_with_each_tasks_own_weights(name):
     network = NETWORKS[name]()
     model, batch = compiled(network), with_price(make_batch([3, 1, 4], pad=1))
     lookup = model.collection.lookup(batch["features"], insert=False)
-    view = model.view(batch, lookup)
+    view = model.learner.view(batch, lookup)
 
     @tf.function(autograph=False)
     def run():
-        weights = model.adapted(view, steps=2).parameters
-        return weights, model.task_outputs(view, "query", weights)
+        weights = model.learner.adapt(view, steps=2).parameters
+        return weights, model.learner.task_outputs(view, "query", weights)
 
     weights, outputs = run()
     vectors = model.collection.embed(lookup)
@@ -155,7 +155,7 @@ def test_a_keras_stack_and_a_dense_stack_are_the_same():
         stack(tf.zeros([1, 8]))
         variable.assign(stack.task_weights()[name])
     batch = make_batch([3, 1, 4], pad=2)
-    (ours, _), (theirs, _) = (compiled(network).gradients(batch) for network in (stack, keras))
+    (ours, _), (theirs, _) = (compiled(network).outer_gradients(batch) for network in (stack, keras))
     np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-6)
     for one, other in zip((*ours.dense, *ours.rows), (*theirs.dense, *theirs.rows), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -168,7 +168,7 @@ def test_several_outputs_and_labels():
     batch = {**batch, "label": tf.constant(labels)}
     model.compile("adam", "binary_crossentropy", [K.metrics.BinaryAccuracy()])
     assert model(batch).shape == (2, 2, 2)
-    outer, _ = model.gradients(batch)
+    outer, _ = model.outer_gradients(batch)
     predicted = model(batch)
     true = tf.gather(labels, batch["query"]["index"])
     expected = tf.reduce_mean(K.losses.binary_crossentropy(true, predicted))

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import Adam, InnerLoop, Momentum
-from gmeta.models import MetaModel
-from gmeta.models.meta.learner import outer_gradients as meta_gradients
-from gmeta.models.meta.learner.dual_steps import steps_among_samples
+from gmeta.models import MetaModel, TaskLearner
+from gmeta.models.meta.learner import forms
+from gmeta.models.meta.learner.forms import choose_form
 from gmeta.testing.data.drawn_tasks import make_batch
 
 DUAL = {
@@ -33,22 +34,22 @@ NOT_DUAL = {
 }
 
 
-class OwnStart(MetaModel):
-    """A model that asks for the weights."""
+class OwnStart(TaskLearner):
+    """A learner that begins elsewhere."""
 
     def start_weights(self, view):
         return {name: 2 * value for name, value in super().start_weights(view).items()}
 
 
-def make_model(inner, cls=MetaModel, network=None, **kwargs):
+def make_model(inner, network=None, form="auto", **kwargs):
     features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
-    model = cls(
+    model = MetaModel(
         EmbeddingCollection(features),
         network or MLP({"fc": 6, "out": 1}, seed=3),
         inner=inner,
         **kwargs,
     )
-    model.compile("sgd", "mse", ["mae"])
+    model.compile("sgd", "mse", ["mae"], form=form)
     return model
 
 
@@ -60,9 +61,10 @@ def keras_network():
 
 def everything(model, batch):
     model.reset_metrics()
-    outer, _ = model.gradients(batch)
+    logs = model.compute_gradients(batch).logs
+    outer, _ = model.outer_gradients(batch)
     dense = [g for g in outer.dense if g is not None]
-    return [outer.loss, *dense, *outer.rows, *(metric.result() for metric in model.compiled_metrics.metrics)]
+    return [outer.loss, *dense, *outer.rows, logs["loss"], logs["mae"]]
 
 
 def assert_same(ours, expected):
@@ -72,36 +74,71 @@ def assert_same(ours, expected):
 
 @pytest.mark.parametrize("samples", ["query", "all"])
 @pytest.mark.parametrize("name", DUAL)
-def test_steps_among_samples_are_those_of_weights(name, samples, monkeypatch):
+def test_dual_steps_are_those_of_weights(name, samples):
     model, batch = make_model(DUAL[name], outer_samples=samples), make_batch([5, 1, 3], query=3)
-    assert steps_among_samples(model)
-    found = everything(model, batch)
-    monkeypatch.setattr(meta_gradients, "steps_among_samples", lambda model: False)
-    assert_same(found, everything(model, batch))
+    assert "dual" in choose_form(model.learner)
+    for form in ("auto", "dual"):
+        model.compile("sgd", "mse", ["mae"], form=form)
+        found = everything(model, batch)
+        model.compile("sgd", "mse", ["mae"], form="plain")
+        assert_same(found, everything(model, batch))
 
 
 @pytest.mark.parametrize("name", NOT_DUAL)
-def test_what_needs_weights_steps_among_weights(name):
-    assert not steps_among_samples(make_model(NOT_DUAL[name]))
+def test_what_needs_weights_is_not_dual(name):
+    model = make_model(NOT_DUAL[name])
+    assert "dual" not in choose_form(model.learner)
+    with pytest.raises(ConfigError, match=r"form='dual' can't be: .*; leave it 'auto'"):
+        model.compile("sgd", "mse", form="dual")
 
 
-def test_a_network_of_keras_steps_among_weights():
-    assert not steps_among_samples(make_model(InnerLoop(), network=keras_network()))
+def test_a_network_of_keras_is_computed_plainly():
+    model = make_model(InnerLoop(), network=keras_network())
+    assert choose_form(model.learner) == "plain"
+    with pytest.raises(ConfigError, match=r"the network is a TaskNetwork and no gmeta\.layers\.MLP"):
+        choose_form(model.learner, "dual in groups")
 
 
-def test_a_derived_model_gets_its_weights():
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"inner": InnerLoop(adapt="all")}, "rows adapt"),
+        ({"inner": InnerLoop(), "outer_samples": "all"}, "over support and query"),
+    ],
+)
+def test_groups_that_can_not_be_are_refused(settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        make_model(form="grouped", **settings)
+
+
+def test_a_form_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match=r"form must be 'auto', 'plain', .*got 'fast'"):
+        make_model(InnerLoop(), form="fast")
+
+
+def test_a_derived_learner_is_computed_plainly_and_saved(tmp_path):
     """Whose start has to count, although the settings are those of the dual form."""
     batch, inner = make_batch([3, 2]), InnerLoop(steps=2, learning_rate=0.05)
-    model, plain = make_model(inner, OwnStart), make_model(inner)
-    assert steps_among_samples(plain)
+    model, plain = make_model(inner, learner=OwnStart), make_model(inner)
+    assert choose_form(plain.learner) == "dual in groups"
+    assert choose_form(model.learner) == "plain"
+    with pytest.raises(ConfigError, match=r"OwnStart is computed in the forms plain, got form='dual'"):
+        model.compile("sgd", "mse", form="dual")
+    before = {variable.ref(): variable.numpy() for variable in plain.network.trainable_variables}
     for variable in plain.network.trainable_variables:
-        variable.assign(2 * variable)
-    assert_same([model.gradients(batch)[0].loss], [plain.gradients(batch)[0].loss])
+        variable.assign(2 * before[variable.ref()])
+    assert_same([model.outer_gradients(batch)[0].loss], [plain.outer_gradients(batch)[0].loss])
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ConfigError, match=r"learner 'OwnStart' isn't known here"):
+        tf.keras.models.load_model(tmp_path / "model.keras")
+    other = tf.keras.models.load_model(tmp_path / "model.keras", custom_objects={"OwnStart": OwnStart})
+    assert type(other.learner) is OwnStart
+    assert_same([other.outer_gradients(batch)[0].loss], [plain.outer_gradients(batch)[0].loss])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("sizes", [[4], [2, 7], [1, 9, 3, 1, 6]], ids=str)
-def test_two_groups_are_as_one(sizes, optimizer, monkeypatch):
+def test_two_groups_are_as_one(sizes, optimizer):
     model = make_model(InnerLoop(steps=2, learning_rate=0.05, optimizer=optimizer))
     batch = make_batch(sizes, pad=2)
     # A sample of weight 0 before others is no padding, and a task may have nothing but padding.
@@ -109,19 +146,21 @@ def test_two_groups_are_as_one(sizes, optimizer, monkeypatch):
     weights[0, 0], weights[-1] = 0, 0
     weights[0, 1] = 0.5
     batch["support"]["mask"] = tf.constant(weights)
-    found = everything(model, batch)
-    monkeypatch.setattr(meta_gradients, "in_two_groups", lambda view, outputs: outputs(view))
-    assert_same(found, everything(model, batch))
+    for form in ("grouped", *(["dual in groups"] if optimizer == "sgd" else [])):
+        model.compile("sgd", "mse", ["mae"], form=form)
+        found = everything(model, batch)
+        model.compile("sgd", "mse", ["mae"], form="plain")
+        assert_same(found, everything(model, batch))
 
 
 def test_groups_pad_to_their_own_longest(monkeypatch):
     model, seen = make_model(InnerLoop(steps=2)), []
-    taken = meta_gradients.dual_outputs
+    taken = forms.dual_outputs
 
-    def watched(model, view, part):
+    def watched(learner, view, part):
         seen.append((view.index("support").shape.as_list(), view.batch["task"].numpy().tolist()))
-        return taken(model, view, part)
+        return taken(learner, view, part)
 
-    monkeypatch.setattr(meta_gradients, "dual_outputs", watched)
-    model.gradients(make_batch([2, 9, 3, 1], pad=4))
+    monkeypatch.setattr(forms, "dual_outputs", watched)
+    model.outer_gradients(make_batch([2, 9, 3, 1], pad=4))
     assert seen == [([2, 2], [3, 0]), ([2, 9], [2, 1])]

@@ -8,7 +8,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaGRM, MetaModel, grm
+from gmeta.models import MetaGRM, grm
 from gmeta.optimizers import SGD
 from gmeta.testing.data.exposure_batches import draw_exposures, of_user
 
@@ -52,14 +52,16 @@ def by_hand(model, batch, steps, tape=None):
     total, count, outputs, lookups = 0.0, 0, [], []
     for user in range(len(EVENTS)):
         own = of_user(batch, user)
-        lookups.append(model.collection.lookup(model.columns.ids(own), insert=False))
+        lookups.append(model.collection.lookup(model.learner.columns.ids(own), insert=False))
         if tape is not None:
             tape.watch(lookups[-1].rows)
-        hidden = model.trunk(model.collection.embed(lookups[-1]), model.columns.layout(own))
+        hidden = model.trunk(model.collection.embed(lookups[-1]), model.learner.columns.layout(own))
         hidden = tf.cast(hidden, tf.float64)
         labels = tf.stack([own["labels"][n].values for n in ("click", "buy")], axis=-1)
         labels = tf.cast(labels, tf.float64)
-        weights = {name: tf.cast(variable, tf.float64) for name, variable in model.adapted_weights().items()}
+        weights = {
+            name: tf.cast(variable, tf.float64) for name, variable in model.learner.adapted_weights().items()
+        }
         split = len(hidden) - half(len(hidden))
         for _ in range(steps if split else 0):
             with tf.GradientTape() as inner:
@@ -114,7 +116,10 @@ def by_key(lookups, gradients):
 
 def test_second_order_gradients_of_trunk_heads_and_rows_are_those_of_users_one_by_one():
     model, batch = make_model(), draw_exposures(4, EVENTS, EXPOSURES)
-    (outer, lookup), variables = model.gradients(model.tasks_of(batch)), model.trainable_variables
+    (outer, lookup), variables = (
+        model.outer_gradients(model.learner.tasks_of(batch)),
+        model.trainable_variables,
+    )
     with tf.GradientTape(persistent=True) as tape:
         loss, _, lookups = by_hand(model, batch, 2, tape)
     np.testing.assert_allclose(outer.loss, loss, rtol=1e-5)
@@ -127,7 +132,7 @@ def test_second_order_gradients_of_trunk_heads_and_rows_are_those_of_users_one_b
         np.testing.assert_allclose(got, rows[key], rtol=2e-3, atol=2e-6)
     # Not those of first order, which takes the inner gradients for constants.
     first = make_model(InnerLoop(steps=2, learning_rate=RATE, adapt=["mixture", "heads"], order=1))
-    other = first.gradients(first.tasks_of(batch))[0].dense
+    other = first.outer_gradients(first.learner.tasks_of(batch))[0].dense
     assert any(not np.allclose(a, b, rtol=2e-2) for a, b in zip(outer.dense, other, strict=True))
 
 
@@ -155,12 +160,11 @@ def test_the_trunk_is_computed_once_whatever_the_steps(monkeypatch):
             )
 
 
-def test_it_is_fitted_measured_and_saved_as_a_meta_model(tmp_path):
+def test_it_is_fitted_measured_and_saved(tmp_path):
     model = make_model(
         InnerLoop(steps=1, learning_rate=RATE, adapt=["heads/ctr"], evaluation_steps=2), query=2
     )
-    assert isinstance(model, MetaModel)
-    assert {name.rpartition("/")[0] for name in model.adapted_weights()} == {"heads/ctr"}
+    assert {name.rpartition("/")[0] for name in model.learner.adapted_weights()} == {"heads/ctr"}
     batch = draw_exposures(4, EVENTS, EXPOSURES)
     data = tf.data.Dataset.from_tensors(batch)
     before = model.predict_after(batch, [2])[2]
@@ -169,11 +173,11 @@ def test_it_is_fitted_measured_and_saved_as_a_meta_model(tmp_path):
     model.reset_metrics()
     measured = model.test_step(batch)
     assert {"loss", "gauc_ctr", "gauc_ctcvr"} == set(measured)
-    tasks = model.tasks_of(batch)
+    tasks = model.learner.tasks_of(batch)
     assert tasks["query"]["mask"].numpy().sum(axis=1).tolist() == [2, 2, 1]
     labels, mask = tf.gather(tasks["label"], tasks["query"]["index"]), tasks["query"]["mask"]
     logits = model.predict_after(batch, [2])[2]
-    expected = tf.boolean_mask(model.exposure_losses(labels, logits), mask > 0)
+    expected = tf.boolean_mask(model.learner.exposure_losses(labels, logits), mask > 0)
     assert float(measured["loss"]) == pytest.approx(np.mean(expected), rel=1e-5)
     model.save(tmp_path / "model.keras")
     other = tf.keras.models.load_model(tmp_path / "model.keras")
@@ -196,9 +200,13 @@ def test_what_it_is_not_for_is_told(settings, told):
         make_model(**settings)
 
 
-def test_samples_without_a_sequence_are_refused():
+def test_it_has_no_methods_that_only_refuse():
+    """A user's support is its sequence, and no samples by themselves: `predict_after` adapts to those."""
+    assert not hasattr(MetaGRM, "adapt")
+    assert not hasattr(MetaGRM, "adapt_many")
+
+
+def test_a_loss_or_metrics_are_refused():
     model = make_model()
-    with pytest.raises(ConfigError, match="predict_after"):
-        model.adapt({"item": [1]}, [1.0])
     with pytest.raises(ConfigError, match="those of the ranker"):
         model.compile("adam", loss="mse")

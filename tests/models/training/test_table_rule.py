@@ -10,6 +10,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
+from gmeta.models.training.optimizer.table_rule import sparse_form
 from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 
@@ -58,6 +59,21 @@ def keras_model(optimizer, rows):
 
 def rows_of(model):
     return model.get_layer("c").tables[0].lookup([3, 5, 8], insert=False).rows.numpy()
+
+
+class Falls(KERAS.schedules.LearningRateSchedule):
+    """Has no config, as Keras allows."""
+
+    def __call__(self, step):
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adagrad", "ftrl"])
+def test_a_schedule_without_a_config_changes_no_other_setting(name):
+    plain = FOLLOWED[name]()
+    config = plain.get_config()
+    scheduled = type(plain)(**{**config, "learning_rate": Falls()})
+    assert sparse_form(scheduled) == sparse_form(plain)
 
 
 @pytest.mark.parametrize("clip", CLIPS, ids=str)

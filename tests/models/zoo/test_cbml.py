@@ -62,8 +62,8 @@ def test_tasks_start_from_what_the_formula_says():
     drawn([*model.soft_clusters.trainable_variables, *model.gate.trainable_variables], seed=1)
     batch = task_batch([3, 1, 5], pad=2)
     lookup = model.collection.lookup(batch["features"])
-    view, vectors = model.view(batch, lookup), model.collection.concat(lookup).numpy()
-    found, assignments = model.start_weights(view), model.assignments(view)
+    view, vectors = model.learner.view(batch, lookup), model.collection.concat(lookup).numpy()
+    found, assignments = model.learner.start_weights(view), model.learner.assignments(view)
     for task in range(3):
         rows = batch["support"]["index"][task].numpy()[batch["support"]["mask"][task].numpy() > 0]
         label = batch["label"].numpy()[rows][:, None]
@@ -76,7 +76,7 @@ def test_tasks_start_from_what_the_formula_says():
         )
         p, h = clustered(model.soft_clusters, e)
         np.testing.assert_allclose(assignments[task], p, rtol=1e-4, atol=1e-6)
-        for name, weight in model.adapted_weights().items():
+        for name, weight in model.learner.adapted_weights().items():
             kernel, bias = model.gate._kernels[name].numpy(), model.gate._biases[name].numpy()
             gate = 1 / (1 + np.exp(-(np.concatenate([e, h]) @ kernel + bias)))
             expected = weight.numpy() * gate.reshape(weight.shape)
@@ -135,9 +135,9 @@ def test_a_task_without_support_has_a_start():
     model = cbml(FEATURES, items=["item"], hidden=[4])
     batch = task_batch([3, 2])
     batch["support"]["mask"] = tf.constant([[1.0, 1, 1], [0, 0, 0]])
-    view = model.view(batch, model.collection.lookup(batch["features"]))
-    np.testing.assert_array_equal(model.task_embeddings(view)[1], tf.zeros([64]))
-    assert all(np.isfinite(value).all() for value in model.start_weights(view).values())
+    view = model.learner.view(batch, model.collection.lookup(batch["features"]))
+    np.testing.assert_array_equal(model.learner.task_embeddings(view)[1], tf.zeros([64]))
+    assert all(np.isfinite(value).all() for value in model.learner.start_weights(view).values())
 
 
 def test_the_gate_alone_learns_tasks_that_contradict_each_other():
@@ -159,7 +159,7 @@ def test_weights_that_another_inner_loop_adapts_are_gated_too():
     model = cbml(FEATURES, items=["item"], hidden=[4], inner=InnerLoop(adapt=["linear_out"]))
     assert sorted(model.gate._kernels) == ["linear_out/bias", "linear_out/kernel"]
     model.compile("adam", "mse", inner=InnerLoop(adapt="all"))
-    assert sorted(model.gate._kernels) == sorted(model.adapted_weights())
+    assert sorted(model.gate._kernels) == sorted(model.learner.adapted_weights())
     model.compile("adam", "mse", run_eagerly=True)
     before = [variable.numpy() for variable in model.trainable_variables]
     model.train_step(task_batch([3, 2]))
@@ -191,8 +191,8 @@ def test_under_mixed_precision_the_gate_stays_whole():
     finally:
         tf.keras.mixed_precision.set_global_policy("float32")
     model.compile("adam", "mse", run_eagerly=True)
-    view = model.view(batch, model.collection.lookup(batch["features"]))
-    assert {value.dtype for value in model.start_weights(view).values()} == {tf.float32}
+    view = model.learner.view(batch, model.collection.lookup(batch["features"]))
+    assert {value.dtype for value in model.learner.start_weights(view).values()} == {tf.float32}
     assert np.isfinite(model.train_step(batch)["loss"])
 
 

@@ -129,7 +129,9 @@ def test_embedding_rows_adapt_too():
     model.compile("adam", "binary_crossentropy")
     batch = task_batch([3, 2], ids={"user": 4, "item": 5, "shop": 3})
     assert "embeddings" in " ".join(
-        model.adapted(model.view(batch, model.collection.lookup(batch["features"])), steps=1).parameters
+        model.learner.adapt(
+            model.learner.view(batch, model.collection.lookup(batch["features"])), steps=1
+        ).parameters
     )
 
 

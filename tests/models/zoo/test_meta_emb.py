@@ -73,19 +73,19 @@ def test_the_loss_equals_algorithm_1(cold_weight):
         cold, slope = step(row, support)
         warm, _ = step(row - 0.3 * slope, query)
         losses.append(cold_weight * cold + (1 - cold_weight) * warm)
-    np.testing.assert_allclose(model.gradients(batch)[0].loss, np.mean(losses), rtol=1e-5)
+    np.testing.assert_allclose(model.outer_gradients(batch)[0].loss, np.mean(losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_match_finite_differences(steps):
     """In float32, as tables are; the loss is smooth, so its third derivative sets the error."""
     model, batch = make_model(steps=steps), item_batch([3, 2])
-    (kernel,), (gradient,) = model.trainable_variables, model.gradients(batch)[0].dense
+    (kernel,), (gradient,) = model.trainable_variables, model.outer_gradients(batch)[0].dense
     nudge = tf.constant(np.random.default_rng(1).choice([-0.02, 0.02], kernel.shape), tf.float32)
     kernel.assign_add(nudge)
-    up = model.gradients(batch)[0].loss
+    up = model.outer_gradients(batch)[0].loss
     kernel.assign_sub(2 * nudge)
-    slope = (up - model.gradients(batch)[0].loss) / 2
+    slope = (up - model.outer_gradients(batch)[0].loss) / 2
     np.testing.assert_allclose(slope, tf.reduce_sum(gradient * nudge), rtol=1e-2)
 
 
@@ -99,8 +99,10 @@ def test_tasks_do_not_depend_on_neighbours_or_padding():
 def test_generated_rows_are_those_that_tasks_start_from():
     model, batch = make_model(), item_batch([3, 2])
     categories = tf.stack([batch["features"]["category"][rows_of(batch, "query", t)[0]] for t in (0, 1)])
-    view = model.view(batch, model.collection.lookup(batch["features"], insert=False))
-    np.testing.assert_allclose(model.generate({"category": categories}), model.start_weights(view)[GENERATED])
+    view = model.learner.view(batch, model.collection.lookup(batch["features"], insert=False))
+    np.testing.assert_allclose(
+        model.generate({"category": categories}), model.learner.start_weights(view)[GENERATED]
+    )
 
 
 def preference(batch):
@@ -149,15 +151,17 @@ def test_a_base_of_named_inputs_gets_generated_rows_by_name():
     model = MetaEmb(base, "ad", attributes=["category"], inner=InnerLoop(learning_rate=0.1))
     batch = item_batch([3, 2])
     lookup = model.collection.lookup(batch["features"], insert=False)
-    view = model.view(batch, lookup)
-    start = model.start_weights(view)
+    view = model.learner.view(batch, lookup)
+    start = model.learner.start_weights(view)
     vectors = {name: values.numpy() for name, values in model.collection.embed(lookup).items()}
     for task in range(2):
         rows = rows_of(batch, "query", task)
         inputs = {name: values[rows] for name, values in vectors.items()}
         inputs["ad"] = np.tile(start[GENERATED][task], (len(rows), 1))
         expected = base.network({name: tf.constant(each) for name, each in inputs.items()})
-        np.testing.assert_allclose(model.task_outputs(view, "query", start)[task], expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            model.learner.task_outputs(view, "query", start)[task], expected, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""A meta-learned model in use: it adapts to a task that it is shown, and predicts with what came of it."""
+"""A learner in use: it adapts to a task that it is shown, and predicts with the adapted weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,10 @@ from gmeta.models.meta.adapter.sample_columns import (
     check_finite,
     label_array,
     length,
-    names_columns,
 )
 from gmeta.models.meta.adapter.traced_graphs import TracedGraphs
 from gmeta.models.meta.learner.checks import check_compiled, columns_beside, task_batch
-from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_view import TaskBatch
 
 Samples = Mapping[str, Any]
@@ -31,67 +30,51 @@ Samples = Mapping[str, Any]
 of numbers that the network takes by name, (samples,). A pandas DataFrame is one."""
 
 
-class AdaptsToTasks:
-    """Stands before `tf.keras.Model` in `gmeta.models.MetaModel`.
+class Adapter:
+    """Adapts a learner's weights to tasks that it is shown, and predicts with them; nothing is stored.
 
     On several ranks, where a lookup is an exchange, all ranks call each of these methods together, with as
     many tasks or samples of their own as they have, or with none.
+
+    Args:
+      learner: The learner. `MetaModel.adapt` and `MetaModel.predict` are these methods, of its learner.
+
+    Example:
+      ::
+
+        adapter = Adapter(model.learner)
+        fast = adapter.adapt({"item": [31, 7, 99]}, [5, 3, 4])
+        adapter.predict({"item": candidates}, fast)
     """
 
-    _graphs: TracedGraphs | None = None
+    def __init__(self, learner: TaskLearner) -> None:
+        self.learner = learner
+        self._graphs = TracedGraphs()
 
     def adapt(self, support_x: Samples, support_y: Any, steps: int | None = None) -> FastWeights:
-        r"""What a task learns from its support samples: :math:`\theta_t - \theta` after so many inner steps.
-
-        The model is left as it is, and ids that it has never seen get no rows: they are read as they would
-        start. A graph is traced at the first call, whatever the number of samples in later ones.
-
-        Args:
-          support_x: The samples' features. No samples are fine, and adapt nothing.
-          support_y: (samples,), or (samples, labels).
-          steps: None: ``inner.steps_in("serving")``.
-
-        Raises:
-          ConfigError: The model isn't compiled; columns are missing or don't go together.
-
-        Example:
-          ::
-
-            fast = model.adapt({"item": [31, 7, 99]}, [5, 3, 4])
-            model.predict({"item": candidates}, weights=fast)
-        """
+        """Adapt to one task; see `gmeta.models.MetaModel.adapt`."""
         return self.adapt_many([(support_x, support_y)], steps)[0]
 
     def adapt_many(
         self, tasks: Iterable[tuple[Samples, Any]] | TaskBatch, steps: int | None = None
     ) -> list[FastWeights]:
-        """`adapt` for many tasks, in one vectorised graph: to rounding, what each gives alone.
-
-        Args:
-          tasks: Pairs of samples and labels; or an element of `gmeta.io.tasks`, whose support sets are meant.
-            Memory grows with their number: give thousands in several calls.
-          steps: As in `adapt`.
-
-        Returns:
-          One for each task, in their order.
-
-        Raises:
-          ConfigError: As `adapt`.
-        """
-        model = cast(TaskLoops, self)
-        steps = model.inner.steps_in("serving") if steps is None else whole_number("adapt: steps", steps)
-        check_compiled(model)
+        """Adapt to many tasks in one graph; see `gmeta.models.MetaModel.adapt_many`."""
+        learner = self.learner
+        steps = learner.inner.steps_in("serving") if steps is None else whole_number("adapt: steps", steps)
+        check_compiled(learner)
         batch = (
-            task_batch(tasks, columns_beside(model))
+            task_batch(tasks, columns_beside(learner))
             if isinstance(tasks, Mapping)
-            else _pack(tasks, _columns(model))
+            else _pack(tasks, _columns(learner))
         )
         batch = {name: batch[name] for name in ("features", "label", "task", "support")}
         with collectives.named_failures("adapt"):
             (weights, rows), of = self.graphs().run(
-                ("adapt", steps), lambda batch: (task_deltas(model, batch, steps), fingerprint(model)), batch
+                ("adapt", steps),
+                lambda batch: (task_deltas(learner, batch, steps), fingerprint(learner)),
+                batch,
             )
-        about = model.name, model.inner.algorithm, steps, of.decode()
+        about = learner.name, learner.inner.algorithm, steps, of.decode()
         return [
             FastWeights(
                 *about,
@@ -101,54 +84,50 @@ class AdaptsToTasks:
             for task in range(len(batch["task"]))
         ]
 
-    def predict(self, x: Any, *args: Any, weights: FastWeights | None = None, **kwargs: Any) -> Any:
-        """Predictions for samples, adapted or not; or for task batches, as `tf.keras.Model.predict`.
+    def predict(self, x: Samples, weights: FastWeights | None = None) -> Any:
+        """Predict samples of one task.
 
         Args:
-          x: Samples of one task: a mapping of features. Or a data set of task batches, each of which is
-            adapted on its support samples and predicts its query samples.
-          *args: As in Keras, for task batches.
+          x: The samples' features.
           weights: What `adapt` gave for the task. None: the shared weights, which adaptation starts from.
-          **kwargs: As in Keras, for task batches.
 
         Returns:
-          (samples,), or (samples, outputs) if there are several. For task batches their query predictions.
+          (samples,), or (samples, outputs) if there are several.
 
         Raises:
           ConfigError: The weights are of another network, or of a model that was trained on since.
         """
-        if not names_columns(x) or {"features", "support"} <= set(x):
-            if weights is not None:
-                raise ConfigError(
-                    "predict: weights= goes with the samples of one task, {feature: ids}; task batches "
-                    "adapt by themselves"
-                )
-            return super().predict(x, *args, **kwargs)  # type: ignore[misc]
-        model, columns = cast(TaskLoops, self), _columns(cast(TaskLoops, self))
+        learner, columns = self.learner, _columns(self.learner)
         given: list[Any] = [columns.joined([columns.samples(x, "x")]), {}, {}]
         if weights is not None:
-            check_network(weights, model)
+            check_network(weights, learner)
             given[1:] = dict(weights.deltas), {name: tuple(rows) for name, rows in weights.rows.items()}
         with collectives.named_failures("predict"):
             outputs, of = self.graphs().run(
-                ("predict",), lambda given: (outputs_with(model, *given), fingerprint(model)), given
+                ("predict",), lambda given: (outputs_with(learner, *given), fingerprint(learner)), given
             )
         if weights is not None:
             check_fingerprint(weights, of.decode())
         return outputs
 
+    def predict_after(self, batch: TaskBatch, steps: Sequence[int]) -> dict[int, Any]:
+        """Compute `TaskLearner.predict_after` from a graph that is traced once for batches of all sizes."""
+        steps = tuple(steps)
+        return self.graphs().run(
+            ("predict_after", *steps), lambda given: self.learner.predict_after(given, steps), batch
+        )
+
     def graphs(self) -> TracedGraphs:
-        """The graphs of the present inner loop and loss."""
-        model = cast(TaskLoops, self)
-        made_for = model.inner, getattr(model, "_sample_loss", None)
-        if self._graphs is None or not self._graphs.still_for(*made_for):
+        """The graphs of the learner's present inner loop and loss."""
+        made_for = self.learner.inner, self.learner.loss
+        if not self._graphs.still_for(*made_for):
             self._graphs = TracedGraphs(*made_for)
         return self._graphs
 
 
-def _columns(model: TaskLoops) -> SampleColumns:
-    """What the model's samples consist of."""
-    return SampleColumns(model.collection.merged, columns_beside(model))
+def _columns(learner: TaskLearner) -> SampleColumns:
+    """What the learner's samples consist of."""
+    return SampleColumns(learner.collection.merged, columns_beside(learner))
 
 
 def _pack(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_losses import without_single_output
 from gmeta.models.meta.learner.task_view import TaskBatch, row_names
 
@@ -43,20 +43,20 @@ class TaskDeltas(NamedTuple):
     rows: dict[str, MovedRows]
 
 
-def task_deltas(model: TaskLoops, batch: TaskBatch, steps: int) -> TaskDeltas:
+def task_deltas(learner: TaskLearner, batch: TaskBatch, steps: int) -> TaskDeltas:
     """Adapt the tasks of a batch; nothing is stored.
 
     Args:
-      model: The model, compiled.
+      learner: The learner, with a loss.
       batch: Its support sets are adapted on.
       steps: Inner steps; after 0 all deltas are zero.
     """
     none = tf.zeros_like(batch["support"]["index"][:, :0])
     batch = {**batch, "query": {"index": none, "mask": tf.cast(none, tf.float32)}}
-    lookup = model.collection.lookup(batch["features"], insert=False)
-    view = model.view(batch, lookup)
-    adapted = model.adapted(view, steps=steps).parameters
-    shared = model.network.task_weights()
+    lookup = learner.collection.lookup(batch["features"], insert=False)
+    view = learner.view(batch, lookup)
+    adapted = learner.adapt(view, steps=steps).parameters
+    shared = learner.network.task_weights()
     weights = {}
     for name, value in adapted.items():
         if name in view.owners():
@@ -71,7 +71,7 @@ def task_deltas(model: TaskLoops, batch: TaskBatch, steps: int) -> TaskDeltas:
         weights[name] = tf.cast(delta, tf.float32)
     rows = {}
     if view.copies is not None:
-        parts = zip(row_names(model.collection), lookup.keys, view.copies.sources, strict=True)
+        parts = zip(row_names(learner.collection), lookup.keys, view.copies.sources, strict=True)
         for name, keys, sources in parts:
             delta = adapted[name] - view.row_parameters()[name]
             moved = tf.reduce_any(tf.not_equal(delta, 0), axis=1)  # padding's copies, for one, stay
@@ -83,7 +83,7 @@ def task_deltas(model: TaskLoops, batch: TaskBatch, steps: int) -> TaskDeltas:
 
 
 def outputs_with(
-    model: TaskLoops,
+    learner: TaskLearner,
     features: Mapping[str, Any],
     deltas: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
@@ -91,16 +91,16 @@ def outputs_with(
     """A task's outputs for samples, (samples,) or (samples, outputs).
 
     Args:
-      model: The model.
+      learner: The learner.
       features: The samples, flat.
       deltas: Name -> the delta of a weight, of its shape; without any, the task is one of no samples yet.
       rows: Table -> (keys, deltas) of its rows.
     """
-    return without_single_output(query_outputs(model, query_only(features), deltas, rows))[0]
+    return without_single_output(query_outputs(learner, query_only(features), deltas, rows))[0]
 
 
 def query_outputs(
-    model: TaskLoops,
+    learner: TaskLearner,
     batch: TaskBatch,
     deltas: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
@@ -108,20 +108,20 @@ def query_outputs(
     """A task's outputs for its query, (1, samples, outputs).
 
     Args:
-      model: The model.
+      learner: The learner.
       batch: Of the one task.
       deltas: As for `outputs_with`.
       rows: As there.
     """
-    lookup = model.collection.lookup(batch["features"], insert=False)
-    tables = zip(row_names(model.collection), lookup.rows, lookup.keys, strict=True)
+    lookup = learner.collection.lookup(batch["features"], insert=False)
+    tables = zip(row_names(learner.collection), lookup.rows, lookup.keys, strict=True)
     moved = tuple(_move(own, keys, *rows[name]) if name in rows else own for name, own, keys in tables)
-    view = model.view(batch, lookup._replace(rows=moved))
-    weights = model.start_weights(view)
-    shared = model.network.task_weights()
+    view = learner.view(batch, lookup._replace(rows=moved))
+    weights = learner.start_weights(view)
+    shared = learner.network.task_weights()
     for name, delta in deltas.items():
         weights[name] = _shift(shared[name], delta) if name in shared else delta
-    return model.task_outputs(view, "query", weights)
+    return learner.task_outputs(view, "query", weights)
 
 
 def _shift(shared: tf.Variable, delta: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.models.meta.adapter import checksum
 from gmeta.models.meta.adapter.origin import fingerprint
-from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_learner import TaskLearner
 
 FORMAT = "gmeta.fast_weights"
 VERSION = "1"
@@ -33,6 +33,12 @@ KEYS, ROWS = ":keys", ":rows"
 DeltaDtype = Literal["float32", "float16"]
 Floats = npt.NDArray[np.float32]
 _ADVICE = "adapt the task again, which makes it anew"
+
+
+class HasLearner(Protocol):
+    """A model over a learner, such as a `gmeta.models.MetaModel`."""
+
+    learner: TaskLearner
 
 
 class RowDeltas(NamedTuple):
@@ -199,13 +205,13 @@ class FastWeights:
         except DataError as error:
             raise DataError(str(error), path=path) from error
 
-    def rebased(self, model: TaskLoops) -> FastWeights:
-        """The same deltas, from the shared weights that a model has now.
+    def rebase(self, model: HasLearner) -> FastWeights:
+        """Give the same deltas, from the shared weights that a model has now.
 
         For a model that was trained on since: what the task has learned is added to what all have learned.
         How well that does is the data's to say; adapting again is the sure way.
         """
-        return replace(self, fingerprint=fingerprint(model).numpy().decode())
+        return replace(self, fingerprint=fingerprint(model.learner).numpy().decode())
 
 
 def metadata(model: str, algorithm: str, steps: int, of: str) -> dict[str, str]:

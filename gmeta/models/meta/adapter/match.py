@@ -6,11 +6,11 @@ from typing import Any
 
 from gmeta.core.errors import ConfigError
 from gmeta.models.meta.adapter.fast_weights import FastWeights
-from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_view import row_names
 
 
-def check_network(weights: Any, model: TaskLoops) -> None:
+def check_network(weights: Any, learner: TaskLearner) -> None:
     """Refuse what isn't fast weights of a model's network.
 
     Raises:
@@ -18,10 +18,10 @@ def check_network(weights: Any, model: TaskLoops) -> None:
     """
     if not isinstance(weights, FastWeights):
         raise ConfigError(f"weights must be what model.adapt gave, got {type(weights).__name__}")
-    here = {name: tuple(variable.shape) for name, variable in model.network.task_weights().items()}
-    tables = zip(row_names(model.collection), model.collection.merged, strict=True)
+    here = {name: tuple(variable.shape) for name, variable in learner.network.task_weights().items()}
+    tables = zip(row_names(learner.collection), learner.collection.merged, strict=True)
     dims = {name: merged.dim for name, merged in tables}
-    wrong = [f"it lacks {name}" for name in model.adapted_weights() if name not in weights.deltas]
+    wrong = [f"it lacks {name}" for name in learner.adapted_weights() if name not in weights.deltas]
     for name, delta in weights.deltas.items():
         if delta.shape != here.get(name):
             wrong.append(f"{name} of shape {delta.shape}, here {here.get(name, 'no such weight')}")
@@ -45,5 +45,5 @@ def check_fingerprint(weights: FastWeights, here: str) -> None:
         raise ConfigError(
             f"the fast weights are deltas from other shared weights ({weights.fingerprint}, and the model's "
             f"are {here}): it was trained, or loaded, since, or its tables start otherwise. Adapt the task "
-            "again; or, to add these deltas to the present weights, pass weights=fast.rebased(model)"
+            "again; or, to add these deltas to the present weights, pass weights=fast.rebase(model)"
         )

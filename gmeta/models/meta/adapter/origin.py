@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_view import row_names
 
 
-def fingerprint(model: TaskLoops) -> tf.Tensor:
+def fingerprint(learner: TaskLearner) -> tf.Tensor:
     """Of a model's dense weights and what its tables are, 16 hexadecimal digits, () string.
 
     Args:
-      model: The model; in a graph, its weights as they are when the graph runs.
+      learner: The learner; in a graph, its weights as they are when the graph runs.
     """
-    collection = model.collection
+    collection = learner.collection
     tables = [
         f"{name} {merged.dim} {collection.seed} {merged.policy.initializer!r}"
         for name, merged in zip(row_names(collection), collection.merged, strict=True)
@@ -30,7 +30,7 @@ def fingerprint(model: TaskLoops) -> tf.Tensor:
     with tf.device("CPU:0"):
         dense = [
             tf.fingerprint(tf.reshape(variable, [1, -1]))  # FarmHash64 of the weight's bytes
-            for layer in model.layers
+            for layer in learner.layers
             for variable in layer.weights
         ]
         of_dense = _hexadecimal(tf.fingerprint(tf.reshape(tf.concat(dense, axis=0), [1, -1]))[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ class TracedGraphs:
 
     def still_for(self, *made_for: object) -> bool:
         """Whether these are the very objects that the graphs were traced with."""
-        return all(one is other for one, other in zip(self._made_for, made_for, strict=True))
+        return len(made_for) == len(self._made_for) and all(map(operator.is_, self._made_for, made_for))
 
     def run(self, purpose: tuple[Any, ...], function: Callable[[Any], Any], given: Any) -> Any:
         """``function(given)``, from its graph, as NumPy values.

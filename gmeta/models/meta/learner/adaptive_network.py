@@ -44,6 +44,11 @@ def adaptive(network: Any) -> Any:
     return network if isinstance(network, AdaptiveNetwork) else TaskNetwork(network)
 
 
+def given_network(network: Any) -> Any:
+    """Find the network that `adaptive` was given."""
+    return network.network if isinstance(network, TaskNetwork) else network
+
+
 def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] | None:
     """The names of a network's inputs, if it takes features by name; None: vectors side by side.
 

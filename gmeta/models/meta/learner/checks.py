@@ -1,4 +1,4 @@
-"""What a `MetaModel` is made of and given: is it that?"""
+"""What a `TaskLearner` is made of and given: is it that?"""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def check_something_adapts(inner: meta.InnerLoop, weights: Mapping[str, tf.Varia
         )
 
 
-def check_compiled(model: Any) -> None:
-    """Refuse a model that has no loss yet.
+def check_compiled(learner: Any) -> None:
+    """Refuse a learner that has no loss yet.
 
     Raises:
       ConfigError: It wasn't compiled.
     """
-    if not hasattr(model, "_sample_loss"):
-        raise ConfigError(f"{model.name}: compile the model first; the inner steps need its loss")
+    if learner.loss is None:
+        raise ConfigError(f"{learner.name}: compile the model first; the inner steps need its loss")
 
 
-def columns_beside(model: Any) -> list[str]:
-    """The columns that a model's network takes by name, and its collection doesn't embed."""
-    embedded = {feature.name for feature in model.collection.features}
-    return [name for name in model._named_inputs or () if name not in embedded]
+def columns_beside(learner: Any) -> list[str]:
+    """List the columns that a learner's network takes by name, and its collection doesn't embed."""
+    embedded = {feature.name for feature in learner.collection.features}
+    return [name for name in learner.input_names or () if name not in embedded]
 
 
 def task_batch(batch: Any, columns: Iterable[str] = ()) -> Any:

@@ -16,38 +16,41 @@ from gmeta import meta
 from gmeta.layers import MLP
 from gmeta.meta.adaptation import Parameters
 from gmeta.meta.dual_dense import DualDense
-from gmeta.models.meta.learner.task_loops import TaskLoops
+from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_view import Part, TaskView
 
 
-def steps_among_samples(model: TaskLoops) -> bool:
-    """Whether a model's training steps can be taken in this form.
+def why_not_dual(learner: TaskLearner) -> str:
+    """Say why a learner's training steps can't be taken in this form; empty if they can.
 
     The first layer has to adapt, with directions that are sums of gradients, on inputs that stay as they are.
     """
-    inner, network = model.inner, model.network
-    return (
-        inner.steps > 0
-        and isinstance(network, MLP)
-        and f"{network.first}/kernel" in model.adapted_weights()
-        and network.compute_dtype == network.dtype
-        and getattr(inner.adaptation().optimizer, "is_linear", False)
-        and not inner.adapts_embeddings
-        and not (inner.clip_norm or inner.clip_value or inner.recompute)
-        and inner.learn_learning_rate != "parameter"
-    )
+    inner, network = learner.inner, learner.network
+    if not isinstance(network, MLP):
+        return f"the network is a {type(network).__name__} and no gmeta.layers.MLP"
+    if inner.steps == 0 or f"{network.first}/kernel" not in learner.adapted_weights():
+        return f"the first layer, {network.first}, doesn't adapt"
+    if inner.adapts_embeddings:
+        return "rows adapt, so the first layer's inputs change with the steps"
+    if network.compute_dtype != network.dtype:
+        return f"the network computes in {network.compute_dtype}"
+    if inner.clip_norm or inner.clip_value or inner.recompute or inner.learn_learning_rate == "parameter":
+        return "it has no clipping, no recomputing and no rate for each weight"
+    if not getattr(inner.adaptation().optimizer, "is_linear", False):
+        return "the inner optimizer's steps are no sums of gradients"
+    return ""
 
 
-def dual_outputs(model: TaskLoops, view: TaskView, part: Part) -> tf.Tensor:
+def dual_outputs(learner: TaskLearner, view: TaskView, part: Part) -> tf.Tensor:
     """(tasks, samples, outputs) of tasks that have adapted, in training.
 
     Args:
-      model: One of which `steps_among_samples` holds.
+      learner: One that `why_not_dual` has nothing against.
       view: The batch.
       part: The samples to give outputs for.
     """
-    network, inner = model.network, model.inner
-    weights = model.start_weights(view)
+    network, inner = learner.network, learner.inner
+    weights = learner.start_weights(view)
     kernel, bias = (weights.pop(f"{network.first}/{each}") for each in ("kernel", "bias"))
     layer = DualDense(
         view.samples(), kernel, bias, view.index("support"), order=inner.order or 2, steps=inner.steps
@@ -57,13 +60,13 @@ def dual_outputs(model: TaskLoops, view: TaskView, part: Part) -> tf.Tensor:
         return {**parameters, network.first: layer.support_outputs(parameters[network.first], step)}
 
     def support_loss(given: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        return model.mean_losses(view, "support", network.beyond_first(given[network.first], given))
+        return learner.mean_losses(view, "support", network.beyond_first(given[network.first], given))
 
-    rates = model.inner_rates.values()
+    rates = learner.inner_rates.values()
     if rates is not None:
         rates[network.first] = rates[f"{network.first}/kernel"]  # the layer's, its bias' too
     rule = replace(inner.adaptation(rates), read=read)
     start = {network.first: layer.start(), **meta.per_task(weights, view.tasks)}
     adapted = rule.run(support_loss, rule.begin(start), inner.steps).parameters
-    model.mark("inner", *adapted.values())
+    learner.mark("inner", *adapted.values())
     return network.beyond_first(layer.outputs(view.index(part), adapted[network.first]), adapted)

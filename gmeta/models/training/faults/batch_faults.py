@@ -32,11 +32,11 @@ def fault_of_samples(data: Any) -> str:
     return ""
 
 
-def fault_of_tasks(model: Any, batch: Mapping[str, Any]) -> str:
+def fault_of_tasks(learner: Any, batch: Mapping[str, Any]) -> str:
     """What is wrong in a batch of tasks; empty if nothing is.
 
     Args:
-      model: The `gmeta.models.MetaModel`.
+      learner: The `gmeta.models.meta.learner.task_learner.TaskLearner`.
       batch: The batch, as the loops take it.
     """
     columns = [("label", batch["label"])]
@@ -45,15 +45,15 @@ def fault_of_tasks(model: Any, batch: Mapping[str, Any]) -> str:
         bad = _bad(values)
         if bad.any():
             return f"{what} of {_tasks(batch, _tasks_with(batch, bad))} is not finite: mend the data"
-    return _fault_of_steps(model, batch)
+    return _fault_of_steps(learner, batch)
 
 
-def _fault_of_steps(model: Any, batch: Mapping[str, Any]) -> str:
+def _fault_of_steps(learner: Any, batch: Mapping[str, Any]) -> str:
     """Which tasks the inner steps lead away, if the shared weights do well by them."""
-    steps = model.inner.steps
+    steps = learner.inner.steps
     if not steps or collectives.world().size > 1:  # a lookup of one rank alone can't be made
         return ""
-    outputs = model.predict_after(batch, (0, steps))
+    outputs = learner.predict_after(batch, (0, steps))
     mask = np.asarray(batch["query"]["mask"]) > 0
     lost = {number: _far(values) & mask for number, values in outputs.items()}
     tasks = (lost[steps] & ~lost[0]).any(axis=1)
@@ -62,7 +62,7 @@ def _fault_of_steps(model: Any, batch: Mapping[str, Any]) -> str:
     return (
         f"the inner loop diverges at {_tasks(batch, tasks)}: outputs are finite before its {steps} "
         f"step{'s' * (steps > 1)} and not after: lower InnerLoop(learning_rate=...), now "
-        f"{model.inner.learning_rate}, or give it clip_norm"
+        f"{learner.inner.learning_rate}, or give it clip_norm"
     )
 
 

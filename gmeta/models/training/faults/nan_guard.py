@@ -16,7 +16,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
-from gmeta.models.training.faults.batch_faults import fault_of_samples, fault_of_weights
+from gmeta.models.training.faults.batch_faults import fault_of_weights
 
 _NOT_FINITE = "gradients are not finite on the ranks"
 
@@ -33,7 +33,7 @@ class NanGuard:
       ConfigError: ``nan`` is neither.
     """
 
-    def __init__(self, model: Any, nan: str, find: Callable[[Any], str] = fault_of_samples) -> None:
+    def __init__(self, model: Any, nan: str, find: Callable[[Any], str]) -> None:
         if nan not in ("raise", "allow"):
             raise ConfigError(f"compile: nan must be 'raise' or 'allow', got {nan!r}")
         self.raises = nan == "raise"

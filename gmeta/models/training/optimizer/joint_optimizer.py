@@ -12,6 +12,7 @@ from gmeta.core.graph.variables import lift_variables
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.models.training.faults.nan_guard import refusal
 from gmeta.models.training.optimizer.accumulator import GradientAccumulator
+from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.mean_gradients import (
     NOT_FINITE,
     SOUND,
@@ -21,6 +22,7 @@ from gmeta.models.training.optimizer.mean_gradients import (
     state_of,
     times_samples,
 )
+from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import Clipping
 
 
@@ -48,47 +50,37 @@ class JointOptimizer:
       accumulate_steps: k.
       raises: Whether a step whose gradients aren't finite is an error, where loss scaling doesn't deal with
         it.
+      notes: Where the rank counts its samples; its wish to stop travels with the step's all-reduce.
 
     Attributes:
       optimizer: The Keras optimizer.
-      stop_asked: Whether this rank wants all to stop, a variable (`gmeta.models.training.ranks.stopping`).
-      stop_agreed: Whether all do.
-      seen: On several ranks, how many samples this one has trained on since somebody made it 0, a variable
-        (`gmeta.models.training.ranks.averages`).
     """
 
     # Not a Trackable on purpose: what is kept here is for the moment and belongs to no checkpoint.
 
-    def __init__(self, optimizer: Any, accumulate_steps: int = 1, *, raises: bool = True) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        accumulate_steps: int = 1,
+        *,
+        raises: bool = True,
+        notes: RankNotes | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self._raises = raises
-        self._scaling = hasattr(optimizer, "get_scaled_loss")
+        self._notes = notes or RankNotes()
+        self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
+        self._of_keras = _is_of_keras(optimizer)
         self._clipping = Clipping.of(optimizer)
         # Keras' optimizers do nothing at all where there are no variables: no step is counted, no schedule
         # moves, no loss scale. A model of embeddings alone gives them this one.
         self._stand_in = tf.Variable(0.0, name="no_dense_variables")
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
-        self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
-        self.seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples_seen")
-        self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")
 
     @property
     def accumulates(self) -> bool:
         """Whether a step is made of several batches."""
         return self._accumulator is not None
-
-    @property
-    def skips_bad_steps(self) -> bool:
-        """Whether loss scaling leaves out steps whose gradients aren't finite."""
-        return self._scaling and self.optimizer.dynamic
-
-    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate; call it inside the tape."""
-        return self.optimizer.get_scaled_loss(loss) if self._scaling else loss
-
-    def unscaled(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """The gradients of the loss out of those of `scaled`."""
-        return self.optimizer.get_unscaled_gradients(gradients) if self._scaling else list(gradients)
 
     def apply_gradients(
         self,
@@ -112,10 +104,23 @@ class JointOptimizer:
         Raises:
           tf.errors.InvalidArgumentError: No step may be made of the loss, or on several ranks of a gradient.
         """
+        # AutoGraph would rewrite hundreds of Keras' functions for the first step, which takes 3 to 5 s.
+        apply = tf.autograph.experimental.do_not_convert(self._apply) if self._of_keras else self._apply
+        apply(gradients, variables, lookups, row_gradients, samples, allowed)
+
+    def _apply(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        lookups: RecordedLookups,
+        row_gradients: Sequence[Gradient],
+        samples: tf.Tensor,
+        allowed: tf.Tensor,
+    ) -> None:
         accumulator = self._accumulator
         if collectives.world().size > 1:
             # A step that ends the data may or may not come here, but has no samples.
-            self.seen.assign_add(tf.cast(samples, tf.int64))
+            self._notes.seen.assign_add(tf.cast(samples, tf.int64))
             gradients = times_samples(gradients, samples)
             row_gradients = times_samples(row_gradients, samples)
             state = state_of([*gradients, *row_gradients], allowed)
@@ -164,11 +169,11 @@ class JointOptimizer:
         state: tf.Tensor,
     ) -> None:
         """The step of all ranks' samples, given this rank's sums over its own."""
-        means = global_means(sums, samples, state, self.stop_asked)
-        self.stop_agreed.assign(means.stop)
+        means = global_means(sums, samples, state, self._notes.stop_asked)
+        self._notes.stop_agreed.assign(means.stop)
         dense, scale = means.dense, means.scale
         if self._raises:
-            passes = means.states <= (NOT_FINITE if self.skips_bad_steps else SOUND)
+            passes = means.states <= (NOT_FINITE if self._skips_bad_steps else SOUND)
             with tf.control_dependencies(refusal(tf.reduce_all(passes), ~passes)):
                 dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
                 scale = tf.identity(scale)
@@ -199,7 +204,7 @@ class JointOptimizer:
             with lift_variables():
                 self.optimizer.build(stepping)
         rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
-        if not self.skips_bad_steps:
+        if not self._skips_bad_steps:
             self.optimizer.apply_gradients(pairs)
             _update(tables, rate)
             return
@@ -209,6 +214,14 @@ class JointOptimizer:
         verdict = tf.where(finite, 0.0, float("nan"))
         self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
         tf.cond(finite, lambda: _update(tables, rate), _nothing)
+
+
+def _is_of_keras(optimizer: Any) -> bool:
+    """Whether an optimizer and its schedule are Keras' own, which ask no tensor in Python's `if`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
+    parts = [optimizer, inner, *([rate] if callable(rate) and not isinstance(rate, tf.Variable) else [])]
+    return all(type(part).__module__.startswith("tf_keras.") for part in parts)
 
 
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:

@@ -60,7 +60,7 @@ def sparse_form(optimizer: Any) -> tuple[SparseOptimizer, list[str]]:
     Where there is none, it is Adam, at the optimizer's rate.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    config, name = inner.get_config(), _name(optimizer)
+    config, name = _settings(inner), _name(optimizer)
     make = _FORMS.get(name) if type(inner).__module__.startswith("tf_keras.") else None
     without = []
     if make is None:
@@ -75,6 +75,14 @@ def sparse_form(optimizer: Any) -> tuple[SparseOptimizer, list[str]]:
     if config.get("use_ema"):
         without.append("its moving averages (use_ema), which are of dense weights alone")
     return form, without
+
+
+def _settings(optimizer: Any) -> Mapping[str, Any]:
+    """The settings of a Keras optimizer; its rate may be a schedule that has no config, as Keras allows."""
+    try:
+        return optimizer.get_config()
+    except NotImplementedError:
+        return {**vars(optimizer), **getattr(optimizer, "_hyper", {})}
 
 
 def _name(optimizer: Any) -> str:

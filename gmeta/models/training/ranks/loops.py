@@ -16,6 +16,7 @@ from gmeta.core.graph.conditions import named_refusals
 from gmeta.models.training.faults.bad_ids import named_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
+from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import follow_late
 from gmeta.models.training.ranks.averages import merge_moving_averages
 from gmeta.models.training.ranks.data import RankData, SameElements, empty_batch, rank_dataset
@@ -52,6 +53,7 @@ class RunsOnRanks:
 
     _joint_optimizer: JointOptimizer
     _guard: NanGuard
+    _notes: RankNotes
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
         """As `tf.keras.Model.fit`; see `RunsOnRanks`.
@@ -178,9 +180,9 @@ class RunsOnRanks:
         For training loops over `train_on_batch`, before the weights are used outside of `evaluate` and
         `predict`; `fit` does so at the end of an epoch. All ranks call it. On one rank it does nothing.
         """
-        joint = getattr(self, "_joint_optimizer", None)
-        if joint is not None and collectives.world().size > 1:
-            merge_moving_averages(self, joint.seen)
+        notes = getattr(self, "_notes", None)
+        if notes is not None and collectives.world().size > 1:
+            merge_moving_averages(self, notes.seen)
 
     @contextmanager
     def _named_failures(self, doing: str) -> Iterator[None]:
@@ -244,7 +246,7 @@ class RunsOnRanks:
             return given
         several = collectives.world().size > 1
         first = [_Complete(self)] if several or joint.accumulates else []
-        last = [StopTogether(joint.stop_asked, joint.stop_agreed)] if several else []
+        last = [StopTogether(self._notes)] if several else []
         return _add(given, first, last)
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.models.training.optimizer.rank_notes import RankNotes
 
 
 class StopTogether(tf.keras.callbacks.Callback):
@@ -17,13 +18,12 @@ class StopTogether(tf.keras.callbacks.Callback):
     ranks agree on the spot; what callbacks see there is the same on all of them.
 
     Args:
-      asked: The variable that says what this rank wants, which the all-reduce sends.
-      agreed: The variable that the all-reduce writes.
+      notes: The rank's; the all-reduce sends ``stop_asked`` and writes ``stop_agreed``.
     """
 
-    def __init__(self, asked: tf.Variable, agreed: tf.Variable) -> None:
+    def __init__(self, notes: RankNotes) -> None:
         super().__init__()
-        self._asked, self._agreed = asked, agreed
+        self._asked, self._agreed = notes.stop_asked, notes.stop_agreed
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Nobody has asked yet."""

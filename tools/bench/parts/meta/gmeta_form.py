@@ -95,7 +95,7 @@ class GMeta:
         return Start(weights, {name: rows.numpy() for name, rows in found.items()})
 
     def _outer(self, batch: Any) -> Any:
-        outer, lookup = self.model.gradients(batch)
+        outer, lookup = self.model.outer_gradients(batch)
         places = {n: p.flat_values if hasattr(p, "flat_values") else p for n, p in lookup.positions.items()}
         of_table = zip(outer.rows, self.model.collection.merged, strict=True)
         by_field = {f.name: tf.gather(g, places[f.name]) for g, merged in of_table for f in merged.features}

@@ -1,0 +1,299 @@
+"""The inner and the outer loop over an embedding collection and a network.
+
+What tasks start from, how they adapt, and what the outer loss is of; it knows no Keras model and no ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import tensorflow as tf
+
+from gmeta import meta
+from gmeta.core.errors import ConfigError
+from gmeta.layers import CollectionLookup, EmbeddingCollection
+from gmeta.meta.reduction import Reduction
+from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
+from gmeta.models.meta.learner.checks import (
+    check_collection,
+    check_inner,
+    check_something_adapts,
+    columns_beside,
+    task_batch,
+)
+from gmeta.models.meta.learner.inner_rates import InnerRates
+from gmeta.models.meta.learner.task_losses import SampleLoss, without_single_output
+from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
+
+OuterSamples = Literal["query", "all"]
+
+
+class OuterLoss(NamedTuple):
+    """The loss of adapted tasks, and what it is of.
+
+    Attributes:
+      loss: () the loss that an outer step minimizes.
+      part: The samples that are measured.
+      outputs: (tasks, samples of the part, outputs).
+    """
+
+    loss: tf.Tensor
+    part: Part
+    outputs: tf.Tensor
+
+
+class TaskLearner:
+    r"""Learns weights from which tasks adapt.
+
+    .. math:: \frac{1}{n} \sum_t \sum_{q \in Q_t} \ell(f(x_q; \theta_t), y_q), \quad
+       \theta_t = \theta - \alpha \nabla_\theta \frac{1}{|S_t|} \sum_{s \in S_t} \ell(f(x_s; \theta), y_s)
+
+    `gmeta.models.MetaModel` trains it with Keras; `gmeta.models.meta.learner.outer_rules` computes the
+    gradients of a batch, and `gmeta.models.meta.adapter` adapts at serving. A learner with a start, a loss or
+    inputs of its own derives from this class and overrides `start_weights`, `outer_loss`, `task_outputs` or
+    `view`; ``MetaModel(..., learner=...)`` takes it.
+
+    Args:
+      collection: The embeddings.
+      network: As for `gmeta.models.MetaModel`.
+      inner: The inner loop.
+      loss: A Keras loss that gives a value for each sample; None: set later, before anything adapts.
+      outer_samples: As for `gmeta.models.MetaModel`.
+      reduction: As for `gmeta.models.MetaModel`.
+      name: What errors and fast weights call it.
+
+    Attributes:
+      collection: The embeddings.
+      network: The network, its weights handed in (`AdaptiveNetwork`).
+      inner: The inner loop; `use` sets another.
+      inner_rates: The learned inner rates.
+      loss: The loss of a sample.
+      input_names: The inputs that the network takes by name; None: all vectors side by side.
+      mark: Called as ``mark(part, *tensors)`` when a part of a step is over.
+      forms: The names of the forms (`gmeta.models.meta.learner.forms`) in which its loops may be computed. A
+        class that derives from this one has ``("plain",)`` unless it says otherwise.
+
+    Raises:
+      ConfigError: A collection, network or inner loop that don't go together.
+
+    Example:
+      >>> from gmeta.layers import FeatureConfig, MLP
+      >>> collection = EmbeddingCollection([FeatureConfig("item", 4)])
+      >>> learner = TaskLearner(collection, MLP({"fc": 8, "out": 1}), meta.InnerLoop("anil"), "mse")
+      >>> sorted(learner.adapted_weights())
+      ['out/bias', 'out/kernel']
+    """
+
+    forms: ClassVar[tuple[str, ...]] = ("plain", "dual", "grouped", "dual in groups")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forms" not in vars(cls):
+            cls.forms = ("plain",)
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        network: AdaptiveNetwork | tf.keras.layers.Layer,
+        inner: meta.InnerLoop | None = None,
+        loss: Any = None,
+        *,
+        outer_samples: OuterSamples = "query",
+        reduction: Reduction = "sample",
+        name: str = "learner",
+    ) -> None:
+        if outer_samples not in ("query", "all"):
+            raise ConfigError(f"outer_samples must be 'query' or 'all', got {outer_samples!r}")
+        if reduction not in ("sample", "task"):
+            raise ConfigError(f"reduction must be 'sample' or 'task', got {reduction!r}")
+        check_collection(collection)
+        self.name, self.collection, self.network = name, collection, adaptive(network)
+        self.input_names = self._build(network)
+        self.outer_samples: OuterSamples = outer_samples
+        self.reduction: Reduction = reduction
+        self.loss = None if loss is None else SampleLoss(loss)
+        self.mark: Any = _mark_nothing
+        self.use(meta.InnerLoop() if inner is None else inner)
+
+    def _build(self, network: Any) -> list[str] | None:
+        """Give the network its weights; return the names that it takes inputs by."""
+        names = inputs_by_name(network, self.collection)
+        build(self.network, self.collection, names)
+        return names
+
+    def use(self, inner: meta.InnerLoop) -> None:
+        """Adapt by another inner loop from now on; learned inner rates begin anew.
+
+        Raises:
+          ConfigError: It is none, or adapts what isn't there.
+        """
+        check_inner(inner)
+        self.inner = inner
+        weights = self.adapted_weights()
+        check_something_adapts(inner, weights, self.network.name)
+        self.inner_rates = InnerRates(inner, weights, self.collection)
+
+    @property
+    def layers(self) -> list[tf.keras.layers.Layer]:
+        """What holds the shared weights, in a fixed order."""
+        return [self.collection, self.network, self.inner_rates]
+
+    @property
+    def outer_part(self) -> Part:
+        """The samples that the outer loss is of."""
+        return "all" if self.outer_samples == "all" else "query"
+
+    def adapted_weights(self) -> dict[str, tf.Variable]:
+        """Name -> variable: the network's weights that a task adapts."""
+        found = self.network.task_weights()
+        chosen = self.inner.adapted_layers(_layers(found), _layers(self.network.fast_weights()))
+        return {name: variable for name, variable in found.items() if name.rpartition("/")[0] in chosen}
+
+    def tasks_of(self, data: Any) -> TaskBatch:
+        """Find the tasks in what is learned from; a learner of other batches makes them here.
+
+        Raises:
+          ConfigError: It is no batch of tasks, or lacks a column that the network takes.
+        """
+        return task_batch(data, columns_beside(self))
+
+    def view(self, batch: TaskBatch, lookup: CollectionLookup, training: bool = False) -> TaskView:
+        """Arrange a batch as the loops see it.
+
+        Args:
+          batch: The batch.
+          lookup: The rows of its samples.
+          training: For a learner that computes the network's inputs by layers of its own: whether these act
+            as in training.
+        """
+        return TaskView(
+            batch,
+            self.collection,
+            lookup,
+            names=self.input_names,
+            adapts_rows=self.inner.adapts_embeddings,
+        )
+
+    def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
+        """Compute what tasks adapt of the network, before adaptation.
+
+        Returns:
+          Name -> tensor, of the variable's shape where all tasks start alike, otherwise (tasks, ...).
+        """
+        return {name: tf.convert_to_tensor(value) for name, value in self.adapted_weights().items()}
+
+    def task_outputs(
+        self,
+        view: TaskView,
+        part: Part,
+        weights: Mapping[str, tf.Tensor],
+        training: bool = False,
+    ) -> tf.Tensor:
+        """Compute outputs for samples of the tasks, with their own weights: (tasks, samples, outputs)."""
+        of_network = {name: value for name, value in weights.items() if name not in view.owners()}
+        outputs = self.network(view.inputs(part, weights), of_network, training=training)
+        return tf.cast(outputs, tf.float32) if outputs.dtype.size < 4 else outputs  # as losses need it
+
+    def support_loss(
+        self,
+        view: TaskView,
+        weights: Mapping[str, tf.Tensor],
+        part: Part = "support",
+        training: bool = False,
+    ) -> tf.Tensor:
+        """Compute the tasks' mean losses on their support samples, (tasks,)."""
+        return self.mean_losses(view, part, self.task_outputs(view, part, weights, training))
+
+    def mean_losses(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
+        """Compute the tasks' mean losses of outputs, (tasks,)."""
+        return meta.task_means(self.sample_losses(view, part, outputs), view.mask(part))
+
+    def sample_losses(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
+        """Compute the losses of outputs, (tasks, samples)."""
+        assert self.loss is not None
+        return self.loss(view.labels(part), outputs)
+
+    def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> OuterLoss:
+        """Compute the loss of adapted weights that a step minimizes."""
+        part = self.outer_part
+        return self.loss_of(view, part, self.task_outputs(view, part, weights, training=True))
+
+    def loss_of(self, view: TaskView, part: Part, outputs: tf.Tensor) -> OuterLoss:
+        """Reduce the losses of outputs over the batch."""
+        losses = self.sample_losses(view, part, outputs)
+        return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
+
+    # No Python here branches on a tensor: in a user's tf.function too, AutoGraph has nothing to convert.
+    @tf.autograph.experimental.do_not_convert
+    def adapt(
+        self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False
+    ) -> meta.Adapted:
+        """Take so many inner steps on the tasks' support samples.
+
+        Args:
+          view: The batch.
+          steps: Inner gradient steps.
+          part: The samples to adapt on.
+          training: Whether outer gradients are to pass through the steps, and layers such as Dropout are to
+            act as in training.
+        """
+        return self._continue(view, self._start(view, steps > 0), steps, part, training)
+
+    def _start(self, view: TaskView, to_adapt: bool = True) -> meta.Adapted:
+        weights = self.start_weights(view)
+        if to_adapt:
+            shapes = self.adapted_weights()
+            alike = {n: v for n, v in weights.items() if n in shapes and v.shape.rank == shapes[n].shape.rank}
+            weights = {**weights, **meta.per_task(alike, view.tasks)}
+        parameters = {**weights, **view.row_parameters()}
+        return self.inner.adaptation().begin(parameters, view.owners())
+
+    def _continue(
+        self,
+        view: TaskView,
+        adapted: meta.Adapted,
+        steps: int,
+        part: Part = "support",
+        training: bool = False,
+    ) -> meta.Adapted:
+        rule = self.inner.adaptation(self.inner_rates.values(), order=None if training else 1)
+        if not (self.inner.recompute and training):
+            return rule.run(lambda w: self.support_loss(view, w, part, training), adapted, steps)
+        # What a step reads has to be handed to it, so that it can be read anew.
+        return rule.run(
+            lambda w, samples: self.support_loss(view.with_samples(samples), w, part, training),
+            adapted,
+            steps,
+            view.samples(),
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_after(self, data: Any, steps: Sequence[int]) -> dict[int, tf.Tensor]:
+        """Predict the query after several numbers of inner steps, each continuing the one before.
+
+        Args:
+          data: A batch of tasks. Nothing is stored.
+          steps: Numbers of inner gradient steps, e.g. (0, 1, 5).
+
+        Returns:
+          Steps -> (tasks, query samples), or (tasks, query samples, outputs) if there are several.
+
+        Raises:
+          ConfigError: The batch is none of tasks, or lacks a column that the network takes.
+        """
+        batch = self.tasks_of(data)
+        view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
+        adapted, found = self._start(view), {}
+        for goal in sorted(set(steps)):
+            adapted = self._continue(view, adapted, goal - adapted.steps)
+            found[goal] = without_single_output(self.task_outputs(view, "query", adapted.parameters))
+        return found
+
+
+def _layers(weights: Mapping[str, tf.Variable]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.rpartition("/")[0] for name in weights))
+
+
+def _mark_nothing(part: str, *tensors: tf.Tensor) -> None:
+    """Take no time."""
