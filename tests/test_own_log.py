@@ -86,8 +86,8 @@ def next_item(data: Path) -> Made:
 
 
 def features(*names: str) -> list[layers.FeatureConfig]:
-    pooling = {"tags": "mean"}
-    return [layers.FeatureConfig(name, 8, pooling.get(name), hash=True) for name in names]
+    combiner = {"tags": "mean"}
+    return [layers.FeatureConfig(name, dim=8, combiner=combiner.get(name), hash=True) for name in names]
 
 
 KINDS = {"ordinary": ordinary, "meta": meta_model, "grm": ranker, "next_item": next_item}

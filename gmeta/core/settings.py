@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import cattrs
+from cattrs.gen import make_dict_structure_fn
 
 from gmeta.core.errors import ConfigError
 
@@ -33,6 +34,19 @@ def _strict(value: Any, wanted: type) -> Any:
 
 for _type in (int, float, str, bool):
     _converter.register_structure_hook(_type, _strict)
+
+
+def _has_former_names(kind: Any) -> bool:
+    return is_dataclass(kind) and hasattr(kind, "FORMER_NAMES")
+
+
+def _make_with_former_names(cls: Any) -> Any:
+    """Settings that were written before a key had its present name are read as they were meant."""
+    make = make_dict_structure_fn(cls, _converter, _cattrs_forbid_extra_keys=True)
+    return lambda value, kind: make({cls.FORMER_NAMES.get(name, name): value[name] for name in value}, kind)
+
+
+_converter.register_structure_hook_factory(_has_former_names, _make_with_former_names)
 
 
 def _is_choice(kind: Any) -> bool:

@@ -85,7 +85,7 @@ class PaddedSequences:
         self.inputs: dict[str, tf.TypeSpec] = {}
         for part, names in self._parts.items():
             for name in names:
-                matrix = part != "contexts" or features[name].pooling is not None
+                matrix = part != "contexts" or features[name].combiner is not None
                 self.inputs[f"{part}_{name}"] = id_spec(features[name], text_ids, matrix=matrix)
         self._ids = set(self.inputs)
         if columns.time is not None:

@@ -36,7 +36,7 @@ def feature_inputs(features: Sequence[FeatureConfig]) -> dict[str, tf.TypeSpec]:
     """Feature -> the spec of its ids: (samples,), or ragged (samples, None) where they are pooled."""
     return {
         feature.name: tf.TensorSpec([None], tf.int64)
-        if feature.pooling is None
+        if feature.combiner is None
         else tf.RaggedTensorSpec([None, None], tf.int64)
         for feature in features
     }

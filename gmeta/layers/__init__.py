@@ -3,6 +3,7 @@
 from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection
 from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradient, record_lookups
 from gmeta.layers.multitask.expert_use import ExpertBalance, expert_balance, squared_variation
 from gmeta.layers.multitask.mmoe import MMoE
@@ -34,6 +35,7 @@ __all__ = [
     "SequenceLayer",
     "SequenceStack",
     "SequenceView",
+    "TableConfig",
     "TableGradient",
     "TaskHeads",
     "expert_balance",

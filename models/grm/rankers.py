@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from gmeta.initializers import Normal
-from gmeta.layers import FeatureConfig, SequenceLayer, SequenceView
+from gmeta.layers import FeatureConfig, SequenceLayer, SequenceView, TableConfig
 from gmeta.models import GRM, grm
 from gmeta.ops import AttentionMask, Jagged, jagged
 from gmeta.optimizers import Adam
@@ -94,7 +94,7 @@ def ranker(
             **options,
         }
     model = grm(
-        [FeatureConfig(name, width, initializer=start) for name, width in widths.items()],
+        [FeatureConfig(name, TableConfig(name, width, initializer=start)) for name, width in widths.items()],
         contexts=CONTEXTS,
         history=HISTORY,
         targets=TARGETS,

@@ -25,7 +25,7 @@ from sasrec import SASRec
 
 from gmeta.core.errors import GmetaError
 from gmeta.initializers import Normal
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.losses import SampledSoftmax
 from gmeta.metrics import NextItem, catalogue_ranks
 from gmeta.models import NextItemModel
@@ -70,7 +70,7 @@ def make_model(name: str, items: int, settings: Settings, seed: int) -> NextItem
     """A model, compiled."""
     adam = {"beta_2": settings.beta_2}
     collection = EmbeddingCollection(
-        [FeatureConfig("item", settings.dim, initializer=Normal(0.0, 0.02))],
+        [FeatureConfig("item", TableConfig("item", settings.dim, initializer=Normal(0.0, 0.02)))],
         optimizer=Adam(settings.learning_rate, **adam),
         seed=seed,
     )

@@ -29,7 +29,7 @@ class Squared(NDCG):
 def make_model(evaluation_steps=None, reduction="sample", rate=0.1, **options):
     model = MetaModel(
         EmbeddingCollection(
-            [FeatureConfig("user", 4), FeatureConfig("item", 4)], optimizer=SGD(learning_rate=None)
+            [FeatureConfig("user", dim=4), FeatureConfig("item", dim=4)], optimizer=SGD(learning_rate=None)
         ),
         MLP({"fc": 8, "out": 1}),
         inner=InnerLoop(steps=1, learning_rate=0.1, evaluation_steps=evaluation_steps),

@@ -26,7 +26,7 @@ class Scorer(tf.keras.Model):
 
     def __init__(self, units: int = 1, name: str = "scores") -> None:
         super().__init__()
-        features = [FeatureConfig("user", 4), FeatureConfig("item", 2)]
+        features = [FeatureConfig("user", dim=4), FeatureConfig("item", dim=2)]
         self.embeddings = EmbeddingCollection(features, optimizer=optimizers.Adam(0.05), name=name)
         self.dense = tf.keras.layers.Dense(units)
 
@@ -155,7 +155,9 @@ def test_data_of_unknown_length_is_saved_once_at_the_end_of_an_epoch(tmp_path):
 
 def test_a_save_waits_for_accumulated_gradients(tmp_path):
     inputs = {"user": tf.keras.Input([], dtype=tf.int64, name="user")}
-    table = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=optimizers.SGD(0.1), name="accumulated")
+    table = EmbeddingCollection(
+        [FeatureConfig("user", dim=4)], optimizer=optimizers.SGD(0.1), name="accumulated"
+    )
     model = Model(inputs, tf.keras.layers.Dense(1)(table(inputs)["user"]))
     model.compile(tf.keras.optimizers.SGD(0.1), "mse", accumulate_steps=3)
     checkpoints = ShardedCheckpoint(CheckpointStore(tmp_path, keep=100), every=2)
@@ -227,7 +229,7 @@ def measured(form=lambda data: data):
     """A model with metrics; `fit` of a callback's, on an epoch's own data, and validation."""
     features = {"user": tf.keras.Input([], dtype=tf.int64, name="user")}
     collection = EmbeddingCollection(
-        [FeatureConfig("user", 4)], optimizer=optimizers.SGD(0.1), name="measured"
+        [FeatureConfig("user", dim=4)], optimizer=optimizers.SGD(0.1), name="measured"
     )
     kernel = tf.keras.initializers.GlorotUniform(seed=1)
     model = Model(features, tf.keras.layers.Dense(1, kernel_initializer=kernel)(collection(features)["user"]))

@@ -9,14 +9,14 @@ import tensorflow as tf
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.checkpoint import sharded as sharded_checkpoint
 from gmeta.export.saved_model import Signature, export_model, feature_inputs
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.testing.serving import ask
 from gmeta.testing.tables import assert_same_tables, sorted_records
 
 THRESHOLD = 3
 FEATURES = tuple(
-    FeatureConfig(name, 4, initializer=initializers.Normal(0, 1), precision=precision)
+    FeatureConfig(name, TableConfig(name, 4, initializer=initializers.Normal(0, 1), precision=precision))
     for name, precision in (("user", policies.TwoPrecisions(THRESHOLD)), ("item", None))
 )
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
@@ -18,7 +18,10 @@ pytestmark = pytest.mark.ranks
 def adapted(owner_of_tasks):
     """Task -> what its owner's adaptation predicts, and the bytes; of this rank's tasks."""
     here = collectives.world()
-    features = [FeatureConfig("item", 4, initializer=Normal(0, 1)), FeatureConfig("tags", 4, "mean")]
+    features = [
+        FeatureConfig("item", TableConfig("item", 4, initializer=Normal(0, 1))),
+        FeatureConfig("tags", dim=4, combiner="mean"),
+    ]
     model = MetaModel(
         EmbeddingCollection(features, seed=1, optimizer=SGD(0.5)),
         MLP({"fc": 6, "out": 1}),

@@ -26,7 +26,7 @@ class Branches(Model):
 
     def __init__(self, large: int) -> None:
         super().__init__()
-        self.collection = EmbeddingCollection([FeatureConfig("user", 2)])
+        self.collection = EmbeddingCollection([FeatureConfig("user", dim=2)])
         self.head = tf.keras.layers.Dense(1)
         self.large, self.many = large, tf.Variable(0, trainable=False)
 
@@ -56,7 +56,7 @@ def main() -> None:
     found = model.fit(x, y, validation_data=(x, y), **settings).history
     off = float(np.abs(model.predict(x, verbose=0) - 1).mean())
     tasks = MetaModel(
-        EmbeddingCollection([FeatureConfig("user", 2), FeatureConfig("item", 2)]), MLP({"out": 1})
+        EmbeddingCollection([FeatureConfig("user", dim=2), FeatureConfig("item", dim=2)]), MLP({"out": 1})
     )
     tasks.compile(tf.keras.optimizers.SGD(Falls()), "mse")
     losses = [tasks.train_on_batch(make_batch([2, 3])) for _ in range(4)]

@@ -20,7 +20,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives.counting import counter
 from gmeta.core.errors import GmetaError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
@@ -36,7 +36,10 @@ STAGES = (4, 2, 3, 1)  # ranks of one epoch after another
 def model() -> Model:
     leave_keras_as_it_is()
     start = Normal(0.0, 0.3)
-    features = [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 2, initializer=start)]
+    features = [
+        FeatureConfig("user", TableConfig("user", 4, initializer=start)),
+        FeatureConfig("item", TableConfig("item", 2, initializer=start)),
+    ]
     x = {f.name: tf.keras.Input([], name=f.name, dtype=tf.int64) for f in features}
     vectors = EmbeddingCollection(features, optimizer=Adam(0.05), name="tables")(x)
     hidden = tf.keras.layers.Concatenate()(list(vectors.values()))

@@ -39,7 +39,7 @@ SCRIPT = """
     import tensorflow as tf
     from gmeta.core import collectives
     from gmeta.core.collectives.driver.elastic import is_change_wanted
-    from gmeta.layers import EmbeddingCollection, FeatureConfig
+    from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
     from gmeta.models import Model
     from gmeta.initializers import Normal
     from gmeta.optimizers import Adam
@@ -68,7 +68,8 @@ SCRIPT = """
         return every.apply(tf.data.experimental.assert_cardinality(23))
 
     start = Normal(0.0, 0.3)
-    features = [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 2, initializer=start)]
+    tables = [TableConfig("user", 4, initializer=start), TableConfig("item", 2, initializer=start)]
+    features = [FeatureConfig(table.name, table) for table in tables]
     x = {f.name: tf.keras.Input([], name=f.name, dtype=tf.int64) for f in features}
     vectors = EmbeddingCollection(features, optimizer=Adam(0.05), name="tables")(x)
     hidden = tf.keras.layers.Concatenate()(list(vectors.values()))

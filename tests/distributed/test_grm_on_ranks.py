@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import FeatureConfig
+from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.models import grm
 from gmeta.optimizers import Adam
 from gmeta.testing.data.exposure_batches import draw_exposures
@@ -50,7 +50,10 @@ def own_batches() -> tf.data.Dataset:
 
 
 def train() -> dict[str, Any]:
-    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 0.3)) for name in ("item", "action", "city")]
+    features = [
+        FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 0.3)))
+        for name in ("item", "action", "city")
+    ]
     model = grm(
         features,
         contexts=["city"],

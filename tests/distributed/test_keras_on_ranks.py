@@ -19,7 +19,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.export.saved_model import portable_ops
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.exchange import pieces as exchange
 from gmeta.metrics import AUC
 from gmeta.models import Model
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.ranks
 
 RANKS = 2
 FEATURES = (
-    FeatureConfig("user", 4, initializer=Normal(0.0, 0.5)),
-    FeatureConfig("item", 4, initializer=Normal(0.0, 0.5)),
+    FeatureConfig("user", TableConfig("user", 4, initializer=Normal(0.0, 0.5))),
+    FeatureConfig("item", TableConfig("item", 4, initializer=Normal(0.0, 0.5))),
 )
 AUTO = tf.data.experimental.AutoShardPolicy
 
@@ -143,7 +143,7 @@ def ignored() -> dict[str, Any]:
     """A loss that depends on one of two features, which share ids and a table."""
     x, y, _ = samples()
     inputs = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
-    features = [FeatureConfig(name, 4, table="both", initializer=Normal(0.0, 0.5)) for name in inputs]
+    features = [FeatureConfig(name, TableConfig("both", 4, initializer=Normal(0.0, 0.5))) for name in inputs]
     vectors = EmbeddingCollection(features, optimizer=Adam(None), name="collection")(inputs)
     kernel = tf.keras.initializers.GlorotUniform(seed=1)
     model = Model(inputs, tf.keras.layers.Dense(1, kernel_initializer=kernel)(vectors["user"]))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import NextItemModel
 from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
@@ -58,7 +58,7 @@ def train() -> dict[str, Any]:
     seed = collectives.world().rank
     hstu = HSTU(blocks=1, heads=1, attention_dim=4, value_dim=4, max_length=LONGEST, seed=seed)
     collection = EmbeddingCollection(
-        [FeatureConfig("item", 4, initializer=Normal(0.0, 0.3))], optimizer=Adam(None)
+        [FeatureConfig("item", TableConfig("item", 4, initializer=Normal(0.0, 0.3)))], optimizer=Adam(None)
     )
     model = NextItemModel(collection, hstu, items=ITEMS, max_length=LONGEST, time="time", negatives=8, ks=[5])
     # Tracing is what would take the time.

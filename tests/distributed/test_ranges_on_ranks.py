@@ -13,7 +13,7 @@ from gmeta import io
 from gmeta.core import collectives
 from gmeta.core.shares import SHARES
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
@@ -28,7 +28,8 @@ def train(path: Path) -> dict[str, Any]:
     leave_keras_as_it_is()
     model = MetaModel(
         EmbeddingCollection(
-            [FeatureConfig("genre", 4, pooling="mean", initializer=Normal(0.0, 0.5))], optimizer=Adam(0.05)
+            [FeatureConfig("genre", TableConfig("genre", 4, initializer=Normal(0.0, 0.5)), combiner="mean")],
+            optimizer=Adam(0.05),
         ),
         MLP({"fc": 4, "out": 1}, seed=1),
         inner=InnerLoop(steps=1, learning_rate=0.01),

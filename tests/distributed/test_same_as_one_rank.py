@@ -14,7 +14,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.logical_shards import owned_shards
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import Adagrad, Adam
@@ -34,9 +34,9 @@ OPTIMIZERS = {
 }
 START = Normal(0.0, 0.3)
 FEATURES = (
-    FeatureConfig("user", 4, initializer=START),
-    FeatureConfig("tags", 4, "mean", initializer=START),
-    FeatureConfig("wide", 6, initializer=START),
+    FeatureConfig("user", TableConfig("user", 4, initializer=START)),
+    FeatureConfig("tags", TableConfig("tags", 4, initializer=START), combiner="mean"),
+    FeatureConfig("wide", TableConfig("wide", 6, initializer=START)),
 )
 
 

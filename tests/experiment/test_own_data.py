@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.settings import from_mapping
+from gmeta.experiment.plan.column_settings import FeatureSettings
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import count_tasks, measured_tasks, training_tasks
@@ -30,7 +32,7 @@ def test_everything_is_decided_by_the_data_set(clicks):
     planned = plan_experiment({}, clicks)
     config = planned.config
     assert (config.label, config.loss, config.positive) == ("click", "binary_crossentropy", 0.5)
-    assert {name: (each.hash, each.pooling) for name, each in config.features.items()} == {
+    assert {name: (each.hash, each.combiner) for name, each in config.features.items()} == {
         "item_id": (True, None),
         "city": (True, None),
         "tags": (True, "mean"),
@@ -48,7 +50,7 @@ def test_everything_is_decided_by_the_data_set(clicks):
 
 def test_what_is_given_counts_more(clicks):
     given = {
-        "features": {"tags": {"dim": 8, "pooling": "sum"}, "item_id": {}},
+        "features": {"tags": {"dim": 8, "combiner": "sum"}, "item_id": {}},
         "numbers": [],
         "item": "city",
         "embedding_dim": 4,
@@ -56,7 +58,8 @@ def test_what_is_given_counts_more(clicks):
         "seeds": [4, 5],
     }
     config = plan_experiment(given, clicks).config
-    assert (config.features["tags"].dim, config.features["tags"].pooling) == (8, "sum")
+    assert from_mapping(FeatureSettings, {"pooling": "sum"}) == FeatureSettings(combiner="sum")
+    assert (config.features["tags"].dim, config.features["tags"].combiner) == (8, "sum")
     assert list(config.features) == ["tags", "item_id"]
     assert (config.numbers, config.item, config.query, config.seeds) == ({}, "city", 3, (4, 5))
 

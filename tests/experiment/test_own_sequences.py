@@ -7,7 +7,7 @@ import tensorflow as tf
 from gmeta import io
 from gmeta.export.saved_model import export_model
 from gmeta.initializers import Constant
-from gmeta.layers import FeatureConfig
+from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM, grm
 from gmeta.testing.data.clicks import prepared_clicks
@@ -23,7 +23,7 @@ def train(tmp_path_factory):
 
 
 def hashed(name):
-    return FeatureConfig(name, 8, hash=True, initializer=START)
+    return FeatureConfig(name, TableConfig(name, 8, initializer=START), hash=True)
 
 
 @pytest.mark.slow
@@ -36,7 +36,11 @@ def test_clicks_of_a_log_of_texts_are_ranked_and_served(train, tmp_path):
         exposed=0.4,
     )
     base = grm(
-        [hashed("item_id"), hashed("city"), FeatureConfig("click", 4, initializer=START)],
+        [
+            hashed("item_id"),
+            hashed("city"),
+            FeatureConfig("click", TableConfig("click", 4, initializer=START)),
+        ],
         contexts=["city"],
         history=["item_id", "click"],
         targets=["item_id"],

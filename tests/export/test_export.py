@@ -7,14 +7,14 @@ import tensorflow as tf
 from gmeta import initializers, optimizers
 from gmeta.core.errors import ConfigError
 from gmeta.export.saved_model import PADDING, Signature, export_model, feature_inputs
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.testing.serving import ask
 
 FEATURES = (
-    FeatureConfig("user", 4, initializer=initializers.Normal(0, 1)),
-    FeatureConfig("item", 4, initializer=initializers.Normal(0, 1)),
-    FeatureConfig("seen", 4, pooling="mean", table="item", initializer=initializers.Normal(0, 1)),
-    FeatureConfig("place", 3, initializer=initializers.TruncatedNormal(0, 1)),
+    FeatureConfig("user", TableConfig("user", 4, initializer=initializers.Normal(0, 1))),
+    FeatureConfig("item", TableConfig("item", 4, initializer=initializers.Normal(0, 1))),
+    FeatureConfig("seen", TableConfig("item", 4, initializer=initializers.Normal(0, 1)), combiner="mean"),
+    FeatureConfig("place", TableConfig("place", 3, initializer=initializers.TruncatedNormal(0, 1))),
 )
 
 

@@ -12,7 +12,7 @@ from gmeta.core.errors import ConfigError, DataError, NotFiniteError
 from gmeta.export.meta_models import meta_signatures, sample_inputs
 from gmeta.export.saved_model import PADDING, export_model
 from gmeta.initializers import Constant, Uniform
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml, dlrm
 from gmeta.optimizers import SGD
@@ -20,12 +20,15 @@ from gmeta.testing.serving import ask_all
 
 K = tf.keras
 FEATURES = (
-    FeatureConfig("user", 3, initializer=Uniform(-1, 1)),
-    FeatureConfig("item", 3, initializer=Uniform(-1, 1)),
-    FeatureConfig("tags", 4, "mean", table="item2", initializer=Uniform(-1, 1)),
+    FeatureConfig("user", TableConfig("user", 3, initializer=Uniform(-1, 1))),
+    FeatureConfig("item", TableConfig("item", 3, initializer=Uniform(-1, 1))),
+    FeatureConfig("tags", TableConfig("item2", 4, initializer=Uniform(-1, 1)), combiner="mean"),
 )
 # One table whose initial rows take no graph to compute, where cold ids aren't what is tested.
-PLAIN = tuple(replace(each, dim=3, initializer=Constant(0.5)) for each in FEATURES)
+PLAIN = tuple(
+    FeatureConfig(each.name, TableConfig(each.table.name, 3, initializer=Constant(0.5)), each.combiner)
+    for each in FEATURES
+)
 INNER = {
     "maml": InnerLoop("maml", steps=1, serving_steps=2, clip_norm=1.0),
     "fomaml": InnerLoop("fomaml", optimizer="momentum"),
@@ -45,7 +48,7 @@ QUICK = ("maml", "all", "keras")
 def made(name):
     """A model whose tables have some ids of which others are cold."""
     inner = INNER[name]
-    features_of = {"all": FEATURES, "keras": (*FEATURES, FeatureConfig("seen", 3))}.get(name, PLAIN)
+    features_of = {"all": FEATURES, "keras": (*FEATURES, FeatureConfig("seen", dim=3))}.get(name, PLAIN)
     if name == "cbml":
         model = cbml(
             features_of, items=["item"], hidden=[5], clusters=2, dim=3, inner=inner, optimizer=SGD(0.1)
@@ -344,7 +347,7 @@ def test_a_model_that_has_diverged_is_not_exported(tmp_path):
 
 def test_what_cannot_be_served_says_why():
     def model(name="item"):
-        return MetaModel(EmbeddingCollection([FeatureConfig(name, 2)]), MLP({"out": 1}))
+        return MetaModel(EmbeddingCollection([FeatureConfig(name, dim=2)]), MLP({"out": 1}))
 
     compiled = model()
     compiled.compile()

@@ -9,7 +9,7 @@ from gmeta.export.meta_sequence_models import meta_sequence_signatures
 from gmeta.export.saved_model import PADDING, export_model
 from gmeta.export.sequence_models import next_item_signatures
 from gmeta.initializers import Constant
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaGRM, NextItemModel, grm
 from gmeta.optimizers import SGD
@@ -29,7 +29,7 @@ ITEMS = {
 def next_item(items, backbone=HSTU):
     hashed = np.ndim(items) > 0
     collection = EmbeddingCollection(
-        [FeatureConfig("item", 8, initializer=START, hash=hashed)], optimizer=SGD(0.5)
+        [FeatureConfig("item", TableConfig("item", 8, initializer=START), hash=hashed)], optimizer=SGD(0.5)
     )
     blocks = backbone(blocks=1, heads=2, attention_dim=4, value_dim=4, max_length=6)
     model = NextItemModel(collection, blocks, items=items, max_length=6, time="time")
@@ -99,11 +99,12 @@ def test_clients_send_texts_and_what_they_had_is_left_out(kind, tmp_path):
 
 def ranker(text=False, **settings):
     features = [
-        FeatureConfig(name, 8, initializer=START, hash=text) for name in ("item", "category", "city", "age")
+        FeatureConfig(name, TableConfig(name, 8, initializer=START), hash=text)
+        for name in ("item", "category", "city", "age")
     ]
     features += [
-        FeatureConfig("action", 4, initializer=START),
-        FeatureConfig("tags", 8, pooling="mean", initializer=START, hash=text),
+        FeatureConfig("action", TableConfig("action", 4, initializer=START)),
+        FeatureConfig("tags", TableConfig("tags", 8, initializer=START), combiner="mean", hash=text),
     ]
     settings = {"time": "time", "backbone": "hstu", "by_time": True} | settings
     model = grm(
@@ -246,7 +247,7 @@ def test_what_cannot_be_served_says_why(adaptive, tmp_path):
 
 
 def test_an_ordinary_model_answers_by_its_label_with_the_probability_beside_the_logit(tmp_path):
-    collection = EmbeddingCollection([FeatureConfig("item", 4)])
+    collection = EmbeddingCollection([FeatureConfig("item", dim=4)])
     given = {"item": tf.keras.Input([], dtype=tf.int64, name="item")}
     model = tf.keras.Model(given, tf.keras.layers.Dense(1)(collection(given)["item"]))
     model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))

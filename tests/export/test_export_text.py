@@ -6,12 +6,14 @@ import tensorflow as tf
 
 from gmeta import initializers, models, ops
 from gmeta.export.saved_model import export_model
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.testing.serving import ask, padded
 
 FEATURES = (
-    FeatureConfig("item", 4, initializer=initializers.Normal(0, 1), hash=True),
-    FeatureConfig("tags", 4, "mean", initializer=initializers.Normal(0, 1), hash=True),
+    FeatureConfig("item", TableConfig("item", 4, initializer=initializers.Normal(0, 1)), hash=True),
+    FeatureConfig(
+        "tags", TableConfig("tags", 4, initializer=initializers.Normal(0, 1)), combiner="mean", hash=True
+    ),
 )
 ITEMS = np.array(["sku/1", "Zürich", "never seen"])
 TAGS = tf.ragged.constant([["red", "x" * 70], [], ["音楽"]])

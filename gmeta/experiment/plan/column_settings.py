@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.embedding.feature_config import Pooling
+from gmeta.layers.embedding.feature_config import Combiner
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,16 @@ class FeatureSettings:
       dim: Width of its embedding; None: the experiment's ``embedding_dim``.
       hash: Whether its ids are hashed: clients of an exported model then send text, and ids may be any
         numbers. None: as `gmeta prepare` has stored the column.
-      pooling: How a row's several ids become one vector; None: their mean, where the column holds lists.
+      combiner: How a row's several ids become one vector; None: their mean, where the column holds lists.
       table: The embedding table, where it shares the rows of another column; None: one of its own.
       max_length: Of a row's ids only the last so many are used; None: all.
     """
 
+    FORMER_NAMES: ClassVar = {"pooling": "combiner"}
+
     dim: int | None = None
     hash: bool | None = None
-    pooling: Pooling | None = None
+    combiner: Combiner | None = None
     table: str | None = None
     max_length: int | None = None
 

@@ -56,7 +56,7 @@ class ColumnPlan:
                 f"columns are {self.names}"
             )
         shown = (
-            f"{name} ({each['pooling']})" if each["pooling"] else name for name, each in settings.items()
+            f"{name} ({each['combiner']})" if each["combiner"] else name for name, each in settings.items()
         )
         self.notes.append(f"features: {', '.join(shown)}")
         return settings
@@ -71,9 +71,9 @@ class ColumnPlan:
             raise ConfigError(
                 f"{self.where}: features.{name}: hash = false, but the column {why}: leave hash out"
             )
-        pooling = settings.pooling or ("mean" if column.is_list else None)
+        combiner = settings.combiner or ("mean" if column.is_list else None)
         hashed = prepared or far if settings.hash is None else settings.hash
-        return to_mapping(replace(settings, hash=hashed, pooling=pooling))
+        return to_mapping(replace(settings, hash=hashed, combiner=combiner))
 
     def _usable_ids(self, found: Survey, label: str) -> list[str]:
         """All columns of ids that may say something."""

@@ -19,7 +19,7 @@ from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.runs.rated_at_least import RatedAtLeast, RatedAtLeastAUC
 from gmeta.experiment.runs.scaled_error import ScaledError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.models.zoo.melu_attributes import published_features
@@ -55,7 +55,9 @@ def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
 
 def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
     """Rows start N(0, 1/dim), so that their products start as large as their entries would be at N(0, 1)."""
-    features = [replace(each, initializer=Normal(0.0, each.dim**-0.5)) for each in features]
+    features = [
+        replace(each, table=replace(each.table, initializer=Normal(0.0, each.dim**-0.5))) for each in features
+    ]
     top: Options = {"top": config.hidden, "head": "rating"}  # any number: a label, or its logit
     if not _has_scales(config):
         return dlrm(features, **top, **options)
@@ -121,9 +123,8 @@ def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> 
     """Rows start small: most ids of a log are rare, and should say little until they have been seen."""
     return FeatureConfig(
         name,
-        settings.dim or config.embedding_dim,
-        pooling=settings.pooling,
-        table=settings.table,
+        TableConfig(settings.table or name, settings.dim or config.embedding_dim),
+        combiner=settings.combiner,
         max_length=settings.max_length,
         hash=bool(settings.hash),
     )

@@ -59,7 +59,7 @@ def task_rows(
     Example:
       >>> from gmeta.layers import FeatureConfig
       >>> from gmeta.layers.adaptive.row_copies import task_rows
-      >>> collection = EmbeddingCollection([FeatureConfig("item", 4)])
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=4)])
       >>> lookup = collection.lookup({"item": tf.constant([7, 8, 7], tf.int64)})
       >>> copies = task_rows(collection, lookup, {"support": tf.constant([[0, 1], [2, 2]], tf.int64)})
       >>> copies.owners[0].numpy().tolist()  # task 0 reads 7 and 8, task 1 reads 7

@@ -23,6 +23,7 @@ from gmeta.layers.embedding.plan_check import PlanCheck
 from gmeta.layers.embedding.plan_text import plan_table
 from gmeta.layers.embedding.pooling import pool
 from gmeta.layers.embedding.table_arrays import load_table, save_table
+from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.pieces import SentKeys, exchange_values, fetch_rows, send_keys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recording
@@ -69,7 +70,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     Called on a dict of ids, it gives a dict of vectors:
 
     =============================================  =================  =========================
-    ids of a feature (see below)                   pooling            its vectors
+    ids of a feature (see below)                   combiner           its vectors
     =============================================  =================  =========================
     Tensor (samples,)                              None               (samples, dim)
     Tensor (samples, length)                       None               (samples, length, dim)
@@ -79,8 +80,9 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
     Ids are integers from 0 on, below the limit that `plan` shows; with ``FeatureConfig(hash=True)`` they are
     strings, or any 64-bit integers. Where samples have different numbers of ids, pass them ragged or sparse;
-    or, for a feature with a pooling, as a dense Tensor filled up with -1 (``""`` among strings), which stands
-    for no id. Rows are float32; under a ``mixed_float16`` policy the vectors that ``call`` gives are float16.
+    or, for a feature with a combiner, as a dense Tensor filled up with -1 (``""`` among strings), which
+    stands for no id. Rows are float32; under a ``mixed_float16`` policy the vectors that ``call`` gives are
+    float16.
 
     Training: inside a `gmeta.models.Model`, or within `record_lookups`, the layer may be called any number of
     times in a step and shared between towers; gradients to the same key are summed before one update of each
@@ -89,9 +91,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
     Args:
       features: The features. Tables of equal width and policy (initial rows, admission, eviction,
-        precision) are merged into one physical table (see `gmeta.layers.embedding.merge_plan`); `plan` tells
-        how.
-      optimizer: The sparse optimizer, fused into the tables' update: one of `gmeta.optimizers`. Where its
+        precision, optimizer) are merged into one physical table (see `gmeta.layers.embedding.merge_plan`);
+        `plan` tells how.
+      optimizer: The sparse optimizer, fused into the tables' update: one of `gmeta.optimizers`; a table's own
+        comes first. Where its
         ``learning_rate`` is a number or a schedule, that is the tables' rate; where it is None, they follow
         the current rate of the Keras optimizer, schedules and callbacks included. What else the Keras
         optimizer has is then for dense weights alone. None: the tables follow the Keras optimizer that a
@@ -116,7 +119,8 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         feature, the id, its position and the limit.
 
     Example:
-      >>> collection = EmbeddingCollection([FeatureConfig("user", 4), FeatureConfig("tags", 4, "mean")])
+      >>> tags = FeatureConfig("tags", dim=4, combiner="mean")
+      >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4), tags])
       >>> ids = {"user": tf.constant([7, 8]), "tags": tf.ragged.constant([[1, 2, 3], []], dtype=tf.int64)}
       >>> vectors = collection(ids)
       >>> vectors["tags"].shape
@@ -136,14 +140,11 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
-        if optimizer is not None and not isinstance(optimizer, SparseOptimizer):
-            raise ConfigError(
-                f"{name}: optimizer must be one of gmeta.optimizers (SGD, Momentum, Adagrad, RowWiseAdagrad, "
-                f"Adam, AdamW, Ftrl), got {optimizer!r}; leave it out to follow the one that compile is given"
-            )
+        check_optimizer(optimizer, name)
         if wire_dtype not in WIRE_DTYPES:
             raise ConfigError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}")
         self.features = tuple(features)
+        self._optimizer = optimizer
         self.seed = seed
         self.wire_dtype = wire_dtype
         self.device = device
@@ -152,7 +153,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self.tables = [
             HashTable(
                 merged.dim,
-                optimizer=optimizer or Adam(learning_rate=None),
+                optimizer=merged.policy.optimizer or optimizer or Adam(learning_rate=None),
                 initializer=merged.policy.initializer,
                 admission=merged.policy.admission,
                 eviction=merged.policy.eviction,
@@ -164,18 +165,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             )
             for merged in self.merged
         ]
-        for table in self.tables if optimizer is None else ():
-            table.chosen_by, table.take_records_of = "nobody", take_records_of
+        for merged, table in zip(self.merged, self.tables, strict=True):
+            if optimizer is None and merged.policy.optimizer is None:
+                table.chosen_by, table.take_records_of = "nobody", take_records_of
         self._plan_check = PlanCheck(self.name, self.merged)
-
-    @property
-    def optimizer(self) -> SparseOptimizer:
-        """The tables' optimizer."""
-        return self.tables[0].optimizer
-
-    @property
-    def _has_own_optimizer(self) -> bool:
-        return self.tables[0].chosen_by == "user"
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features became tables, one line for each physical table.
@@ -259,7 +252,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
         """Feature -> its float32 vectors, gathered from the lookup's rows and pooled."""
         return {
-            feature.name: pool(rows, lookup.positions[feature.name], feature.pooling)
+            feature.name: pool(rows, lookup.positions[feature.name], feature.combiner)
             for rows, merged in zip(lookup.rows, self.merged, strict=True)
             for feature in merged.features
         }
@@ -283,12 +276,12 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
                 vectors |= zip(together, of_each, strict=True)
             for feature in merged.features:
                 if feature.name not in single:
-                    vectors[feature.name] = pool(rows, lookup.positions[feature.name], feature.pooling)
+                    vectors[feature.name] = pool(rows, lookup.positions[feature.name], feature.combiner)
         for name, vector in vectors.items():
             if vector.shape.rank != 2:
                 raise ConfigError(
                     f"feature {name!r} has vectors of shape {vector.shape} and can't stand beside the "
-                    "others: give it a pooling"
+                    "others: give it a combiner"
                 )
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
 
@@ -344,7 +337,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         return {
             **super().get_config(),
             "features": [settings.to_config(feature) for feature in self.features],
-            "optimizer": settings.to_config(self.optimizer) if self._has_own_optimizer else None,
+            "optimizer": settings.to_config(self._optimizer),
             "seed": self.seed,
             "wire_dtype": self.wire_dtype,
             "device": self.device,
@@ -377,4 +370,4 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
 def _is_single(feature: FeatureConfig, positions: Ids) -> bool:
     """Whether samples have one id each."""
-    return feature.pooling is None and isinstance(positions, tf.Tensor) and positions.shape.rank == 1
+    return feature.combiner is None and isinstance(positions, tf.Tensor) and positions.shape.rank == 1

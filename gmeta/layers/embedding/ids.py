@@ -23,7 +23,7 @@ TEXT_PADDING = b""
 
 
 def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
-    """The ids of one feature, of a shape that goes with its pooling, cut to its ``max_length``.
+    """The ids of one feature, of a shape that goes with its combiner, cut to its ``max_length``.
 
     Of a dense matrix of ids that are pooled come ragged ids without its padding.
 
@@ -88,7 +88,7 @@ def _ragged_of_sparse(ids: tf.SparseTensor, feature: FeatureConfig) -> tf.Ragged
 def _without_padding(ids: tf.Tensor, feature: FeatureConfig) -> Ids:
     padding = TEXT_PADDING if ids.dtype == tf.string else PADDING
     present = tf.not_equal(ids, tf.constant(padding, ids.dtype)) if not ids.dtype.is_unsigned else None
-    if feature.pooling is not None:
+    if feature.combiner is not None:
         present = tf.ones_like(ids, tf.bool) if present is None else present
         lengths = tf.math.count_nonzero(present, axis=1)
         return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, present), lengths, validate=False)
@@ -98,7 +98,7 @@ def _without_padding(ids: tf.Tensor, feature: FeatureConfig) -> Ids:
         ids,
         present,
         f"feature {feature.name!r}: {padding!r} stands for no id where ids are pooled, and this feature has "
-        "no pooling: give ragged ids, or the feature a pooling",
+        "no combiner: give ragged ids, or the feature a combiner",
     )
 
 
@@ -122,13 +122,13 @@ def _check_shape(ids: Ids, feature: FeatureConfig) -> None:
         wanted = "ids of at least one dimension, of known rank"
     elif ragged and ids.flat_values.shape.rank != 1:
         wanted = "ragged ids without inner dimensions of one size"
-    elif feature.pooling is not None and rank != 2:
+    elif feature.combiner is not None and rank != 2:
         wanted = "a RaggedTensor, a SparseTensor or a Tensor, of shape (samples, length)"
     elif feature.max_length is not None and rank < 2:
         wanted = f"ids of shape (samples, length), of which it keeps the last {feature.max_length}"
     else:
         return
     raise ConfigError(
-        f"feature {feature.name!r} has pooling={feature.pooling!r} and takes {wanted}; "
+        f"feature {feature.name!r} has combiner={feature.combiner!r} and takes {wanted}; "
         f"got a {'RaggedTensor' if ragged else 'Tensor'} of shape {ids.shape}"
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.table_config import TableConfig
 
 _KIND = "kind"
 _SCHEDULE = "keras_schedule"
@@ -45,9 +46,22 @@ def from_config(config: Any) -> Any:
     if _SCHEDULE in config:
         return tf.keras.optimizers.schedules.deserialize(config[_SCHEDULE])
     kind = config.get(_KIND)
+    given = {name: from_config(value) for name, value in config.items() if name != _KIND}
+    if kind == FeatureConfig.__name__ and "pooling" in given:
+        return _feature_of_old(given)
     rooms = (optimizers, policies, initializers, ops)
     found = [getattr(room, str(kind)) for room in rooms if hasattr(room, str(kind))]
-    made = FeatureConfig if kind == FeatureConfig.__name__ else found[0] if found else None
+    own = {each.__name__: each for each in (FeatureConfig, TableConfig)}
+    made = own[kind] if kind in own else found[0] if found else None
     if not (isinstance(made, type) and is_dataclass(made)):
         raise ConfigError(f"a layer's config names {kind!r}, which isn't a setting that gmeta knows")
-    return made(**{name: from_config(value) for name, value in config.items() if name != _KIND})
+    return made(**given)
+
+
+def _feature_of_old(given: dict[str, Any]) -> FeatureConfig:
+    """A feature as it was written down before tables had a config of their own."""
+    of_table = ("dim", "initializer", "admission", "eviction", "precision")
+    name = given["table"] or given["name"]
+    table = TableConfig(name, **{key: given[key] for key in of_table if key in given})
+    kept = {key: given[key] for key in ("max_length", "hash") if key in given}
+    return FeatureConfig(given["name"], table, given["pooling"], **kept)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.embedding.feature_config import FeatureConfig, RowPolicy
+from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.table_config import RowPolicy, TableConfig
 from gmeta.ops.keys.id_hash import fold_ids
 
 
@@ -22,7 +23,7 @@ class MergedTable:
     """A physical table: what its rows are like, and the tables that live in it.
 
     Attributes:
-      policy: Width, initial values, admission, eviction and precision of its rows.
+      policy: Width, initial values, admission, eviction, precision and optimizer of its rows.
       tables: The merged tables' names; a table's position is its i.
       features: The features that read them, in the order of the collection.
     """
@@ -49,7 +50,7 @@ class MergedTable:
     @property
     def hashed(self) -> tuple[str, ...]:
         """Of its tables those whose ids are hashed."""
-        names = {feature.table_name for feature in self.features if feature.hash}
+        names = {feature.table.name for feature in self.features if feature.hash}
         return tuple(table for table in self.tables if table in names)
 
     def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
@@ -58,7 +59,7 @@ class MergedTable:
 
     def key_prefix(self, feature: FeatureConfig) -> int:
         """What is or-ed into the feature's raw ids."""
-        return self.tables.index(feature.table_name) << self.id_bits
+        return self.tables.index(feature.table.name) << self.id_bits
 
 
 def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
@@ -71,28 +72,29 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
         raise ConfigError("a collection needs at least one feature")
     strange = next((each for each in features if not isinstance(each, FeatureConfig)), None)
     if strange is not None:
-        raise ConfigError(f"features must be gmeta.layers.FeatureConfig(name, dim), got {strange!r}")
+        raise ConfigError(f"features must be gmeta.layers.FeatureConfig(name, dim=...), got {strange!r}")
     names = [feature.name for feature in features]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"features named twice: {', '.join(twice)}")
-    policies: dict[str, RowPolicy] = {}
+    shared: dict[str, TableConfig] = {}
     hashed: dict[str, bool] = {}
     for feature in features:
-        if hashed.setdefault(feature.table_name, feature.hash) != feature.hash:
+        table = feature.table
+        if hashed.setdefault(table.name, feature.hash) != feature.hash:
             raise ConfigError(
-                f"feature {feature.name!r} shares table {feature.table_name!r} with hash={feature.hash}, but "
+                f"feature {feature.name!r} shares table {table.name!r} with hash={feature.hash}, but "
                 f"the table has hash={not feature.hash}: give all of its features the same"
             )
-        if policies.setdefault(feature.table_name, feature.policy) != feature.policy:
+        if shared.setdefault(table.name, table) != table:
             raise ConfigError(
-                f"feature {feature.name!r} shares table {feature.table_name!r} but asks for "
-                f"{feature.policy}; the table has {policies[feature.table_name]}"
+                f"feature {feature.name!r} shares table {table.name!r} but asks for {table}; the table is "
+                f"{shared[table.name]}: give both features one TableConfig"
             )
     groups: dict[RowPolicy, list[str]] = {}
-    for table, policy in policies.items():
-        groups.setdefault(policy, []).append(table)
+    for table in shared.values():
+        groups.setdefault(table.policy, []).append(table.name)
     return tuple(
-        MergedTable(policy, tuple(tables), tuple(f for f in features if f.table_name in tables))
+        MergedTable(policy, tuple(tables), tuple(f for f in features if f.table.name in tables))
         for policy, tables in groups.items()
     )

@@ -47,6 +47,6 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
 
 def _feature(feature: FeatureConfig) -> str:
     """Its name, how it is pooled, and its table where that has another name."""
-    how = [*([] if feature.pooling is None else [feature.pooling]), *(["hashed"] if feature.hash else [])]
+    how = [*([] if feature.combiner is None else [feature.combiner]), *(["hashed"] if feature.hash else [])]
     pooled = f"{feature.name} ({', '.join(how)})" if how else feature.name
-    return pooled if feature.table_name == feature.name else f"{pooled} -> {feature.table_name}"
+    return pooled if feature.table.name == feature.name else f"{pooled} -> {feature.table.name}"

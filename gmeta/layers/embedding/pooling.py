@@ -7,34 +7,34 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers.embedding.feature_config import Pooling
+from gmeta.layers.embedding.feature_config import Combiner
 from gmeta.layers.embedding.ids import Ids
 from gmeta.ops.native_forms import on_gpu
 
 
-def pool(rows: tf.Tensor, positions: Ids, pooling: Pooling | None) -> Any:
-    """Gather rows and, where there is a pooling, reduce those of each sample.
+def pool(rows: tf.Tensor, positions: Ids, combiner: Combiner | None) -> Any:
+    """Gather rows and, where there is a combiner, reduce those of each sample.
 
     Args:
       rows: (unique, dim).
-      positions: Indices into the rows: a Tensor, or ragged; of shape (samples, length) for a pooling.
-      pooling: See `gmeta.layers.FeatureConfig`.
+      positions: Indices into the rows: a Tensor, or ragged; of shape (samples, length) for a combiner.
+      combiner: See `gmeta.layers.FeatureConfig`.
 
     Returns:
-      (samples, dim) with a pooling; without, the positions' shape and (dim,), ragged where they are.
+      (samples, dim) with a combiner; without, the positions' shape and (dim,), ragged where they are.
     """
     if isinstance(positions, tf.RaggedTensor):
-        if pooling is None:
+        if combiner is None:
             return positions.with_flat_values(tf.gather(rows, positions.flat_values))
-        return _pool_lists(rows, positions, _SEGMENTS[pooling])
+        return _pool_lists(rows, positions, _SEGMENTS[combiner])
     vectors = tf.gather(rows, positions)
-    if pooling is None:
+    if combiner is None:
         return vectors
     total = tf.reduce_sum(vectors, axis=1)
-    if pooling == "sum":
+    if combiner == "sum":
         return total
     count = tf.cast(tf.shape(positions)[1], rows.dtype)
-    return tf.math.divide_no_nan(total, tf.sqrt(count) if pooling == "sqrtn" else count)
+    return tf.math.divide_no_nan(total, tf.sqrt(count) if combiner == "sqrtn" else count)
 
 
 def _pool_lists(rows: tf.Tensor, positions: tf.RaggedTensor, reduce: Any) -> tf.Tensor:

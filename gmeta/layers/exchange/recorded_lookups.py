@@ -162,7 +162,7 @@ def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
     `gmeta.models.Model` does this in its train step; a training loop of your own does it so:
 
     Example:
-      >>> collection = EmbeddingCollection([FeatureConfig("user", 4)], optimizer=SGD(0.1))
+      >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)], optimizer=SGD(0.1))
       >>> head = tf.keras.layers.Dense(1)
       >>> users = {"user": tf.constant([7, 8, 7])}
       >>> with tf.GradientTape() as tape, record_lookups(tape) as lookups:

@@ -34,7 +34,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         one that the feature takes with ``hash=True`` alone.
 
     Example:
-      >>> catalogue = Catalogue([70, -5, 8], "model", FeatureConfig("item", 4, hash=True))
+      >>> catalogue = Catalogue([70, -5, 8], "model", FeatureConfig("item", dim=4, hash=True))
       >>> catalogue.numbers(tf.constant([8, 70], tf.int64)).numpy().tolist()
       [2, 0]
     """

@@ -75,7 +75,7 @@ class GRM(Model):
 
     Example:
       >>> model = grm(
-      ...     [FeatureConfig("city", 8), FeatureConfig("item", 16), FeatureConfig("action", 4)],
+      ...     [FeatureConfig("city", dim=8), FeatureConfig("item", dim=16), FeatureConfig("action", dim=4)],
       ...     contexts=["city"],
       ...     history=["item", "action"],
       ...     targets=["item"],

@@ -66,7 +66,7 @@ class NextItemModel(Model):
       ConfigError: Parts that don't go together.
 
     Example:
-      >>> collection = EmbeddingCollection([FeatureConfig("item", 16)])
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=16)])
       >>> hstu = HSTU(blocks=2, heads=1, attention_dim=16, value_dim=16, max_length=50)
       >>> model = NextItemModel(collection, hstu, items=1000, max_length=50, time="time")
       >>> model.compile("adam")
@@ -339,8 +339,8 @@ def _item_feature(name: str, collection: EmbeddingCollection, item: str) -> Feat
             f"{name}: the collection embeds {', '.join(others)} besides {item!r}, which nothing would read: "
             "leave them out"
         )
-    if features[item].pooling is not None:
-        raise ConfigError(f"{name}: feature {item!r} has a pooling, and every item is a token: leave it out")
+    if features[item].combiner is not None:
+        raise ConfigError(f"{name}: feature {item!r} has a combiner, and every item is a token: leave it out")
     return features[item]
 
 

@@ -3,7 +3,7 @@
 A batch is nested dicts, a row a user, as `gmeta.io.sequences` gives it::
 
     {"task": (users,),
-     "contexts": {name: (users,)},                  # or ragged (users, None), for a feature with a pooling
+     "contexts": {name: (users,)},                  # or ragged (users, None), for a feature with a combiner
      "history": {name: ragged (users, None)},       # events, in the order of time
      "targets": {name: ragged (users, None)},       # exposures
      "labels": {name: ragged (users, None)}}
@@ -97,9 +97,9 @@ class SequenceColumns:
                     raise ConfigError(
                         f"{part} name {name!r}, and the collection's features are {list(known)}"
                     )
-                if known[name].pooling is not None and (part != "contexts" or name in self._of_tokens):
+                if known[name].combiner is not None and (part != "contexts" or name in self._of_tokens):
                     raise ConfigError(
-                        f"feature {name!r} has a pooling, and one of {part} has one id a token. Lists of "
+                        f"feature {name!r} has a combiner, and one of {part} has one id a token. Lists of "
                         "ids can be contexts alone, under names of their own (with table= they share rows)"
                     )
         unread = [name for name in known if name not in (*self.contexts, *self._of_tokens)]

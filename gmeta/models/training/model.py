@@ -94,7 +94,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     Example:
       >>> user = tf.keras.Input([], name="user", dtype=tf.int64)
       >>> item = tf.keras.Input([], name="item", dtype=tf.int64)
-      >>> collection = EmbeddingCollection([FeatureConfig("user", 8), FeatureConfig("item", 8)])
+      >>> collection = EmbeddingCollection([FeatureConfig("user", dim=8), FeatureConfig("item", dim=8)])
       >>> vectors = collection({"user": user, "item": item})
       >>> logit = tf.keras.layers.Dot(axes=1)([vectors["user"], vectors["item"]])
       >>> model = Model({"user": user, "item": item}, logit)

@@ -60,7 +60,7 @@ class CBML(MetaModel):
 
     Example:
       >>> model = CBML(
-      ...     EmbeddingCollection([FeatureConfig("item", 8), FeatureConfig("year", 4)]),
+      ...     EmbeddingCollection([FeatureConfig("item", dim=8), FeatureConfig("year", dim=4)]),
       ...     MLP({"fc": 16, "out": 1}),
       ...     items=["item"],
       ...     clusters=4,

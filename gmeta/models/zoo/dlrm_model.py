@@ -194,7 +194,7 @@ def dlrm(
     :math:`z_0` in the top perceptron's input, or nothing but products would reach it.
 
     Args:
-      features: The categorical features, all of one width; one of several ids needs a pooling.
+      features: The categorical features, all of one width; one of several ids needs a combiner.
       floats: The names of float columns, one number a sample; scale them to about one (the log of counts).
       bottom: Units of the bottom perceptron's hidden layers; its last layer has d.
       top: Units of the top perceptron's hidden layers.
@@ -211,7 +211,7 @@ def dlrm(
       ConfigError: Features of several widths, fewer than two vectors to multiply, or an unknown head.
 
     Example:
-      >>> features = [FeatureConfig("user", 8), FeatureConfig("item", 8)]
+      >>> features = [FeatureConfig("user", dim=8), FeatureConfig("item", dim=8)]
       >>> model = dlrm(features, floats=["price"], inner=InnerLoop(steps=1, learning_rate=0.05))
       >>> model.compile("adam", "binary_crossentropy", metrics=["AUC"])
       >>> list(model.learner.adapted_weights())[-2:]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from gmeta.initializers.distributions import Normal, Uniform
-from gmeta.layers import FeatureConfig
+from gmeta.layers import FeatureConfig, TableConfig
 
 _LIST_SIZES = {"genre": 25, "director": 2186, "actor": 8030}
 
@@ -31,11 +31,13 @@ def published_features(dim: int = 32) -> tuple[FeatureConfig, ...]:
     """
 
     def single(name: str) -> FeatureConfig:
-        return FeatureConfig(name, dim, initializer=Normal(0.0, 1.0))
+        return FeatureConfig(name, TableConfig(name, dim, initializer=Normal(0.0, 1.0)))
 
     def several(name: str) -> FeatureConfig:
         limit = 1 / math.sqrt(_LIST_SIZES[name])
-        return FeatureConfig(name, dim, pooling="mean", initializer=Uniform(-limit, limit))
+        return FeatureConfig(
+            name, TableConfig(name, dim, initializer=Uniform(-limit, limit)), combiner="mean"
+        )
 
     users = (single(name) for name in ("gender", "age", "occupation", "zipcode"))
     return (single("rate"), *(several(name) for name in _LIST_SIZES), *users)

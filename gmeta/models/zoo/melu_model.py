@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models.meta.meta_model import MetaModel
 from gmeta.optimizers import SparseOptimizer
@@ -28,12 +28,12 @@ def melu_features(dim: int = 32) -> tuple[FeatureConfig, ...]:
     """
     start = Normal(0.0, 1.0)
     return (
-        FeatureConfig("year", dim, initializer=start),
-        FeatureConfig("genre", dim, pooling="mean", initializer=start),
-        FeatureConfig("gender", dim, initializer=start),
-        FeatureConfig("age", dim, initializer=start),
-        FeatureConfig("occupation", dim, initializer=start),
-        FeatureConfig("area", dim, initializer=start),
+        FeatureConfig("year", TableConfig("year", dim, initializer=start)),
+        FeatureConfig("genre", TableConfig("genre", dim, initializer=start), combiner="mean"),
+        FeatureConfig("gender", TableConfig("gender", dim, initializer=start)),
+        FeatureConfig("age", TableConfig("age", dim, initializer=start)),
+        FeatureConfig("occupation", TableConfig("occupation", dim, initializer=start)),
+        FeatureConfig("area", TableConfig("area", dim, initializer=start)),
     )
 
 

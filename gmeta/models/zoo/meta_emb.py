@@ -62,7 +62,8 @@ class MetaEmb(MetaModel):
         attributes, a weight outside of 0 to 1, or an inner loop that is to adapt something else.
 
     Example:
-      >>> features = [FeatureConfig("ad", 8), FeatureConfig("category", 4), FeatureConfig("user", 8)]
+      >>> from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+      >>> features = [FeatureConfig(name, dim=8) for name in ("ad", "category", "user")]
       >>> base = MetaModel(
       ...     EmbeddingCollection(features),
       ...     MLP({"fc": 16, "out": 1}),
@@ -94,7 +95,7 @@ class MetaEmb(MetaModel):
             raise ConfigError(f"MetaEmb: base must be a trained MetaModel, got {type(base).__name__}")
         widths = {each.name: each.dim for each in base.collection.features}
         self._check(widths, feature, attributes, cold_weight)
-        if any(each.name == feature and each.pooling is not None for each in base.collection.features):
+        if any(each.name == feature and each.combiner is not None for each in base.collection.features):
             raise ConfigError(
                 f"MetaEmb: {feature!r} has several ids a sample, and a task is the samples of one id: name "
                 "the feature that tells tasks"

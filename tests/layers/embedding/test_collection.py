@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.optimizers import SGD
 from gmeta.policies import LRU, CountAdmission, TwoPrecisions
 
 START = Normal(0.0, 1.0)
 
 
-def collection(pooling="mean", **options):
+def collection(combiner="mean", **options):
     return EmbeddingCollection(
         [
-            FeatureConfig("user", 4, initializer=START),
-            FeatureConfig("item", 4, initializer=START),
-            FeatureConfig("tags", 4, pooling=pooling, initializer=START),
-            FeatureConfig("wide", 6, initializer=START),
+            FeatureConfig("user", TableConfig("user", 4, initializer=START)),
+            FeatureConfig("item", TableConfig("item", 4, initializer=START)),
+            FeatureConfig("tags", TableConfig("tags", 4, initializer=START), combiner=combiner),
+            FeatureConfig("wide", TableConfig("wide", 6, initializer=START)),
         ],
         **options,
     )
@@ -47,15 +47,15 @@ def row(layer, feature, raw):
 
 @given(
     tags=st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=1, max_size=5),
-    pooling=st.sampled_from(["sum", "mean", "sqrtn"]),
+    combiner=st.sampled_from(["sum", "mean", "sqrtn"]),
 )
-def test_pooling_of_ragged_ids(tags, pooling):
-    layer = collection(pooling)
+def test_pooling_of_ragged_ids(tags, combiner):
+    layer = collection(combiner)
     n = len(tags)
     vectors = layer.embed(layer.lookup(batch(user=range(n), item=range(n), tags=tags, wide=range(n))))
     for ids, vector in zip(tags, vectors["tags"].numpy(), strict=True):
         rows = np.array([row(layer, "tags", raw) for raw in ids]).reshape(-1, 4)
-        scale = {"sum": 1.0, "mean": max(len(ids), 1), "sqrtn": max(len(ids), 1) ** 0.5}[pooling]
+        scale = {"sum": 1.0, "mean": max(len(ids), 1), "sqrtn": max(len(ids), 1) ** 0.5}[combiner]
         np.testing.assert_allclose(vector, rows.sum(axis=0) / scale, rtol=1e-6, atol=1e-6)
 
 
@@ -145,7 +145,7 @@ def test_an_id_out_of_range_names_feature_and_limit(bad, traced):
 def test_inputs_that_do_not_fit_name_the_feature():
     layer = collection()
     with pytest.raises(
-        ConfigError, match=r"feature 'tags' has pooling='mean' .* got a Tensor of shape \(2,\)"
+        ConfigError, match=r"feature 'tags' has combiner='mean' .* got a Tensor of shape \(2,\)"
     ):
         layer.lookup({**batch(), "tags": tf.constant([1, 2])})
     with pytest.raises(ConfigError, match="feature 'wide' is missing"):
@@ -155,8 +155,8 @@ def test_inputs_that_do_not_fit_name_the_feature():
 def test_admission_and_eviction_reach_the_tables():
     layer = EmbeddingCollection(
         [
-            FeatureConfig("rare", 4, initializer=START, admission=CountAdmission(2)),
-            FeatureConfig("few", 4, initializer=START, eviction=LRU(max_rows=2)),
+            FeatureConfig("rare", TableConfig("rare", 4, initializer=START, admission=CountAdmission(2))),
+            FeatureConfig("few", TableConfig("few", 4, initializer=START, eviction=LRU(max_rows=2))),
         ],
         optimizer=SGD(1.0),
     )
@@ -173,9 +173,9 @@ def test_admission_and_eviction_reach_the_tables():
 def test_each_feature_has_the_precision_that_it_asks_for():
     layer = EmbeddingCollection(
         [
-            FeatureConfig("mixed", 4, initializer=START, precision=TwoPrecisions(2)),
-            FeatureConfig("full", 4, initializer=START),
-            FeatureConfig("too", 4, initializer=START, precision=TwoPrecisions(2)),
+            FeatureConfig("mixed", TableConfig("mixed", 4, initializer=START, precision=TwoPrecisions(2))),
+            FeatureConfig("full", TableConfig("full", 4, initializer=START)),
+            FeatureConfig("too", TableConfig("too", 4, initializer=START, precision=TwoPrecisions(2))),
         ],
         optimizer=SGD(0.1),
     )
@@ -192,10 +192,10 @@ def test_each_feature_has_the_precision_that_it_asks_for():
 def test_plan_prints_what_was_merged():
     layer = EmbeddingCollection(
         [
-            FeatureConfig("item", 4),
-            FeatureConfig("history", 4, pooling="sum", table="item"),
-            FeatureConfig("wide", 8, initializer=START, admission=CountAdmission(3)),
-            FeatureConfig("half", 8, precision=TwoPrecisions(5)),
+            FeatureConfig("item", dim=4),
+            FeatureConfig("history", TableConfig("item", 4), combiner="sum"),
+            FeatureConfig("wide", TableConfig("wide", 8, initializer=START, admission=CountAdmission(3))),
+            FeatureConfig("half", TableConfig("half", 8, precision=TwoPrecisions(5))),
         ],
         optimizer=SGD(0.25),
         name="e",
@@ -215,5 +215,5 @@ def test_plan_prints_what_was_merged():
 
 
 def test_plan_goes_to_the_terminal(capsys):
-    EmbeddingCollection([FeatureConfig("item", 4)]).plan()
+    EmbeddingCollection([FeatureConfig("item", dim=4)]).plan()
     assert "Adam at the Keras optimizer's rate" in capsys.readouterr().out

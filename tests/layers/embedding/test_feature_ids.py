@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 
 LISTS = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=5)
 
 
-def make(pooling=None, max_length=None):
-    feature = FeatureConfig("x", 3, pooling, initializer=Normal(0.0, 1.0), max_length=max_length)
+def make(combiner=None, max_length=None):
+    feature = FeatureConfig(
+        "x", TableConfig("x", 3, initializer=Normal(0.0, 1.0)), combiner=combiner, max_length=max_length
+    )
     return EmbeddingCollection([feature])
 
 
@@ -26,9 +28,9 @@ def ragged(lists):
     return tf.ragged.constant(lists, dtype=tf.int64, ragged_rank=1)
 
 
-@given(lists=LISTS, gap=st.integers(1, 3), pooling=st.sampled_from(["sum", "mean", "sqrtn", None]))
-def test_sparse_ids_serve_as_ragged_ones_wherever_they_stand_in_a_sample(lists, gap, pooling):
-    layer = make(pooling)
+@given(lists=LISTS, gap=st.integers(1, 3), combiner=st.sampled_from(["sum", "mean", "sqrtn", None]))
+def test_sparse_ids_serve_as_ragged_ones_wherever_they_stand_in_a_sample(lists, gap, combiner):
+    layer = make(combiner)
     indices = [[i, gap * j] for i, ids in enumerate(lists) for j in range(len(ids))]
     sparse = tf.SparseTensor(
         np.array(indices, np.int64).reshape(-1, 2),
@@ -37,7 +39,7 @@ def test_sparse_ids_serve_as_ragged_ones_wherever_they_stand_in_a_sample(lists, 
     )
     expected = layer({"x": ragged(lists)})["x"]
     found = layer({"x": sparse})["x"]
-    if pooling is None:
+    if combiner is None:
         assert found.row_lengths().numpy().tolist() == [len(ids) for ids in lists]
         found, expected = found.flat_values, expected.flat_values
     np.testing.assert_array_equal(found, expected)
@@ -54,15 +56,15 @@ def test_ragged_ids_without_pooling_give_a_vector_for_each_id(lists):
         np.testing.assert_array_equal(found.numpy(), expected)
 
 
-@pytest.mark.parametrize("pooling", [None, "sum", "mean", "sqrtn"])
-def test_dense_ids_of_one_length(pooling):
-    layer, ids = make(pooling), np.array([[1, 2], [2, 2], [3, 1]])
+@pytest.mark.parametrize("combiner", [None, "sum", "mean", "sqrtn"])
+def test_dense_ids_of_one_length(combiner):
+    layer, ids = make(combiner), np.array([[1, 2], [2, 2], [3, 1]])
     vectors = layer({"x": ids})["x"]
     each = np.array([[row_of(layer, raw) for raw in sample] for sample in ids])
     scale = {"sum": 1.0, "mean": 2.0, "sqrtn": 2.0**0.5}
-    expected = each if pooling is None else each.sum(axis=1) / scale[pooling]
+    expected = each if combiner is None else each.sum(axis=1) / scale[combiner]
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
-    if pooling is not None:
+    if combiner is not None:
         np.testing.assert_allclose(layer({"x": ragged(ids.tolist())})["x"], vectors, rtol=1e-6)
 
 
@@ -94,8 +96,8 @@ def test_integers_of_any_width(dtype):
     ("feature", "ids", "message"),
     [
         ({}, 3, r"of at least one dimension.* shape \(\)"),
-        ({"pooling": "sum"}, [1, 2], r"of shape \(samples, length\); got a Tensor of shape \(2,\)"),
-        ({"pooling": "sum"}, ragged([[1]])[tf.newaxis], "got a RaggedTensor of shape"),
+        ({"combiner": "sum"}, [1, 2], r"of shape \(samples, length\); got a Tensor of shape \(2,\)"),
+        ({"combiner": "sum"}, ragged([[1]])[tf.newaxis], "got a RaggedTensor of shape"),
         ({"max_length": 2}, [1, 2], "of which it keeps the last 2"),
         ({}, tf.sparse.from_dense([[[1]]]), r"takes a SparseTensor of shape \(samples, length\)"),
         ({}, [1.5], r"feature 'x': ids must be integers"),
@@ -108,10 +110,10 @@ def test_ids_that_do_not_go_with_the_feature_are_refused(feature, ids, message):
 
 def test_vectors_of_several_ids_do_not_stand_side_by_side():
     layer = make()
-    with pytest.raises(ConfigError, match=r"feature 'x' has vectors of shape .* give it a pooling"):
+    with pytest.raises(ConfigError, match=r"feature 'x' has vectors of shape .* give it a combiner"):
         layer.concat(layer.lookup({"x": [[1, 2]]}))
 
 
 def test_a_length_below_one_is_refused():
     with pytest.raises(ConfigError, match="max_length must be at least 1"):
-        FeatureConfig("x", 3, max_length=0)
+        FeatureConfig("x", dim=3, max_length=0)

@@ -6,15 +6,19 @@ import tensorflow as tf
 
 from gmeta import layers, models
 from gmeta.core.errors import ConfigError
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.preprocess.plan.column_values import hash_text
 
+TABLE = TableConfig("item", 4)
 TEXTS = ["sku/1", "sku/4", "sku/1", ""]
 
 
 def collection(**settings):
     return EmbeddingCollection(
-        [FeatureConfig("item", 4, **settings), FeatureConfig("tags", 4, "mean", table="item", **settings)]
+        [
+            FeatureConfig("item", TABLE, **settings),
+            FeatureConfig("tags", TABLE, combiner="mean", **settings),
+        ]
     )
 
 
@@ -50,7 +54,7 @@ def test_a_config_keeps_hash():
 
 
 def test_a_keras_model_trains_on_text_and_predicts_the_same_from_numbers():
-    embeddings = EmbeddingCollection([FeatureConfig("item", 4, hash=True)])
+    embeddings = EmbeddingCollection([FeatureConfig("item", dim=4, hash=True)])
     item = tf.keras.Input([], name="item", dtype=tf.string)
     head = tf.keras.layers.Dense(1)
     model = models.Model({"item": item}, head(embeddings({"item": item})["item"]))
@@ -63,7 +67,10 @@ def test_a_keras_model_trains_on_text_and_predicts_the_same_from_numbers():
 
 
 def test_a_meta_model_adapts_and_predicts_by_text():
-    features = [FeatureConfig("item", 4, hash=True), FeatureConfig("tags", 4, "mean", hash=True)]
+    features = [
+        FeatureConfig("item", dim=4, hash=True),
+        FeatureConfig("tags", dim=4, combiner="mean", hash=True),
+    ]
     network = tf.keras.Sequential([tf.keras.layers.Dense(1, name="out")])
     model = models.MetaModel(layers.EmbeddingCollection(features), network)
     model.compile("adam", "mse")

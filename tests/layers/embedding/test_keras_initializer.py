@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from gmeta import initializers
 from gmeta.core.errors import ConfigError
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 
 KERAS = tf.keras.initializers
 
@@ -24,24 +24,24 @@ KERAS = tf.keras.initializers
     ],
 )
 def test_an_equal_initializer_takes_the_place(given, expected):
-    feature = FeatureConfig("x", 4, initializer=given)
-    assert feature.initializer == expected
+    feature = FeatureConfig("x", TableConfig("x", 4, initializer=given))
+    assert feature.table.initializer == expected
     again = EmbeddingCollection.from_config(EmbeddingCollection([feature]).get_config())
-    assert again.features[0].initializer == expected
+    assert again.features[0].table.initializer == expected
 
 
 @pytest.mark.parametrize("given", ["glorot_uniform", "no such", KERAS.Orthogonal(), tf.zeros, 3, None])
 def test_others_are_refused_with_ours(given):
-    says = r"feature 'x': rows can't start from .*gmeta.initializers: Uniform"
+    says = r"table 'x': rows can't start from .*gmeta.initializers: Uniform"
     with pytest.raises(ConfigError, match=says):
-        FeatureConfig("x", 4, initializer=given)
+        FeatureConfig("x", TableConfig("x", 4, initializer=given))
 
 
 def test_a_seed_is_refused_with_its_place():
     with pytest.raises(ConfigError, match=r"RandomNormal\(seed=3\).*EmbeddingCollection\(seed"):
-        FeatureConfig("x", 4, initializer=KERAS.RandomNormal(seed=3))
+        FeatureConfig("x", TableConfig("x", 4, initializer=KERAS.RandomNormal(seed=3)))
 
 
 def test_a_constant_of_several_numbers_is_refused():
     with pytest.raises(ConfigError, match="single numbers"):
-        FeatureConfig("x", 4, initializer=KERAS.Constant([1.0, 2.0, 3.0, 4.0]))
+        FeatureConfig("x", TableConfig("x", 4, initializer=KERAS.Constant([1.0, 2.0, 3.0, 4.0])))

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal, Zeros
-from gmeta.layers import FeatureConfig
+from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.layers.embedding.merge_plan import merge_tables
+from gmeta.optimizers import SGD
 from gmeta.policies import LRU, CountAdmission, TwoPrecisions
 
 
@@ -21,7 +22,9 @@ from gmeta.policies import LRU, CountAdmission, TwoPrecisions
     data=st.data(),
 )
 def test_keys_of_a_merged_table_never_collide_and_fit_int64(features, data):
-    configs = [FeatureConfig(f"f{n}", dim, initializer=start) for n, dim, start in features]
+    configs = [
+        FeatureConfig(f"f{n}", TableConfig(f"f{n}", dim, initializer=start)) for n, dim, start in features
+    ]
     for merged in merge_tables(configs):
         m = len(merged.tables)
         assert merged.id_bits == 63 - math.ceil(math.log2(m + 1))
@@ -30,16 +33,16 @@ def test_keys_of_a_merged_table_never_collide_and_fit_int64(features, data):
             for raw in {0, merged.id_limit - 1, data.draw(st.integers(0, merged.id_limit - 1))}:
                 key = merged.key_prefix(feature) | raw
                 assert 0 <= key < 2**63
-                assert seen.setdefault(key, (feature.table_name, raw)) == (feature.table_name, raw)
+                assert seen.setdefault(key, (feature.table.name, raw)) == (feature.table.name, raw)
 
 
 def test_equal_widths_and_starts_merge_and_others_do_not():
     plan = merge_tables(
         [
-            FeatureConfig("a", 8, initializer=Zeros()),
-            FeatureConfig("b", 4, initializer=Zeros()),
-            FeatureConfig("c", 8, initializer=Normal()),
-            FeatureConfig("d", 8, initializer=Zeros()),
+            FeatureConfig("a", TableConfig("a", 8, initializer=Zeros())),
+            FeatureConfig("b", TableConfig("b", 4, initializer=Zeros())),
+            FeatureConfig("c", TableConfig("c", 8, initializer=Normal())),
+            FeatureConfig("d", TableConfig("d", 8, initializer=Zeros())),
         ]
     )
     assert [merged.tables for merged in plan] == [("a", "d"), ("b",), ("c",)]
@@ -49,16 +52,16 @@ def test_policies_keep_tables_apart():
     counted, bounded = CountAdmission(3), LRU(max_rows=100)
     plan = merge_tables(
         [
-            FeatureConfig("a", 8),
-            FeatureConfig("b", 8, admission=counted),
-            FeatureConfig("c", 8, admission=CountAdmission(3)),
-            FeatureConfig("d", 8, eviction=bounded),
-            FeatureConfig("e", 8, admission=counted, eviction=bounded),
-            FeatureConfig("f", 8, eviction=LRU(max_rows=100)),
-            FeatureConfig("g", 8, eviction=LRU(max_rows=101)),
-            FeatureConfig("h", 8, precision=TwoPrecisions(5)),
-            FeatureConfig("i", 8, precision=TwoPrecisions(6)),
-            FeatureConfig("j", 8, precision=TwoPrecisions(5)),
+            FeatureConfig("a", dim=8),
+            FeatureConfig("b", TableConfig("b", 8, admission=counted)),
+            FeatureConfig("c", TableConfig("c", 8, admission=CountAdmission(3))),
+            FeatureConfig("d", TableConfig("d", 8, eviction=bounded)),
+            FeatureConfig("e", TableConfig("e", 8, admission=counted, eviction=bounded)),
+            FeatureConfig("f", TableConfig("f", 8, eviction=LRU(max_rows=100))),
+            FeatureConfig("g", TableConfig("g", 8, eviction=LRU(max_rows=101))),
+            FeatureConfig("h", TableConfig("h", 8, precision=TwoPrecisions(5))),
+            FeatureConfig("i", TableConfig("i", 8, precision=TwoPrecisions(6))),
+            FeatureConfig("j", TableConfig("j", 8, precision=TwoPrecisions(5))),
         ]
     )
     tables = [("a",), ("b", "c"), ("d", "f"), ("e",), ("g",), ("h", "j"), ("i",)]
@@ -68,8 +71,8 @@ def test_policies_keep_tables_apart():
 
 
 def test_features_that_name_one_table_share_its_keys():
-    item = FeatureConfig("item", 8)
-    history = FeatureConfig("history", 8, pooling="mean", table="item")
+    item = FeatureConfig("item", dim=8)
+    history = FeatureConfig("history", TableConfig("item", 8), combiner="mean")
     (merged,) = merge_tables([item, history])
     assert merged.tables == ("item",)
     assert merged.key_prefix(item) == merged.key_prefix(history)
@@ -79,16 +82,22 @@ def test_features_that_name_one_table_share_its_keys():
     ("features", "message"),
     [
         ([], "at least one feature"),
-        (["item"], r"must be gmeta\.layers\.FeatureConfig\(name, dim\), got 'item'"),
-        ([FeatureConfig("a", 8), FeatureConfig("a", 8)], "named twice: a"),
-        ([FeatureConfig("a", 8), FeatureConfig("b", 4, table="a")], "'b' shares table 'a'"),
+        (["item"], r"must be gmeta\.layers\.FeatureConfig\(name, dim=...\), got 'item'"),
+        ([FeatureConfig("a", dim=8), FeatureConfig("a", dim=8)], "named twice: a"),
+        ([FeatureConfig("a", dim=8), FeatureConfig("b", TableConfig("a", 4))], "'b' shares table 'a'"),
         (
-            [FeatureConfig("a", 8, eviction=LRU(max_rows=9)), FeatureConfig("b", 8, table="a")],
-            r"'b' shares table 'a' but asks for .*eviction=None.*; the table has .*LRU\(max_rows=9",
+            [
+                FeatureConfig("a", TableConfig("a", 8, eviction=LRU(max_rows=9))),
+                FeatureConfig("b", TableConfig("a", 8)),
+            ],
+            r"'b' shares table 'a' but asks for .*eviction=None.*; the table is .*LRU\(max_rows=9",
         ),
         (
-            [FeatureConfig("a", 8, precision=TwoPrecisions(5)), FeatureConfig("b", 8, table="a")],
-            r"'b' shares table 'a' but asks for .*precision=None.*; the table has .*TwoPrecisions",
+            [
+                FeatureConfig("a", TableConfig("a", 8, precision=TwoPrecisions(5))),
+                FeatureConfig("b", TableConfig("a", 8)),
+            ],
+            r"'b' shares table 'a' but asks for .*precision=None.*; the table is .*TwoPrecisions",
         ),
     ],
 )
@@ -97,7 +106,32 @@ def test_contradictions_are_refused(features, message):
         merge_tables(features)
 
 
-@pytest.mark.parametrize("wrong", [{"dim": 0}, {"dim": 4, "pooling": "max"}])
-def test_a_feature_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ConfigError, match="feature 'x'"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "table=TableConfig"),
+        ({"dim": -1}, "table 'x': dim must be a whole number of at least 1, got -1"),
+        ({"dim": 4, "combiner": "max"}, "feature 'x': combiner must be"),
+        ({"table": 16}, r"must be a gmeta.layers.TableConfig, got 16; FeatureConfig\('x', dim=16\)"),
+        ({"table": TableConfig("t", 4), "dim": 8}, "dim=8, but its table 't' is 4 wide"),
+        ({"dim": 4, "max_length": 0}, "max_length must be at least 1"),
+    ],
+)
+def test_a_feature_that_makes_no_sense_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
         FeatureConfig("x", **wrong)
+
+
+def test_the_short_form_is_a_table_of_the_features_name():
+    assert FeatureConfig("x", dim=4) == FeatureConfig("x", TableConfig("x", 4))
+
+
+def test_tables_of_other_optimizers_stay_apart():
+    plan = merge_tables(
+        [
+            FeatureConfig("a", dim=4),
+            FeatureConfig("b", TableConfig("b", 4, optimizer=SGD(0.1))),
+            FeatureConfig("c", TableConfig("c", 4, optimizer=SGD(0.1))),
+        ]
+    )
+    assert [merged.tables for merged in plan] == [("a",), ("b", "c")]

@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 
 DENSE = st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=5)
 
 
-def make(hash=False, pooling=None, max_length=None):
+def make(hash=False, combiner=None, max_length=None):
     start = Normal(0.0, 1.0)
     return EmbeddingCollection(
-        [FeatureConfig("x", 4, pooling, None, start, max_length=max_length, hash=hash)]
+        [
+            FeatureConfig(
+                "x",
+                TableConfig("x", 4, initializer=start),
+                combiner=combiner,
+                max_length=max_length,
+                hash=hash,
+            )
+        ]
     )
 
 
@@ -24,10 +32,10 @@ def vectors(layer, ids):
     return layer({"x": ids})["x"].numpy()
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @given(rows=DENSE, text=st.booleans())
-def test_padding_is_left_out_of_what_is_pooled(pooling, rows, text):
-    layer = make(pooling=pooling, hash=text)
+def test_padding_is_left_out_of_what_is_pooled(combiner, rows, text):
+    layer = make(combiner=combiner, hash=text)
     kept = [[each for each in row if each != -1] for row in rows]
     flat = [each for row in kept for each in row]
     if text:
@@ -40,14 +48,14 @@ def test_padding_is_left_out_of_what_is_pooled(pooling, rows, text):
 
 
 def test_padding_doesnt_count_among_the_last_ids():
-    layer = make(pooling="sum", max_length=2)
+    layer = make(combiner="sum", max_length=2)
     expected = vectors(layer, tf.constant([[2, 3]], tf.int64))
     np.testing.assert_array_equal(vectors(layer, tf.constant([[1, 2, 3, -1, -1]], tf.int64)), expected)
 
 
 def test_other_negative_ids_are_no_padding():
     with pytest.raises(tf.errors.InvalidArgumentError, match="feature 'x': id -2"):
-        vectors(make(pooling="sum"), tf.constant([[1, -2]], tf.int64))
+        vectors(make(combiner="sum"), tf.constant([[1, -2]], tf.int64))
 
 
 @pytest.mark.parametrize("ids", [tf.constant([[1, -1]], tf.int64), tf.constant([["a", ""]])])
@@ -71,12 +79,12 @@ def test_other_types_are_refused_by_name(values, hash):
 
 def test_features_of_one_table_agree_on_the_hash():
     with pytest.raises(ConfigError, match="feature 'b' shares table 'a' with hash=False"):
-        EmbeddingCollection([FeatureConfig("a", 4, hash=True), FeatureConfig("b", 4, table="a")])
+        EmbeddingCollection([FeatureConfig("a", dim=4, hash=True), FeatureConfig("b", TableConfig("a", 4))])
 
 
 def test_hash_must_be_a_truth_value():
     with pytest.raises(ConfigError, match="hash must be True or False"):
-        FeatureConfig("a", 4, hash="yes")
+        FeatureConfig("a", dim=4, hash="yes")
 
 
 def test_a_checkpoint_isnt_read_into_tables_that_hash_otherwise(tmp_path):
@@ -88,5 +96,5 @@ def test_a_checkpoint_isnt_read_into_tables_that_hash_otherwise(tmp_path):
 
 def test_the_plan_says_which_features_are_hashed():
     said = []
-    make(hash=True, pooling="mean").plan(said.append)
+    make(hash=True, combiner="mean").plan(said.append)
     assert "x (mean, hashed)" in said[0]

@@ -11,19 +11,19 @@ LISTS = st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=6
 POOLINGS = ["sum", "mean", "sqrtn"]
 
 
-def reference(rows, lists, pooling):
+def reference(rows, lists, combiner):
     """A product with the matrix of what each row counts for in each sample."""
     shares = np.zeros((len(lists), len(rows)))
     for sample, ids in enumerate(lists):
         for place in ids:
-            shares[sample, place] += {"sum": 1, "mean": 1 / len(ids), "sqrtn": len(ids) ** -0.5}[pooling]
+            shares[sample, place] += {"sum": 1, "mean": 1 / len(ids), "sqrtn": len(ids) ** -0.5}[combiner]
     return tf.constant(shares) @ rows
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("combiner", POOLINGS)
 @settings(max_examples=15)
 @given(lists=LISTS)
-def test_lists_are_pooled_and_differentiated_twice(lists, pooling):
+def test_lists_are_pooled_and_differentiated_twice(lists, combiner):
     rows = tf.constant(np.random.default_rng(0).normal(size=(5, 3)))
     ids = tf.ragged.constant(lists, dtype=tf.int64, ragged_rank=1)
 
@@ -38,8 +38,8 @@ def test_lists_are_pooled_and_differentiated_twice(lists, pooling):
             after = tf.reduce_sum(pooled(adapted) ** 2)
         return adapted, outer.gradient(after, rows)
 
-    found = one_step(lambda values: pool(values, ids, pooling))
-    expected = one_step(lambda values: reference(values, lists, pooling))
+    found = one_step(lambda values: pool(values, ids, combiner))
+    expected = one_step(lambda values: reference(values, lists, combiner))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
@@ -47,11 +47,11 @@ def test_lists_are_pooled_and_differentiated_twice(lists, pooling):
 def test_vectors_side_by_side_are_those_of_each_feature():
     collection = EmbeddingCollection(
         [
-            FeatureConfig("tags", 4, pooling="mean"),
-            FeatureConfig("user", 4),
-            FeatureConfig("wide", 6),
-            FeatureConfig("item", 4),
-            FeatureConfig("pair", 4, pooling="sum"),
+            FeatureConfig("tags", dim=4, combiner="mean"),
+            FeatureConfig("user", dim=4),
+            FeatureConfig("wide", dim=6),
+            FeatureConfig("item", dim=4),
+            FeatureConfig("pair", dim=4, combiner="sum"),
         ]
     )
     ids = {

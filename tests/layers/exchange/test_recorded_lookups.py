@@ -6,15 +6,15 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.ops import HashTable
 from gmeta.optimizers import SGD, Adam
 
 START = Normal(0.0, 1.0)
 
 
-def collection(optimizer=None, **features):
-    made = [FeatureConfig(name, 4, initializer=START, **options) for name, options in features.items()]
+def collection(optimizer=None, **tables):
+    made = [FeatureConfig(name, TableConfig(table, 4, initializer=START)) for name, table in tables.items()]
     return EmbeddingCollection(made, optimizer=optimizer or SGD(1.0))
 
 
@@ -28,7 +28,7 @@ def rows(layer, *ids):
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
 def test_two_calls_in_a_step_make_one_update_with_the_sum_for_a_key_of_both(traced):
-    layer = collection(Adam(0.1), item={})
+    layer = collection(Adam(0.1), item="item")
     layer.lookup(items(1, 2, 3))
     expected = HashTable(4, Adam(0.1), START)
     expected.lookup([1, 2, 3])
@@ -54,8 +54,22 @@ def test_two_calls_in_a_step_make_one_update_with_the_sum_for_a_key_of_both(trac
     assert int(table.statistics().updates) == 3
 
 
+def test_a_table_steps_with_its_own_optimizer():
+    """The others with the collection's, at the rate that they are handed."""
+    own = FeatureConfig("own", TableConfig("own", 4, initializer=START, optimizer=SGD(0.5)))
+    other = FeatureConfig("other", TableConfig("other", 4, initializer=START))
+    layer = EmbeddingCollection([own, other], optimizer=SGD(None))
+    ids = {"own": [3], "other": [3]}
+    lookup = layer.lookup(ids)
+    before = layer.embed(lookup)
+    layer.apply_gradients(lookup, [tf.ones_like(rows) for rows in lookup.rows], 0.1)
+    after = layer.embed(layer.lookup(ids))
+    np.testing.assert_allclose(after["own"], before["own"] - 0.5, rtol=1e-6)
+    np.testing.assert_allclose(after["other"], before["other"] - 0.1, rtol=1e-6)
+
+
 def test_towers_share_a_collection():
-    layer = collection(item={}, other={"table": "item"})
+    layer = collection(item="item", other="item")
     before = rows(layer, 7)
     ids = tf.constant([7, 7], tf.int64)
     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
@@ -68,7 +82,7 @@ def test_towers_share_a_collection():
 
 
 def test_calls_inside_nested_tapes_give_second_order_gradients():
-    layer = collection(item={})
+    layer = collection(item="item")
     before = rows(layer, 1, 2)
     with tf.GradientTape() as outer, record_lookups(outer) as lookups:
         with tf.GradientTape() as inner:
@@ -84,7 +98,7 @@ def test_calls_inside_nested_tapes_give_second_order_gradients():
 
 
 def test_the_same_step_again_records_anew():
-    layer = collection(item={})
+    layer = collection(item="item")
     before = rows(layer, 1, 2)
 
     @tf.function
@@ -99,7 +113,7 @@ def test_the_same_step_again_records_anew():
 
 
 def test_a_rate_of_its_own_is_kept_and_none_is_given():
-    own, follows = collection(SGD(1.0), item={}), collection(SGD(None), item={})
+    own, follows = collection(SGD(1.0), item="item"), collection(SGD(None), item="item")
     for layer, rate in ((own, 1.0), (follows, 0.125)):
         before = rows(layer, 1)
         with tf.GradientTape() as tape, record_lookups(tape) as lookups:
@@ -111,7 +125,7 @@ def test_a_rate_of_its_own_is_kept_and_none_is_given():
 
 
 def test_the_inner_recording_sees_the_lookups():
-    layer = collection(item={})
+    layer = collection(item="item")
     with record_lookups() as outer:
         with record_lookups() as inner:
             layer(items(1), training=True)
@@ -121,7 +135,7 @@ def test_the_inner_recording_sees_the_lookups():
 
 
 def test_training_unrecorded_is_refused_because_rows_would_not_be_trained():
-    layer = collection(item={})
+    layer = collection(item="item")
     with pytest.raises(
         ConfigError, match=r"nothing records its lookups.*gmeta\.models\.Model.*record_lookups"
     ):
@@ -129,7 +143,7 @@ def test_training_unrecorded_is_refused_because_rows_would_not_be_trained():
 
 
 def test_a_plain_keras_model_says_what_to_use():
-    layer = collection(item={})
+    layer = collection(item="item")
     ids = tf.keras.Input([], dtype=tf.int64)
     model = tf.keras.Model(ids, layer({"item": ids})["item"])
     model.compile("sgd", "mse", run_eagerly=True)
@@ -138,7 +152,7 @@ def test_a_plain_keras_model_says_what_to_use():
 
 
 def test_a_frozen_collection_reads_and_stores_nothing():
-    layer = collection(item={})
+    layer = collection(item="item")
     layer.trainable = False
     with record_lookups() as lookups:
         layer(items(1), training=True)
@@ -148,7 +162,7 @@ def test_a_frozen_collection_reads_and_stores_nothing():
 
 @pytest.mark.parametrize("kind", ["function", "loop"])
 def test_lookups_out_of_the_reach_of_gradients_are_refused(kind):
-    layer = collection(item={})
+    layer = collection(item="item")
 
     def call(i):
         return tf.reduce_sum(layer(items(1), training=True)["item"]) + tf.cast(i, tf.float32)
@@ -165,7 +179,7 @@ def test_lookups_out_of_the_reach_of_gradients_are_refused(kind):
 
 
 def test_a_table_that_the_loss_does_not_depend_on_is_named():
-    layer = EmbeddingCollection([FeatureConfig("item", 4), FeatureConfig("wide", 8)], name="e")
+    layer = EmbeddingCollection([FeatureConfig("item", dim=4), FeatureConfig("wide", dim=8)], name="e")
     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
         vectors = layer({**items(1), "wide": tf.constant([1], tf.int64)}, training=True)
         loss = tf.reduce_sum(vectors["item"])

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel
@@ -33,9 +33,9 @@ INNER = {
 def make_model(inner, reduction="sample", **compiled):
     start = Normal(0.0, 1.0)
     features = [
-        FeatureConfig("user", 4, initializer=start),
-        FeatureConfig("item", 3, initializer=start),  # a table of its own
-        FeatureConfig("tags", 4, pooling="mean", initializer=start),
+        FeatureConfig("user", TableConfig("user", 4, initializer=start)),
+        FeatureConfig("item", TableConfig("item", 3, initializer=start)),  # a table of its own
+        FeatureConfig("tags", TableConfig("tags", 4, initializer=start), combiner="mean"),
     ]
     model = MetaModel(
         EmbeddingCollection(features, optimizer=SGD(learning_rate=None)),

@@ -6,12 +6,14 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.testing.data.drawn_tasks import make_batch
 
-FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
+FEATURES = [
+    FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
+]
 
 
 def make(**options):

@@ -9,7 +9,7 @@ from safetensors.numpy import load, save
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml
 from gmeta.models.meta.adapter.fast_weights import RowDeltas
@@ -33,7 +33,7 @@ START = Normal(0, 1)
 
 
 def make(inner, hidden=8, seed=0, table_seed=1, start=START):
-    features = [FeatureConfig(name, 4, initializer=start) for name in ("user", "item")]
+    features = [FeatureConfig(name, TableConfig(name, 4, initializer=start)) for name in ("user", "item")]
     model = MetaModel(
         EmbeddingCollection(features, seed=table_seed),
         MLP({"fc": hidden, "out": 1}, seed=seed),
@@ -97,7 +97,9 @@ def test_it_predicts_what_the_batch_predicts_that_adapts_by_itself(name):
 
 
 def test_a_model_whose_tasks_do_not_start_alike():
-    features = [FeatureConfig(name, 4, initializer=Normal(0, 1)) for name in ("user", "item")]
+    features = [
+        FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0, 1))) for name in ("user", "item")
+    ]
     model = cbml(features, items=["item"], hidden=[6], clusters=2, dim=4, inner=InnerLoop(steps=2))
     model.compile("adam", "mse")
     batch = make_batch([3, 0, 5], pad=1)
@@ -111,7 +113,11 @@ def test_a_model_whose_tasks_do_not_start_alike():
 
 
 def test_a_keras_network_with_inputs_by_name():
-    features = [FeatureConfig("item", 4), FeatureConfig("tags", 4, "mean"), FeatureConfig("seen", 4)]
+    features = [
+        FeatureConfig("item", dim=4),
+        FeatureConfig("tags", dim=4, combiner="mean"),
+        FeatureConfig("seen", dim=4),
+    ]
     shapes = {"item": [4], "tags": [4], "seen": [2, 4], "price": [1], "place": [2]}
     parts = {name: tf.keras.Input(shape, name=name) for name, shape in shapes.items()}
     flat = [tf.keras.layers.Flatten()(part) for part in parts.values()]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
@@ -17,7 +17,10 @@ def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, o
     start = Normal(0.0, 1.0)
     model = MetaModel(
         EmbeddingCollection(
-            [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 4, initializer=start)],
+            [
+                FeatureConfig("user", TableConfig("user", 4, initializer=start)),
+                FeatureConfig("item", TableConfig("item", 4, initializer=start)),
+            ],
             optimizer=SGD(learning_rate=None),
         ),
         MLP({"fc": 8, "out": 1}, adapt=["out"]),
@@ -217,7 +220,10 @@ def two_labels(batch):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"collection": [FeatureConfig("user", 4)]}, "must be a gmeta.layers.EmbeddingCollection, got list"),
+        (
+            {"collection": [FeatureConfig("user", dim=4)]},
+            "must be a gmeta.layers.EmbeddingCollection, got list",
+        ),
         ({"network": None}, "network must be a Keras layer or model, got NoneType"),
         ({"network": tf.keras.layers.Dense}, "network must be a Keras layer or model, got the class Dense"),
         ({"network": tf.keras.layers.Lambda(lambda x: x, name="same")}, "same has no trainable weights"),
@@ -225,7 +231,7 @@ def two_labels(batch):
     ],
 )
 def test_what_it_cannot_be_made_of_is_refused(parts, message):
-    whole = {"collection": EmbeddingCollection([FeatureConfig("user", 4)]), "network": MLP({"out": 1})}
+    whole = {"collection": EmbeddingCollection([FeatureConfig("user", dim=4)]), "network": MLP({"out": 1})}
     with pytest.raises(ConfigError, match=message):
         MetaModel(**{**whole, **parts})
 
@@ -272,6 +278,6 @@ def test_an_error_while_fit_is_traced_is_the_error_itself():
 
 
 def test_tasks_are_predicted_by_a_compiled_model_alone():
-    model = MetaModel(EmbeddingCollection([FeatureConfig("user", 4)]), MLP({"out": 1}))
+    model = MetaModel(EmbeddingCollection([FeatureConfig("user", dim=4)]), MLP({"out": 1}))
     with pytest.raises(ConfigError, match="compile the model first"):
         model.predict(tf.data.Dataset.from_tensors(make_batch([3])), verbose=0)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
@@ -18,7 +18,10 @@ K = tf.keras
 def collection():
     start = Normal(0.0, 1.0)
     return EmbeddingCollection(
-        [FeatureConfig("user", 4, initializer=start), FeatureConfig("item", 4, initializer=start)]
+        [
+            FeatureConfig("user", TableConfig("user", 4, initializer=start)),
+            FeatureConfig("item", TableConfig("item", 4, initializer=start)),
+        ]
     )
 
 

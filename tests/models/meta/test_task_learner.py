@@ -7,7 +7,7 @@ import pytest
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import Adapter, MetaGRM, MetaModel, Model, TaskLearner
 from gmeta.models.meta.learner import task_learner
@@ -16,7 +16,9 @@ from gmeta.testing.data.drawn_tasks import make_batch
 
 
 def parts():
-    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
+    features = [
+        FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
+    ]
     return EmbeddingCollection(features), MLP({"fc": 6, "out": 1}, seed=3)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop, Momentum
 from gmeta.models import MetaModel, TaskLearner
 from gmeta.models.meta.learner import forms
@@ -42,7 +42,9 @@ class OwnStart(TaskLearner):
 
 
 def make_model(inner, network=None, form="auto", **kwargs):
-    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
+    features = [
+        FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
+    ]
     model = MetaModel(
         EmbeddingCollection(features),
         network or MLP({"fc": 6, "out": 1}, seed=3),

@@ -40,7 +40,7 @@ def test_the_best_of_all_are_those_of_a_sort(seed, size, users, block, data):
     np.testing.assert_array_equal(numbers, np.where(np.isinf(best), -1, order))
 
 
-ANY = FeatureConfig("item", 2, hash=True)
+ANY = FeatureConfig("item", dim=2, hash=True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_text_and_its_prepared_hash_are_one_item():
 
 
 def test_ids_that_the_feature_does_not_take_are_refused():
-    plain = FeatureConfig("item", 2)
+    plain = FeatureConfig("item", dim=2)
     with pytest.raises(ConfigError, match=r"items holds b'a': make the feature 'item' with hash=True"):
         Catalogue(["a"], "model", plain)
     with pytest.raises(ConfigError, match=r"items holds .*-5.*: make the feature 'item' with hash=True"):

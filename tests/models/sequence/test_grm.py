@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import HSTU, FeatureConfig, record_lookups
+from gmeta.layers import HSTU, FeatureConfig, TableConfig, record_lookups
 from gmeta.losses import product_cross_entropy
 from gmeta.metrics import AUC
 from gmeta.models import GRM, grm
@@ -18,11 +18,14 @@ START = Normal(0.0, 0.3)
 
 
 def make_model(tags=False, **settings):
-    features = [FeatureConfig(name, 8, initializer=START) for name in ("item", "category", "city", "age")]
-    features.append(FeatureConfig("action", 4, initializer=START))
+    features = [
+        FeatureConfig(name, TableConfig(name, 8, initializer=START))
+        for name in ("item", "category", "city", "age")
+    ]
+    features.append(FeatureConfig("action", TableConfig("action", 4, initializer=START)))
     contexts = ["city", "age"]
     if tags:
-        features.append(FeatureConfig("tags", 8, pooling="mean", initializer=START))
+        features.append(FeatureConfig("tags", TableConfig("tags", 8, initializer=START), combiner="mean"))
         contexts.append("tags")
     settings = {
         "contexts": contexts,
@@ -201,7 +204,10 @@ def test_labels_and_weights_beside_a_batch_are_refused():
 
 
 def test_a_label_can_be_what_was_done_with_an_event_and_never_what_is_shown():
-    features = [FeatureConfig("item", 8), FeatureConfig("click", 8, initializer=START)]
+    features = [
+        FeatureConfig("item", dim=8),
+        FeatureConfig("click", TableConfig("click", 8, initializer=START)),
+    ]
     settings = {"contexts": [], "labels": {"ctr": "click"}, "dim": 8, "blocks": 1}
     model = grm(features, history=["item", "click"], targets=["item"], **settings)
     batch = draw_exposures(2, [3, 2], [2, 2])

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import FeatureConfig
+from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM, grm
 from gmeta.optimizers import SGD
@@ -18,7 +18,8 @@ EVENTS, EXPOSURES = [4, 0, 5], [4, 3, 1]
 
 def make_model(inner=None, report=None, **settings):
     features = [
-        FeatureConfig(n, 4, initializer=Normal(0.0, 0.5)) for n in ("item", "category", "action", "city")
+        FeatureConfig(n, TableConfig(n, 4, initializer=Normal(0.0, 0.5)))
+        for n in ("item", "category", "action", "city")
     ]
     base = grm(
         features,

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
 from gmeta.optimizers import Adam
@@ -17,7 +17,8 @@ ITEMS = 12
 def make_model(time="time", **settings):
     hashed = np.ndim(settings.get("items", 0)) > 0
     collection = EmbeddingCollection(
-        [FeatureConfig("item", 8, initializer=Normal(0.0, 0.3), hash=hashed)], optimizer=Adam(0.01)
+        [FeatureConfig("item", TableConfig("item", 8, initializer=Normal(0.0, 0.3)), hash=hashed)],
+        optimizer=Adam(0.01),
     )
     backbone = HSTU(
         blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=time is not None
@@ -228,11 +229,11 @@ def test_catalogues_that_make_no_sense_are_refused(settings, told):
 
 def test_features_that_nothing_would_read_are_refused():
     backbone = HSTU(blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=False)
-    two = EmbeddingCollection([FeatureConfig("item", 8), FeatureConfig("city", 8)])
+    two = EmbeddingCollection([FeatureConfig("item", dim=8), FeatureConfig("city", dim=8)])
     with pytest.raises(ConfigError, match="embeds city besides 'item'"):
         NextItemModel(two, backbone, items=ITEMS, max_length=6)
-    pooled = EmbeddingCollection([FeatureConfig("item", 8, pooling="mean")])
-    with pytest.raises(ConfigError, match="has a pooling"):
+    pooled = EmbeddingCollection([FeatureConfig("item", dim=8, combiner="mean")])
+    with pytest.raises(ConfigError, match="has a combiner"):
         NextItemModel(pooled, backbone, items=ITEMS, max_length=6)
 
 

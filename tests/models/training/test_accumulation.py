@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import SGD, Adam
 
 FEATURES = (
-    FeatureConfig("user", 4, initializer=Normal(0.0, 0.5)),
-    FeatureConfig("tags", 4, "mean", initializer=Normal(0.0, 0.5)),
-    FeatureConfig("wide", 6, initializer=Normal(0.0, 0.5)),
+    FeatureConfig("user", TableConfig("user", 4, initializer=Normal(0.0, 0.5))),
+    FeatureConfig("tags", TableConfig("tags", 4, initializer=Normal(0.0, 0.5)), combiner="mean"),
+    FeatureConfig("wide", TableConfig("wide", 6, initializer=Normal(0.0, 0.5))),
 )
 
 

@@ -14,7 +14,7 @@ from gmeta.models import MetaModel, Model
 class Scores(Model):
     def __init__(self, **settings):
         super().__init__()
-        self.embeddings = EmbeddingCollection([FeatureConfig("user", 4, **settings)])
+        self.embeddings = EmbeddingCollection([FeatureConfig("user", dim=4, **settings)])
         self.head = tf.keras.layers.Dense(1)
 
     def call(self, inputs, training=False):
@@ -23,7 +23,7 @@ class Scores(Model):
 
 def functional():
     user = tf.keras.Input([], name="user", dtype=tf.int64)
-    vectors = EmbeddingCollection([FeatureConfig("user", 4)])({"user": user})["user"]
+    vectors = EmbeddingCollection([FeatureConfig("user", dim=4)])({"user": user})["user"]
     return Model({"user": user}, tf.keras.layers.Dense(1)(vectors))
 
 
@@ -71,7 +71,7 @@ def test_padding_trains_and_measures_as_ragged_ids_do():
     found = []
     for ids in (padded, ragged):
         random.seed(1)
-        model = compiled(Scores(pooling="mean"))
+        model = compiled(Scores(combiner="mean"))
         data = tf.data.Dataset.from_tensors(({"user": tf.cast(ids, tf.int64)}, tf.ones([3])))
         model.fit(data, epochs=3, verbose=0)
         found.append([model.evaluate(data, verbose=0), *model.predict(data, verbose=0).ravel()])
@@ -80,7 +80,7 @@ def test_padding_trains_and_measures_as_ragged_ids_do():
 
 @pytest.mark.parametrize("text", [False, True])
 def test_a_meta_model_adapts_and_predicts_from_padded_ids(text):
-    feature = FeatureConfig("tags", 4, "mean", hash=text)
+    feature = FeatureConfig("tags", dim=4, combiner="mean", hash=text)
     model = MetaModel(
         EmbeddingCollection([feature]), tf.keras.Sequential([tf.keras.layers.Dense(1, name="out")])
     )
@@ -96,7 +96,7 @@ def test_a_meta_model_adapts_and_predicts_from_padded_ids(text):
 
 
 def test_a_meta_model_refuses_float_and_negative_ids_by_name():
-    feature = FeatureConfig("tags", 4, "mean")
+    feature = FeatureConfig("tags", dim=4, combiner="mean")
     model = MetaModel(
         EmbeddingCollection([feature]), tf.keras.Sequential([tf.keras.layers.Dense(1, name="out")])
     )

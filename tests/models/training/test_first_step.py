@@ -32,14 +32,14 @@ def counted(cls):
 
 def of_samples(**settings):
     x = {"user": tf.keras.Input([], name="user", dtype=tf.int64)}
-    vectors = EmbeddingCollection([FeatureConfig("user", 4)])(x)["user"]
+    vectors = EmbeddingCollection([FeatureConfig("user", dim=4)])(x)["user"]
     model = counted(Model)(x, tf.keras.layers.Dense(1)(vectors))
     model.compile("adam", "mse", metrics=["mae", "accuracy"], **settings)
     return model, tf.data.Dataset.from_tensors(({"user": [1, 2]}, np.ones([2, 1], "f")))
 
 
 def of_tasks(**settings):
-    collection = EmbeddingCollection([FeatureConfig("user", 4), FeatureConfig("item", 4)])
+    collection = EmbeddingCollection([FeatureConfig("user", dim=4), FeatureConfig("item", dim=4)])
     model = counted(MetaModel)(collection, MLP({"out": 1}), inner=InnerLoop(steps=1))
     model.compile("adam", "mse", metrics=["mae"], **settings)
     return model, tf.data.Dataset.from_tensors(make_batch([2, 3]))

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import SGD
@@ -24,7 +24,7 @@ def _mixed():
 
 def make(dense=True, factor=1.0, **options):
     ids = tf.keras.Input([], name="x", dtype=tf.int64)
-    feature = FeatureConfig("x", 4, initializer=Normal(0.0, 1.0))
+    feature = FeatureConfig("x", TableConfig("x", 4, initializer=Normal(0.0, 1.0)))
     collection = EmbeddingCollection([feature], optimizer=SGD(None), name="collection")
     vectors = collection({"x": ids})["x"]
     # The bias comes after the factor: where that is huge, the rows' gradient overflows and the bias's
@@ -99,7 +99,10 @@ def dense_stack():
 
 @pytest.mark.parametrize("network", [dense_stack, keras_stack])
 def test_tasks_adapt_in_float16_close_to_float32(network):
-    features = [FeatureConfig("user", 4, initializer=START), FeatureConfig("item", 4, initializer=START)]
+    features = [
+        FeatureConfig("user", TableConfig("user", 4, initializer=START)),
+        FeatureConfig("item", TableConfig("item", 4, initializer=START)),
+    ]
     inner, batch = InnerLoop(steps=2, learning_rate=0.05, adapt="all"), make_batch([3, 2])
     half = MetaModel(EmbeddingCollection(features), network(), inner=inner)
     tf.keras.mixed_precision.set_global_policy("float32")

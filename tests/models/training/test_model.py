@@ -6,14 +6,14 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import SGD, Adam
 
 USERS, ITEMS, DIM = 5, 7, 4
 FEATURES = (
-    FeatureConfig("user", DIM, initializer=Normal(0.0, 0.5)),
-    FeatureConfig("item", DIM, initializer=Normal(0.0, 0.5)),
+    FeatureConfig("user", TableConfig("user", DIM, initializer=Normal(0.0, 0.5))),
+    FeatureConfig("item", TableConfig("item", DIM, initializer=Normal(0.0, 0.5))),
 )
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.testing.data.drawn_tasks import make_batch
@@ -27,7 +27,7 @@ def with_nan(values, place=7):
 def make(optimizer="sgd", **options):
     user = tf.keras.Input([], name="user", dtype=tf.int64)
     price = tf.keras.Input([1], name="price")
-    collection = EmbeddingCollection([FeatureConfig("user", 4, initializer=NORMAL)])
+    collection = EmbeddingCollection([FeatureConfig("user", TableConfig("user", 4, initializer=NORMAL))])
     both = tf.keras.layers.Concatenate()([collection({"user": user})["user"], price])
     model = Model({"user": user, "price": price}, tf.keras.layers.Dense(1, name="d", dtype="float32")(both))
     model.compile(optimizer, "mse", **options)
@@ -93,7 +93,9 @@ def test_loss_scaling_leaves_out_what_overflows_but_not_bad_data():
 
 
 def make_meta(inner, **options):
-    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
+    features = [
+        FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
+    ]
     model = MetaModel(EmbeddingCollection(features), MLP({"fc": 6, "out": 1}, seed=3), inner=inner)
     model.compile("sgd", "mse", **options)
     return model

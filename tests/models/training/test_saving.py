@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop, Momentum
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
@@ -14,7 +14,10 @@ from gmeta.optimizers import Adagrad, Adam
 from gmeta.testing.data.drawn_tasks import make_batch
 from gmeta.testing.tables import assert_same_tables
 
-FEATURES = (FeatureConfig("user", 4), FeatureConfig("item", 4, initializer=Normal(0.0, 1.0)))
+FEATURES = (
+    FeatureConfig("user", dim=4),
+    FeatureConfig("item", TableConfig("item", 4, initializer=Normal(0.0, 1.0))),
+)
 
 
 def make(features=FEATURES, optimizer=None, k=1):
@@ -134,12 +137,12 @@ def test_rows_of_other_features_are_refused(trained, tmp_path, name):
     model, _ = trained
     model.save_weights(tmp_path / name)
     with pytest.raises(ConfigError, match=OTHER_PLAN):
-        make([FeatureConfig("other", 4), *FEATURES[1:]]).load_weights(tmp_path / name)
+        make([FeatureConfig("other", dim=4), *FEATURES[1:]]).load_weights(tmp_path / name)
 
 
 def test_rows_of_a_plan_with_fewer_tables_are_refused(trained, tmp_path):
     path = tf.train.Checkpoint(trained[0].get_layer("collection")).save(tmp_path / "at")
-    other = EmbeddingCollection([FeatureConfig("user", 4), FeatureConfig("more", 4), *FEATURES[1:]])
+    other = EmbeddingCollection([FeatureConfig("user", dim=4), FeatureConfig("more", dim=4), *FEATURES[1:]])
     with pytest.raises(ConfigError, match=OTHER_PLAN):
         tf.train.Checkpoint(other).restore(path)
 
@@ -156,7 +159,7 @@ def make_meta():
     network = tf.keras.Sequential(
         [tf.keras.layers.Dense(4, "relu", name="fc"), tf.keras.layers.Dense(1, name="out")]
     )
-    features = [FeatureConfig("user", 4), FeatureConfig("item", 4)]
+    features = [FeatureConfig("user", dim=4), FeatureConfig("item", dim=4)]
     inner = InnerLoop("meta-sgd", optimizer=Momentum(0.5), adapt=["out", "embeddings"])
     model = MetaModel(EmbeddingCollection(features, seed=3), network, inner=inner, reduction="task")
     model.compile(tf.keras.optimizers.Adam(0.01), "mse", ["mae", NDCG(2)], accumulate_steps=2)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.models.training.optimizer.table_rule import sparse_form
 from gmeta.optimizers import Adam
@@ -35,7 +35,9 @@ CLIPS = ({}, {"clipvalue": 0.05}, {"clipnorm": 0.2}, {"global_clipnorm": 0.3})
 
 def make(optimizer, own=None):
     user = tf.keras.Input([], name="user", dtype=tf.int64)
-    collection = EmbeddingCollection([FeatureConfig("user", 4, initializer=NORMAL)], optimizer=own, name="c")
+    collection = EmbeddingCollection(
+        [FeatureConfig("user", TableConfig("user", 4, initializer=NORMAL))], optimizer=own, name="c"
+    )
     kernel = tf.keras.initializers.GlorotUniform(seed=1)
     dense = tf.keras.layers.Dense(1, kernel_initializer=kernel, name="d")
     model = Model({"user": user}, dense(collection({"user": user})["user"]))
@@ -120,7 +122,7 @@ def test_an_optimizer_of_the_tables_own_stays_and_is_not_clipped():
             make(KERAS.RMSprop(0.1, clipvalue=1e-9), own=Adam(0.1)),
         )
     for model in (one, other):
-        assert type(model.get_layer("c").optimizer) is Adam
+        assert type(model.get_layer("c").tables[0].optimizer) is Adam
         model.train_on_batch({"user": USERS}, LABELS)
     np.testing.assert_array_equal(rows_of(one), rows_of(other))
     with pytest.raises(ConfigError, match=r"one of gmeta\.optimizers"):
@@ -134,7 +136,7 @@ def test_another_kind_at_recompile_keeps_rows_and_says_that_slots_begin_anew():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.compile(KERAS.Adam(0.01, beta_1=0.5), "mse")  # has the same slots
-    assert model.get_layer("c").optimizer.beta_1 == 0.5
+    assert model.get_layer("c").tables[0].optimizer.beta_1 == 0.5
     assert model.get_layer("c").tables[0].export().slots.numpy().any()
     with pytest.warns(UserWarning, match="without the slots of c/user, which begin anew"):
         model.compile("adagrad", "mse")
@@ -172,7 +174,7 @@ def test_a_saved_model_follows_its_optimizer_again(tmp_path):
     model.train_on_batch({"user": USERS}, LABELS)
     model.save(tmp_path / "m.keras")
     again = tf.keras.models.load_model(tmp_path / "m.keras")
-    assert again.get_layer("c").optimizer == model.get_layer("c").optimizer
+    assert again.get_layer("c").tables[0].optimizer == model.get_layer("c").tables[0].optimizer
     for each in (model, again):
         each.train_on_batch({"user": USERS}, LABELS)
     np.testing.assert_array_equal(rows_of(again), rows_of(model))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
@@ -23,7 +23,8 @@ LABELS = (USERS % 2).astype(np.float32)
 
 def make(optimizer="adam", **options):
     user = tf.keras.Input([], name="user", dtype=tf.int64)
-    collection = EmbeddingCollection([FeatureConfig("user", 4, initializer=Normal(0.0, 0.5), **options)])
+    table = TableConfig("user", 4, initializer=Normal(0.0, 0.5), **options)
+    collection = EmbeddingCollection([FeatureConfig("user", table)])
     model = Model({"user": user}, tf.keras.layers.Dense(1)(collection({"user": user})["user"]))
     model.compile(optimizer, "mse")
     return model
@@ -65,7 +66,9 @@ def test_early_stopping_restores_the_predictions_of_the_best_epoch(options):
 
 
 def test_early_stopping_restores_a_meta_model_too():
-    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in ("user", "item")]
+    features = [
+        FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
+    ]
     model = MetaModel(EmbeddingCollection(features), MLP({"fc": 6, "out": 1}, seed=3), inner=InnerLoop())
     model.compile(tf.keras.optimizers.Adam(0.1), "mse")
     batch = make_batch([3, 4, 2])

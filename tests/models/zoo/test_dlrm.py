@@ -10,12 +10,15 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import FeatureConfig
+from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models.zoo.dlrm_model import DLRMNetwork, dlrm
 from gmeta.testing.data.made_tasks import alone, dataset, opposed_tasks, task_batch
 
-FEATURES = [FeatureConfig(name, 4, initializer=Normal(0.0, 0.5)) for name in ("user", "item", "shop")]
+FEATURES = [
+    FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 0.5)))
+    for name in ("user", "item", "shop")
+]
 
 
 def reference(weights, vectors, floats, head):
@@ -109,7 +112,7 @@ def test_tasks_do_not_depend_on_neighbours_or_padding():
 
 
 def fitted_error(steps):
-    features = [FeatureConfig("user", 8), FeatureConfig("item", 8)]
+    features = [FeatureConfig("user", dim=8), FeatureConfig("item", dim=8)]
     inner = InnerLoop(steps=steps, learning_rate=0.3)
     model = dlrm(features, top=[16], head="rating", inner=inner)
     model.compile(tf.keras.optimizers.Adam(0.01), "mse")
@@ -138,8 +141,11 @@ def test_embedding_rows_adapt_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"features": [FeatureConfig("user", 4), FeatureConfig("item", 8)]}, r"one width, got .* \[4, 8\]"),
-        ({"features": [FeatureConfig("user", 4)]}, "no pair of vectors"),
+        (
+            {"features": [FeatureConfig("user", dim=4), FeatureConfig("item", dim=8)]},
+            r"one width, got .* \[4, 8\]",
+        ),
+        ({"features": [FeatureConfig("user", dim=4)]}, "no pair of vectors"),
         ({"features": FEATURES, "head": "clicks"}, "head must be 'ctr' or 'rating', got 'clicks'"),
         ({"features": FEATURES, "floats": ["item"]}, "item can't be a feature and a float column"),
     ],

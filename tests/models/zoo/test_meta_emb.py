@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.models.zoo.dlrm_model import dlrm
@@ -20,9 +20,9 @@ from gmeta.testing.data.made_tasks import alone, dataset, task_batch
 
 IDS = {"ad": 50, "category": 6, "user": 5}
 FEATURES = [
-    FeatureConfig("ad", 3, initializer=Normal(0.0, 0.5)),
-    FeatureConfig("category", 4, initializer=Normal(0.0, 1.0)),
-    FeatureConfig("user", 2, initializer=Normal(0.0, 0.5)),
+    FeatureConfig("ad", TableConfig("ad", 3, initializer=Normal(0.0, 0.5))),
+    FeatureConfig("category", TableConfig("category", 4, initializer=Normal(0.0, 1.0))),
+    FeatureConfig("user", TableConfig("user", 2, initializer=Normal(0.0, 0.5))),
 ]
 
 
@@ -146,7 +146,7 @@ def test_nothing_but_the_generator_is_trained():
 
 
 def test_a_base_of_named_inputs_gets_generated_rows_by_name():
-    features = [FeatureConfig(name, 4, initializer=Normal(0.0, 1.0)) for name in IDS]
+    features = [FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in IDS]
     base = dlrm(features, head="rating")
     model = MetaEmb(base, "ad", attributes=["category"], inner=InnerLoop(learning_rate=0.1))
     batch = item_batch([3, 2])
@@ -186,14 +186,14 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 
 def test_a_feature_of_several_ids_tells_no_task():
-    features = [FeatureConfig("ad", 4), FeatureConfig("tags", 4, pooling="mean")]
+    features = [FeatureConfig("ad", dim=4), FeatureConfig("tags", dim=4, combiner="mean")]
     base = MetaModel(EmbeddingCollection(features), MLP({"out": 1}))
     with pytest.raises(ConfigError, match="'tags' has several ids a sample"):
         MetaEmb(base, "tags")
 
 
 def test_a_base_that_reads_more_than_vectors_is_refused():
-    base = dlrm([FeatureConfig("ad", 4), FeatureConfig("user", 4)], floats=["price"])
+    base = dlrm([FeatureConfig("ad", dim=4), FeatureConfig("user", dim=4)], floats=["price"])
     with pytest.raises(ConfigError, match="and nothing else, but takes ad, user, price"):
         MetaEmb(base, "ad")
 

@@ -45,7 +45,7 @@ def test_answers_are_on_the_scale_of_labels_and_weights_can_be_handed_in():
 
 
 def test_a_model_saves_and_loads_it(tmp_path):
-    collection = EmbeddingCollection([FeatureConfig("item", 4)])
+    collection = EmbeddingCollection([FeatureConfig("item", dim=4)])
     model = MetaModel(collection, network(answer=(50.0, 8.0)), inner=InnerLoop(steps=1))
     model.compile("adam", "mse")
     again = MetaModel.from_config(model.get_config())

@@ -37,7 +37,7 @@ def test_a_device_is_one_of_three_words(monkeypatch):
 
 def test_a_table_that_says_nothing_is_in_host_memory():
     table = ops.HashTable(2)
-    assert (table.device, EmbeddingCollection([FeatureConfig("a", 2)]).tables[0].device) == ("cpu", "cpu")
+    assert (table.device, EmbeddingCollection([FeatureConfig("a", dim=2)]).tables[0].device) == ("cpu", "cpu")
     assert table.lookup([1]).rows.device.endswith("CPU:0")
 
 
@@ -67,7 +67,7 @@ def test_without_a_gpu_it_is_kept_in_host_memory_with_one_warning(monkeypatch, c
 def test_the_layer_hands_it_on_and_remembers_it():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        layer = EmbeddingCollection([FeatureConfig("a", 2), FeatureConfig("b", 3)], device="gpu")
+        layer = EmbeddingCollection([FeatureConfig("a", dim=2), FeatureConfig("b", dim=3)], device="gpu")
     assert len(said) == bool(missing())
     assert {table.device for table in layer.tables} == {"cpu" if missing() else "gpu"}
     assert layer.get_config()["device"] == "gpu"
@@ -98,7 +98,7 @@ def test_rows_stay_on_the_gpu_and_records_go_either_way(tmp_path):
 def test_the_rows_of_a_gpu_are_at_least_one():
     with pytest.raises(ConfigError, match="table 'x': device_rows must be at least 1, or None, got 0"):
         ops.HashTable(2, name="x", device_rows=0)
-    layer = EmbeddingCollection([FeatureConfig("a", 2)], device_rows=7)
+    layer = EmbeddingCollection([FeatureConfig("a", dim=2)], device_rows=7)
     assert layer.get_config()["device_rows"] == 7
     assert ops.HashTable(2, device="cpu", device_rows=1).lookup([1, 2, 3]).rows.shape == (3, 2)
 
@@ -178,7 +178,11 @@ def test_what_a_gpu_cannot_is_done_in_host_memory_with_one_warning(monkeypatch):
 @needs_gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
 def test_a_layer_learns_the_same_on_either(compiled):
-    features = [FeatureConfig("a", 4), FeatureConfig("b", 4), FeatureConfig("tags", 4, "mean")]
+    features = [
+        FeatureConfig("a", dim=4),
+        FeatureConfig("b", dim=4),
+        FeatureConfig("tags", dim=4, combiner="mean"),
+    ]
     random = np.random.default_rng(1)
     batches = [
         {

@@ -28,7 +28,7 @@ def model(form: str, dim: int) -> GRM:
         bias_by_time=False,
     )
     made = grm(
-        [FeatureConfig("city", 8), FeatureConfig("item", dim), FeatureConfig("action", 8)],
+        [FeatureConfig("city", dim=8), FeatureConfig("item", dim=dim), FeatureConfig("action", dim=8)],
         contexts=["city"],
         history=["item", "action"],
         targets=["item"],

@@ -26,7 +26,7 @@ class SampleColumns:
 
     def __init__(self, tables: Iterable[MergedTable], numbers: Iterable[str] = ()) -> None:
         of = {feature: table for table in tables for feature in table.features}
-        self._ids = {feature.name: feature.pooling is not None for feature in of}
+        self._ids = {feature.name: feature.combiner is not None for feature in of}
         # None: the feature hashes, so it takes any number, and text.
         self._limits = {f.name: None if f.hash else table.id_limit for f, table in of.items()}
         self._numbers = tuple(numbers)
@@ -158,7 +158,7 @@ def _integers(given: Any, limit: int | None, what: str, padded: bool = False) ->
         raise ConfigError(
             f"{what} holds the id {wrong}; ids are from 0 on and below {limit}, and with "
             "FeatureConfig(..., hash=True) any number is one. Of several ids a sample give lists, a "
-            "tf.RaggedTensor, or, for a feature with a pooling, a matrix filled up with -1"
+            "tf.RaggedTensor, or, for a feature with a combiner, a matrix filled up with -1"
         )
     return array.astype(np.int64, copy=False)
 

@@ -79,7 +79,7 @@ class TaskLearner:
 
     Example:
       >>> from gmeta.layers import FeatureConfig, MLP
-      >>> collection = EmbeddingCollection([FeatureConfig("item", 4)])
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=4)])
       >>> learner = TaskLearner(collection, MLP({"fc": 8, "out": 1}), meta.InnerLoop("anil"), "mse")
       >>> sorted(learner.adapted_weights())
       ['out/bias', 'out/kernel']

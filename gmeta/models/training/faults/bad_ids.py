@@ -12,7 +12,7 @@ from gmeta.core.errors import ConfigError
 
 # What ``ops/merge_keys/kernels.cc`` says.
 _REFUSAL = re.compile(r"feature '[^'\n]*': id (?P<id>-?\d+) at position .*? takes any id")
-_MINUS_ONE = "; -1 stands for no id only in a matrix of ids of a feature with a pooling"
+_MINUS_ONE = "; -1 stands for no id only in a matrix of ids of a feature with a combiner"
 
 
 class BadIdError(ConfigError, tf.errors.InvalidArgumentError):

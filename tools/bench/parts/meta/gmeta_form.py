@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
@@ -28,7 +28,11 @@ def collection_of(case: Case) -> EmbeddingCollection:
     """The tables; two collections of a case start with the same rows."""
     start = Normal(0.0, 1.0 if case.loss == "mse" else 0.1)
     features = [
-        FeatureConfig(field.name, case.dim, pooling="mean" if field.several else None, initializer=start)
+        FeatureConfig(
+            field.name,
+            TableConfig(field.name, case.dim, initializer=start),
+            combiner="mean" if field.several else None,
+        )
         for field in case.fields
     ]
     return EmbeddingCollection(features, optimizer=Adam(OUTER_RATE))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
@@ -80,7 +80,7 @@ def _of_open_size(batch: dict[str, Any]) -> dict[str, Any]:
 def meta_model(settings: dict[str, Any]) -> MetaModel:
     """DLRM-like: embeddings side by side into a multi-layer perceptron, all of which adapts."""
     features = [
-        FeatureConfig(f"f{number}", settings["dim"], initializer=Normal(0.0, 0.05))
+        FeatureConfig(f"f{number}", TableConfig(f"f{number}", settings["dim"], initializer=Normal(0.0, 0.05)))
         for number in range(settings["features"])
     ]
     layers = {f"fc{number}": width for number, width in enumerate(settings["hidden"])}
