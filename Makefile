@@ -56,7 +56,7 @@ test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what el
 
 # On one GPU, one process: two would share its memory.
 test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables and layers on it
-	$(BIN)/pytest -n 0 tests/cuda tests/layers/exchange/test_device_keys.py tests/ops -k 'gpu or cuda or table_device'
+	$(BIN)/pytest -n 0 tests/cuda tests/ops -k 'gpu or cuda or table_device'
 	GMETA_TABLE_DEVICE=gpu $(BIN)/pytest -n 0 tests/layers/embedding/test_collection.py \
 	  tests/layers/exchange/test_recorded_lookups.py tests/layers/exchange/test_pieces.py
 

@@ -26,8 +26,10 @@ _DEFAULT = PrepareConfig()
     "--data",
     multiple=True,
     help="CSV, Parquet or JSON lines, with --task or --spec: a file, a folder or a pattern; may be repeated. "
-    "Or a MovieLens folder, with u.data (100K), ratings.dat (1M) or ratings.csv.gz (1M with MeLU's split).  "
-    "[default: generate synthetic data]",
+    "Or a MovieLens folder, with u.data (100K), ratings.dat (1M) or ratings.csv.gz (1M with MeLU's split).",
+)
+@click.option(
+    "--synthetic", is_flag=True, help="Generate ratings in MovieLens-100K's layout, in place of --data."
 )
 @click.option(
     "--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file that describes columns."
@@ -92,6 +94,7 @@ _DEFAULT = PrepareConfig()
 @click.option("--compress", help="Refused, with the reason.", hidden=True)
 def command(
     data: tuple[str, ...],
+    synthetic: bool,
     out: Path,
     on_bad: OnBad,
     overwrite: bool,
@@ -115,6 +118,7 @@ def command(
     from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign, run_on_spark
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
     from gmeta.core.staging import explain_write_errors
+    from gmeta.preprocess import SyntheticConfig
     from gmeta.preprocess import prepare as run
     from gmeta.preprocess.local.memory import parse_bytes
     from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
@@ -127,6 +131,7 @@ def command(
         )
     refuse_foreign(
         engine,
+        synthetic=synthetic,
         resume=resume,
         memory_limit=memory_limit,
         job=job,
@@ -137,9 +142,10 @@ def command(
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     spec = _spec(settings)
     config = PrepareConfig(**settings)
-    if not data:
-        click.echo(
-            f"no --data: using a synthetic data set in MovieLens-100K's layout, seed {config.seed}", err=True
+    if engine == "duckdb" and bool(data) == synthetic:
+        raise ConfigError(
+            "name the data: --data FILES --task COLUMN for tables of events, --data FOLDER for MovieLens, or "
+            "--synthetic for generated ratings" + (", and not both" if synthetic else "")
         )
     if engine == "streaming":
         click.echo(describe_jobs(data, out, config, on_bad, spec, overwrite, job, ranges))
@@ -160,7 +166,7 @@ def command(
             )
         else:
             summary = run(
-                data or None,
+                SyntheticConfig(seed=config.seed) if synthetic else data,
                 out,
                 config,
                 on_bad,

@@ -13,6 +13,7 @@ from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_spec import TableSpec
 
 _OF: dict[str, tuple[Engine, ...]] = {
+    "synthetic": ("duckdb",),
     "resume": ("duckdb",),
     "memory_limit": ("duckdb",),
     "job": ("streaming",),

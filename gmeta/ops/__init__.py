@@ -8,21 +8,15 @@ from gmeta.ops.attention.jagged_attention import bias_attention, hstu_attention
 from gmeta.ops.attention.mask import AttentionMask
 from gmeta.ops.attention.padded import dense_mask, padded_attention
 from gmeta.ops.attention.relative_bias import RelativeBias, time_bucket
+from gmeta.ops.exchange.key_messages import receive_keys, route_keys
+from gmeta.ops.exchange.messages import OwnedKeys, PackedRows, RoutedKeys
+from gmeta.ops.exchange.row_buffers import pack_rows, unpack_rows
 from gmeta.ops.jagged import Jagged
 from gmeta.ops.keys.distinct import Unique, UniqueByOwner, unique, unique_by_owner
 from gmeta.ops.keys.id_hash import count_collisions, fold_ids, hash_ids, hash_text
 from gmeta.ops.keys.key_merge import merge_keys
 from gmeta.ops.layer.mix import hstu_mix
 from gmeta.ops.layer.norms import layer_norm, rms_norm
-from gmeta.ops.messages import (
-    OwnedKeys,
-    PackedRows,
-    RoutedKeys,
-    pack_rows,
-    receive_keys,
-    route_keys,
-    unpack_rows,
-)
 from gmeta.ops.table.frozen_table import FrozenTable, UnknownRows
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.lookup import Lookup

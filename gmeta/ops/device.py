@@ -49,6 +49,11 @@ def place_of(device: str, owner: str) -> Place:
     return "cpu" if reason else "gpu"
 
 
+def compute_place() -> Place:
+    """Where a process computes with the rows of a lookup: on the GPU if it sees one."""
+    return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
+
+
 @functools.cache
 def missing() -> str:
     """Why tables can't be on a GPU in this process; "" where they can."""

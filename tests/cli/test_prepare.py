@@ -41,10 +41,17 @@ def test_it_prepares_and_shows_what_came_of_it(raw, tmp_path):
     assert "reading rows: " in result.stderr
 
 
-def test_without_data_it_says_what_it_uses(tmp_path):
-    result = run("--out", tmp_path / "out")
+@pytest.mark.parametrize("given", [[], ["--synthetic", "--data", "x"]])
+def test_data_that_are_not_named_once_are_refused(tmp_path, given):
+    result = run("--out", tmp_path / "out", *given)
+    assert result.exit_code == 2
+    assert "gmeta: error: name the data: --data FILES --task COLUMN" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_synthetic_data_are_prepared_and_kept(tmp_path):
+    result = run("--synthetic", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "no --data: using a synthetic data set in MovieLens-100K's layout, seed 0" in result.stderr
     assert (tmp_path / "out" / "raw" / "u.data").exists()
 
 
@@ -85,7 +92,7 @@ def test_a_setting_out_of_range_is_one_line_of_error(raw, tmp_path, option):
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     """A real signal, on a terminal, once the first bar is seen."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "gmeta", "prepare", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "gmeta", "prepare", "--synthetic", "--out", str(tmp_path / "out")]
     with subprocess.Popen(command, stderr=follower, stdout=follower) as process:
         os.close(follower)
         seen = b""
@@ -103,7 +110,7 @@ def test_a_file_size_limit_is_one_line_and_leaves_nothing(tmp_path):
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 from gmeta.cli import main
-main(["prepare", "--out", {str(tmp_path / "out")!r}])
+main(["prepare", "--synthetic", "--out", {str(tmp_path / "out")!r}])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 2

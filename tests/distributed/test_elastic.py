@@ -38,7 +38,7 @@ SCRIPT = """
     import gmeta
     import tensorflow as tf
     from gmeta.core import collectives
-    from gmeta.core.collectives.driver.elastic import is_change_wanted
+    from gmeta.core.collectives.driver.elastic import find_driver
     from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
     from gmeta.models import Model
     from gmeta.initializers import Normal
@@ -87,7 +87,7 @@ SCRIPT = """
                 os.kill(os.getpid(), signal.SIGKILL)
             if done == 11 and not whole and here.rank == 0 and slots.exists():
                 slots.write_text(again)
-                while not is_change_wanted():
+                while not find_driver().is_change_wanted():
                     time.sleep(0.05)
 
         def on_epoch_end(self, epoch, logs=None):

@@ -32,9 +32,10 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.layers.exchange import device_keys, device_rows
-from gmeta.ops.device import Place
-from gmeta.ops.messages import OwnedKeys, RoutedKeys, pack_rows, receive_keys, route_keys, unpack_rows
+from gmeta.ops.device import Place, compute_place
+from gmeta.ops.exchange.key_messages import receive_keys, route_keys
+from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
+from gmeta.ops.exchange.row_buffers import pack_rows, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
 
 # Not the Python number: TensorFlow keeps tensors of those, and finds that of 0.0 for -0.0, as they are equal.
@@ -88,13 +89,9 @@ def send_keys(
     with tf.device("CPU:0"):  # nothing here waits for the batch to be on a GPU
         note = tf.reshape(tf.cast(samples, tf.int64), [1])
     size = collectives.world().size
-    if device == "gpu" and dedup:
-        routed = device_keys.route(keys, note=note, world_size=size)
-        message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
-        return SentKeys(routed, device_keys.receive(message, splits, tables=len(keys), note_size=1))
-    routed = route_keys(keys, note=note, world_size=size, dedup=dedup)
+    routed = route_keys(keys, note=note, world_size=size, dedup=dedup, device=device)
     message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
-    owned = receive_keys(message, splits, tables=len(keys), note_size=1, dedup=dedup)
+    owned = receive_keys(message, splits, tables=len(keys), note_size=1, dedup=dedup, device=device)
     return SentKeys(routed, owned)
 
 
@@ -137,10 +134,10 @@ def exchange_values(
     Returns:
       For each table the (distinct keys, dim) rows of this rank's ``sent.routed.keys``, float32.
     """
-    pack = device_rows.pack if device == "gpu" and device_rows.on_gpu(wire_dtype) else pack_rows
-    buffer, splits = pack(rows, sent.owned.positions, sent.owned.counts, wire_dtype=wire_dtype)
+    owned = sent.owned
+    buffer, splits = pack_rows(rows, owned.positions, owned.counts, wire_dtype=wire_dtype, device=device)
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/values")
-    return _unpack(received, sent.routed.counts, dims)
+    return unpack_rows(received, sent.routed.counts, dims=dims, device=compute_place())
 
 
 def exchange_gradients(
@@ -176,21 +173,14 @@ def exchange_gradients(
     values = [_by_key(gradient) for *_, gradient in found]
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
-    if device_rows.on_gpu(wire_dtype):
-        buffer, splits = device_rows.pack(values, None, away, wire_dtype=wire_dtype)
-    else:
-        buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype)
+    buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype, device=compute_place())
     received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")
-    parts = _unpack(received, here, [value.shape[1] for value in values])
+    dims = [value.shape[1] for value in values]
+    parts = unpack_rows(received, here, dims=dims, device=compute_place())
     for (lookup, table, gradient), part in zip(found, parts, strict=True):
         came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
         owned[lookup][table] = _present(came) if isinstance(gradient, tf.IndexedSlices) else came
     return owned
-
-
-def _unpack(buffer: tf.Tensor, counts: tf.Tensor, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
-    unpack = device_rows.unpack if device_rows.on_gpu(buffer.dtype) else unpack_rows
-    return unpack(buffer, counts, dims=dims)
 
 
 def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

@@ -34,6 +34,7 @@ from gmeta.preprocess.shards.data_set import save_manifest, shard_name
 from gmeta.preprocess.source import Named, Source
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
 from gmeta.preprocess.synthetic import ratings as synthetic
+from gmeta.preprocess.synthetic.ratings import SyntheticConfig
 from gmeta.preprocess.table_spec import TableSpec
 from gmeta.preprocess.tables.duckdb_text import sql_text
 from gmeta.preprocess.tables.table_source import TableSource
@@ -47,7 +48,7 @@ _RUNS, _TEMPORARY = "runs", "temporary"  # in the staging folder, until the shar
 
 
 def prepare(
-    data: Data | Sequence[Data] | None,
+    data: Data | Sequence[Data] | SyntheticConfig,
     out: str | os.PathLike[str],
     config: PrepareConfig | None = None,
     on_bad: str = "raise",
@@ -61,10 +62,10 @@ def prepare(
     """Prepare a data set: normalise, sort, cut, permute, and write shards with their indexes and a manifest.
 
     The folder ``out`` then holds ``<split>-00000-of-00002.tfrecord`` and so on, each with its ``.gidx``,
-    ``manifest.json`` and ``summary.json``, and, if no ``data`` were given, the synthetic raw files in
-    ``raw/``. Everything is written beside ``out`` and renamed at the end, so nothing half-written ever has
-    that name. The same input, settings and rule give the same bytes, whatever the order of the input, its
-    format, and the memory.
+    ``manifest.json`` and ``summary.json``, and of synthetic data the raw files, in ``raw/``.
+    Everything is written beside ``out`` and renamed at the end, so nothing half-written ever has that name.
+    The same input, settings and rule give the same bytes, whatever the order of the input, its format, and
+    the memory.
 
     A folder that is there already is
 
@@ -74,8 +75,8 @@ def prepare(
 
     Args:
       data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without, a folder in
-        MovieLens-100K's or -1M's layout, or -1M's with MeLU's split. None generates a synthetic one, from
-        ``config.seed``.
+        MovieLens-100K's or -1M's layout, or -1M's with MeLU's split. A `SyntheticConfig` generates ratings
+        in MovieLens-100K's layout.
       out: The folder to make.
       config: The plan's settings; `PrepareConfig`'s defaults if None.
       on_bad: ``"raise"`` ends the run at the first bad record, ``"skip"`` counts each and leaves it out. A
@@ -107,7 +108,7 @@ def prepare(
     restore(out)
     config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
     memory_limit = memory_limit or memory.default_limit()
-    raw = synthetic.files(synthetic.SyntheticConfig(seed=config.seed)) if data is None else {}
+    raw = synthetic.files(data) if isinstance(data, SyntheticConfig) else {}
     with closing(duckdb_engine.connect(memory_limit)) as connection:
         source = _open(data, out, raw, spec, bad, connection)
         settings = config.resolve(source.defaults)
@@ -142,21 +143,26 @@ def prepare(
 
 
 def _open(
-    data: Data | Sequence[Data] | None,
+    data: Data | Sequence[Data] | SyntheticConfig,
     out: Path,
     raw: Mapping[str, bytes],
     spec: TableSpec | None,
     bad: BadRecords,
     connection: duckdb.DuckDBPyConnection,
 ) -> Source:
-    paths = [data] if isinstance(data, str | os.PathLike) else list(data or ())
-    if spec is not None:
-        if not paths:
-            raise ConfigError("a spec describes the columns of a table: name its files too")
-        return TableSource(paths, spec, connection)
-    if data is None:
+    if isinstance(data, SyntheticConfig):
+        if spec is not None:
+            raise ConfigError("a spec describes the columns of a table, and synthetic data have their own")
         folder = movielens.load(ML_100K, lambda file: RawFile(out / RAW_FOLDER / file, raw[file]), bad)
         return MovieLensSource(folder, "synthetic")
+    paths = [data] if isinstance(data, str | os.PathLike) else list(data or ())
+    if not paths:
+        raise ConfigError(
+            f"no data to prepare, got {data!r}: name files of a table, with a spec, or a MovieLens folder; "
+            "SyntheticConfig() generates ratings"
+        )
+    if spec is not None:
+        return TableSource(paths, spec, connection)
     if len(paths) != 1 or Path(paths[0]).is_file():
         raise ConfigError(
             f"{paths[0]}: say which of its columns is the task, with --task COLUMN or --spec FILE"

@@ -1,4 +1,4 @@
-"""`gmeta.ops.messages` in NumPy."""
+"""`gmeta.ops.exchange` in NumPy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from gmeta.core.data.manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.preprocess import PrepareConfig, prepare
+from gmeta.preprocess import PrepareConfig, SyntheticConfig, prepare
 from gmeta.preprocess.local.journal import Journal
 from gmeta.preprocess.movielens.movielens_source import SPEC
 from gmeta.preprocess.shards import shard_file
@@ -110,15 +110,21 @@ def test_another_seed_permutes_the_same_batches(raw, tmp_path):
     assert sorted(first) == sorted(second)
 
 
-def test_without_data_a_synthetic_set_is_prepared_and_kept(tmp_path):
-    summary = prepare(None, tmp_path / "out")
+@pytest.mark.parametrize("nothing", [None, []])
+def test_no_data_are_refused(nothing, tmp_path):
+    with pytest.raises(ConfigError, match=r"no data to prepare"):
+        prepare(nothing, tmp_path / "out")
+
+
+def test_a_synthetic_set_is_prepared_and_kept(tmp_path):
+    summary = prepare(SyntheticConfig(), tmp_path / "out")
     again = prepare(tmp_path / "out" / "raw", tmp_path / "again")
     assert summary.source == "synthetic"
     assert shards(tmp_path / "out") == shards(tmp_path / "again")
     assert again.splits == summary.splits
     assert summary.splits["warm"].tasks > 300
     assert summary.splits["cold"].tasks > 80
-    assert prepare(None, tmp_path / "out").reused
+    assert prepare(SyntheticConfig(), tmp_path / "out").reused
 
 
 def test_progress_ends_where_it_should(raw, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.logical_shards import owned_shards
-from gmeta.ops import messages as dedup_alltoall
+from gmeta.ops.exchange import key_messages, row_buffers
 from gmeta.testing import reference
 from gmeta.testing.reference import messages as expected
 
@@ -40,7 +40,7 @@ def keys_of_one_owner(owner, world_size, count, random):
 @given(keys=TABLES, note=NOTE, world_size=WORLD, dedup=st.booleans())
 def test_routing_equals_its_reference(keys, note, world_size, dedup):
     settings = {"note": note, "world_size": world_size, "dedup": dedup}
-    actual = dedup_alltoall.route_keys(keys, **settings)
+    actual = key_messages.route_keys(keys, **settings)
     assert_equal(actual, expected.route_keys(keys, **settings))
     assert isinstance(actual.keys, tuple)
     assert isinstance(actual.inverse, tuple)
@@ -55,13 +55,13 @@ def test_large_batches_are_routed_as_small_ones(world_size, dedup):
     keys.append(keys_of_one_owner(world_size - 1, world_size, 10_000, random))
     note = np.array([len(keys[0])])
     settings = {"note": note, "world_size": world_size, "dedup": dedup}
-    assert_equal(dedup_alltoall.route_keys(keys, **settings), expected.route_keys(keys, **settings))
+    assert_equal(key_messages.route_keys(keys, **settings), expected.route_keys(keys, **settings))
 
 
 def test_an_owner_is_the_rank_that_loads_the_key_s_logical_shard():
     keys = np.random.default_rng(0).integers(INT64.min, INT64.max, 3000)
     for world_size in (1, 3, 8):
-        routed = dedup_alltoall.route_keys([keys], world_size=world_size)
+        routed = key_messages.route_keys([keys], world_size=world_size)
         begin = 0
         for rank, count in enumerate(routed.counts[:, 0].numpy()):
             shards = reference.logical_shards(routed.keys[0][begin : begin + count])
@@ -96,7 +96,7 @@ def test_receiving_equals_its_reference(data, world_size, tables, note, dedup):
     batches = [[data.draw(BATCH) for _ in range(tables)] for _ in range(world_size)]
     message, splits = received_messages(batches, note, world_size)
     settings = {"tables": tables, "note_size": note.size, "dedup": dedup}
-    actual = dedup_alltoall.receive_keys(message, splits, **settings)
+    actual = key_messages.receive_keys(message, splits, **settings)
     # Small batches aren't split, so their keys are in the order of first appearance, as the reference's.
     assert_equal(actual, expected.receive_keys(message, splits, **settings))
 
@@ -107,9 +107,9 @@ def test_large_messages_are_received_as_small_ones(dedup):
     batches = [[random.zipf(1.1, n) for n in (60_000, 0, 500)] for _ in range(2)]
     message, splits = received_messages(batches, np.array([5]), 2, dedup)
     settings = {"tables": 3, "note_size": 1, "dedup": dedup}
-    actual = dedup_alltoall.receive_keys(message, splits, **settings)
+    actual = key_messages.receive_keys(message, splits, **settings)
     assert_owned_as_in_reference(actual, expected.receive_keys(message, splits, **settings))
-    again = dedup_alltoall.receive_keys(message, splits, **settings)
+    again = key_messages.receive_keys(message, splits, **settings)
     assert_equal(again, tf.nest.map_structure(lambda t: t.numpy(), actual))
 
 
@@ -132,9 +132,9 @@ def test_rows_are_packed_as_in_the_reference_and_unpacked_again(data, world_size
         positions = [
             random.integers(0, s, n).astype(np.int32) for s, n in zip(sizes, wire_sizes, strict=True)
         ]
-    packed = dedup_alltoall.pack_rows(rows, positions, counts)
+    packed = row_buffers.pack_rows(rows, positions, counts)
     assert_equal(packed, expected.pack_rows(rows, positions, counts))
-    unpacked = dedup_alltoall.unpack_rows(packed.buffer, counts, dims=dims)
+    unpacked = row_buffers.unpack_rows(packed.buffer, counts, dims=dims)
     assert_equal(unpacked, expected.unpack_rows(packed.buffer.numpy(), counts, dims=dims))
     wire = rows if positions is None else [r[p] for r, p in zip(rows, positions, strict=True)]
     assert_equal(unpacked, wire)
@@ -147,10 +147,10 @@ def test_many_and_wide_rows_are_cut_into_pieces_that_fit_together(gathers):
     wire_sizes = counts.sum(axis=0)
     rows = [random.normal(size=(n, dim)).astype(np.float32) for n, dim in zip(wire_sizes, dims, strict=True)]
     positions = [random.permutation(n).astype(np.int32) for n in wire_sizes] if gathers else None
-    packed = dedup_alltoall.pack_rows(rows, positions, counts)
+    packed = row_buffers.pack_rows(rows, positions, counts)
     assert_equal(packed, expected.pack_rows(rows, positions, counts))
     wire = rows if positions is None else [r[p] for r, p in zip(rows, positions, strict=True)]
-    assert_equal(dedup_alltoall.unpack_rows(packed.buffer, counts, dims=dims), wire)
+    assert_equal(row_buffers.unpack_rows(packed.buffer, counts, dims=dims), wire)
 
 
 MAGNITUDES = st.one_of(
@@ -180,11 +180,11 @@ def test_16_bits_on_the_wire_cost_no_more_than_the_format_s_rounding(
     if wire_dtype == tf.bfloat16:  # the conversion of NumPy's bfloat16 and this one differ below
         rows = [np.where(np.abs(matrix) < SMALLEST, np.float32(0), matrix) for matrix in rows]
     counts = np.array([[n - 1 for n in sizes], [1 for _ in sizes]], np.int32)
-    packed = dedup_alltoall.pack_rows(rows, None, counts, wire_dtype=wire_dtype)
+    packed = row_buffers.pack_rows(rows, None, counts, wire_dtype=wire_dtype)
     assert_equal(packed, expected.pack_rows(rows, None, counts, wire_dtype=wire_dtype.as_numpy_dtype))
     widths = np.array(dims) + (wire_dtype == tf.float16)
     assert packed.splits.numpy().tolist() == (counts * widths).sum(axis=1).tolist()
-    unpacked = dedup_alltoall.unpack_rows(packed.buffer, counts, dims=dims)
+    unpacked = row_buffers.unpack_rows(packed.buffer, counts, dims=dims)
     assert_equal(unpacked, expected.unpack_rows(packed.buffer.numpy(), counts, dims=dims))
     for found, matrix in zip(unpacked, rows, strict=True):
         exact = matrix.astype(np.float64)
@@ -200,8 +200,8 @@ def test_infinities_and_nans_arrive_and_leave_the_rest_as_it_is(values, bad):
     row = np.concatenate([finite, np.array([[bad]], np.float32)], axis=1)
     for wire_dtype in (tf.float32, tf.float16, tf.bfloat16):
         found, alone = (
-            dedup_alltoall.unpack_rows(
-                dedup_alltoall.pack_rows([rows], None, [[1]], wire_dtype=wire_dtype).buffer,
+            row_buffers.unpack_rows(
+                row_buffers.pack_rows([rows], None, [[1]], wire_dtype=wire_dtype).buffer,
                 [[1]],
                 dims=[rows.shape[1]],
             )[0].numpy()
@@ -222,10 +222,10 @@ def test_float16_rows_of_all_magnitudes_keep_11_bits(gathers):
         for n, dim in zip(sizes, dims, strict=True)
     ]
     positions = [random.permutation(n).astype(np.int32) for n in sizes] if gathers else None
-    packed = dedup_alltoall.pack_rows(rows, positions, counts, wire_dtype=tf.float16)
+    packed = row_buffers.pack_rows(rows, positions, counts, wire_dtype=tf.float16)
     assert_equal(packed, expected.pack_rows(rows, positions, counts, wire_dtype=np.float16))
     wire = rows if positions is None else [r[p] for r, p in zip(rows, positions, strict=True)]
-    found = dedup_alltoall.unpack_rows(packed.buffer, counts, dims=dims)
+    found = row_buffers.unpack_rows(packed.buffer, counts, dims=dims)
     assert_equal(found, expected.unpack_rows(packed.buffer.numpy(), counts, dims=dims))
     for there, back in zip(wire, found, strict=True):
         np.testing.assert_allclose(back, there, rtol=2.0**-11)
@@ -251,20 +251,20 @@ def test_every_position_gets_its_row_and_every_owner_its_gradients(data, world_s
         return np.outer(np.asarray(keys) % 1009, np.arange(1, dim + 1)).astype(np.float32)
 
     routed = [
-        dedup_alltoall.route_keys(batch, note=[rank], world_size=world_size)
+        key_messages.route_keys(batch, note=[rank], world_size=world_size)
         for rank, batch in enumerate(batches)
     ]
     owned = [
-        dedup_alltoall.receive_keys(message, splits, tables=2, note_size=1)
+        key_messages.receive_keys(message, splits, tables=2, note_size=1)
         for message, splits in exchange([(r.message, r.splits) for r in routed])
     ]
     values = []
     for o in owned:
         assert o.notes.numpy().ravel().tolist() == list(range(world_size))
         rows = [row_of(keys, dim) for keys, dim in zip(o.keys, dims, strict=True)]
-        values.append(dedup_alltoall.pack_rows(rows, o.positions, o.counts))
+        values.append(row_buffers.pack_rows(rows, o.positions, o.counts))
     for r, batch, (buffer, _) in zip(routed, batches, exchange(values), strict=True):
-        found = dedup_alltoall.unpack_rows(buffer, r.counts, dims=dims)
+        found = row_buffers.unpack_rows(buffer, r.counts, dims=dims)
         for rows, inverse, keys, dim in zip(found, r.inverse, batch, dims, strict=True):
             np.testing.assert_array_equal(rows.numpy()[inverse.numpy()], row_of(keys, dim))
 
@@ -274,11 +274,11 @@ def test_every_position_gets_its_row_and_every_owner_its_gradients(data, world_s
             np.bincount(inverse, minlength=len(keys)).astype(np.float32)[:, None] * np.ones(dim, np.float32)
             for inverse, keys, dim in zip(r.inverse, r.keys, dims, strict=True)
         ]
-        gradients.append(dedup_alltoall.pack_rows(sums, None, r.counts))
+        gradients.append(row_buffers.pack_rows(sums, None, r.counts))
     for table, dim in enumerate(dims):
         counted = {}
         for o, (buffer, _) in zip(owned, exchange(gradients), strict=True):
-            rows = dedup_alltoall.unpack_rows(buffer, o.counts, dims=dims)[table].numpy()
+            rows = row_buffers.unpack_rows(buffer, o.counts, dims=dims)[table].numpy()
             assert rows.shape == (len(o.wire_keys[table]), dim)
             for key, row in zip(o.wire_keys[table].numpy().tolist(), rows, strict=True):
                 counted[key] = counted.get(key, 0) + row[-1]
@@ -289,14 +289,14 @@ def test_every_position_gets_its_row_and_every_owner_its_gradients(data, world_s
 def test_the_ops_stand_in_a_graph_with_the_shapes_that_are_known():
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def route(keys):
-        routed = dedup_alltoall.route_keys([keys, keys + 1], note=[1], world_size=4)
+        routed = key_messages.route_keys([keys, keys + 1], note=[1], world_size=4)
         assert routed.splits.shape == [4]
         assert routed.counts.shape == [4, 2]
-        owned = dedup_alltoall.receive_keys(routed.message, routed.splits, tables=2, note_size=1)
+        owned = key_messages.receive_keys(routed.message, routed.splits, tables=2, note_size=1)
         assert owned.counts.shape == [4, 2]
         assert owned.notes.shape == [4, 1]
         buffer = tf.zeros([tf.reduce_sum(owned.counts) * 3])
-        rows = dedup_alltoall.unpack_rows(buffer, owned.counts, dims=[3, 3])
+        rows = row_buffers.unpack_rows(buffer, owned.counts, dims=[3, 3])
         assert [r.shape.as_list() for r in rows] == [[None, 3], [None, 3]]
         return owned.keys
 
@@ -329,7 +329,7 @@ def test_a_malformed_message_names_its_sender(message, splits, said):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=rf"receive_keys: {'' if said[0] == '5' else '.*'}{said}"
     ):
-        dedup_alltoall.receive_keys(message, splits, tables=1, note_size=1)
+        key_messages.receive_keys(message, splits, tables=1, note_size=1)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_malformed_message_names_its_sender(message, splits, said):
 )
 def test_rows_that_do_not_fit_are_refused(rows, positions, counts, said):
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"pack_rows: {said}"):
-        dedup_alltoall.pack_rows(rows, positions, counts)
+        row_buffers.pack_rows(rows, positions, counts)
 
 
 def test_too_much_for_one_exchange_is_refused_before_it_is_made():
@@ -354,40 +354,40 @@ def test_too_much_for_one_exchange_is_refused_before_it_is_made():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="rows for rank 1 are 2400000000 numbers; at most"
     ):
-        dedup_alltoall.pack_rows([tf.zeros([1, 60_000])], [many], [[0], [40_000]])
+        row_buffers.pack_rows([tf.zeros([1, 60_000])], [many], [[0], [40_000]])
 
 
 def test_a_buffer_that_does_not_fit_is_refused():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="counts and dims say 4 numbers, but the buffer has 3"
     ):
-        dedup_alltoall.unpack_rows([1.0, 2.0, 3.0], [[1], [1]], dims=[2])
+        row_buffers.unpack_rows([1.0, 2.0, 3.0], [[1], [1]], dims=[2])
 
 
 def test_what_can_not_be_used_is_refused():
     with pytest.raises(ConfigError, match=r"world_size must lie in \[1, 1024\], got 1025"):
-        dedup_alltoall.route_keys([[1]], world_size=1025)
+        key_messages.route_keys([[1]], world_size=1025)
     with pytest.raises(ConfigError, match="table 1: keys must be integers"):
-        dedup_alltoall.route_keys([[1], [0.5]], world_size=2)
+        key_messages.route_keys([[1], [0.5]], world_size=2)
     with pytest.raises(ConfigError, match="note: keys must be a vector"):
-        dedup_alltoall.route_keys([[1]], note=[[1]], world_size=2)
+        key_messages.route_keys([[1]], note=[[1]], world_size=2)
     for op in (
-        lambda: dedup_alltoall.route_keys([], world_size=2),
-        lambda: dedup_alltoall.receive_keys([], [], tables=0),
-        lambda: dedup_alltoall.pack_rows([], None, [[]]),
-        lambda: dedup_alltoall.unpack_rows([], [[]], dims=[]),
+        lambda: key_messages.route_keys([], world_size=2),
+        lambda: key_messages.receive_keys([], [], tables=0),
+        lambda: row_buffers.pack_rows([], None, [[]]),
+        lambda: row_buffers.unpack_rows([], [[]], dims=[]),
     ):
         with pytest.raises(ConfigError, match="at least one table"):
             op()
     with pytest.raises(
         ConfigError, match="wire_dtype must be one of float32, float16, bfloat16, got float64"
     ):
-        dedup_alltoall.pack_rows([[[1.0]]], None, [[1]], wire_dtype=tf.float64)
+        row_buffers.pack_rows([[[1.0]]], None, [[1]], wire_dtype=tf.float64)
     with pytest.raises(ConfigError, match="rows of table 0 must be float32, got dtype int32"):
-        dedup_alltoall.pack_rows([tf.constant([[1]])], None, [[1]])
+        row_buffers.pack_rows([tf.constant([[1]])], None, [[1]])
     with pytest.raises(ConfigError, match="1 tables of rows, but positions of 2"):
-        dedup_alltoall.pack_rows([[[1.0]]], [[0], [0]], [[1]])
+        row_buffers.pack_rows([[[1.0]]], [[0], [0]], [[1]])
     with pytest.raises(ConfigError, match="dims must be at least 1, got "):
-        dedup_alltoall.unpack_rows([1.0], [[1]], dims=[0])
+        row_buffers.unpack_rows([1.0], [[1]], dims=[0])
     with pytest.raises(ConfigError, match="buffer must be one of"):
-        dedup_alltoall.unpack_rows([1], [[1]], dims=[1])
+        row_buffers.unpack_rows([1], [[1]], dims=[1])

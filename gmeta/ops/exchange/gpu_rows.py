@@ -1,9 +1,10 @@
 """Rows out of and into an exchange's buffers where a GPU has them, in TensorFlow's own ops.
 
-The native ops that pack and unpack rows (`gmeta.ops.messages`) work in host memory, where most tables
-are. But the buffers of a collective are on the GPU where there is one, as are the rows that a model works on
-and their gradients. There the same is done in place: what a rank receives is cut, and the pieces of a table
-put together, without a way to the host and back. With one table there is nothing to cut, and no byte moves.
+The native ops that pack and unpack rows (`gmeta.ops.exchange.row_buffers`) work in host memory, where most
+tables are. But the buffers of a collective are on the GPU where there is one, as are the rows that a model
+works on and their gradients. There the same is done in place: what a rank receives is cut, and the pieces of
+a table put together, without a way to the host and back. With one table there is nothing to cut, and no byte
+moves.
 """
 
 from __future__ import annotations
@@ -12,15 +13,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from gmeta.ops.messages import PackedRows
+from gmeta.ops.exchange.messages import PackedRows
 
 DTYPES = (tf.float32, tf.bfloat16)
 """What rows may travel as here."""
-
-
-def on_gpu(wire_dtype: tf.DType) -> bool:
-    """Whether this process computes on a GPU, and rows that travel so can be packed there."""
-    return wire_dtype in DTYPES and bool(tf.config.get_visible_devices("GPU"))
 
 
 def pack(

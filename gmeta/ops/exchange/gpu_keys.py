@@ -1,7 +1,7 @@
 """Keys into and out of an exchange's messages where tables are on a GPU.
 
-There `gmeta.ops.route_keys` and `gmeta.ops.receive_keys`, which work in host memory, would fetch what is on
-the GPU and bring back what is needed there. Here ids are made distinct on the GPU, and messages, which are
+The native ops, which work in host memory, would fetch what is on the GPU and bring back what is needed there.
+Here ids are made distinct on the GPU, and messages, which are
 the same (``ops/exchange/key_exchange.h``), are put together and cut there. The host learns only how
 many keys each rank owns: without that no message can be cut.
 """
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.ops.device import DEVICE_NAMES, Place
+from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
 from gmeta.ops.keys.distinct import unique, unique_by_owner
-from gmeta.ops.messages import OwnedKeys, RoutedKeys
 
 
 def route(

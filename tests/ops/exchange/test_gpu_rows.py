@@ -5,8 +5,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.layers.exchange import device_rows
-from gmeta.ops import messages as dedup_alltoall
+from gmeta.ops.exchange import gpu_rows, row_buffers
 
 
 @given(
@@ -16,7 +15,7 @@ from gmeta.ops import messages as dedup_alltoall
         )
     ),
     data=st.data(),
-    wire_dtype=st.sampled_from(device_rows.DTYPES),
+    wire_dtype=st.sampled_from(gpu_rows.DTYPES),
 )
 def test_what_is_packed_on_a_device_is_what_the_native_op_packs(counts, data, wire_dtype):
     counts = np.array(counts, np.int32)
@@ -27,18 +26,16 @@ def test_what_is_packed_on_a_device_is_what_the_native_op_packs(counts, data, wi
         for n, dim in zip(counts.sum(axis=0), dims, strict=True)
     ]
     rows, counts = [tf.constant(matrix) for matrix in rows], tf.constant(counts)
-    packed = device_rows.pack(rows, None, counts, wire_dtype=wire_dtype)
-    native = dedup_alltoall.pack_rows(rows, None, counts, wire_dtype=wire_dtype)
+    packed = gpu_rows.pack(rows, None, counts, wire_dtype=wire_dtype)
+    native = row_buffers.pack_rows(rows, None, counts, wire_dtype=wire_dtype)
     assert packed.buffer.dtype == wire_dtype
     np.testing.assert_array_equal(tf.cast(packed.buffer, tf.float32), tf.cast(native.buffer, tf.float32))
     np.testing.assert_array_equal(packed.splits, native.splits)
     twice = [tf.constant(random.integers(0, n, n) if n else [], tf.int32) for n in map(len, rows)]
     np.testing.assert_array_equal(
-        device_rows.pack(rows, twice, counts).buffer, dedup_alltoall.pack_rows(rows, twice, counts).buffer
+        gpu_rows.pack(rows, twice, counts).buffer, row_buffers.pack_rows(rows, twice, counts).buffer
     )
-    unpacked = device_rows.unpack(packed.buffer, counts, dims=dims)
-    for mine, other in zip(
-        unpacked, dedup_alltoall.unpack_rows(native.buffer, counts, dims=dims), strict=True
-    ):
+    unpacked = gpu_rows.unpack(packed.buffer, counts, dims=dims)
+    for mine, other in zip(unpacked, row_buffers.unpack_rows(native.buffer, counts, dims=dims), strict=True):
         assert mine.dtype == tf.float32
         np.testing.assert_array_equal(mine, other)
