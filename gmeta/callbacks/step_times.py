@@ -142,7 +142,7 @@ class StepTimes(tf.keras.callbacks.Callback):
         def measured(iterator: Any) -> Any:
             with tf.control_dependencies([clock.start()]):
                 logs = inside(iterator)
-            with tf.control_dependencies(_made_by(logs)):
+            with tf.control_dependencies(_ops_of(logs)):
                 # On a GPU all of a step's kernels run in one order, so the last to be asked for is a witness.
                 clock.stop(*(variable.read_value() for variable in model.trainable_variables[:1]))
             return logs
@@ -158,5 +158,5 @@ class StepTimes(tf.keras.callbacks.Callback):
         return StepSeconds(dict(zip(PARTS, seconds, strict=True)), steps)
 
 
-def _made_by(logs: Any) -> list[Any]:
+def _ops_of(logs: Any) -> list[Any]:
     return [] if tf.executing_eagerly() else tf.nest.flatten(logs)

@@ -36,7 +36,7 @@ def filter_layout(table: HashTable) -> FilterLayout | None:
 
 def write_filters(table: HashTable, layout: FilterLayout, shards: range, file: RecordFileWriter) -> None:
     """Write the filters that have keys of some logical shards, one at a time, but those that are all zero."""
-    for number in layout.meeting(shards):
+    for number in layout.filters_of(shards):
         counters = _counters(table, number)
         if counters.any():
             file.write(number * layout.width, {"counter": counters})
@@ -49,7 +49,7 @@ def refuse_foreign_counts(name: str, table: HashTable, rank: int, shards: range)
       ConfigError: There are such counts.
     """
     layout = filter_layout(table)
-    own = layout.meeting(shards) if layout is not None else range(0)
+    own = layout.filters_of(shards) if layout is not None else range(0)
     for number in range(layout.shards if layout is not None else 0):
         if number not in own and _counters(table, number).any():
             raise ConfigError(
@@ -84,7 +84,7 @@ def load_admission(reader: CheckpointReader, name: str, table: HashTable, shards
         return waiting, ""
     if own != entry.filter:
         return waiting, _why_forgotten(str(entry.settings.get("admission")), admission, entry.filter, own)
-    for number in own.meeting(shards):
+    for number in own.filters_of(shards):
         counters = reader.read_filter(name, number)
         if counters is not None:
             state = AdmissionState(nothing, nothing, counters)

@@ -120,7 +120,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
           ConfigError: A table has another width or optimizer than was saved.
           DataError: The checkpoint is damaged, or belongs to another model.
         """
-        chosen = checkpoint or self.store.agreed_latest()
+        chosen = checkpoint or self.store.agree_on_latest()
         self._restored = model
         if chosen is None:
             return 0
@@ -298,7 +298,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         """
         self._epochs = epoch + 1
         self._before, self._last_batch, self._sums, self.results_before = (), -1, {}, {}
-        latest = self.store.agreed_latest()
+        latest = self.store.agree_on_latest()
         if latest is not None and step_of(latest) == self._batches:
             # Data of unknown length: Keras began a batch that wasn't there, so the last one is saved already.
             self.store.describe(self._metadata())

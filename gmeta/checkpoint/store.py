@@ -40,8 +40,8 @@ class CheckpointStore:
       world_size: How many ranks there are; likewise.
       gather: As in `gmeta.checkpoint.save`.
 
-    On several ranks all of them call `save`, `describe`, `load` and `agreed_latest` together, and what fails
-    on one rank is raised by all, with its number.
+    On several ranks all of them call `save`, `describe`, `load` and `agree_on_latest` together, and what
+    fails on one rank is raised by all, with its number.
 
     Raises:
       ConfigError: ``keep`` is below 1, or ``max_increments`` or ``journal`` below 0.
@@ -94,7 +94,7 @@ class CheckpointStore:
         """The latest whole checkpoint; None if there is none."""
         return next(reversed(self.checkpoints()), None)
 
-    def agreed_latest(self) -> Path | None:
+    def agree_on_latest(self) -> Path | None:
         """The latest whole checkpoint, as rank 0 sees the folder."""
         name = self.ranks.from_first(lambda: _name_of(self.latest()))
         return None if name is None else self.root / name
@@ -170,7 +170,7 @@ class CheckpointStore:
         Raises:
           DataError: There is none, or it is damaged.
         """
-        chosen = self._existing(checkpoint or self.agreed_latest())
+        chosen = self._existing(checkpoint or self.agree_on_latest())
         ranks = self.ranks
         return load(
             chosen,

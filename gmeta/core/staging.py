@@ -34,7 +34,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staged_folder(final: Path) -> Iterator[Path]:
+def stage_folder(final: Path) -> Iterator[Path]:
     """Fill a hidden folder beside ``final`` and give it that name at the end.
 
     An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` as it was. What stood
@@ -61,7 +61,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
-    """As `staged_folder`, but what a killed run left can be gone on with.
+    """As `stage_folder`, but what a killed run left can be gone on with.
 
     The hidden folder has one name, ``.<final>.partial``, and a lock: while a run is at it, another is
     refused.

@@ -50,14 +50,14 @@ class DeltaStrings:
         self._about = metadata(model.name, model.inner.algorithm, self.steps, here)
         self._expected = here if stale == "refuse" else None
 
-    def encoded(self, deltas: TaskDeltas) -> tf.Tensor:
+    def encode(self, deltas: TaskDeltas) -> tf.Tensor:
         """What one task has learned, () string."""
         tensors = {name: tf.cast(delta[0], self._dtype) for name, delta in deltas.weights.items()}
         for name, moved in deltas.rows.items():
             tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, self._dtype)}
         return checksum.seal(encode(tensors, {**self._about, checksum.NAME: checksum.NONE}))
 
-    def decoded(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
+    def decode(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         """Deltas of weights, and keys and deltas of rows.
 
         Those of other shared weights than these are refused, unless stale ones are to be applied.

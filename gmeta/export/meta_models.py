@@ -82,10 +82,10 @@ def meta_signatures(
         given = _check(given)
         features = {name: given[name] for name in inputs}
         deltas = task_deltas(model.learner, support_only(features, given[LABEL]), strings.steps)
-        return {WEIGHTS: strings.encoded(deltas)}
+        return {WEIGHTS: strings.encode(deltas)}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        deltas, rows = strings.decoded(given[WEIGHTS])
+        deltas, rows = strings.decode(given[WEIGHTS])
         features = _check({name: given[name] for name in inputs})
         return answers(outputs_with(model.learner, features, deltas, rows))
 

@@ -60,10 +60,10 @@ def meta_sequence_signatures(
         here = _of_one_user(here)
         columns = [_labels(given[name], name, here) for name in labels.values()]
         task = _task(model, batch, tf.stack(columns, axis=-1), "support")
-        return {WEIGHTS: strings.encoded(task_deltas(learner, task, strings.steps))}
+        return {WEIGHTS: strings.encode(task_deltas(learner, task, strings.steps))}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        deltas, rows = strings.decoded(given[WEIGHTS])
+        deltas, rows = strings.decode(given[WEIGHTS])
         batch, here = wire.batch(given)
         here = _of_one_user(here)
         exposures = tf.math.count_nonzero(here)

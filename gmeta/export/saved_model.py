@@ -22,7 +22,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
-from gmeta.core.staging import staged_folder
+from gmeta.core.staging import stage_folder
 from gmeta.export.client_inputs import PADDING as PADDING
 from gmeta.export.client_inputs import receive, wire_specs
 from gmeta.export.defaults import default_signatures
@@ -109,7 +109,7 @@ def export_model(
         if isinstance(part, tf.saved_model.experimental.TrackableResource) and not isinstance(part, HashTable)
     ]
     served = {DEFAULT_SIGNATURE: next(iter(traced.values())), **traced}
-    with staged_folder(folder) as staging:
+    with stage_folder(folder) as staging:
         try:
             tf.saved_model.save(module, str(staging), signatures=served)
         except tf.errors.OpError as error:

@@ -120,12 +120,12 @@ class Adaptation:
 
     def _recompute(self, support_loss: SupportLoss, adapted: Adapted, given: tuple[Any, ...]) -> Adapted:
         rates = self.learning_rate
-        shape = (adapted.parameters, adapted.slots, given, rates if _learned(rates) else ())
+        shape = (adapted.parameters, adapted.slots, given, rates if _is_learned(rates) else ())
         flat = tf.nest.flatten(shape)
 
         def step(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             parameters, slots, inputs, learned = tf.nest.pack_sequence_as(shape, tensors)
-            rule = replace(self, learning_rate=learned if _learned(rates) else rates)
+            rule = replace(self, learning_rate=learned if _is_learned(rates) else rates)
             before = Adapted(dict(parameters), dict(slots), adapted.steps, adapted.owners)
             after = rule._step(support_loss, before, inputs)
             return tf.nest.flatten((after.parameters, after.slots))
@@ -136,7 +136,7 @@ class Adaptation:
         return Adapted(parameters, slots, adapted.steps + 1, adapted.owners)
 
 
-def _learned(rates: Rates) -> bool:
+def _is_learned(rates: Rates) -> bool:
     return isinstance(rates, Mapping) or tf.is_tensor(rates)
 
 

@@ -43,7 +43,7 @@ def place_of(device: str, owner: str) -> Place:
         raise ConfigError(f"{owner}: device must be one of {', '.join(get_args(Device))}, got {device!r}")
     if device != "gpu":
         return "cpu"
-    reason = missing()
+    reason = why_no_gpu()
     if reason:
         warn_once(reason)
     return "cpu" if reason else "gpu"
@@ -55,7 +55,7 @@ def compute_place() -> Place:
 
 
 @functools.cache
-def missing() -> str:
+def why_no_gpu() -> str:
     """Why tables can't be on a GPU in this process; "" where they can."""
     if build_info(library_path("ops"))["cuda"] != "1":
         return "gmeta was built without CUDA: put nvcc on PATH and build again"

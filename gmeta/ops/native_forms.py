@@ -53,24 +53,24 @@ def is_native(width: int | None, values: int | None, dtype: tf.DType) -> bool:
         return False
     if not on_gpu():
         return True
-    reason = _unsupported(width, values, dtype)
+    reason = _why_unsupported(width, values, dtype)
     if reason:
         _warn(reason)
     return not reason
 
 
-def _unsupported(width: int | None, values: int | None, dtype: tf.DType) -> str:
+def _why_unsupported(width: int | None, values: int | None, dtype: tf.DType) -> str:
     if dtype not in DTYPES:
         return f"they take bfloat16 and float16, not {dtype.name} (tf.keras.mixed_precision sets it)"
     if width is None:
         return "they take no attention by the bias alone"
     if width != values or width not in WIDTHS:
         return f"they take heads of one width for q, k and v, {WIDTHS}, not {width} and {values}"
-    return _missing()
+    return _why_no_kernels()
 
 
 @functools.cache
-def _missing() -> str:
+def _why_no_kernels() -> str:
     """Why this build or this GPU has no kernels; "" where it has."""
     if not built_with_cuda():
         return "this build has none: put nvcc on PATH and build again"

@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError
 class FreezesTables(Protocol):
     """What gives a table's copy to read in its place: `gmeta.ops.table.portable_tables.PortableTables`."""
 
-    def frozen(self, table: Any) -> Any:
+    def freeze(self, table: Any) -> Any:
         """Copy a table as it stands."""
         ...
 
@@ -27,7 +27,7 @@ def is_portable() -> bool:
     return ACTIVE.get() is not None
 
 
-def frozen(table: Any, insert: bool | tf.Tensor) -> Any:
+def freeze(table: Any, insert: bool | tf.Tensor) -> Any:
     """The copy to read instead of the table; None outside of `portable_ops`.
 
     Raises:
@@ -41,4 +41,4 @@ def frozen(table: Any, insert: bool | tf.Tensor) -> Any:
             f"table {table.name!r}: an exported graph stores no rows; look up with insert=False, as "
             "layers do that are called with training=False"
         )
-    return tables.frozen(table)
+    return tables.freeze(table)

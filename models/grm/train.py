@@ -30,7 +30,7 @@ LABELS = ["click", "buy"]
 COLD = 5  # every fifth user is new to the model, and measured
 
 
-def prepared(out: Path, log: ExposureConfig) -> Path:
+def prepare_log(out: Path, log: ExposureConfig) -> Path:
     """The log, generated and prepared anew.
 
     Raises:
@@ -178,7 +178,7 @@ def main(
         log = ExposureConfig(
             seed=seed, users=count, mean_events=events, exposures=exposures, own=own if meta else 0.0
         )
-        folder = prepared(out, log)
+        folder = prepare_log(out, log)
         tell({"kind": "oracle", "seed": seed, "epoch": 0, **oracle(folder / "cold", tokens)})
         data = both(folder, seed, tokens)
         if meta:

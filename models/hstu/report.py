@@ -61,7 +61,7 @@ def read_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
     }
 
 
-def chosen(run: Run) -> Mapping[str, Any]:
+def choose_epoch(run: Run) -> Mapping[str, Any]:
     """The measure of the epoch that is best by validation, the earliest of several."""
     return max(run, key=lambda line: (line["validation"][CHOSEN_BY], -line["epoch"]))
 
@@ -73,7 +73,7 @@ def table(runs: Mapping[str, list[Run]]) -> str:
         "|---" * (len(COLUMNS) + 4) + "|",
     ]
     for name, of_seeds in runs.items():
-        best = [chosen(run) for run in of_seeds]
+        best = [choose_epoch(run) for run in of_seeds]
         cells = [Spread.of([line["test"][column] for line in best]).format(4) for column in COLUMNS]
         if all("seconds" in line for line in best):
             took = Spread.of([run[-1]["seconds"] / run[-1]["epoch"] for run in of_seeds])
@@ -93,7 +93,7 @@ def curves(runs: Mapping[str, list[Run]]) -> Any:
     )
     name, best = max(
         (
-            (name, Spread.of([chosen(run)["validation"][CHOSEN_BY] for run in r]))
+            (name, Spread.of([choose_epoch(run)["validation"][CHOSEN_BY] for run in r]))
             for name, r in trained.items()
         ),
         key=lambda each: each[1].mean,

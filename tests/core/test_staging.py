@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gmeta.core import staging
-from gmeta.core.staging import put_in_place, restore, staged_folder
+from gmeta.core.staging import put_in_place, restore, stage_folder
 
 
 def made(path, text):
@@ -50,7 +50,7 @@ def test_the_old_folder_goes_once_the_new_one_is_there(tmp_path, monkeypatch, ex
     if not exchanges:
         monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
     made(tmp_path / "out", "old")
-    with staged_folder(tmp_path / "out") as folder:
+    with stage_folder(tmp_path / "out") as folder:
         (folder / "a").write_text("new")
     assert (tmp_path / "out" / "a").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

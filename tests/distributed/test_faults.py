@@ -43,7 +43,7 @@ def steps(fault: str) -> None:
                 time.sleep(600)
             if fault == "leaves":
                 return
-        with collectives.named_failures("a step"):
+        with collectives.name_failures("a step"):
             step(tf.range(here.size))
 
 

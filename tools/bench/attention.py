@@ -79,7 +79,7 @@ def assert_same(ours: list[Any], theirs: list[Any]) -> None:
         assert away < 1e-4, f"the forms differ by {away:.2g}"
 
 
-def timed(name: str, of: Lengths, rab: bool, rounds: int) -> list[Result]:
+def time_forms(name: str, of: Lengths, rab: bool, rounds: int) -> list[Result]:
     """Milliseconds of both forms."""
     forms = {form: Attention(form, of, rab) for form in FORMS}
     assert_same(*(attention.run("train") for attention in forms.values()))
@@ -129,7 +129,7 @@ def main() -> None:
         memory.append(Result(f"attention/memory/L{length}", peaks["native"], "MiB", "plain", peaks["plain"]))
     for name, of in sets.items():
         for rab in (False, True):
-            results += timed(f"{name}/rab" if rab else name, of, rab, given.rounds)
+            results += time_forms(f"{name}/rab" if rab else name, of, rab, given.rounds)
     report("Attention", [*results, *memory], given.json)
 
 

@@ -62,7 +62,7 @@ def keys_of(numbers: Any) -> Any:
     return numbers * 0x1E3779B97F4A7C15
 
 
-def drawn(rows: int, form: str, count: int = BATCH) -> Any:
+def draw(rows: int, form: str, count: int = BATCH) -> Any:
     """Numbers below ``rows``, uniform or by Zipf's law."""
     import torch
 
@@ -115,7 +115,7 @@ class _Bench:
         place = f"dim{dim}/slots2^{log2_slots}/load{load}{'/half' if half else ''}"
 
         def lookups(form: str) -> None:
-            chosen = [drawn(rows, form) for _ in range(SETS)]
+            chosen = [draw(rows, form) for _ in range(SETS)]
             sets = [keys_of(one) for one in chosen]
             peer: Any = (None, None)
             if form == "uniform" and not half and load == 0.75 and rows * dim * 4 < 40 << 30:
@@ -152,7 +152,7 @@ class _Bench:
     def unique(self, form: str) -> None:
         import torch
 
-        sets = [keys_of(drawn(10_000_000, form)) for _ in range(SETS)]
+        sets = [keys_of(draw(10_000_000, form)) for _ in range(SETS)]
         size = library().gmeta_gpu_unique_workspace(ctypes.c_int64(BATCH), ctypes.c_int32(8))
         space = torch.empty(size, dtype=torch.uint8, device="cuda")
         keys, inverse = torch.empty_like(sets[0]), torch.empty(BATCH, dtype=torch.int32, device="cuda")

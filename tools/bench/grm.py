@@ -84,7 +84,7 @@ def measure(dim: int, batch: int, ranks: int, steps: int) -> dict[str, float]:
     return {way: unevenness(make()) for way, make in ways.items()}
 
 
-def simulated(smoke: bool) -> list[Result]:
+def simulate(smoke: bool) -> list[Result]:
     """How even batches are, in all cases."""
     results = []
     for dim, batch, ranks in [(8, 16, 4)] if smoke else CASES:
@@ -96,7 +96,7 @@ def simulated(smoke: bool) -> list[Result]:
     return results
 
 
-def stepped(smoke: bool) -> list[Result]:
+def time_steps(smoke: bool) -> list[Result]:
     """How long steps take on real ranks."""
     ranks = 2 if smoke else 4
     settings = {**STEP, "steps": 3, "compute": 0.01} if smoke else STEP
@@ -128,7 +128,7 @@ def dealt(smoke: bool, rounds: int) -> list[Result]:
     return results
 
 
-def trained(smoke: bool, rounds: int) -> list[Result]:
+def time_training(smoke: bool, rounds: int) -> list[Result]:
     """How fast a model trains."""
     results = []
     for dim in (8,) if smoke else (64, 128):
@@ -152,8 +152,8 @@ def trained(smoke: bool, rounds: int) -> list[Result]:
 def main() -> None:
     """All four."""
     given = parser(__doc__).parse_args()
-    steps = stepped(given.smoke)  # of ranks, which start before this process computes
-    results = [*trained(given.smoke, given.rounds), *simulated(given.smoke), *steps]
+    steps = time_steps(given.smoke)  # of ranks, which start before this process computes
+    results = [*time_training(given.smoke, given.rounds), *simulate(given.smoke), *steps]
     report("Generative ranking", [*results, *dealt(given.smoke, given.rounds)], given.json)
 
 

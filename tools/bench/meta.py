@@ -54,12 +54,12 @@ def data_sets(given: Any) -> list[dict[str, Any]]:
     if given.data is not None:
         users = meta_sets.prepared(given.data, 32, 8)
     return [
-        {**_named("melu", *users), "dim": 32, "hidden": (64, 64), "loss": "mse"},
-        {**_named("ali_ccp", *scenarios), "dim": 16, "hidden": (128, 64), "loss": "bce"},
+        {**_name("melu", *users), "dim": 32, "hidden": (64, 64), "loss": "mse"},
+        {**_name("ali_ccp", *scenarios), "dim": 16, "hidden": (128, 64), "loss": "bce"},
     ]
 
 
-def _named(name: str, batches: Any, fields: Any) -> dict[str, Any]:
+def _name(name: str, batches: Any, fields: Any) -> dict[str, Any]:
     return {"name": name, "batches": batches, "fields": fields}
 
 

@@ -54,7 +54,7 @@ def run(ranks: int, settings: dict[str, Any], folder: Path, gpu: bool = True) ->
     return run_job("meta.rank", ranks, settings, folder / "found.json", hidden)
 
 
-def learned(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, np.ndarray]:
+def learned_rows(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, np.ndarray]:
     """Rows of all ranks in the order of their keys, and rank 0's dense weights."""
     with tempfile.TemporaryDirectory() as name:
         run(ranks, settings, Path(name), gpu)
@@ -88,12 +88,12 @@ def root_mean_square(
 def agreement(ranks: list[int], settings: dict[str, Any]) -> list[Result]:
     """How far what so many ranks have learned is from what one has on the CPU; in 16 bits too."""
     results = []
-    expected = learned(1, settings, gpu=False)
+    expected = learned_rows(1, settings, gpu=False)
     for size in ranks:
-        off = difference(learned(size, settings, gpu=True), expected)
+        off = difference(learned_rows(size, settings, gpu=True), expected)
         results.append(Result(f"scaling/agreement/np{size}", off, "relative"))
     for wire in ("float16", "bfloat16"):
-        found = learned(2, {**settings, "wire_dtype": wire}, gpu=True)
+        found = learned_rows(2, {**settings, "wire_dtype": wire}, gpu=True)
         off, deviation = difference(found, expected), root_mean_square(found, expected)
         results.append(Result(f"scaling/agreement/np2/{wire}", off, "relative"))
         results.append(Result(f"scaling/rms/np2/{wire}", deviation, "relative"))

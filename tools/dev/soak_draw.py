@@ -18,12 +18,12 @@ def rigs(seed: int) -> dict[str, tuple[Profile, ...]]:
     """Rig -> its tables: those that `tf.train.Checkpoint` carries, and those of sharded checkpoints."""
     fixed = {"whole": WHOLE, "sharded": SHARDED}
     return {
-        rig: (*profiles, *(_drawn(seed, rig, number) for number in range(DRAWN)))
+        rig: (*profiles, *(_draw(seed, rig, number) for number in range(DRAWN)))
         for rig, profiles in fixed.items()
     }
 
 
-def _drawn(seed: int, rig: str, number: int) -> Profile:
+def _draw(seed: int, rig: str, number: int) -> Profile:
     random = np.random.default_rng([seed, number, *rig.encode()])
     eviction = _eviction(random)
     by_norm = isinstance(eviction, policies.MinNorm)  # exact sums of squares need weights of few bits

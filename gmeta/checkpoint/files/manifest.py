@@ -172,7 +172,7 @@ class FilterLayout:
             raise ValueError(f"{layout.shards} filters don't divide {LOGICAL_SHARDS} logical shards")
         return layout
 
-    def meeting(self, shards: range) -> range:
+    def filters_of(self, shards: range) -> range:
         """The filters that have keys of some logical shards."""
         return range(shards.start // self.width, -(-shards.stop // self.width))
 

@@ -69,7 +69,7 @@ class _Tap:
         view = memoryview(data)
         self._written.append(view)
         rest = view.cast("B") if view.nbytes else view
-        with self._named():
+        with self._name_file():
             while rest.nbytes:
                 rest = rest[self._file.write(rest) :]
         return view.nbytes
@@ -84,11 +84,11 @@ class _Tap:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            with self._file, self._named():
+            with self._file, self._name_file():
                 os.fsync(self._file.fileno())
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_file(self) -> Iterator[None]:
         """Of a full disk the system says no file."""
         try:
             yield

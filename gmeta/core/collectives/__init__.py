@@ -7,7 +7,7 @@ started it, the world is one rank, every collective is the identity, and nothing
 * Between steps (`objects`, `weights`): `allgather_objects`, `broadcast_object`, `barrier`,
   `broadcast_variables`.
 * `check_agreement` refuses ranks that differ in what must be the same.
-* `count_collectives` counts what was executed; `named_failures` says whose failure an error tells of.
+* `count_collectives` counts what was executed; `name_failures` says whose failure an error tells of.
 * `launch` (a module, without TensorFlow) starts the ranks of a job on this machine.
 
 Importing this package imports neither TensorFlow nor Horovod: the names below are loaded when they are used.
@@ -25,7 +25,7 @@ from gmeta.core.lazy import load_lazily
 if TYPE_CHECKING:
     from gmeta.core.collectives.agreement import check_agreement
     from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
-    from gmeta.core.collectives.failures import named_failures
+    from gmeta.core.collectives.failures import name_failures
     from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
     from gmeta.core.collectives.shared_data import part_of
     from gmeta.core.collectives.tensors import allreduce_sum, alltoall
@@ -48,7 +48,7 @@ __all__ = [
     "horovod_version",
     "import_horovod",
     "init",
-    "named_failures",
+    "name_failures",
     "part_of",
     "world",
 ]
@@ -63,7 +63,7 @@ _LAZY = {
     "broadcast_variables": "weights",
     "check_agreement": "agreement",
     "count_collectives": "counting",
-    "named_failures": "failures",
+    "name_failures": "failures",
     "part_of": "shared_data",
 }
 """Name -> the module that has it and that imports TensorFlow."""

@@ -23,7 +23,7 @@ _PEER_IS_GONE = re.compile(
 
 
 @contextmanager
-def named_failures(doing: str = "a collective") -> Iterator[None]:
+def name_failures(doing: str = "a collective") -> Iterator[None]:
     """Turn Horovod's errors inside a ``with`` block into `CollectiveError`.
 
     A collective in a ``tf.function`` fails where the function is called, with TensorFlow's error of one of

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, count_start
-from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import world
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError
@@ -39,7 +39,7 @@ def allgather_objects(obj: T) -> list[T]:
     if world().size == 1:
         return [obj]
     sent = np.frombuffer(pack(obj), np.uint8)
-    with named_failures("allgather_objects"):
+    with name_failures("allgather_objects"):
         sizes = _allgather("sizes", tf.int64)(tf.constant([sent.size], tf.int64)).numpy()
         received = _allgather("objects", tf.uint8)(tf.constant(sent)).numpy()
     ends = np.cumsum(sizes)
@@ -65,7 +65,7 @@ def broadcast_object(obj: T, root: int = 0) -> T:
     if here.size == 1:
         return obj
     sent = np.frombuffer(pack(obj if here.rank == root else None), np.uint8)
-    with named_failures("broadcast_object"):
+    with name_failures("broadcast_object"):
         size = broadcast("size", tf.int64, root)(tf.constant([sent.size], tf.int64)).numpy()[0]
         if here.rank != root:
             sent = np.zeros(size, np.uint8)
@@ -81,7 +81,7 @@ def barrier() -> None:
     """
     if world().size == 1:
         return
-    with named_failures("barrier"):
+    with name_failures("barrier"):
         _barrier()()
 
 

@@ -54,7 +54,7 @@ def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
         return tuple(part.flat(leaf) for part, leaf in zip(parts, leaves, strict=True))
 
     def joined(*vectors: tuple[Any, ...]) -> Any:
-        leaves = [part.joined(*vector) for part, vector in zip(parts, vectors, strict=True)]
+        leaves = [part.join(*vector) for part, vector in zip(parts, vectors, strict=True)]
         return tf.nest.pack_sequence_as(spec, leaves)
 
     if shares.count < shares.total:
@@ -83,7 +83,7 @@ class _Part:
     def flat(self, leaf: Any) -> tuple[tf.Tensor, ...]:
         raise NotImplementedError
 
-    def joined(self, *vectors: Any) -> Any:
+    def join(self, *vectors: Any) -> Any:
         raise NotImplementedError
 
     def _dense(self, values: Any, shapes: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
@@ -101,7 +101,7 @@ class _Dense(_Part):
     def flat(self, leaf: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return _vector(leaf), tf.shape(leaf, tf.int64)
 
-    def joined(self, values: Any, shapes: tf.Tensor) -> tf.Tensor:
+    def join(self, values: Any, shapes: tf.Tensor) -> tf.Tensor:
         return self._dense(values, shapes, self._spec)
 
 
@@ -109,7 +109,7 @@ class _Scalar(_Part):
     def flat(self, leaf: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (leaf,)
 
-    def joined(self, values: tf.Tensor) -> tf.Tensor:
+    def join(self, values: tf.Tensor) -> tf.Tensor:
         same = tf.reduce_all(values == values[0])
         what = f"the elements of a step can't be joined: {self._name} is a scalar, and differs in them"
         with tf.control_dependencies([tf.debugging.Assert(same, [what, values], summarize=64)]):
@@ -121,7 +121,7 @@ class _Ragged(_Part):
         values = leaf.flat_values
         return (_vector(values), tf.shape(values, tf.int64), *leaf.nested_row_lengths())
 
-    def joined(self, values: Any, shapes: tf.Tensor, *lengths: Any) -> tf.RaggedTensor:
+    def join(self, values: Any, shapes: tf.Tensor, *lengths: Any) -> tf.RaggedTensor:
         # A row of the flat values is one of theirs, so its shape is that of the ragged tensor's last
         # dimensions.
         inner = self._spec.shape[self._spec.ragged_rank :]
@@ -134,7 +134,7 @@ class _Sparse(_Part):
     def flat(self, leaf: tf.SparseTensor) -> tuple[tf.Tensor, ...]:
         return leaf.indices[:, 0], _vector(leaf.indices[:, 1:]), leaf.values, leaf.dense_shape
 
-    def joined(self, rows: Any, rest: Any, values: Any, shapes: tf.Tensor) -> tf.SparseTensor:
+    def join(self, rows: Any, rest: Any, values: Any, shapes: tf.Tensor) -> tf.SparseTensor:
         before = tf.cumsum(shapes[:, 0], exclusive=True)
         moved = _behind_each_other(rows) + tf.repeat(before, rows.row_lengths())
         inner = tf.reshape(_behind_each_other(rest), tf.stack([tf.size(moved), shapes.shape[1] - 1]))

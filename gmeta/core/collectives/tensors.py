@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, count_start
-from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import world
 
 _WIRE = {tf.bfloat16: tf.uint16}  # moved as another type of the same width, as Horovod doesn't know it
@@ -42,7 +42,7 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
 
     Raises:
       CollectiveError: Called eagerly: a rank has ended, or the ranks' types or row shapes differ. In a
-        ``tf.function`` the call of it raises TensorFlow's error, which `named_failures` translates.
+        ``tf.function`` the call of it raises TensorFlow's error, which `name_failures` translates.
 
     Example:
       >>> rows, received = alltoall(tf.constant([[1.0], [2.0]]), tf.constant([2]), name="rows")
@@ -57,7 +57,7 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     splits.shape.assert_is_compatible_with([here.size])
     wire = _WIRE.get(tensor.dtype, tensor.dtype)
     sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
-    with named_failures(f"alltoall {name!r}"):
+    with name_failures(f"alltoall {name!r}"):
         sent, sent_splits = count_start("alltoall", [sent, splits])
         received, received_splits = import_horovod().alltoall(
             sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
@@ -110,7 +110,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
 
 def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
     hvd = import_horovod()
-    with named_failures(f"allreduce {name!r}"):
+    with name_failures(f"allreduce {name!r}"):
         summed = hvd.mpi_ops._grouped_allreduce(
             count_start("allreduce", tensors),
             name=_unique(f"gmeta_{name}_{tensors[0].dtype.name}"),

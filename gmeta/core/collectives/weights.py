@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
-from gmeta.core.collectives.failures import named_failures
+from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.objects import broadcast, check_root
 from gmeta.core.collectives.place import world
 
@@ -40,7 +40,7 @@ def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None
     sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
     size = sum(value.nbytes for value in values)
     received = bytearray(size)
-    with named_failures("broadcast_variables"):
+    with name_failures("broadcast_variables"):
         for start in range(0, size, _PIECE):
             stop = min(start + _PIECE, size)
             piece = np.frombuffer(sent[start:stop], np.uint8) if sent else np.zeros(stop - start, np.uint8)

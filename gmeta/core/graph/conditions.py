@@ -51,7 +51,7 @@ def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> 
       The same tensors.
 
     Raises:
-      ConfigError: It doesn't hold; of a graph, where it is run within `named_refusals`.
+      ConfigError: It doesn't hold; of a graph, where it is run within `name_refusals`.
     """
     if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
         raise ConfigError(sentence if isinstance(sentence, str) else sentence.numpy().decode())
@@ -59,7 +59,7 @@ def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> 
 
 
 @contextmanager
-def named_refusals() -> Iterator[None]:
+def name_refusals() -> Iterator[None]:
     """Turn the error of a graph that `refuse_unless` has stopped into its sentence alone.
 
     Raises:

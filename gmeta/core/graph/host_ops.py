@@ -22,7 +22,7 @@ def shapes_on_host() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with made_ops() as made:
+    with collect_ops() as made:
         yield
     for op in made:
         if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
@@ -34,7 +34,7 @@ def shapes_on_host() -> Iterator[None]:
 
 
 @contextmanager
-def made_ops() -> Iterator[list[tf.Operation]]:
+def collect_ops() -> Iterator[list[tf.Operation]]:
     """The ops that are traced in a ``with`` block, in a list that is full after it; none that run at once."""
     found: list[tf.Operation] = []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

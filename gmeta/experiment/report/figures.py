@@ -45,7 +45,7 @@ def error_by_steps(evaluation: Evaluation) -> Drawing | None:
     """The error on cold tasks against gradient steps on their support ratings."""
     error = evaluation.error
     metric = METRICS[error]
-    lines = _defined(
+    lines = _drop_undefined(
         {
             name: {float(steps): evaluation.spread(name, steps, error) for steps in sorted(method.results)}
             for name, method in evaluation.methods.items()
@@ -73,7 +73,7 @@ def error_by_steps(evaluation: Evaluation) -> Drawing | None:
 
 def error_by_support(evaluation: Evaluation) -> Drawing | None:
     """MAE on cold tasks against the number of support ratings that a task may use; log-2 x axis."""
-    lines = _defined(
+    lines = _drop_undefined(
         {
             name: {float(size): Spread.of(values) for size, values in sorted(sizes.items())}
             for name, sizes in evaluation.support_curve.items()
@@ -152,7 +152,7 @@ def _longest_label(evaluation: Evaluation, lines: Mapping[str, Line]) -> str:
     return max((f"{evaluation.methods[name].label} 0.000" for name in lines), key=len)
 
 
-def _defined(lines: Mapping[str, Line]) -> dict[str, Line]:
+def _drop_undefined(lines: Mapping[str, Line]) -> dict[str, Line]:
     kept = {name: {x: spread for x, spread in line.items() if spread.defined} for name, line in lines.items()}
     return {name: line for name, line in kept.items() if line}
 

@@ -65,7 +65,7 @@ class EpochCheckpoints(ShardedCheckpoint):
           ConfigError: A table has another width or optimizer than was saved.
           DataError: The checkpoint is there but can't be read, or belongs to another model.
         """
-        chosen = checkpoint or self.store.agreed_latest()
+        chosen = checkpoint or self.store.agree_on_latest()
         if chosen is None:
             with self.store.ranks.together():
                 self._refuse_other_format()

@@ -140,7 +140,7 @@ def balanced_elements(
     elements, nothing = iter(dataset), _nothing(spec)
 
     def read() -> tuple[dict[str, Any], tf.Tensor]:
-        with collectives.named_failures(f"balanced_elements {name!r}"):
+        with collectives.name_failures(f"balanced_elements {name!r}"):
             return deal(next(elements, nothing))
 
     with ThreadPoolExecutor(1, thread_name_prefix="gmeta-balance") as ahead:

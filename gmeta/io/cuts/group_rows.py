@@ -19,7 +19,7 @@ class GroupRows(NamedTuple):
     splits: tf.Tensor
 
     @classmethod
-    def marked(cls, marks: tf.Tensor, row_splits: tf.Tensor) -> GroupRows:
+    def of_marks(cls, marks: tf.Tensor, row_splits: tf.Tensor) -> GroupRows:
         """Those whose mark (rows,) bool is true.
 
         A group's begin where as many are before them as have smaller numbers than its first row.

@@ -31,7 +31,7 @@ class After:
     column: str
     time: float
 
-    def chosen(self, values: tf.Tensor) -> tf.Tensor:
+    def choose(self, values: tf.Tensor) -> tf.Tensor:
         """Which of the column's values are of query rows."""
         if values.dtype.is_integer:
             return values >= tf.constant(math.ceil(self.time), values.dtype)
@@ -51,7 +51,7 @@ class Flag:
 
     column: str
 
-    def chosen(self, values: tf.Tensor) -> tf.Tensor:
+    def choose(self, values: tf.Tensor) -> tf.Tensor:
         """Which of the column's values are of query rows."""
         return values != 0
 
@@ -109,7 +109,7 @@ def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> 
       (T,) int64; and (rows,) bool, or None where the rule leaves open which ones they are.
     """
     if isinstance(query, After | Flag):
-        chosen = query.chosen(columns[query.column])
+        chosen = query.choose(columns[query.column])
         tasks = tf.size(lengths)
         task = tf.repeat(tf.range(tasks), lengths)
         return tf.math.unsorted_segment_sum(tf.cast(chosen, tf.int64), task, tasks), chosen

@@ -96,7 +96,7 @@ class SequenceSplit:
                 f"got {self.unexposed!r}"
             )
 
-    def fitted(self, schema: Schema) -> SequenceSplit:
+    def fit_to(self, schema: Schema) -> SequenceSplit:
         """The same for a data set of these columns.
 
         Raises:
@@ -139,7 +139,7 @@ class SequenceSplit:
         marks = tf.repeat(tf.constant([_FIRST, _HISTORY, _TARGET], tf.int64), sizes)
         # An event may be the first row too: what is written twice adds up.
         marks = tf.math.unsorted_segment_sum(marks, tf.concat(numbers, axis=0), splits[-1])
-        kept = GroupRows.marked(marks > 0, splits).of_groups(cut.groups)
+        kept = GroupRows.of_marks(marks > 0, splits).of_groups(cut.groups)
         columns = {name: values for name, values in element["columns"].items() if name in names}
         return {
             "task": cut.task,
@@ -156,13 +156,13 @@ class SequenceSplit:
         if PART in columns:
             self._check_columns(schema)
             told = [tf.bitwise.bitwise_and(columns[PART], part) > 0 for part in (_HISTORY, _TARGET)]
-            history, targets = (GroupRows.marked(marks, splits) for marks in told)
+            history, targets = (GroupRows.of_marks(marks, splits) for marks in told)
             return _Cut(groups, task, splits[:-1], history, targets)
-        exposed = self.fitted(schema)._exposures(element)
+        exposed = self.fit_to(schema)._exposures(element)
         events = ~exposed
         if self.history_of is not None:
-            events &= self.history_of.chosen(columns[self.history_of.column])
-        history, targets = GroupRows.marked(events, splits), GroupRows.marked(exposed, splits)
+            events &= self.history_of.choose(columns[self.history_of.column])
+        history, targets = GroupRows.of_marks(events, splits), GroupRows.of_marks(exposed, splits)
         if self.unexposed == "leave_out" and isinstance(self.exposed, After | Flag):
             shown = targets.lengths
             about = About(self.path, str(self.exposed), "exposed", "; such users are left out", "unexposed")
@@ -177,7 +177,7 @@ class SequenceSplit:
         """Which rows are exposures, (rows,) bool."""
         columns, splits, rule = element["columns"], element["row_splits"], self.exposed
         if isinstance(rule, After | Flag):
-            return rule.chosen(columns[rule.column])
+            return rule.choose(columns[rule.column])
         lengths = splits[1:] - splits[:-1]
         counts = tf.zeros_like(lengths)
         if rule is not None:  # a user of fewer rows has seen nothing before

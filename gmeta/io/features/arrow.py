@@ -67,7 +67,7 @@ class ArrowSource(FeatureSource):
     def _put(self, table: str, keys: Ints, rows: Any, columns: Sequence[Column], version: int) -> None:
         # Sorts the whole table again: meant for what is loaded once, and for tests.
         with self._lock:
-            self._tables[table] = self._tables[table].extended(keys, rows, version)
+            self._tables[table] = self._tables[table].extend(keys, rows, version)
 
 
 class _Table:
@@ -114,7 +114,7 @@ class _Table:
             arrays.append(self._arrays[place].take(found[id(order)]))
         return arrays
 
-    def extended(self, keys: Ints, rows: Any, version: int) -> _Table:
+    def extend(self, keys: Ints, rows: Any, version: int) -> _Table:
         """This table and some more rows, which leave the others as they are."""
         new = object.__new__(_Table)
         new.columns = self.columns

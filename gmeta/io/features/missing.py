@@ -52,7 +52,7 @@ def settle_missing(
         return rows
     if policy.missing == "raise":
         raise DataError(
-            _named(columns, absent, keys, as_of),
+            _describe(columns, absent, keys, as_of),
             path=what,
             advice="put it into the store, or take FetchPolicy(missing='default') or 'null'",
         )
@@ -87,7 +87,7 @@ def _fill(array: Any, nulls: npt.NDArray[np.bool_], column: Column, policy: Fetc
     return pa.concat_arrays([array, default_of(column, policy)]).take(pa.array(places))
 
 
-def _named(
+def _describe(
     columns: Sequence[Column], absent: Sequence[npt.NDArray[np.bool_]], keys: Ints, as_of: Ints | None
 ) -> str:
     """Which keys have no value in which columns."""

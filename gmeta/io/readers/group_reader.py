@@ -16,7 +16,7 @@ from gmeta.core.shares import Shares
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.position import ReadingPosition, counted_epochs
+from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
     DEFAULTS,
@@ -94,7 +94,7 @@ def groups(
       balance: Elements of about equal cost instead.
       min_rows: A group with fewer rows is bad.
       start: Where reading begins: an epoch's number, or `OneEpoch`, `AfterSteps`, an `EpochPlan`, a
-        `ReadingPosition`. End the pipeline of a position with its `counted`.
+        `ReadingPosition`. End the pipeline of a position with its `count`.
       options: Order, rank, threads and bad data (`ReadOptions`). All ranks have the same number of elements:
         where the range of one is longer, the others' last elements hold no groups; with ``balance`` that
         isn't so.
@@ -118,7 +118,7 @@ def groups(
             f"groups: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least 1"
         )
     start = without_steps(start)
-    first_epoch, count_epochs = first_epoch_of(start), not isinstance(start, OneEpoch)
+    first_epoch, endless = first_epoch_of(start), not isinstance(start, OneEpoch)
     pieces = start.pieces if isinstance(start, OneEpoch) else 1
     position = start if isinstance(start, ReadingPosition) else None
     if balance is not None and (pieces > 1 or isinstance(start, ReadingPosition | AfterSteps)):
@@ -167,7 +167,7 @@ def groups(
     @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
     def epoch_of(number: tf.Tensor, step: tf.Tensor, end: tf.Tensor | None = None) -> tf.data.Dataset:
         own = first if end is None else {**first, "steps": end}
-        if resume is not None and count_epochs:
+        if resume is not None and endless:
             own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
         numbers = tf.stack([tf.constant(seed, tf.int64), number])
         return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **inputs)
@@ -182,9 +182,9 @@ def groups(
             return epoch_of(number, begin, end)
 
         return settle(tf.data.Dataset.range(pieces).flat_map(piece_of), pieces=pieces)
-    if not count_epochs:
+    if not endless:
         return settle(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
-    elements = counted_epochs(first_epoch).flat_map(epoch_of)
+    elements = count_epochs(first_epoch).flat_map(epoch_of)
     if resume is None and steps >= 0:
         elements = elements.apply(tf.data.experimental.assert_cardinality(steps))
     return settle(elements)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def counted_epochs(first: int) -> tf.data.Dataset:
+def count_epochs(first: int) -> tf.data.Dataset:
     """A dataset of one element, (epoch, 0), whose epoch is one more at each iteration.
 
     tf.data's own ways don't serve: ``shuffle(reshuffle_each_iteration=True)`` and
@@ -35,7 +35,7 @@ class ReadingPosition(tf.Module):
     Iterating again goes on too, from the element that comes next; once all steps of an epoch are taken, with
     the next epoch. Give it to one dataset. What buffers has to stand before the counting, which therefore
     comes last: `tasks` ends with it, and `groups` leaves it to be put behind your own transformations,
-    ``position.counted(groups(..., start=position).prefetch(2))``.
+    ``position.count(groups(..., start=position).prefetch(2))``.
 
     Attributes:
       epoch: () int64 variable.
@@ -69,7 +69,7 @@ class ReadingPosition(tf.Module):
 
         return tf.data.Dataset.range(1).map(begin)
 
-    def counted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The dataset, counting the elements that are taken out of it."""
 
         def taken(*element: Any) -> Any:

@@ -17,7 +17,7 @@ from gmeta.core.shares import Shares
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import groups, settle
-from gmeta.io.readers.position import ReadingPosition, counted_epochs
+from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, AfterSteps, OneEpoch, ReadOptions, Start, without_steps
 from gmeta.io.readers.row_dataset import row_batches
@@ -127,7 +127,7 @@ def rows(
     batches = lanes[0] if len(lanes) == 1 else _join(lanes)
     if skipped:
         # Epoch 0 of this count is the first iteration, the one that goes on.
-        batches = counted_epochs(0).flat_map(
+        batches = count_epochs(0).flat_map(
             lambda epoch, _, every=batches: every.skip(
                 tf.where(epoch == 0, tf.constant(skipped, tf.int64), 0)
             )

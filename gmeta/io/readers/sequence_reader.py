@@ -117,7 +117,7 @@ def sequences(
         unexposed=unexposed,
         path=os.fspath(path),
         stats=options.stats,
-    ).fitted(opened.schema)
+    ).fit_to(opened.schema)
     if balance is not None and balance.longest is None and balance.tokens is None:
         balance = replace(balance, longest=longest)
     elements = groups(
@@ -130,4 +130,4 @@ def sequences(
     )
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
-    return settle(start.counted(batches) if isinstance(start, ReadingPosition) else batches)
+    return settle(start.count(batches) if isinstance(start, ReadingPosition) else batches)

@@ -141,4 +141,4 @@ def tasks(
         elements = elements.map(only.at_least(least_rows(query)), num_parallel_calls=tf.data.AUTOTUNE)
     batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
-    return settle(start.counted(batches) if isinstance(start, ReadingPosition) else batches)
+    return settle(start.count(batches) if isinstance(start, ReadingPosition) else batches)

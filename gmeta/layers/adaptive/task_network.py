@@ -70,7 +70,7 @@ class TaskNetwork(tf.keras.layers.Layer):
         trained = {id(variable) for variable in self.network.trainable_variables}
         found: dict[str, tf.Variable] = {}
         for path, layer in _own_layers(self.network):
-            for variable in _held(layer):
+            for variable in _variables_in(layer):
                 if id(variable) in trained:
                     found[_new_name(found, path, variable)] = variable
                     trained.discard(id(variable))
@@ -212,7 +212,7 @@ def _own_layers(network: Any, path: Sequence[str] = ()) -> Iterator[tuple[tuple[
     yield (tuple(path) or (network.name,)), network
 
 
-def _held(layer: tf.keras.layers.Layer) -> Iterator[tf.Variable]:
+def _variables_in(layer: tf.keras.layers.Layer) -> Iterator[tf.Variable]:
     for name, held in vars(layer).items():
         if not name.startswith(_LISTS_OF_KERAS):
             parts = held.values() if isinstance(held, Mapping) else held if isinstance(held, list) else [held]

@@ -304,9 +304,9 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             of the gradient of the global loss.
           learning_rate: The tables' rate where their optimizer has none of its own.
         """
-        self.recorded(lookup).apply_gradients(gradients, learning_rate)
+        self.recording_of(lookup).apply_gradients(gradients, learning_rate)
 
-    def recorded(self, lookup: CollectionLookup) -> RecordedLookups:
+    def recording_of(self, lookup: CollectionLookup) -> RecordedLookups:
         """A lookup that was made by hand, as `record_lookups` would have recorded it."""
         lookups = RecordedLookups()
         lookups.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))

@@ -30,7 +30,7 @@ def run_batch(
     if doing != "predict":
         model._assert_compile_was_called()
     model._check_call_args(f"{doing}_on_batch")
-    with model.distribute_strategy.scope(), model._named_failures(f"{doing}_on_batch"):
+    with model.distribute_strategy.scope(), model._name_failures(f"{doing}_on_batch"):
         make: Callable[[], Callable[[Any], Any]] = getattr(model, f"make_{doing}_function")
         results = make()(iter(tf.data.Dataset.from_tensors(model.learner.tasks_of(batch))))
     results = tf_utils.sync_to_numpy_or_python_type(results)

@@ -156,7 +156,7 @@ class TaskModel(Model):
             samples = count_samples(self.learner, batch, learned_part(self.learner))
         if not self.collection.trainable:
             return StepGradients(outer.loss, samples, outer.dense, [], RecordedLookups(), logs)
-        lookups = self.collection.recorded(lookup)
+        lookups = self.collection.recording_of(lookup)
         return StepGradients(outer.loss, samples, outer.dense, outer.rows, lookups, logs)
 
     def outer_gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:

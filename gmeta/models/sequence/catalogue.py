@@ -105,7 +105,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
         Raises:
           ConfigError: Ids of another kind; or one that there isn't, which is named (of a graph, where it runs
-            within `gmeta.core.graph.conditions.named_refusals`).
+            within `gmeta.core.graph.conditions.name_refusals`).
         """
         found = self.find(ids)
         good = found >= 0

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.host_ops import made_ops
+from gmeta.core.graph.host_ops import collect_ops
 from gmeta.layers import RecordedLookups, record_lookups
 from gmeta.models.training.compile_settings import check_compile, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
@@ -173,7 +173,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         skips = self._loss_scale.skips_bad_steps
         finite = self._guard.finite(found.loss, data, found.samples, skips)
         count = len(found.dense)
-        with made_ops() as updates:
+        with collect_ops() as updates:
             self._joint_optimizer.apply_gradients(
                 gradients[:count],
                 self.trainable_variables,

@@ -17,7 +17,7 @@ from gmeta.initializers.distributions import Initializer, Normal
 from gmeta.ops.device import DEVICE_NAMES, Device, Place, place_of, warn_once
 from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
-from gmeta.ops.portable import frozen
+from gmeta.ops.portable import freeze
 from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
 from gmeta.ops.table.saving import are_saved_elsewhere
@@ -217,7 +217,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return self._rows_of(keys_vector(keys, self._owner), insert, distinct=False)
 
     def _rows_of(self, keys: tf.Tensor, insert: bool | tf.Tensor, *, distinct: bool) -> tf.Tensor:
-        copy = frozen(self, insert)
+        copy = freeze(self, insert)
         if copy is not None:
             return copy.lookup_keys(keys)
         return _native.gmeta_hash_table_lookup(

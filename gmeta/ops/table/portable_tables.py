@@ -29,7 +29,7 @@ class PortableTables:
         self._unknown = unknown
         self._frozen: dict[int, tuple[HashTable, FrozenTable]] = {}
 
-    def frozen(self, table: HashTable) -> FrozenTable:
+    def freeze(self, table: HashTable) -> FrozenTable:
         """The table's frozen copy."""
         if id(table) not in self._frozen:
             with tf.init_scope():  # variables, not parts of the graph that is being traced

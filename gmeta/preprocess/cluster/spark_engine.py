@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.staging import staged_folder
+from gmeta.core.staging import stage_folder
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.cluster import spark_rows as work
 from gmeta.preprocess.cluster.attempts import collect
@@ -103,7 +103,7 @@ def prepare_on_spark(
         if job.is_done():
             return PrepareSummary.load(out)
         table, files = read_table(spark, job, paths[0])
-        with staged_folder(out) as staging:
+        with stage_folder(out) as staging:
             summary = _run(spark, job, table, files, staging, ranges, progress)
     return replace(summary, seconds=time.perf_counter() - started)
 

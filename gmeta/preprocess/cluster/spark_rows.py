@@ -81,7 +81,7 @@ def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batche
 
 def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
     """Rows that have one key to one place, whatever their ranges."""
-    for rows in _held(batches):
+    for rows in _gather(batches):
         keys = [plan.comparable(single(rows, name)) for name in job.spec.unique]
         task = single(rows, job.spec.task)
         mixed = functools.reduce(lambda h, key: plan.order_key(0, h.view(np.int64), key), keys, task)
@@ -102,7 +102,7 @@ def mark_repeated(job: TableJob, bounds: Columns | None, salts: Ints, batches: B
 
 def assign_ranges(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
     """Rows to their ranges."""
-    for rows in _held(batches):
+    for rows in _gather(batches):
         yield from _to_ranges(job, rows, bounds, salts)
 
 
@@ -206,7 +206,7 @@ def _unpack(batch: pa.RecordBatch) -> Iterator[Columns]:
     return (unpack(parcel) for parcel in batch.column(ROWS) if parcel.is_valid)
 
 
-def _held(batches: Batches) -> Iterator[Columns]:
+def _gather(batches: Batches) -> Iterator[Columns]:
     """Rows of parcels, many at once."""
     held: list[Columns] = []
     for batch in batches:

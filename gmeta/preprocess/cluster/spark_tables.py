@@ -110,7 +110,7 @@ def read_table(
     given = os.fspath(data)
     if given.startswith(HIVE):
         table = spark.table(job.files[0].path)
-        return table.select(*[_column(name) for name in _wanted(job, table)]), []
+        return table.select(*[_column(name) for name in _columns_to_read(job, table)]), []
     if "://" not in given:
         splits = cut_files(job, spark.sparkContext.defaultParallelism)
         return spark.range(0, len(splits), 1, max(len(splits), 1)), splits
@@ -119,10 +119,10 @@ def read_table(
     if job.files[0].form is not None:
         return spark.read.text(paths).select(F.col("value").alias(LINE), file), []
     table = spark.read.parquet(*paths)
-    return table.select(*[_column(name) for name in _wanted(job, table)], file), []
+    return table.select(*[_column(name) for name in _columns_to_read(job, table)], file), []
 
 
-def _wanted(job: TableJob, table: DataFrame) -> list[str]:
+def _columns_to_read(job: TableJob, table: DataFrame) -> list[str]:
     return [name for name in dict.fromkeys(job.spec.sources.values()) if name in table.columns]
 
 

@@ -54,7 +54,7 @@ class PlainPath:
     def __str__(self) -> str:
         return self._plain
 
-    def renamed(self, message: str) -> str:
+    def name_file(self, message: str) -> str:
         """A message of DuckDB's, naming the file as it was given."""
         return message.replace(self._plain, str(self._path))
 
@@ -81,7 +81,7 @@ def explain_errors(path: Path, plain: PlainPath | None = None) -> Iterator[None]
             raise KeyboardInterrupt from error
         if not isinstance(error, duckdb.Error):
             raise
-        text = one_line(str(error) if plain is None else plain.renamed(str(error)))
+        text = one_line(str(error) if plain is None else plain.name_file(str(error)))
         if str(error).startswith("Out of Memory"):
             raise GmetaError(f"{path}: too little memory: {text}; allow more with --memory-limit") from error
         if re.search(_NO_ROOM, str(error)):

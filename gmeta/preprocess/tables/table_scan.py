@@ -96,7 +96,7 @@ class Scan:
           DataError: The file can't be read to its end.
         """
         there = self.names()
-        hashed = self.hashed(spec)
+        hashed = self.hashed_columns(spec)
         columns = {
             source: self.column(source, spec.columns[name], hashed=name in hashed)
             for name, source in spec.sources.items()
@@ -125,7 +125,7 @@ class Scan:
         """The columns of the file."""
         return self.schema.names
 
-    def hashed(self, spec: TableSpec) -> frozenset[str]:
+    def hashed_columns(self, spec: TableSpec) -> frozenset[str]:
         """The columns of the spec whose texts `batches` has hashed."""
         used = list(spec.sources.values())
         types = {field.name: field.type for field in self.schema} if self.file.format == "parquet" else {}

@@ -131,14 +131,14 @@ class TableSource:
         total = self._estimate()
         progress("read", 0, total)
         for scan in self._scans:
-            hashed = scan.hashed(self.spec)
+            hashed = scan.hashed_columns(self.spec)
             first = self._rows
             self._starts.append(first)
             examples: list[_Example] = []
             with closing(scan.batches(self.spec, skip=skip)) as batches:
                 for batch in batches:
                     found = normalise(batch, self.spec, hashed=hashed)
-                    for fault in _told_apart(found.faults, batch, scan.file):
+                    for fault in _tell_apart(found.faults, batch, scan.file):
                         _note(examples, fault, self._rows - first, bad.EXAMPLES)
                     if examples and not skip:
                         break
@@ -212,7 +212,7 @@ def _note(examples: list[_Example], fault: Fault, before: int, most: int) -> Non
     examples[last] = examples[last]._replace(times=examples[last].times + rest)
 
 
-def _told_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:
+def _tell_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:
     """A line that isn't JSON has null in every column; it is malformed, and its columns aren't null."""
     nothing = np.ones(batch.num_rows, np.bool_)
     for column in batch.columns if file.format == "json" else ():

@@ -75,11 +75,11 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
         None, None, "Graph execution error:\n\nHorovod has been shut down.\n\t [[{{node gmeta_rows}}]]"
     )
     said = r"rank 0 of 1 lost .*gmeta_rows.*: Horovod has been shut down"
-    with pytest.raises(CollectiveError, match=said), collectives.named_failures("a step"):
+    with pytest.raises(CollectiveError, match=said), collectives.name_failures("a step"):
         raise lost
     other = tf.errors.InvalidArgumentError(None, None, "shapes differ")
     assert failures.explain(other) is None
-    with pytest.raises(tf.errors.InvalidArgumentError), collectives.named_failures("a step"):
+    with pytest.raises(tf.errors.InvalidArgumentError), collectives.name_failures("a step"):
         raise other
 
 

@@ -288,7 +288,7 @@ def test_a_balanced_iterator_is_saved_as_a_cursor(prepared, tmp_path):
 def test_a_position_goes_with_the_model(prepared, tmp_path):
     def make(position):
         dataset = groups(prepared, groups_per_element=4, start=position, options=ReadOptions(seed=8))
-        return position.counted(dataset.map(lambda element: element["task"]).prefetch(2))
+        return position.count(dataset.map(lambda element: element["task"]).prefetch(2))
 
     everything = make(ReadingPosition())
     epochs = [[task.numpy().tolist() for task in everything] for _ in range(3)]
@@ -329,7 +329,7 @@ def test_keras_backup_goes_on_inside_an_epoch(prepared, tmp_path):
 
     def fit(model):
         dataset = groups(prepared, groups_per_element=4, start=model.reading, options=ReadOptions(seed=8))
-        dataset = model.reading.counted(dataset.map(lambda element: element["task"]).prefetch(2))
+        dataset = model.reading.count(dataset.map(lambda element: element["task"]).prefetch(2))
         backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=1)
         steps = int(epoch_plan(prepared).steps(1, 4))  # Keras asks for it where it saves inside an epoch
         model.fit(dataset.repeat(), epochs=3, steps_per_epoch=steps, callbacks=[backup], verbose=0)
@@ -339,7 +339,7 @@ def test_keras_backup_goes_on_inside_an_epoch(prepared, tmp_path):
     for _ in range(3):
         dataset = groups(prepared, groups_per_element=4, start=alone.reading, options=ReadOptions(seed=8))
         alone.tasks += [
-            task.numpy().tolist() for task in alone.reading.counted(dataset.map(lambda e: e["task"]))
+            task.numpy().tolist() for task in alone.reading.count(dataset.map(lambda e: e["task"]))
         ]
     killed = Seen()
     killed.left = 8

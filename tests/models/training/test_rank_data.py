@@ -12,7 +12,7 @@ from gmeta.core.shares import SHARES, Shares
 from gmeta.models.training.ranks.data import (
     empty_batch,
     in_lockstep,
-    padded_for_ever,
+    pad_for_ever,
     rank_dataset,
     take_strided,
 )
@@ -73,7 +73,7 @@ def test_batches_without_samples_follow_and_have_the_last_ones_width(sizes, widt
             yield x, tf.ones([size])
 
     data = tf.data.Dataset.from_generator(batches, output_signature=SIGNATURE)
-    found = list(padded_for_ever(data).take(len(sizes) + 2))
+    found = list(pad_for_ever(data).take(len(sizes) + 2))
     assert [int(y.shape[0]) for _, y in found] == [*sizes, 0, 0]
     for x, y in found:
         assert x["wide"].shape == (y.shape[0], width if sizes else 1)

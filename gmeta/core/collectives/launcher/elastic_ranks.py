@@ -79,17 +79,17 @@ def launch_elastic(
     with tempfile.TemporaryDirectory(prefix="gmeta-elastic-") as folder:
         places = _Places(Path(folder), size, min_size, script)
         own = {**(environment or {}), SHARES: str(size), ELASTIC: folder}
-        ranks, fruitless = places.wanted(), 0
+        ranks, fruitless = places.count_wanted(), 0
         if ranks < min_size:
             raise ConfigError(f"{script}: room for {ranks} ranks, fewer than the least number, {min_size}")
         while True:
             try:
-                with places.watched(ranks):
+                with places.watch(ranks):
                     launch(command, ranks, environment=own, write=write)
                 return
             except RanksError as error:
                 if all(end.code == AGAIN or end.ended_here for end in error.ends):
-                    before, ranks = ranks, max(min_size, places.wanted())
+                    before, ranks = ranks, max(min_size, places.count_wanted())
                     say(f"there is room for {ranks} ranks in place of {before}; {_goes_on(ranks, size)}")
                     continue
                 found, saved = _judge(error), places.saved
@@ -100,7 +100,7 @@ def launch_elastic(
                         f"{_last_word(found, left, min_size, fruitless)}{error}", ends=error.ends
                     ) from None
                 places.lose(len(found.lost), saved)
-                ranks = max(min_size, min(left, places.wanted()))
+                ranks = max(min_size, min(left, places.count_wanted()))
                 say(f"{found.reason}; {_goes_on(ranks, size)}")
 
 
@@ -138,7 +138,7 @@ class _Places:
         """Whether a checkpoint was saved since the ranks were started."""
         return (self._folder / SAVED).exists()
 
-    def wanted(self) -> int:
+    def count_wanted(self) -> int:
         """How many ranks there should be."""
         bad = self._bad if self._number == self._bad_of else 0
         return max(0, min(self._most, self._number - bad))
@@ -149,7 +149,7 @@ class _Places:
         self._bad, self._bad_of = 0 if saved else bad + ranks, self._number
 
     @contextmanager
-    def watched(self, ranks: int) -> Iterator[None]:
+    def watch(self, ranks: int) -> Iterator[None]:
         """Forget the start before, and tell so many ranks when there should be another number of them."""
         for name in (SAVED, CHANGE):
             (self._folder / name).unlink(missing_ok=True)
@@ -173,7 +173,7 @@ class _Places:
                     return
                 self._number = number
                 change = self._folder / CHANGE
-                if self._least <= self.wanted() != ranks:
+                if self._least <= self.count_wanted() != ranks:
                     change.touch()
                 else:
                     change.unlink(missing_ok=True)

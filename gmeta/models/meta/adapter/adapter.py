@@ -68,7 +68,7 @@ class Adapter:
             else _pack(tasks, _columns(learner))
         )
         batch = {name: batch[name] for name in ("features", "label", "task", "support")}
-        with collectives.named_failures("adapt"):
+        with collectives.name_failures("adapt"):
             (weights, rows), of = self.graphs().run(
                 ("adapt", steps),
                 lambda batch: (task_deltas(learner, batch, steps), fingerprint(learner)),
@@ -98,11 +98,11 @@ class Adapter:
           ConfigError: The weights are of another network, or of a model that was trained on since.
         """
         learner, columns = self.learner, _columns(self.learner)
-        given: list[Any] = [columns.joined([columns.samples(x, "x")]), {}, {}]
+        given: list[Any] = [columns.join([columns.samples(x, "x")]), {}, {}]
         if weights is not None:
             check_network(weights, learner)
             given[1:] = dict(weights.deltas), {name: tuple(rows) for name, rows in weights.rows.items()}
-        with collectives.named_failures("predict"):
+        with collectives.name_failures("predict"):
             outputs, of = self.graphs().run(
                 ("predict",), lambda given: (outputs_with(learner, *given), fingerprint(learner)), given
             )
@@ -157,7 +157,7 @@ def _pack(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[
     real = steps < sizes[:, np.newaxis]
     index = np.where(real, (np.cumsum(sizes) - sizes)[:, np.newaxis] + steps, 0)
     return {
-        "features": columns.joined(sets),
+        "features": columns.join(sets),
         "label": np.concatenate(labels) if labels else np.zeros(0, np.float32),
         "task": np.arange(len(sizes)),
         "support": {"index": index, "mask": real.astype(np.float32)},

@@ -64,7 +64,7 @@ class SampleColumns:
         """Of what `samples` gave the columns of numbers, by what to call them in errors."""
         return {f"{what}[{name!r}]": samples[name] for name in self._numbers}
 
-    def joined(self, sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def join(self, sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Sets of samples one after another, as tensors take them."""
         joined: dict[str, Any] = {}
         for name, several in self._ids.items():

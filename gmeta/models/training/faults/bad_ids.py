@@ -27,7 +27,7 @@ class BadIdError(ConfigError, tf.errors.InvalidArgumentError):
 
 
 @contextmanager
-def named_bad_ids() -> Iterator[None]:
+def name_bad_ids() -> Iterator[None]:
     """Turn the error of a graph that was given ids out of range into one line.
 
     Raises:

@@ -18,7 +18,7 @@ def fault_of_samples(data: Any) -> str:
     """What is wrong in a batch of samples; empty if nothing is."""
     x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
     for what, part in (("label", y), ("sample weight", weights), ("feature", x)):
-        for name, values in _named(part):
+        for name, values in _float_columns(part):
             bad = _bad(values)
             if bad.any():
                 called = f"{what} {name!r}" if name else what
@@ -40,7 +40,7 @@ def fault_of_tasks(learner: Any, batch: Mapping[str, Any]) -> str:
       batch: The batch, as the loops take it.
     """
     columns = [("label", batch["label"])]
-    columns += [(f"feature {name!r}", values) for name, values in _named(batch["features"])]
+    columns += [(f"feature {name!r}", values) for name, values in _float_columns(batch["features"])]
     for what, values in columns:
         bad = _bad(values)
         if bad.any():
@@ -77,14 +77,14 @@ def fault_of_weights(model: Any) -> str:
     )
 
 
-def _named(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _float_columns(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Columns of floats, with their names."""
     if isinstance(part, Mapping):
         for name, value in part.items():
-            yield from _named(value, f"{path}/{name}" if path else str(name))
+            yield from _float_columns(value, f"{path}/{name}" if path else str(name))
     elif isinstance(part, list | tuple):
         for place, value in enumerate(part):
-            yield from _named(value, f"{path}/{place}" if path else str(place))
+            yield from _float_columns(value, f"{path}/{place}" if path else str(place))
     elif part is not None and part.dtype.is_floating:
         yield path, part.values if isinstance(part, tf.SparseTensor) else part
 

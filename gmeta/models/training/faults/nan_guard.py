@@ -93,7 +93,7 @@ class NanGuard:
         return False
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def name_errors(self) -> Iterator[None]:
         """Turn the error of a step that was refused into one that is easy to read.
 
         Raises:
@@ -133,6 +133,9 @@ class NanGuard:
 
 
 def refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
-    """What a step has to wait for, so that it isn't made unless all is finite; `NanGuard.named` reads it."""
+    """Make what a step has to wait for, so that it isn't made unless all is finite.
+
+    `NanGuard.name_errors` reads its error.
+    """
     check = tf.debugging.Assert(good, [_NOT_FINITE, tf.where(bad_ranks)[:, 0]], summarize=1024)
     return [] if check is None else [check]

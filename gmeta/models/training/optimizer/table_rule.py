@@ -159,7 +159,7 @@ class Clipping:
         parts = [_sum_up(each) if own else each for each, own in zip(tables, mine, strict=True)]
         if self.value:
             limited = [tf.clip_by_value(each.values, -self.value, self.value) for each in parts]
-            parts = _replaced(parts, limited, mine)
+            parts = _replace(parts, limited, mine)
         if not self.norm and not self.global_norm:
             return list(dense), parts
         squares = tf.stack(
@@ -172,7 +172,7 @@ class Clipping:
             scaled = [
                 e.values * next(scales) if own else e.values for e, own in zip(parts, mine, strict=True)
             ]
-            return list(dense), _replaced(parts, scaled, mine)
+            return list(dense), _replace(parts, scaled, mine)
         limit = self.global_norm
         rows = tf.reduce_sum(squares)
         both = (
@@ -183,7 +183,7 @@ class Clipping:
         scale = limit / tf.maximum(both, limit)
         return (
             [_times(gradient, scale) for gradient in dense],
-            _replaced(parts, [each.values * scale for each in parts], mine),
+            _replace(parts, [each.values * scale for each in parts], mine),
         )
 
 
@@ -193,7 +193,7 @@ def _sum_up(part: TableGradient) -> TableGradient:
     return part._replace(keys=keys, values=values)
 
 
-def _replaced(
+def _replace(
     parts: Sequence[TableGradient], values: Sequence[tf.Tensor], mine: Sequence[bool]
 ) -> list[TableGradient]:
     return [

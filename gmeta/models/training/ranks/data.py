@@ -126,7 +126,7 @@ def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.D
         )
     if len(sizes) == 1:
         return dataset
-    padded = padded_for_ever(dataset)
+    padded = pad_for_ever(dataset)
     if steps is not None:
         return padded
     if min(sizes) >= 0:
@@ -134,7 +134,7 @@ def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.D
     return padded.filter(lambda *_: True)  # Keras refuses what says of itself that it has no end
 
 
-def padded_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def pad_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Batches, and after them batches of no samples without end.
 
     Dimensions besides the first are those of the last batch, where the data set's specification leaves them

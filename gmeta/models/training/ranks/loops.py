@@ -12,8 +12,8 @@ from tf_keras.src.engine import data_adapter
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
-from gmeta.core.graph.conditions import named_refusals
-from gmeta.models.training.faults.bad_ids import named_bad_ids
+from gmeta.core.graph.conditions import name_refusals
+from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.training.optimizer.rank_notes import RankNotes
@@ -70,7 +70,7 @@ class RunsOnRanks:
             own = self._fit_on_ranks(own)
         own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
-        with self._named_failures("fit"):
+        with self._name_failures("fit"):
             return super().fit(**own)  # type: ignore[misc]
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite.
         """
-        with self._named_failures("train_on_batch"):
+        with self._name_failures("train_on_batch"):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ class RunsOnRanks:
         Raises:
           CollectiveError: Another rank has ended.
         """
-        with self._named_failures("test_on_batch"):
+        with self._name_failures("test_on_batch"):
             return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ class RunsOnRanks:
         if of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         if collectives.world().shares.total == 1:
-            with self._named_failures("evaluate"):
+            with self._name_failures("evaluate"):
                 return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         data = rank_dataset(
@@ -118,7 +118,7 @@ class RunsOnRanks:
         own["x"] = data.dataset
         own["callbacks"] = _add(own["callbacks"], last=_checks(data, "test"))
         own["verbose"] = _verbose(own["verbose"])
-        with self._named_failures("evaluate"):
+        with self._name_failures("evaluate"):
             self.merge_moving_averages()
             return super().evaluate(**own)  # type: ignore[misc]
 
@@ -130,7 +130,7 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
         """
         if collectives.world().size == 1:
-            with self._named_failures("predict"):
+            with self._name_failures("predict"):
                 return super().predict(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.predict, self, args, kwargs)
         own["x"] = rank_dataset(
@@ -142,7 +142,7 @@ class RunsOnRanks:
             **_generator(own),
         ).dataset
         own["verbose"] = _verbose(own["verbose"])
-        with self._named_failures("predict"):
+        with self._name_failures("predict"):
             self.merge_moving_averages()
             return super().predict(**own)  # type: ignore[misc]
 
@@ -185,10 +185,10 @@ class RunsOnRanks:
             merge_moving_averages(self, notes.seen)
 
     @contextmanager
-    def _named_failures(self, doing: str) -> Iterator[None]:
+    def _name_failures(self, doing: str) -> Iterator[None]:
         guard = getattr(self, "_guard", None)
-        named = guard.named() if guard else nullcontext()
-        with named, collectives.named_failures(doing), named_refusals(), named_bad_ids():
+        named = guard.name_errors() if guard else nullcontext()
+        with named, collectives.name_failures(doing), name_refusals(), name_bad_ids():
             yield
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
