@@ -74,6 +74,22 @@ def from_ragged(ragged: tf.RaggedTensor) -> Jagged:
     return Jagged(ragged.values, tf.cast(ragged.row_splits, tf.int64))
 
 
+def as_jagged(column: Any) -> Jagged | None:
+    """Take sequences in either form; None of anything else.
+
+    Args:
+      column: A `Jagged`, or a ragged tensor of one ragged dimension. Offsets without a number, as an empty
+        batch has them, are those of no sequences.
+    """
+    if isinstance(column, tf.RaggedTensor):
+        return from_ragged(column)
+    if not isinstance(column, Jagged):
+        return None
+    values, offsets = map(tf.convert_to_tensor, column)
+    missing = tf.zeros([tf.maximum(1 - tf.size(offsets), 0)], tf.int64)
+    return Jagged(values, tf.concat([tf.cast(offsets, tf.int64), missing], axis=0))
+
+
 def to_ragged(sequences: Jagged) -> tf.RaggedTensor:
     """(batch, None, ...); nothing is copied."""
     return tf.RaggedTensor.from_row_splits(sequences.values, sequences.offsets, validate=False)

@@ -61,7 +61,7 @@ def compare(
 
 def after_steps(model: MetaGRM, data: tf.data.Dataset, steps: list[int]) -> dict[int, dict[str, float]]:
     """Inner steps -> GAUC of each label, of the query exposures."""
-    labels = {task: number for number, task in enumerate(model.labels)}
+    labels = {task: number for number, task in enumerate(model.learner.labels)}
     metrics = {taken: {task: GAUC() for task in labels} for taken in steps}
 
     @tf.autograph.experimental.do_not_convert

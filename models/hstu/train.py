@@ -20,7 +20,7 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 import click
 import tensorflow as tf
 from histories import Histories, LeaveLastOut, batches, read_histories
-from report import chosen
+from report import choose_epoch
 from sasrec import SASRec
 
 from gmeta.core.errors import GmetaError
@@ -188,7 +188,7 @@ def main(
                     with path.open("a") as file:
                         file.write(json.dumps(lines[-1]) + "\n")
                 _say(lines[-1], "validation")
-            _say(chosen(lines), "test")
+            _say(choose_epoch(lines), "test")
 
 
 def _say(line: dict[str, Any], cut: str) -> None:

@@ -295,23 +295,25 @@ class NextItemModel(Model):
             raise ConfigError(f"{self.name}: the batch lacks {', '.join(missing)}; it has {', '.join(x)}")
         found = []
         for name in columns:
-            column = jagged.from_ragged(self._ragged(name, x[name]))
+            column = self._column(name, x[name])
             if column.values.dtype.is_integer:
                 column = column._replace(values=tf.cast(column.values, tf.int64))
             found.append(jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0)))
         return found[0], found[1] if self.time is not None else None
 
-    def _ragged(self, name: str, column: Any) -> tf.RaggedTensor:
-        if not isinstance(column, tf.RaggedTensor):
-            kind = type(column).__name__
+    def _column(self, name: str, column: Any) -> Jagged:
+        sequences = jagged.as_jagged(column)
+        if sequences is None:
             raise ConfigError(
-                f"{self.name}: {name} must be ragged, a row a user, got {kind}; of a matrix padded with -1 "
-                "tf.ragged.boolean_mask(x, x != -1) makes one"
+                f"{self.name}: {name} must be ragged, a row a user, or a gmeta.ops.Jagged, got "
+                f"{type(column).__name__}; tf.ragged.boolean_mask(x, x != -1) makes it of a matrix padded "
+                "with -1"
             )
-        if not column.dtype.is_integer and (name != self.item or column.dtype != tf.string):
+        dtype = sequences.values.dtype
+        if not dtype.is_integer and (name != self.item or dtype != tf.string):
             wanted = "integers or texts" if name == self.item else "integers, such as seconds"
-            raise ConfigError(f"{self.name}: {name} must be {wanted}, got {column.dtype.name}")
-        return column
+            raise ConfigError(f"{self.name}: {name} must be {wanted}, got {dtype.name}")
+        return sequences
 
     def _queries(
         self, tokens: Jagged, times: Jagged | None, following: Jagged | None, training: bool | None

@@ -147,7 +147,8 @@ class SequenceColumns:
         """
         found: dict[str, list[Any]] = {}
         for name in self.contexts:
-            found.setdefault(name, []).append(_given(batch, "contexts", name))
+            ids = _given(batch, "contexts", name)
+            found.setdefault(name, []).append(_as_ragged(ids))
         for part in ("history", "targets"):
             for name in getattr(self, part):
                 ids = self._column(batch, part, name).values
@@ -246,14 +247,22 @@ def _join(name: str, parts: list[Any]) -> tf.Tensor:
     return tf.concat([tf.cast(part, tf.int64) for part in parts], axis=0)
 
 
+def _as_ragged(ids: Any) -> Any:
+    """A context's ids, as the embeddings take them."""
+    sequences = jagged.as_jagged(ids) if isinstance(ids, Jagged) else None
+    return ids if sequences is None else jagged.to_ragged(sequences)
+
+
 def _jagged(batch: Batch, part: str, name: str) -> Jagged:
     column = _given(batch, part, name)
-    if not isinstance(column, tf.RaggedTensor):
+    sequences = jagged.as_jagged(column)
+    if sequences is None:
         raise ConfigError(
-            f"{part} {name!r} must be ragged, a row a user, got {type(column).__name__}: gmeta.io.sequences "
-            "reads it so, and of a matrix padded with -1 tf.ragged.boolean_mask(x, x != -1) makes it"
+            f"{part} {name!r} must be ragged, a row a user, or a gmeta.ops.Jagged, got "
+            f"{type(column).__name__}: gmeta.io.sequences reads it so, and tf.ragged.boolean_mask(x, x != -1)"
+            " makes it of a matrix padded with -1"
         )
-    return jagged.from_ragged(column)
+    return sequences
 
 
 def _alike(column: Jagged, offsets: tf.Tensor, part: str, name: str) -> Jagged:

@@ -77,7 +77,7 @@ def prepared(tmp_path_factory, layout):
     return write_folder(tmp_path_factory.mktemp("data"), sizes[:7], [], sizes[7:], layout=layout)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 6), max_size=9), min_size=1, max_size=3).filter(any),
     layout=st.sampled_from(LAYOUTS),

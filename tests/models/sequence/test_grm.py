@@ -11,6 +11,8 @@ from gmeta.layers import HSTU, FeatureConfig, TableConfig, record_lookups
 from gmeta.losses import product_cross_entropy
 from gmeta.metrics import AUC
 from gmeta.models import GRM, grm
+from gmeta.models.training.ranks.data import empty_batch
+from gmeta.ops import jagged
 from gmeta.optimizers import Adam
 from gmeta.testing.data.exposure_batches import draw_exposures, of_user, with_targets
 
@@ -256,6 +258,26 @@ def test_labels_are_of_towers_and_train_all_of_them(labels, told):
         GRM(
             model.collection, model.trunk.backbone, model.mixture, model.heads, labels=labels, dim=8, **config
         )
+
+
+def test_jagged_columns_are_as_ragged_ones():
+    model, batch = make_model(tags=True), draw_exposures(1, [2, 0, 3], [1, 2, 1], tags=True)
+    form = {
+        part: {
+            name: jagged.from_ragged(column) if isinstance(column, tf.RaggedTensor) else column
+            for name, column in columns.items()
+        }
+        if isinstance(columns, dict)
+        else columns
+        for part, columns in batch.items()
+    }
+    expected = model(batch)
+    for task, logits in model(form).items():
+        np.testing.assert_array_equal(logits.values, expected[task].values)
+    data = tf.data.Dataset.from_tensors(form)
+    assert np.isfinite(model.fit(data, verbose=0).history["loss"][0])
+    # A rank whose data have ended takes steps on this.
+    assert len(model(empty_batch(data.element_spec))["ctr"].values) == 0
 
 
 def test_batches_that_cannot_be_read_are_told():

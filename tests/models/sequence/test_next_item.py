@@ -9,6 +9,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
+from gmeta.ops import jagged
 from gmeta.optimizers import Adam
 
 ITEMS = 12
@@ -44,6 +45,13 @@ def histories(users, seed=0):
 
 def user(batch, number):
     return {name: column[number : number + 1] for name, column in batch.items()}
+
+
+def test_jagged_histories_are_as_ragged_ones():
+    model, batch = make_model(), histories(7)
+    form = {name: jagged.from_ragged(column) for name, column in batch.items()}
+    np.testing.assert_array_equal(model(form), model(batch))
+    assert np.isfinite(model.fit(tf.data.Dataset.from_tensors(form), verbose=0).history["loss"][0])
 
 
 def test_it_learns_what_follows_what():

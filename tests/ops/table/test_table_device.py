@@ -12,12 +12,12 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.ops import device as devices
 from gmeta.testing.tables import assert_same_tables
 
-needs_gpu = pytest.mark.skipif("missing()", reason="needs a GPU and a build with CUDA")
-needs_no_gpu = pytest.mark.skipif("not missing()", reason="there is a GPU")
+needs_gpu = pytest.mark.skipif("why_no_gpu()", reason="needs a GPU and a build with CUDA")
+needs_no_gpu = pytest.mark.skipif("not why_no_gpu()", reason="there is a GPU")
 
 
-def missing():
-    return devices.missing()
+def why_no_gpu():
+    return devices.why_no_gpu()
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +48,14 @@ def test_a_table_that_says_nothing_is_in_host_memory():
 def test_without_a_gpu_it_is_kept_in_host_memory_with_one_warning(monkeypatch, cuda, gpus, reason):
     monkeypatch.setattr(devices, "build_info", lambda _: {"cuda": cuda})
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: gpus)
-    devices.missing.cache_clear()
+    devices.why_no_gpu.cache_clear()
     try:
         with pytest.warns(UserWarning, match=f"device='gpu': {reason}.*kept in host memory") as said:
             tables = [
                 ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros(), device="gpu") for _ in range(3)
             ]
     finally:
-        devices.missing.cache_clear()
+        devices.why_no_gpu.cache_clear()
     assert len(said) == 1
     assert said[0].filename == __file__
     tables[0].lookup([5])
@@ -68,8 +68,8 @@ def test_the_layer_hands_it_on_and_remembers_it():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         layer = EmbeddingCollection([FeatureConfig("a", dim=2), FeatureConfig("b", dim=3)], device="gpu")
-    assert len(said) == bool(missing())
-    assert {table.device for table in layer.tables} == {"cpu" if missing() else "gpu"}
+    assert len(said) == bool(why_no_gpu())
+    assert {table.device for table in layer.tables} == {"cpu" if why_no_gpu() else "gpu"}
     assert layer.get_config()["device"] == "gpu"
     assert EmbeddingCollection.from_config(layer.get_config()).device == "gpu"
 
