@@ -75,7 +75,8 @@ class NanGuard:
         good = tf.math.is_finite(loss)
         if collectives.world().size > 1:
             good |= tf.equal(tf.cast(samples, tf.float32), 0.0)
-        verdict = tf.cond(good, lambda: tf.constant(True), bad)
+        with tf.device("CPU:0"):  # a function runs where it stands, and a GPU has no kernels for its texts
+            verdict = tf.cond(good, lambda: tf.constant(True), bad)
         if not tf.executing_eagerly():
             # One op that calls a function, rather than a switch for each part of the batch.
             verdict.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
