@@ -1,13 +1,16 @@
-"""Readers: what preprocessing wrote, as ``tf.data`` datasets.
+"""Readers of prepared data sets, as ``tf.data`` datasets.
 
-`rows` gives shuffled batches of samples for ordinary models; `tasks` task batches for meta-learning, whose
-query rows `After` and `Flag` may name, and whose tasks a `TaskChoice`; `sequences` users' histories and
-exposures, which `SequenceSplit` cuts out of groups; `groups` the groups under all of them,
-`group_batch` those of files that have no index; `epoch_plan` says what is left of an epoch, `ReaderStats`
-what was read, skipped and bad; `ReadingTime` whether training waits for its data; `data_errors` and
-`as_data_error` turn TensorFlow's errors into one line. `balance_over_ranks` and `balanced_elements` deal
-groups out anew, so that all ranks have equally much to do. `join_features` adds features that a
-`FeatureSource` has: in memory, in RocksDB or in HBase.
+- `rows` gives shuffled batches of samples for ordinary models.
+- `tasks` gives task batches for meta-learning. `After` and `Flag` choose the query rows, `TaskChoice` the
+  tasks.
+- `sequences` gives users' histories and exposures, which `SequenceSplit` cuts out of groups.
+- `groups` gives the groups that all of these are made of; `group_batch` reads them from files without an
+  index.
+- `epoch_plan` says what is left of an epoch, `ReaderStats` what was read, skipped and bad, and `ReadingTime`
+  whether training waits for its data.
+- `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
+- `balance_over_ranks` and `balanced_elements` redistribute groups so that all ranks have equal work.
+- `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
 from gmeta.io.balance.rank_balance import balance_over_ranks, balanced_elements

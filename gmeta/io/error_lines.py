@@ -1,4 +1,4 @@
-"""Finds gmeta's one line again in what TensorFlow and Keras wrap around it."""
+"""Extraction of gmeta's one-line message from the errors that TensorFlow and Keras wrap around it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CARDINALITY = re.compile(
 
 
 def as_data_error(error: BaseException) -> DataError | None:
-    """The data error inside a ``tf.errors.OpError``, or None if it is about something else.
+    """Return the data error inside a ``tf.errors.OpError``, or None if the error is about something else.
 
-    Iterating a dataset, and Keras' ``fit`` more so, reports a bad record in a long text with the graph's node
-    in it. The reader's own line is in there; this finds it.
+    When iterating a dataset, and even more so in Keras' ``fit``, TensorFlow reports a bad record in a long
+    text with the graph's node in it. This function extracts the reader's own line from it.
 
     Args:
-      error: What was raised.
+      error: The error that was raised.
 
     Returns:
       An error whose text is "FILE at byte OFFSET: what; what to do", with ``path`` and ``offset`` set.
@@ -57,7 +57,7 @@ def as_data_error(error: BaseException) -> DataError | None:
 
 
 def _unescape(line: str) -> str:
-    """A line without C's escapes: of quotes, and of bytes in octal."""
+    """Remove C's escapes, of quotes and of bytes in octal, from a line."""
 
     def byte(found: re.Match[bytes]) -> bytes:
         return bytes([int(found[1], 8)]) if found[1].isdigit() else found[1]
@@ -67,7 +67,7 @@ def _unescape(line: str) -> str:
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """Raise `DataError` instead of TensorFlow's error where a dataset meets bad data.
+    """Raise `DataError` instead of TensorFlow's error when a dataset finds bad data.
 
     Raises:
       DataError: A bad record, file or group was read inside the ``with`` block.

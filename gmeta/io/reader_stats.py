@@ -1,4 +1,4 @@
-"""What a reader has read, left out and found bad."""
+"""Counters of what a reader has read, left out and found bad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from gmeta.core.native import library_path, load_op_library
 
-_MESSAGES = 100  # that are kept, as in the native counters
+_MESSAGES = 100  # the number of messages kept, as in the native counters
 
 
 @functools.cache
@@ -48,17 +48,17 @@ class ReaderCounts:
     """A reading of `ReaderStats`.
 
     Attributes:
-      records: Records handed out in sound groups.
+      records: Records returned in sound groups.
       groups: Sound groups.
-      skipped: Records left out. How many lie behind a cut or a broken length, or in a shard whose index is
-        bad, isn't known, nor counted.
-      bad: Reason -> how often it was met; only reasons that were. Of records: ``truncated``, ``length_crc``,
+      skipped: Records left out. Records after a truncation or a broken length, or in a shard with a bad
+        index, aren't counted, as their number isn't known.
+      bad: Reason -> how often it occurred; only reasons that did. For records: ``truncated``, ``length_crc``,
         ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
-        ``not_columnar``, ``newer_layout``, ``wrong_key``. Of files: ``empty_file``, ``open``, ``read``.
-        Of groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, which has support
-        rows or query rows alone (`gmeta.io.tasks`); of a shard's index: ``bad_index``. And ``unexposed``,
-        which is no fault: a user who was shown nothing (`gmeta.io.sequences`).
-      messages: The first hundred of them, each "FILE at byte OFFSET: what; what to do".
+        ``not_columnar``, ``newer_layout``, ``wrong_key``. For files: ``empty_file``, ``open``, ``read``.
+        For groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, a group with
+        support rows alone or query rows alone (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also
+        ``unexposed``, which is no fault: a user who was shown nothing (`gmeta.io.sequences`).
+      messages: The first hundred messages about bad data, each "FILE at byte OFFSET: what; what to do".
     """
 
     records: int = 0
@@ -69,11 +69,12 @@ class ReaderCounts:
 
 
 class ReaderStats:
-    """Counters that datasets count into while they are read.
+    """Counters that datasets update while they are read.
 
-    Pass one as ``stats=`` to `group_batch` or `tasks`, and call `read` whenever you like: during an epoch,
-    from a callback, or after it. It adds up over all iterations since the last `reset`. A buffer between the
-    reader and the training loop (``prefetch``, shuffling) makes the counters run ahead of the loop.
+    Pass one as ``stats=`` to `group_batch` or `ReadOptions`, and call `read` at any time: during an epoch,
+    from a callback, or after it. The counters add up over all iterations since the last `reset`. A buffer
+    between the reader and the training loop (``prefetch``, shuffling) makes the counters run ahead of the
+    loop.
 
     Example:
       >>> stats = ReaderStats()
@@ -95,7 +96,7 @@ class ReaderStats:
         return self._id
 
     def read(self) -> ReaderCounts:
-        """The counters now."""
+        """Return the counters' present values."""
         counts = (ctypes.c_int64 * (3 + len(_reasons())))()
         size = 0
         while True:  # messages may be added between asking for their size and reading them
@@ -118,15 +119,15 @@ class ReaderStats:
         )
 
     def leave_out(self, reason: str, records: Iterable[int], messages: Iterable[bytes]) -> np.int64:
-        """Count groups that were handed out as sound, and turned out to lack the rows that are asked of them.
+        """Count as bad the groups that were counted as sound, but turned out to lack required rows.
 
         Args:
           reason: The key in ``bad``.
-          records: How many records each of them has.
-          messages: A line about each, in UTF-8.
+          records: The number of records of each group.
+          messages: A line about each group, in UTF-8.
 
         Returns:
-          How many groups these are.
+          The number of groups.
         """
         sizes = [int(size) for size in records]
         if not sizes:

@@ -1,7 +1,7 @@
-"""From raw files to prepared data sets: pure map and reduce functions, and the engines that run them.
+"""Preprocessing of raw files into prepared data sets: pure map and reduce functions, and engines to run them.
 
-`prepare` does the whole; `plan` holds the functions; `duckdb_engine` runs them in this process. Nothing here
-imports TensorFlow: records are encoded by a native library of its own.
+`prepare` runs the whole preparation, `plan` holds the functions, and `duckdb_engine` runs them in this
+process. Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark

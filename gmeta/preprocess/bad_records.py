@@ -1,7 +1,7 @@
-"""What happens to a record that breaks the stated form: the first one ends the run, or each is counted.
+"""The handling of bad records: the first one ends the run, or each is counted.
 
-A function that reads a record knows what is wrong with it but not where it stands; the engine that feeds it
-knows where, but not what. So the function raises a `BadRecord` without a place, and the engine hands it with
+A function that parses a record knows what is wrong with it, but not where it is; the engine that calls it
+knows where, but not what. So the function raises a `BadRecord` without a place, and the engine passes it with
 the place to a `BadRecords`, which alone knows the rule.
 """
 
@@ -37,17 +37,17 @@ class Reason(Enum):
 
 
 WHOLE_NUMBER = "a whole number"
-"""What an int64 column is expected to hold, in messages; text in one is most often an id."""
+"""The expected content of an int64 column, in messages; text in such a column is most often an id."""
 _TEXT_ID = re.compile(rf"{WHOLE_NUMBER}, got (?!'-?[0-9.]+')")
 
 
 class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom an error of the run
-    """One record breaks the form.
+    """A record that breaks a rule.
 
     Args:
-      reason: Which rule it breaks.
-      message: What was received and what was expected; the place is added by who knows it.
-      of_table: Whether a spec describes its columns, which may then be what has to be mended.
+      reason: The rule that it breaks.
+      message: What was received and what was expected; the caller adds the place.
+      of_table: Whether a spec describes its columns; the spec may then be what needs mending.
     """
 
     def __init__(self, reason: Reason, message: str, *, of_table: bool = False) -> None:
@@ -57,12 +57,12 @@ class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom
 
 @dataclass
 class BadRecords:
-    """Applies the rule for bad records and keeps count.
+    """The rule for bad records, and their counts.
 
     Attributes:
       on_bad: The rule.
       counts: (file name, reason) -> records left out.
-      examples: (file name, reason) -> messages with file and line, of the first `EXAMPLES` left out.
+      examples: (file name, reason) -> messages with file and line, for the first `EXAMPLES` left out.
     """
 
     EXAMPLES = 3
@@ -77,8 +77,8 @@ class BadRecords:
         Args:
           error: What is wrong.
           path: The file that the record is in.
-          line: Its line, counted from 1; None where the message says where it is.
-          count: How many records are bad in this way.
+          line: Its line, counted from 1; None if the message says where it is.
+          count: The number of records that are bad in this way.
 
         Raises:
           DataError: The rule is ``"raise"``.

@@ -1,4 +1,4 @@
-"""Rows as columns: what the functions of the plan take and give, and how Arrow's batches become it."""
+"""Rows as columns, which the plan's functions take and return, and the conversion from and to Arrow."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Ragged = tuple[NDArray[Any], Ints]
 """A column of lists, values (V,) and splits (N + 1,): row ``i`` is ``values[splits[i]:splits[i + 1]]``."""
 Values: TypeAlias = "NDArray[Any] | Ragged"
 Columns: TypeAlias = Mapping[str, Values]
-"""Column name -> (N,) int64 or float32, or, for a list column, values and row splits."""
+"""Column name -> (N,) int64 or float32, or values and row splits for a list column."""
 
 _ARROW = {"int64": pa.int64(), "float32": pa.float32()}
 
 
 def gather_ragged(column: Ragged, rows: Ints) -> Ragged:
-    """Rows of a column of lists.
+    """Gather rows of a column of lists.
 
     Args:
       column: Values (V,) and row splits (N + 1,).
-      rows: (M,) int64, which rows, in which order; any may be repeated.
+      rows: (M,) int64, the rows in the wanted order; rows may repeat.
 
     Returns:
-      Values and row splits (M + 1,) of the rows asked for.
+      Values and row splits (M + 1,) of these rows.
 
     Example:
       >>> gather_ragged((np.array([7, 8, 9]), np.array([0, 2, 3])), np.array([1, 0]))
@@ -43,13 +43,13 @@ def gather_ragged(column: Ragged, rows: Ints) -> Ragged:
 
 
 def row_count(columns: Columns) -> int:
-    """Rows of some columns."""
+    """Return the number of rows of some columns."""
     first = next(iter(columns.values()))
     return len(first[1]) - 1 if isinstance(first, tuple) else len(first)
 
 
 def single(columns: Columns, name: str) -> NDArray[Any]:
-    """A column of one value a row."""
+    """Return a column of one value a row."""
     values = columns[name]
     if isinstance(values, tuple):
         raise TypeError(f"column {name!r} holds lists")
@@ -57,7 +57,7 @@ def single(columns: Columns, name: str) -> NDArray[Any]:
 
 
 def take(columns: Columns, rows: Ints) -> dict[str, Values]:
-    """Rows of all columns, in the order of ``rows`` (M,)."""
+    """Gather rows of all columns, in the order of ``rows`` (M,)."""
     return {
         name: gather_ragged(values, rows) if isinstance(values, tuple) else values[rows]
         for name, values in columns.items()
@@ -65,7 +65,7 @@ def take(columns: Columns, rows: Ints) -> dict[str, Values]:
 
 
 def part(columns: Columns, start: int, stop: int) -> dict[str, Values]:
-    """Rows ``start`` to ``stop - 1`` of all columns: views, but for row splits."""
+    """Return rows ``start`` to ``stop - 1`` of all columns, as views except for row splits."""
     found: dict[str, Values] = {}
     for name, values in columns.items():
         if isinstance(values, tuple):
@@ -78,7 +78,7 @@ def part(columns: Columns, start: int, stop: int) -> dict[str, Values]:
 
 
 def join_rows(parts: Sequence[Columns]) -> dict[str, Values]:
-    """The rows of several parts, at least one, one after another."""
+    """Concatenate the rows of several parts, at least one."""
     if len(parts) == 1:
         return dict(parts[0])
     found: dict[str, Values] = {}
@@ -93,7 +93,7 @@ def join_rows(parts: Sequence[Columns]) -> dict[str, Values]:
 
 
 def from_arrow(batch: pa.RecordBatch | pa.Table) -> dict[str, Values]:
-    """Columns of a batch of normalised rows, without nulls; nothing is copied where Arrow allows it."""
+    """Convert a batch of normalised rows, without nulls, to columns; copy only where Arrow requires it."""
     found: dict[str, Values] = {}
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         if isinstance(array, pa.ChunkedArray):
@@ -108,7 +108,7 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> dict[str, Values]:
 
 
 def to_arrow(columns: Columns) -> pa.Table:
-    """The inverse of `from_arrow`."""
+    """Convert columns to an Arrow table: the inverse of `from_arrow`."""
     return pa.table(
         {
             name: pa.LargeListArray.from_arrays(pa.array(values[1]), pa.array(values[0]))
@@ -120,5 +120,5 @@ def to_arrow(columns: Columns) -> pa.Table:
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """The type of a normalised column."""
+    """Return the Arrow type of a normalised column."""
     return pa.large_list(_ARROW[column.dtype]) if column.is_list else _ARROW[column.dtype]

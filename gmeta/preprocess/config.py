@@ -1,4 +1,4 @@
-"""The settings of a preparation: everything that decides which bytes are written, beside the input itself."""
+"""The settings of a preparation: everything, besides the input, that decides which bytes are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gmeta.core.data.group_index import LAYOUTS, Codec, Layout, check_codec
 from gmeta.core.errors import ConfigError
 
 Engine = Literal["duckdb", "spark", "streaming"]
-"""What does the work: this process, a cluster of Spark, or jobs of Hadoop Streaming."""
+"""The engine that does the work: this process, a Spark cluster, or jobs of Hadoop Streaming."""
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 DEFAULT_LAYOUT: Layout = "columnar"
@@ -17,20 +17,20 @@ DEFAULT_LAYOUT: Layout = "columnar"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What the plan's functions are given: `PrepareConfig` with every default filled in.
+    """The settings for the plan's functions: `PrepareConfig` with every default filled in.
 
     Attributes:
       seed: Seeds the order of the batches.
       cold_modulus: A task is cold if its id is divisible by this number; 0: there is one split.
-      min_rows: Fewest rows that a kept task has.
-      max_rows: Most rows that a kept task has; 0: any number.
-      batch_rows: Rows of a batch, at least; None: a task is a batch.
-      shards: TFRecord files a split.
+      min_rows: Fewest rows of a kept task.
+      max_rows: Most rows of a kept task; 0: any number.
+      batch_rows: Fewest rows of a batch; None: each task is one batch.
+      shards: TFRecord files for each split.
       layout: How rows are encoded.
-      codec: What compresses each record, if anything does.
-      partitions: The splits of a source whose rows name their own (`Source.parts`); a task is then one's rows
-        in one of them. Empty: a task's id says its split.
-      partition: The number of the one that is being sorted.
+      codec: The compression of each record, if any.
+      partitions: The splits of a source whose rows name their own split (`Source.parts`); a task is then the
+        rows of one id in one of these splits. Empty: a task's id decides its split.
+      partition: The number of the partition that is being sorted.
     """
 
     seed: int = 0
@@ -47,26 +47,26 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """How records become a prepared data set.
+    """The settings that turn records into a prepared data set.
 
     Tasks with ``min_rows`` to ``max_rows`` rows, both included, are kept. Those whose id is a multiple of
     ``cold_modulus`` form the split ``cold``, the others ``warm``; without a modulus all form ``train``. The
-    split into support and query is the reader's business and isn't stored.
+    split into support and query isn't stored; the reader makes it.
 
     Attributes:
       seed: Seeds everything that is random: the order of the batches, and the synthetic data set.
       cold_modulus: A task is cold if its id is divisible by this number, at least 2; 0 makes one split. None:
         5 for MovieLens, 0 for a table.
-      min_rows: Fewest rows that a kept task has. None: 13 for MovieLens, 1 for a table.
-      max_rows: Most rows that a kept task has; 0 is any number. None: 100 for MovieLens, 0 for a table.
-      batch_rows: Cut a task of ``n`` rows into ``max(1, n // batch_rows)`` batches of consecutive rows, even
-        to within one, so that none has fewer than ``batch_rows`` unless the whole task has. At least
-        ``min_rows``. None makes each task one batch, as MAML on users wants it.
-      shards: TFRecord files a split.
-      layout: ``"columnar"``, a record a batch, or ``"example"``, a ``tf.train.Example`` a row, for other
-        tools.
-      codec: ``"zstd"`` compresses each record of the columnar layout by itself; shards of equal settings are
-        then equal where zstd is of one version.
+      min_rows: Fewest rows of a kept task. None: 13 for MovieLens, 1 for a table.
+      max_rows: Most rows of a kept task; 0 is any number. None: 100 for MovieLens, 0 for a table.
+      batch_rows: Cut a task of ``n`` rows into ``max(1, n // batch_rows)`` batches of consecutive rows, whose
+        sizes differ by at most one. No batch has fewer than ``batch_rows`` rows unless the whole task has
+        fewer. At least ``min_rows``. None makes each task one batch, as needed for MAML on users.
+      shards: TFRecord files for each split.
+      layout: ``"columnar"``, a record for each batch, or ``"example"``, a ``tf.train.Example`` for each row,
+        for other tools.
+      codec: ``"zstd"`` compresses each record of the columnar layout separately; equal settings then give
+        equal shards only with the same version of zstd.
 
     Raises:
       ConfigError: A value is outside its range.
@@ -85,7 +85,7 @@ class PrepareConfig:
         _check(self)
 
     def resolve(self, default: PlanConfig) -> PlanConfig:
-        """Fill in what is None.
+        """Replace each None by its default.
 
         Args:
           default: Has ``cold_modulus``, ``min_rows`` and ``max_rows`` for the kind of source.

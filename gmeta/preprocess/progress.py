@@ -1,33 +1,33 @@
-"""How an engine tells how far it is."""
+"""The reporting of an engine's progress."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 STAGES = {"read": "reading rows", "sort": "sorting and cutting", "write": "writing shards"}
-"""The stages of a preparation, and how they are shown."""
+"""The stages of a preparation, and their texts for display."""
 
 
 class Progress(Protocol):
-    """Is told how far a stage has come."""
+    """A callback that receives the progress of a stage."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """``done`` of ``total`` rows of ``stage`` are through; the stage is over when they are equal.
+        """Report that ``done`` of ``total`` rows of ``stage`` are done; the stage ends when they are equal.
 
-        While rows are read from files that don't say how many they hold, ``total`` is an estimate or None.
+        While rows are read from files that don't state their number, ``total`` is an estimate or None.
         """
 
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class PartsProgress:
-    """One progress of parts that go through every stage one after another.
+    """The joint progress of parts that run through every stage one after another.
 
     Args:
-      progress: Is told the sums; a total is known in the last part.
-      parts: How many there are.
+      progress: Receives the sums; the total is known in the last part.
+      parts: The number of parts.
     """
 
     def __init__(self, progress: Progress, parts: int) -> None:
@@ -35,7 +35,7 @@ class PartsProgress:
         self._before: dict[str, int] = {}
 
     def of(self, part: int) -> Progress:
-        """What the part of this number is to tell."""
+        """Return the callback for the part with this number."""
         before = dict(self._before)
 
         def tell(stage: str, done: int, total: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What an engine reads from: records that are rows already, and where each came from."""
+"""The interface of an engine's input: records as rows, and the place that each came from."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.table_spec import TableSpec
 
 NUMBER = "_gmeta_number"
-"""A column that sources add: the number of the record, by which `Source.where` finds it. It isn't written."""
+"""A column that sources add: the record's number, by which `Source.where` finds it. It isn't stored."""
 
 
 class Named(Protocol):
-    """What the account of a run says of its input.
+    """The part of an input that a run's summary needs.
 
     Attributes:
-      name: What it is called in the summary and the manifest.
+      name: The input's name in the summary and the manifest.
     """
 
     @property
     def name(self) -> str: ...  # noqa: D102 - above
 
     def holds_rows(self, file: str) -> bool:
-        """Whether a file of this name holds records, not attributes."""
+        """Return whether a file of this name holds records, not attributes."""
 
 
 class Source(Named, Protocol):
     """Rows to prepare.
 
     Attributes:
-      path: What errors about all of it name.
-      spec: The columns, decided (`TableSpec.resolve`).
+      path: The path that errors about the whole source name.
+      spec: The columns, as `TableSpec.resolve` decided them.
       defaults: The settings that `PrepareConfig.resolve` fills in.
       rows_read: Records that `chunks` has read so far, bad ones included.
     """
@@ -53,22 +53,22 @@ class Source(Named, Protocol):
     def rows_read(self) -> int: ...  # noqa: D102
 
     def parts(self) -> Sequence[Source]:
-        """Sources that are prepared apart, one for each of `PlanConfig.partitions`; itself without any."""
+        """Return the sources to prepare separately: one a partition, or itself if there are no partitions."""
 
     def digests(self) -> Mapping[str, str]:
-        """File name -> SHA-256, of every file that is read."""
+        """Return file name -> SHA-256, for every file that is read."""
 
     def start_digests(self) -> None:
-        """Begin to digest the files, beside other work."""
+        """Begin to digest the files, in parallel with other work."""
 
     def stamps(self) -> Mapping[str, Any]:
-        """File name -> JSON values that change when the file does, had at a glance."""
+        """Return file name -> JSON values that change when the file does, found without reading it."""
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
-        """The rows, in parts of some ten thousands: the spec's columns, without the batch, and `NUMBER`."""
+        """Yield parts of some ten thousand rows: the spec's columns, without the batch, and `NUMBER`."""
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
-        """A record's file, its line in a text file, and words for its place where there is no line."""
+        """Return a record's file, its line in a text file, and words for its place if it has no line."""
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
-        """Say what can be said when all is read; ``tasks`` (T,) are the tasks that have rows, ascending."""
+        """Make the checks that need all rows; ``tasks`` (T,) are the tasks that have rows, ascending."""

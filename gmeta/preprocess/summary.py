@@ -1,4 +1,4 @@
-"""An account of a preparation: what was read, what was kept, and what was left out and why."""
+"""The summary of a preparation: what was read, what was kept, and what was left out and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_NAME = "summary.json"
 
 @dataclass(frozen=True)
 class SplitCount:
-    """What a split holds."""
+    """The numbers of tasks, batches and rows of a split."""
 
     tasks: int
     batches: int
@@ -29,7 +29,7 @@ class SplitCount:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows and tasks that the selection leaves out, by a stated rule; they aren't bad."""
+    """Rows and tasks that the selection leaves out for a reason; they aren't bad."""
 
     reason: str
     rows: int
@@ -43,9 +43,9 @@ class BadKind:
     Attributes:
       file: The name of the file that they are in.
       reason: What is wrong with them.
-      count: How many there are.
+      count: Their number.
       examples: The first few, each with its file and line, or row.
-      of_rows: Whether they are records that would have been rows, not lines of a file of attributes.
+      of_rows: True: they are records that would have been rows. False: lines of a file of attributes.
     """
 
     file: str
@@ -57,27 +57,27 @@ class BadKind:
 
 @dataclass(frozen=True)
 class PrepareSummary:
-    """What `gmeta.preprocess.prepare` did.
+    """The result of `gmeta.preprocess.prepare`.
 
-    Every record that was read is accounted for: ``rows_read`` is the sum of the splits' rows, of the rows
-    left out, and of the bad ones ``of_rows``.
+    Every record that was read is accounted for: ``rows_read`` is the sum of the splits' rows, the rows left
+    out, and the bad records ``of_rows``.
 
     Attributes:
       out: The prepared data set.
-      source: What was read: the name of a table's file or folder, ``"ml-100k"``, ``"ml-1m"``,
-        ``"ml-1m-melu"`` or ``"synthetic"``.
-      rows_read: Records of all files; lines of text files that aren't blank.
-      splits: Split name -> what it holds.
-      left_out: What the selection leaves out.
+      source: The input: the name of a table's file or folder, ``"ml-100k"``, ``"ml-1m"``, ``"ml-1m-melu"`` or
+        ``"synthetic"``.
+      rows_read: Records of all files; in text files, lines that aren't blank.
+      splits: Split name -> its counts.
+      left_out: The rows and tasks that the selection leaves out.
       bad: Bad records that were skipped.
-      task_sizes: Number of rows -> number of tasks that have as many, before the selection.
+      task_sizes: Number of rows -> number of tasks with that many rows, before the selection.
       min_rows: Fewest rows of a task that the selection keeps.
       max_rows: Most rows of a task that the selection keeps; 0: any number.
-      columns: How many columns the table has; 0: not counted.
-      columns_left_out: The table's columns that nothing is stored of.
+      columns: The number of the table's columns; 0: not counted.
+      columns_left_out: The table's columns that aren't stored.
       columns_hashed: The columns of the data set whose text is hashed.
-      seconds: Wall time, reading to renaming; 0 if nothing had to be done.
-      reused: Whether ``out`` was there already, made from the same input by the same plan.
+      seconds: Wall time, from reading to renaming; 0 if there was nothing to do.
+      reused: Whether ``out`` existed already, made from the same input by the same plan.
     """
 
     out: Path
@@ -97,22 +97,22 @@ class PrepareSummary:
 
     @property
     def rows(self) -> int:
-        """Rows that were kept."""
+        """The number of rows that were kept."""
         return sum(split.rows for split in self.splits.values())
 
     @property
     def tasks(self) -> int:
-        """Tasks that were kept."""
+        """The number of tasks that were kept."""
         return sum(split.tasks for split in self.splits.values())
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Reason -> input records left out, for the manifest."""
+        """Reason -> number of input records left out, for the manifest."""
         bad = {f"{kind.file}: {kind.reason}": kind.count for kind in self.bad}
         return {**{entry.reason: entry.rows for entry in self.left_out}, **bad}
 
     def with_shards(self, shards: Mapping[str, Sequence[Shard]]) -> PrepareSummary:
-        """The summary once the shards are written, split -> shards, which are counted here."""
+        """Return the summary with the batches and rows of the written shards, split -> shards."""
         counted = {
             name: SplitCount(self.splits[name].tasks, sum(s.groups for s in own), sum(s.rows for s in own))
             for name, own in shards.items()
@@ -120,10 +120,10 @@ class PrepareSummary:
         return replace(self, splits=counted)
 
     def size_quantiles(self, at: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> list[int]:
-        """Rows of a task, at quantiles over all tasks before the selection.
+        """Return quantiles of the rows of a task, over all tasks before the selection.
 
         Args:
-          at: Which quantiles; 0.5 is the median. A quantile between two tasks is the lower one's size.
+          at: The quantiles; 0.5 is the median. A quantile between two tasks is the size of the lower one.
         """
         sizes = np.array(sorted(self.task_sizes), np.int64)
         upto = np.cumsum([self.task_sizes[int(size)] for size in sizes])
@@ -131,7 +131,7 @@ class PrepareSummary:
         return [int(size) for size in sizes[np.searchsorted(upto, places, side="right")]]
 
     def save(self, folder: Path) -> Path:
-        """Write ``summary.json`` into ``folder`` without times: the same run gives the same bytes."""
+        """Write ``summary.json`` into ``folder``, without times, so that equal runs give equal bytes."""
         value = asdict(self)
         for name in ("out", "seconds", "reused"):
             del value[name]
@@ -140,10 +140,10 @@ class PrepareSummary:
 
     @classmethod
     def load(cls, folder: Path) -> PrepareSummary:
-        """Read the summary of a data set that was prepared before; it is marked as reused.
+        """Read the summary of a data set that was prepared before, and mark it as reused.
 
         Raises:
-          DataError: There is none, or it has another form.
+          DataError: There is no summary, or it has another form.
         """
         path = folder / FILE_NAME
         advice = "make the folder again with --overwrite"
@@ -165,6 +165,6 @@ class PrepareSummary:
 
 
 def count_sizes(sizes: NDArray[np.int64]) -> dict[int, int]:
-    """Size -> how often it occurs in ``sizes``, ascending."""
+    """Count how often each size occurs in ``sizes``: size -> count, ascending."""
     values, counts = np.unique(sizes, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))

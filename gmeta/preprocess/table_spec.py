@@ -1,4 +1,4 @@
-"""What the columns of a table are: which one is the task, which one the time, and how each is stored."""
+"""The description of a table's columns: which one is the task, which one the time, and how each is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.settings import load_toml
 
 RESERVED = "_gmeta_"
-"""What the names of columns begin with that engines add to rows."""
+"""The prefix of the names of columns that engines add to rows."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,22 @@ class ColumnSpec:
     """A column that is stored.
 
     Attributes:
-      source: The column of the table that it is read from. None: the one of its own name.
-      dtype: ``"int64"`` or ``"float32"``. None: as the source's, float32 for floats and the label, int64 for
-        whole numbers, booleans (0 and 1), dates and times (microseconds since 1970, UTC).
-      is_list: Whether a row holds any number of values. None: as the source's; text files hold single values
+      source: The column of the table that it is read from. None: the column with the same name.
+      dtype: ``"int64"`` or ``"float32"``. None: by the source's type, float32 for floats and the label, int64
+        for whole numbers, booleans (0 and 1), dates and times (microseconds since 1970, UTC).
+      is_list: Whether a row holds any number of values. None: as in the source; text files hold single values
         unless this says otherwise.
-      hash: Store the low 64 bits of the MD5 of the text, as a signed number: for ids that are text, and the
-        rule for every column of text that has no ``dtype`` and is neither the time nor the label. Python's
-        hashlib, DuckDB (``md5_number_lower``) and Spark all compute it, so ids that are hashed anywhere, also
-        later when serving, agree; a hash that only one of them knows would tie the data to it. Of a million
-        ids, two collide with a probability of 3e-8.
+      hash: Store the low 64 bits of the MD5 of the text, as a signed number, for ids that are text. This is
+        the default for every text column that has no ``dtype`` and is neither the time nor the label.
+        Python's hashlib, DuckDB (``md5_number_lower``) and Spark all compute it, so ids that are hashed
+        anywhere, also later when serving, agree; a hash that only one of them knows would tie the data to it.
+        Among a million ids, two collide with a probability of 3e-8.
       min: The smallest value that is in range; None: any.
       max: The largest value that is in range; None: any.
-      default: What is stored in place of null and NaN; None: such a row is bad. A list that is null is empty.
-        For a hashed column a text, also the empty one, which is hashed like any other; a number is stored as
-        it is.
-      separator: What stands between the values of a list in text files (CSV).
+      default: The value that is stored in place of null and NaN; None: such a row is bad. A null list becomes
+        an empty list. In a hashed column, a text default (also the empty text) is hashed like any other text,
+        and a number is stored as it is.
+      separator: The separator of the values of a list in text files (CSV).
     """
 
     source: str | None = None
@@ -66,13 +66,13 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class CsvForm:
-    """How text files with separated fields are written.
+    """The format of text files with separated fields.
 
     Attributes:
       delimiter: One character between fields. None: a tab for ``.tsv`` files, a comma for others.
-      quote: What text that holds delimiters is enclosed in; doubled, it stands for itself.
+      quote: The character that encloses text with delimiters; doubled, it stands for itself.
       header: Whether the first line names the columns.
-      names: The columns' names, where ``header`` is false.
+      names: The columns' names, if ``header`` is false.
     """
 
     delimiter: str | None = None
@@ -90,18 +90,18 @@ class CsvForm:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """The columns of a prepared data set, and where they come from.
+    """The columns of a prepared data set, and their sources.
 
     Attributes:
-      task: The column of tasks: rows of one value belong together. Stored as int64.
+      task: The column of tasks: rows with the same value form a task. Stored as int64.
       time: The column that a task's rows are ordered by; None: by the other columns, in the schema's order.
-      label: The column to predict; float32 unless it says otherwise.
-      unique: Columns whose values may not come twice in a task, such as the item; the first row stays.
+      label: The column to predict; float32 unless its `ColumnSpec` says otherwise.
+      unique: Columns whose values may not repeat in a task, such as the item; the first row is kept.
       batch: The name of the column that numbers a task's batches; the plan adds it.
-      columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Those that are
-        named above are stored in any case.
-      csv: The form of CSV files.
-      unused: The table's columns that nothing is stored of; `resolve` finds them.
+      columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Columns named
+        above are stored in any case.
+      csv: The format of CSV files.
+      unused: The table's columns that aren't stored; `resolve` finds them.
 
     Example:
       >>> spec = TableSpec("user", time="ts", label="click", columns={"item": ColumnSpec(hash=True)})
@@ -135,19 +135,19 @@ class TableSpec:
         """Read a TOML file.
 
         Raises:
-          ConfigError: It can't be read, isn't TOML, or says what makes no sense.
+          ConfigError: The file can't be read, isn't TOML, or has invalid content.
         """
         return load_toml(cls, path)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The columns that a role names, each once."""
+        """The columns that have a role, each once."""
         named = (self.task, self.time, *self.unique, self.label)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
     def schema(self) -> Schema:
-        """The columns as they are stored, the task and the batch first; of a spec that `resolve` made."""
+        """The stored columns, the task and the batch first; only for a spec that `resolve` returned."""
         own = [Column(self.task), Column(self.batch)]
         own += [
             Column(name, column.dtype or "int64", bool(column.is_list))
@@ -165,10 +165,10 @@ class TableSpec:
 
     @property
     def presort(self) -> tuple[str, ...]:
-        """What an engine's own sort must sort by: the first of `order`, up to two, that have one value a row.
+        """The columns that an engine itself must sort by: the first two of `order`, without lists.
 
-        `plan.row_order` then sorts rows that tie in these. So all rows that do must come together: a
-        partition by ranges is made of these columns.
+        `plan.row_order` then sorts rows that tie in these columns. So all tied rows must be in one place: a
+        partition by ranges uses these columns.
         """
         first = self.order[:2]
         return tuple(name for name in first if not self.columns[name].is_list)
@@ -179,16 +179,16 @@ class TableSpec:
         return {name: column.source or name for name, column in self.columns.items()}
 
     def resolve(self, table: pa.Schema) -> TableSpec:
-        """Decide everything that is left open, by the types of a table's columns.
+        """Decide everything that the spec leaves open, by the types of a table's columns.
 
         Args:
-          table: The columns of the table; those of text files are texts, or what was guessed of them.
+          table: The columns of the table; columns of text files are text, or of guessed types.
 
         Returns:
           A spec in which every column has ``dtype`` and ``is_list``, in the order in which they are stored.
 
         Raises:
-          ConfigError: A column isn't there, or can't become numbers as it stands.
+          ConfigError: A column doesn't exist, or can't be converted to numbers as specified.
         """
         given = dict(self.columns)
         if not given:
@@ -238,7 +238,7 @@ class TableSpec:
         return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest keeps of it."""
+        """Return what the manifest keeps of the spec, as JSON values."""
         return {
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
             "columns": {name: asdict(column) for name, column in self.columns.items()},
@@ -251,7 +251,7 @@ def _check_whole(default: float) -> None:
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Refuse names that an engine would take for one another, or for its own."""
+    """Refuse names that an engine would confuse with one another, or with its own names."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)

@@ -1,4 +1,4 @@
-"""A picture of how many rows tasks have, and which of them the selection keeps."""
+"""A histogram of the tasks' numbers of rows, which shows the tasks that the selection keeps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gmeta.preprocess.summary import PrepareSummary
 FILE_NAME = "task_sizes.png"
 _KEPT, _LEFT_OUT, _INK, _MUTED, _RULE = "#0072B2", "#b8bec6", "#1a1a1a", "#5f6670", "#dfe3e8"
 _BINS_A_DECADE = 14
-_WIDE, _STEEP = 3000, 1000  # largest to smallest size, and number of tasks, that an even scale can show
+_WIDE, _STEEP = 3000, 1000  # largest ratio of sizes, and of numbers of tasks, that a simple scale can show
 
 
 def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
     """Draw the histogram of rows a task, on a logarithmic axis, and write it as a PNG.
 
     Args:
-      summary: Has the sizes of all tasks, and the bounds of the selection.
+      summary: The summary, with the sizes of all tasks and the bounds of the selection.
       path: The file to write.
 
     Returns:
@@ -31,7 +31,7 @@ def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
     Raises:
       OSError: The file can't be written.
     """
-    from matplotlib.figure import Figure  # takes a second: only where a picture is wanted
+    from matplotlib.figure import Figure  # takes a second to import, so only when a picture is drawn
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     sizes = np.array(list(summary.task_sizes), np.float64)
@@ -56,7 +56,7 @@ def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
     numbers = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 or not value else "")
     axes.xaxis.set_major_formatter(numbers)
     if steep := heights.max() > _STEEP * heights[heights > 0].min():
-        axes.set_yscale("log")  # or most of the sizes would be a line on the axis
+        axes.set_yscale("log")  # otherwise most bars would be too low to see
         axes.set_ylim(0.7, None)
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(numbers)
@@ -86,7 +86,7 @@ def _bounds(summary: PrepareSummary) -> str:
 
 
 def bin_edges(smallest: int, largest: int, low: int, high: int) -> NDArray[np.float64]:
-    """Edges of equal width on a logarithmic axis, with one at each bound of the selection.
+    """Return bin edges of equal width on a logarithmic axis, with one at each bound of the selection.
 
     Edges lie halfway between whole numbers, and no bin is narrower than one, so that small sizes don't
     leave empty bins between full ones.

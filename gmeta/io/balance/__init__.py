@@ -1,3 +1,3 @@
-"""Makes batches, and the work of ranks, cost about equally much."""
+"""Balancing: batches of about equal cost, and ranks with about equal work."""
 
 __all__: list[str] = []

@@ -1,9 +1,9 @@
-"""Groups of rows as words of 32 bits, so that what they hold travels in one piece and in any order.
+"""Groups of rows packed into words of 32 bits, so that one tensor carries all columns, in any group order.
 
-A group's record is its columns' pieces, one behind the other: a column's numbers, and before those of a list
-column the length of each row's list. Float32 takes one word a number, int64 two, a length one. How long each
-piece is follows from a line of int64 about the group: its task, batch, rows, and the numbers of each list
-column.
+A group's record is the pieces of its columns, one after the other. A column's piece is its numbers; a list
+column has one more piece before it, the length of each row's list. A float32 takes one word, an int64 two, a
+length one. The length of each piece follows from the group's line, a row of int64: its task, batch, number
+of rows, and the count of numbers in each list column.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 
 TASK, BATCH, ROWS = 0, 1, 2
-"""Columns of a line; those of the list columns' sizes follow."""
+"""Columns of a line; the sizes of the list columns follow."""
 
 
 class GroupPacking:
-    """How elements of one kind are packed.
+    """The packing of elements with the same columns.
 
     Args:
-      columns: An element's, or their specs: (N,) tensors or RaggedTensors (N, None), int64 or float32.
+      columns: An element's columns, or their specs: tensors (N,) or RaggedTensors (N, None), int64 or
+        float32.
 
     Raises:
-      ConfigError: A column of another kind.
+      ConfigError: A column is of another kind.
     """
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
@@ -41,13 +42,13 @@ class GroupPacking:
                 )
 
     def lines(self, element: Mapping[str, Any]) -> tf.Tensor:
-        """What there is to know of each group, int64 (G, 3 + list columns)."""
+        """Return the line of each group, int64 (G, 3 + list columns)."""
         splits, columns = element["row_splits"], element["columns"]
         sizes = [_lengths(tf.gather(columns[name].row_splits, splits)) for name in self._lists]
         return tf.stack([element["task"], element["batch_id"], _lengths(splits), *sizes], axis=1)
 
     def pack(self, element: Mapping[str, Any], order: tf.Tensor) -> tf.Tensor:
-        """The records of an element's groups in some order, as int32 words."""
+        """Pack the records of an element's groups in the given order, as int32 words."""
         splits, pieces = element["row_splits"], []
         for name, column in element["columns"].items():
             values, ends = column, splits
@@ -58,17 +59,17 @@ class GroupPacking:
             words = tf.reshape(tf.bitcast(values, tf.int32), [-1])
             ends = ends * self._width(name)
             pieces.append(tf.RaggedTensor.from_row_splits(words, ends, validate=False))
-        # All groups of the first piece, then of the second: by group instead, in one gather.
+        # The pieces are ordered by piece, then by group; one gather reorders them by group, then by piece.
         groups = tf.size(splits) - 1
         places = order[:, None] + groups * tf.range(len(pieces))[None, :]
         return tf.gather(tf.concat(pieces, axis=0), tf.reshape(places, [-1])).flat_values
 
     def words(self, lines: tf.Tensor) -> tf.Tensor:
-        """How many words each group's record has, int64 (G,)."""
+        """Count the words of each group's record, int64 (G,)."""
         return tf.reduce_sum(self._piece_words(lines), axis=1)
 
     def unpack(self, words: tf.Tensor, lines: tf.Tensor) -> dict[str, Any]:
-        """The element whose records these are, in their order."""
+        """Rebuild an element from its records, in their order."""
         piece_words = self._piece_words(lines)
         groups, pieces = tf.shape(lines)[0], piece_words.shape[1]
         by_group = tf.RaggedTensor.from_row_lengths(words, tf.reshape(piece_words, [-1]), validate=False)
@@ -91,7 +92,7 @@ class GroupPacking:
         for name in self._dtypes:
             numbers = lines[:, ROWS]
             if name in self._lists:
-                sizes.append(numbers)  # of the lengths
+                sizes.append(numbers)  # the lengths' piece
                 numbers = lines[:, ROWS + 1 + self._lists.index(name)]
             sizes.append(numbers * self._width(name))
         return tf.stack(sizes, axis=1)

@@ -1,27 +1,28 @@
-"""Sequences dealt out anew over the ranks' joint buffer, so that all ranks have equally much to do.
+"""Redistribution of sequences over the ranks, so that all ranks have equal work.
 
 What it does. Each rank has read some groups, such as the sequences of some users. Together they are the
-global batch, and they stay the global batch: no sequence is held back or read ahead, as cutting batches of
-equal cost would do (`balancing.prefix_batches`), so gradients, which are means over the global samples
-(docs/ranks.md), and what is trained are those of the batches as they were read. Only who computes what
-changes.
+global batch, and the global batch doesn't change: no sequence is held back or read ahead, as it would be when
+cutting batches of equal cost (`balancing.prefix_batches`). Gradients are means over the global samples
+(docs/ranks.md), so gradients and training are the same as without redistribution. Only the rank that computes
+a sequence changes.
 
-1. Every rank tells every other what its sequences cost, and how large they are: one all-to-all of a line of
-   some integers for each sequence.
-2. Every rank deals all sequences out by Karmarkar and Karp (io/balance/karmarkar_karp.h), from the same
-   numbers to the same result, which therefore nobody has to send.
-3. Sequences go to their ranks: one all-to-all, in which all columns travel as words of 32 bits
-   (`group_packing`). On a rank they stand in the order of the ranks and places that they came from.
+1. Every rank sends every other the costs and sizes of its sequences: one all-to-all, with a line of some
+   integers for each sequence.
+2. Every rank assigns all sequences by Karmarkar and Karp (io/balance/karmarkar_karp.h). The same numbers give
+   the same result on every rank, so nobody has to send it.
+3. Sequences are sent to their ranks: one all-to-all, in which all columns travel as words of 32 bits
+   (`group_packing`). A rank orders them by the rank, and the place there, that they came from.
 
-When it pays. N ranks wait for the dearest batch, so a step takes max/mean times what it had to. For lengths
-of a long tail and batches of fixed numbers of sequences that is 1.09 (480 sequences, 8 ranks, d 512) to 1.35
-(80 sequences, 64 ranks, d 1024); dealt out, it is 1.0000 (`gmeta bench grm`). Against that stand two
-collectives, a millisecond or two each, and (N - 1) / N of all samples on the wire. A token of c columns has
-about 8 c bytes and costs some 30 d^2 operations a block with the backward pass, so moving it takes
-8 c / bandwidth where computing takes 30 d^2 blocks / speed: at d 512, 8 blocks, 20 columns, 10 GB/s and
-2e14 operations a second 16 ns beside 315, which pays where max/mean is above 1.05; at d 256 above 1.2.
-`balanced_elements` does it for the next step while this one computes; then only what is longer than a step
-counts. Where it doesn't pay, `prefix_batches` on costs moves nothing, and leaves 1.003 to 1.034.
+When it pays. N ranks wait for the costliest batch, so a step takes max/mean times as long as needed. With
+long-tailed lengths and a fixed number of sequences in a batch, this factor is 1.09 (480 sequences, 8 ranks,
+d 512) to 1.35 (80 sequences, 64 ranks, d 1024); after redistribution it is 1.0000 (`gmeta bench grm`). The
+price is two collectives, a millisecond or two each, and (N - 1) / N of all samples on the wire. A token of c
+columns has about 8 c bytes and costs some 30 d^2 operations a block with the backward pass. So moving it
+takes 8 c / bandwidth, and computing it takes 30 d^2 blocks / speed. At d 512, 8 blocks, 20 columns, 10 GB/s
+and 2e14 operations a second this is 16 ns against 315 ns, which pays if max/mean is above 1.05; at d 256, if
+it is above 1.2. `balanced_elements` redistributes for the next step while this one computes; then only the
+time beyond a step counts. Where it doesn't pay, `prefix_batches` on costs moves nothing, and leaves a factor
+of 1.003 to 1.034.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _KEYS = {"task", "batch_id", "row_splits", "columns"}
 
 
 def rank_of_each(costs: tf.Tensor, ranks: int) -> tf.Tensor:
-    """Deal sequences out to ranks by Karmarkar and Karp; `balancing.karmarkar_karp` says how.
+    """Assign sequences to ranks by Karmarkar and Karp, as `balancing.karmarkar_karp` describes.
 
     Args:
-      costs: float64 (n,), from 0 on.
-      ranks: How many.
+      costs: float64 (n,), at least 0.
+      ranks: The number of ranks.
 
     Returns:
-      int32 (n,), the rank of each.
+      int32 (n,), the rank of each sequence.
 
     Raises:
       tf.errors.InvalidArgumentError: A cost is below 0 or not finite, or there is no rank.
@@ -65,22 +66,22 @@ def rank_of_each(costs: tf.Tensor, ranks: int) -> tf.Tensor:
 def balance_over_ranks(
     element: Mapping[str, Any], cost: SequenceCost, *, length: str | None = None, name: str = "balance"
 ) -> dict[str, Any]:
-    """Deal the groups of all ranks' elements out anew, so that all ranks have about equal costs.
+    """Redistribute the groups of all ranks' elements, so that all ranks have about equal costs.
 
-    All ranks call it, one with an element of no groups too; it makes two all-to-alls. On one rank it is the
-    identity, and Horovod isn't imported. In a ``tf.function``, give it the function's arguments, not tensors
-    that the function captures.
+    All ranks must call it, even a rank whose element has no groups; it makes two all-to-alls. On one rank it
+    is the identity, and Horovod isn't imported. In a ``tf.function``, pass the function's arguments, not
+    tensors that the function captures.
 
     Args:
-      element: Of `gmeta.io.group_batch`: ``task`` (G,), ``batch_id`` (G,), ``row_splits`` (G + 1,) and
-        ``columns``, (N,) or RaggedTensor (N, None), int64 or float32.
-      cost: What a group of so many tokens costs.
+      element: An element of `gmeta.io.group_batch`: ``task`` (G,), ``batch_id`` (G,), ``row_splits`` (G + 1,)
+        and ``columns``, (N,) or RaggedTensor (N, None), int64 or float32.
+      cost: The cost of a group, by its number of tokens.
       length: The list column whose numbers are a group's tokens; None: its rows are.
-      name: Of the collectives; another one for another call that may run at the same time.
+      name: The name of the collectives; calls that may run at the same time need different names.
 
     Returns:
-      An element of the same form. All ranks' together hold the groups that they held before; a rank's stand
-      in the order of the ranks that read them, and of the places there. A rank may have none.
+      An element of the same form. The elements of all ranks together hold the same groups as before. A rank's
+      groups are in the order of the ranks that read them, and of their places there. A rank may have none.
 
     Raises:
       ConfigError: The element is of another form, or has no such list column.
@@ -103,22 +104,23 @@ def balance_over_ranks(
 def balanced_elements(
     dataset: tf.data.Dataset, cost: SequenceCost, *, length: str | None = None, name: str = "balance"
 ) -> Iterator[dict[str, Any]]:
-    """The elements of a dataset, each dealt out anew over all ranks.
+    """Yield the elements of a dataset, each redistributed over all ranks.
 
-    Every rank gets the same number of elements, that of the rank with most of them: one whose dataset has
-    ended gives nothing to the others, and takes its part of what they have.
+    Every rank gets the same number of elements, that of the rank with the most. A rank whose dataset has
+    ended contributes nothing, and receives its part of the others' groups.
 
-    The next element is read and dealt out in a thread of its own while this one is worked on, so a step waits
-    for the exchange only where it takes longer than the step. All ranks must take equally many elements.
+    A separate thread reads and redistributes the next element while this one is processed, so a step waits
+    for the exchange only if the exchange takes longer than the step. All ranks must take the same number of
+    elements.
 
     Args:
-      dataset: This rank's, of `gmeta.io.group_batch`.
+      dataset: This rank's dataset, of `gmeta.io.group_batch`.
       cost: As for `balance_over_ranks`.
       length: As for `balance_over_ranks`.
       name: As for `balance_over_ranks`.
 
     Yields:
-      Elements; where few groups are left, some have none on some ranks.
+      Elements; when few groups are left, an element may have none on some ranks.
 
     Raises:
       ConfigError, CollectiveError: As `balance_over_ranks`.
@@ -163,10 +165,10 @@ def _deal(
     exchange: Exchange,
     name: str,
 ) -> tuple[dict[str, Any], tf.Tensor]:
-    """This rank's element, and how many groups all ranks have."""
+    """Return this rank's element, and the number of groups on all ranks."""
     with tf.device("CPU:0"):
         lines = packing.lines(element)
-        # Costs, not lengths to make them from, so that all ranks have the same to the last bit.
+        # Costs are sent, not lengths to compute them from, so that all ranks have the same to the last bit.
         costs = tf.bitcast(_costs(element, cost, length), tf.int64)
         told = tf.concat([lines, costs[:, None]], axis=1)
         groups = tf.shape(told)[0]
@@ -202,7 +204,7 @@ def _packing(element: Mapping[str, Any], length: str | None) -> GroupPacking:
 
 
 def _nothing(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """An element of no groups."""
+    """Return an element of no groups."""
     splits = tf.zeros([1], tf.int64)
     columns: dict[str, Any] = {}
     for name, column in spec["columns"].items():

@@ -1,4 +1,4 @@
-"""What a sequence costs to train on."""
+"""The cost of training on a sequence."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class SequenceCost:
 
     .. math:: F(L) = a L + b L^2
 
-    Projections and feed-forward layers make the linear part, attention the quadratic one. Balancing by tokens
-    alone (``SequenceCost()``) leaves a rank with a few long sequences more to do than one with many short
-    ones.
+    Projections and feed-forward layers make up the linear part, attention the quadratic one. Balancing by
+    tokens alone (``SequenceCost()``) gives a rank with a few long sequences more work than a rank with many
+    short ones.
 
     Attributes:
       linear: a, per token.
       quadratic: b, per pair of tokens.
 
     Raises:
-      ConfigError: A number below 0, or both 0.
+      ConfigError: A number is below 0, or both are 0.
 
     Example:
       >>> SequenceCost.of_hstu(dim=512).of([100, 200])
@@ -50,28 +50,28 @@ class SequenceCost:
 
     @classmethod
     def of_hstu(cls, dim: int, blocks: int = 1, *, causal: bool = True) -> SequenceCost:
-        r"""Floating-point operations of HSTU's blocks in the forward pass, for one sequence.
+        r"""Count the floating-point operations of HSTU's blocks in the forward pass, for one sequence.
 
         .. math:: F(L) = B \left(10 d^2 L + \{4, 2\} \, d L^2\right)
 
-        A multiplication and its addition are two operations. The projections to U, V, Q and K and the one
-        back take :math:`10 d^2` a token; the two products of attention take :math:`4 d` for each pair of
-        tokens, :math:`4 d L^2` over all of them. The number of heads isn't in it: d is their joint width. The
-        backward pass takes twice as much again.
+        A multiplication and its addition are two operations. The projections to U, V, Q and K and the output
+        projection take :math:`10 d^2` a token; the two products of attention take :math:`4 d` for each pair
+        of tokens, :math:`4 d L^2` over all pairs. The number of heads doesn't matter: d is their joint width.
+        The backward pass takes twice as much again.
 
         A causal mask leaves :math:`L (L + 1) / 2` pairs, of which :math:`L^2 / 2` are counted: half of the
-        full square, as publications halve it. What is left out, half of each token's pair with itself, would
+        full square, as in publications. The part not counted, half of each token's pair with itself, would
         add :math:`2 d L`, which is :math:`1 / (5 d)` of the projections, 0.04 % at d = 512. A kernel that
-        skips what no token may see does the half; one that multiplies the whole square and masks the result
-        does all of it.
+        skips masked pairs computes half of the square; one that multiplies the whole square and masks the
+        result computes all of it.
 
         Args:
           dim: The width d of the tokens.
-          blocks: How many blocks B; a factor, which changes no balance.
+          blocks: The number of blocks B; a factor, which changes no balance.
           causal: False counts the full square.
 
         Raises:
-          ConfigError: A number below 1.
+          ConfigError: A number is below 1.
 
         Example:
           >>> f"{SequenceCost.of_hstu(dim=1024, blocks=22, causal=False).of(410):.3g}"
@@ -84,12 +84,12 @@ class SequenceCost:
         return cls(linear=10.0 * dim * dim * blocks, quadratic=(2.0 if causal else 4.0) * dim * blocks)
 
     def of(self, lengths: npt.ArrayLike) -> Costs:
-        """The costs of sequences of these lengths, of their shape, float64."""
+        """Compute the costs of sequences of these lengths, as float64 of the same shape."""
         length = np.asarray(lengths, np.float64)
         return self.linear * length + self.quadratic * length * length
 
     def length(self, cost: float) -> float:
-        r"""The length of a sequence of this cost, a real number: `of`, the other way round.
+        r"""Compute the length, a real number, of a sequence of this cost: the inverse of `of`.
 
         .. math:: L = \frac{2 F}{a + \sqrt{a^2 + 4 b F}}
 
@@ -97,7 +97,7 @@ class SequenceCost:
           cost: F, at least 0.
 
         Raises:
-          ConfigError: A cost below 0, or none.
+          ConfigError: The cost is below 0, or isn't a number.
 
         Example:
           >>> SequenceCost(2.0, 0.5).length(16.0)

@@ -1,3 +1,3 @@
-"""Cuts groups of rows: into support and query sets, into histories and exposures."""
+"""Cutting groups of rows into support and query sets, or into histories and exposures."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Some of the rows of an element, group by group."""
+"""A selection of an element's rows, group by group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class GroupRows(NamedTuple):
-    """Rows of an element's groups, in their order: each column is then had by one gather.
+    """A selection of rows of an element's groups, in their order; one gather selects them from a column.
 
     Attributes:
       numbers: (n,) int64, ascending; row numbers of the element.
@@ -20,28 +20,28 @@ class GroupRows(NamedTuple):
 
     @classmethod
     def of_marks(cls, marks: tf.Tensor, row_splits: tf.Tensor) -> GroupRows:
-        """Those whose mark (rows,) bool is true.
+        """Select the rows whose mark (rows,) bool is true.
 
-        A group's begin where as many are before them as have smaller numbers than its first row.
+        A group's rows begin after all selected rows that have a smaller number than its first row.
         """
         numbers = tf.where(marks)[:, 0]
         return cls(numbers, tf.searchsorted(numbers, row_splits, out_type=tf.int64))
 
     @property
     def lengths(self) -> tf.Tensor:
-        """(groups,) int64."""
+        """The number of rows of each group, (groups,) int64."""
         return self.splits[1:] - self.splits[:-1]
 
     def latest(self, most: int) -> GroupRows:
-        """Of each group the last ``most``."""
+        """Keep the last ``most`` rows of each group."""
         return self._between(tf.maximum(self.splits[:-1], self.splits[1:] - most), self.splits[1:])
 
     def of_groups(self, groups: tf.Tensor) -> GroupRows:
-        """Those of some groups (m,) int64, ascending."""
+        """Keep the rows of some groups (m,) int64, ascending."""
         return self._between(tf.gather(self.splits[:-1], groups), tf.gather(self.splits[1:], groups))
 
     def of(self, column: Any) -> tf.RaggedTensor:
-        """What a column, (rows,) or RaggedTensor (rows, None), has in them: a row a group."""
+        """Gather these rows of a column, (rows,) or RaggedTensor (rows, None): one ragged row a group."""
         return tf.RaggedTensor.from_row_splits(tf.gather(column, self.numbers), self.splits, validate=False)
 
     def _between(self, begins: tf.Tensor, ends: tf.Tensor) -> GroupRows:

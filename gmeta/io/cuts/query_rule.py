@@ -1,4 +1,4 @@
-"""How a task's query rows are told: by their number, their share of the task, their time, or a flag."""
+"""Rules that choose a task's query rows: by number, by share of the task, by time, or by a flag."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gmeta.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class After:
-    """Query rows are those at or after a time, support rows those before it.
+    """A rule by time: rows at or after it are query rows, earlier rows are support rows.
 
     Attributes:
-      column: A column of one number a row, such as the one that tasks are sorted by; no feature is made of it
-        unless ``features`` names it.
+      column: A column of one number a row, such as the one that tasks are sorted by. It is a feature only if
+        ``features`` names it.
       time: The first time of the query set, in the column's own unit.
 
     Example:
@@ -32,7 +32,7 @@ class After:
     time: float
 
     def choose(self, values: tf.Tensor) -> tf.Tensor:
-        """Which of the column's values are of query rows."""
+        """Mark the query rows, by the column's values."""
         if values.dtype.is_integer:
             return values >= tf.constant(math.ceil(self.time), values.dtype)
         return tf.cast(values, tf.float64) >= tf.constant(self.time, tf.float64)
@@ -40,7 +40,7 @@ class After:
 
 @dataclass(frozen=True)
 class Flag:
-    """Query rows are those whose flag isn't 0.
+    """A rule by flag: rows whose flag isn't 0 are query rows.
 
     Attributes:
       column: An int64 column of one value a row.
@@ -52,7 +52,7 @@ class Flag:
     column: str
 
     def choose(self, values: tf.Tensor) -> tf.Tensor:
-        """Which of the column's values are of query rows."""
+        """Mark the query rows, by the column's values."""
         return values != 0
 
 
@@ -61,15 +61,15 @@ Query: TypeAlias = int | float | After | Flag
 
 
 def check_query(query: Query, schema: Schema, what: str = "tasks: query") -> Query:
-    """The rule as it is, if it is one and fits the columns.
+    """Return a rule unchanged if it is valid and fits the columns.
 
     Args:
       query: The rule.
-      schema: The columns that it may ask.
-      what: What to call it in an error.
+      schema: The columns that it may name.
+      what: The rule's name in an error.
 
     Raises:
-      ConfigError: It is no rule, a number out of range, or names a column that can't be asked.
+      ConfigError: The value is no rule, is a number out of range, or names an unsuitable column.
     """
     if isinstance(query, After | Flag):
         column = schema[query.column]
@@ -91,12 +91,12 @@ def check_query(query: Query, schema: Schema, what: str = "tasks: query") -> Que
 
 
 def least_rows(query: Query) -> int:
-    """The rows of the smallest task that may be split: one a side, or all query rows and one."""
+    """Return the fewest rows of a task that can be split: one on each side, or ``query`` rows and one."""
     return query + 1 if isinstance(query, int) else 2
 
 
 def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> tuple[tf.Tensor, Any]:
-    """How many rows of each task are query rows, and which.
+    """Count the query rows of each task, and mark them if the rule says which rows they are.
 
     A share q of n rows is ``floor(q n + 1/2)`` rows in float64, at least 1 and at most n - 1.
 
@@ -106,7 +106,7 @@ def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> 
       lengths: (T,) int64 rows of each task.
 
     Returns:
-      (T,) int64; and (rows,) bool, or None where the rule leaves open which ones they are.
+      (T,) int64 counts; and (rows,) bool marks, or None if the rule doesn't say which rows they are.
     """
     if isinstance(query, After | Flag):
         chosen = query.choose(columns[query.column])

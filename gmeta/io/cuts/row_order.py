@@ -1,7 +1,7 @@
-"""Orders of the rows inside each task, all tasks of an element at once.
+"""Orders of the rows inside each task, computed for all tasks of an element at once.
 
-A row's place among its task's is decided by the task alone: what other tasks are in the element has no part
-in it, so ranks and batch sizes don't either.
+The order within a task depends on that task alone. The other tasks of the element have no influence, and so
+the ranks and the batch size have none either.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 def order_marked_last(marked: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Rows, task by task, in each task those that aren't ``marked`` (rows,) before those that are."""
+    """Order rows by task, and within each task those that aren't ``marked`` (rows,) before those that are."""
     task = tf.repeat(tf.range(tf.size(lengths, tf.int64)), lengths)
     return tf.cast(tf.argsort(2 * task + tf.cast(marked, tf.int64), stable=True), tf.int64)
 
 
 def draw_order(element: dict[str, Any], lengths: tf.Tensor, seeds: Sequence[Any]) -> tf.Tensor:
-    """Rows, task by task, in each task in an order drawn for (``seeds``, task, batch).
+    """Order rows by task, and within each task in an order drawn for (``seeds``, task, batch).
 
-    A row's place is that of its hash among its task's.
+    Rows of a task are sorted by their hashes.
 
     Args:
-      element: Of `gmeta.io.groups`.
+      element: An element of `gmeta.io.groups`.
       lengths: (T,) int64 rows of each task.
       seeds: int64 scalars.
 
@@ -45,7 +45,7 @@ def draw_order(element: dict[str, Any], lengths: tf.Tensor, seeds: Sequence[Any]
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
-    """splitmix64's finaliser."""
+    """Apply splitmix64's finaliser."""
     x = x + tf.constant(_ODD, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = _xor_shift(x, shift) * tf.constant(factor, tf.uint64)

@@ -1,4 +1,4 @@
-"""Cuts groups into sequences: contexts of a user, a history of events, exposures with labels."""
+"""Cutting groups into sequences: a user's contexts, a history of events, and exposures with labels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gmeta.io.reader_stats import ReaderStats
 
 Unexposed = Literal["leave_out", "keep"]
 PART = "part of the sequence"
-"""The column of marks that `SequenceSplit.rows` adds, so that nothing is told twice and otherwise."""
+"""The column of marks that `SequenceSplit.rows` adds, so that no row's part is decided twice, differently."""
 _HISTORY, _TARGET, _FIRST = 1, 2, 4
 _PARTS = ("contexts", "history", "targets", "labels")
 
 
 class _Cut(NamedTuple):
-    """Groups of an element that are sequences: their numbers in it, tasks and first rows, and their parts."""
+    """The groups of an element that become sequences: their numbers, tasks, first rows and parts."""
 
     groups: tf.Tensor
     task: tf.Tensor
@@ -35,26 +35,26 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSplit:
-    """A function from an element of `gmeta.io.groups` to a batch of `gmeta.io.sequences`, which describes it.
+    """A function from an element of `gmeta.io.groups` to a batch as `gmeta.io.sequences` describes it.
 
-    It is there for what comes between the two, such as features that are joined, or groups that are dealt out
-    over ranks: `rows` is what has to be sent of them.
+    Use it to insert work between the two, such as joining features or redistributing groups over ranks; for
+    the latter, `rows` reduces an element to what must be sent.
 
     Attributes:
-      contexts: As for `gmeta.io.sequences`, like all that isn't described here.
-      history: As there.
-      targets: As there.
-      labels: As there.
-      exposed: As there.
-      history_of: As there.
-      longest: As there.
-      unexposed: As there.
-      task: The name of the task's column, by which ``contexts`` may ask for it.
-      path: What messages call the data.
+      contexts: As for `gmeta.io.sequences`.
+      history: As for `gmeta.io.sequences`.
+      targets: As for `gmeta.io.sequences`.
+      labels: As for `gmeta.io.sequences`.
+      exposed: As for `gmeta.io.sequences`.
+      history_of: As for `gmeta.io.sequences`.
+      longest: As for `gmeta.io.sequences`.
+      unexposed: As for `gmeta.io.sequences`.
+      task: The name of the task's column, under which ``contexts`` may name it.
+      path: The name of the data in messages.
       stats: Counters of the users who are left out.
 
     Raises:
-      ConfigError: An argument makes no sense; or, once it is called, names a column that isn't there.
+      ConfigError: An argument is invalid; or, when the split is called, names a column that doesn't exist.
 
     Example:
       >>> split = SequenceSplit(history=["item"], targets=["item"], labels=["click"], exposed=Flag("shown"))
@@ -97,10 +97,10 @@ class SequenceSplit:
             )
 
     def fit_to(self, schema: Schema) -> SequenceSplit:
-        """The same for a data set of these columns.
+        """Return the same split for a data set of these columns.
 
         Raises:
-          ConfigError: A column isn't there, or is of a kind that can't be what it is to be.
+          ConfigError: A column doesn't exist, or is of an unsuitable kind.
         """
         self._check_columns(schema)
         rule = self.exposed
@@ -110,9 +110,9 @@ class SequenceSplit:
             check_query(self.history_of, schema, "sequences: history_of")
         return replace(self, task=schema.task, exposed=rule)
 
-    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The batch of an element of groups, or of what `rows` made of one."""
+        """Return the batch of an element of groups, or of an element that `rows` returned."""
         cut, columns = self._cut(element), element["columns"]
         return {
             "task": cut.task,
@@ -126,10 +126,10 @@ class SequenceSplit:
         }
 
     def rows(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The element without the rows, columns and users that no batch is made of.
+        """Return the element without the rows, columns and users that aren't used in a batch.
 
-        It is an element as `gmeta.io.balance_over_ranks` takes it: what a group costs there is what it will
-        cost in the model, and nothing else goes over the wire. One column says what each row is.
+        The result is an element for `gmeta.io.balance_over_ranks`: a group then has the cost there that it
+        will have in the model, and nothing unused is sent. One more column marks each row's part.
         """
         cut, splits = self._cut(element), element["row_splits"]
         names = {name for part in _PARTS for name in getattr(self, part)} - {self.task}
@@ -137,7 +137,7 @@ class SequenceSplit:
         numbers = (first, cut.history.numbers, cut.targets.numbers)
         sizes = [tf.size(part) for part in numbers]
         marks = tf.repeat(tf.constant([_FIRST, _HISTORY, _TARGET], tf.int64), sizes)
-        # An event may be the first row too: what is written twice adds up.
+        # An event may be the first row too: marks of the same row add up.
         marks = tf.math.unsorted_segment_sum(marks, tf.concat(numbers, axis=0), splits[-1])
         kept = GroupRows.of_marks(marks > 0, splits).of_groups(cut.groups)
         columns = {name: values for name, values in element["columns"].items() if name in names}
@@ -174,7 +174,7 @@ class SequenceSplit:
         return _Cut(groups, tf.gather(task, groups), tf.gather(splits, groups), history, targets)
 
     def _exposures(self, element: dict[str, Any]) -> tf.Tensor:
-        """Which rows are exposures, (rows,) bool."""
+        """Mark the rows that are exposures, (rows,) bool."""
         columns, splits, rule = element["columns"], element["row_splits"], self.exposed
         if isinstance(rule, After | Flag):
             return rule.choose(columns[rule.column])
@@ -198,7 +198,7 @@ class SequenceSplit:
 
 
 def _schema(element: dict[str, Any], task: str) -> Schema:
-    """The columns that an element has."""
+    """Return the schema of an element's columns."""
     columns = [
         Column(name, values.dtype.name, isinstance(values, tf.RaggedTensor))
         for name, values in element["columns"].items()

@@ -1,4 +1,4 @@
-"""Which tasks of a split are read: those of a part of them, and with rows enough."""
+"""The choice of a split's tasks to read, by a hash of their ids and by their sizes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from gmeta.io.cuts.unsplit_tasks import keep
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """Passes over tasks by their ids and sizes; none of them counts as bad.
+    """A choice of tasks by their ids and sizes; tasks left out don't count as bad.
 
-    A data set of one split is so divided into tasks to train on and tasks to measure, and may hold tasks that
-    are too small to have a support and a query set.
+    It divides a data set of one split into tasks to train on and tasks to evaluate on, and leaves out tasks
+    that are too small for a support and a query set.
 
     Attributes:
-      parts: Tasks fall into so many parts of about equal size, by a hash of their ids.
-      held_out: True: the first of these parts is read; False: all others. With one part all are read.
-      min_rows: Fewest rows of a task that is read.
+      parts: The number of parts of about equal size that tasks are divided into, by a hash of their ids.
+      held_out: True: read the first of these parts; False: read all others. With one part, all tasks are
+        read.
+      min_rows: The fewest rows of a task that is read.
 
     Raises:
-      ConfigError: ``parts`` or ``min_rows`` is below 1; the first part is asked for where there is but one.
+      ConfigError: ``parts`` or ``min_rows`` is below 1, or ``held_out`` is set and there is only one part.
 
     Example:
       >>> tasks("data/train", query=0.2, only=TaskChoice(parts=5))  # four fifths of the users
@@ -43,11 +44,11 @@ class TaskChoice:
             raise ConfigError("TaskChoice: held_out=True names a part of the tasks: give parts of at least 2")
 
     def at_least(self, rows: int) -> TaskChoice:
-        """The same choice, of tasks with so many rows at least."""
+        """Return the same choice, limited to tasks with at least ``rows`` rows."""
         return replace(self, min_rows=max(rows, self.min_rows))
 
     def keeps(self, task: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Which tasks are read, (T,) bool, by their ids and numbers of rows, both (T,) int64."""
+        """Mark the tasks to read, (T,) bool, by their ids and numbers of rows, both (T,) int64."""
         enough = rows >= self.min_rows
         if self.parts == 1:
             return enough
@@ -56,6 +57,6 @@ class TaskChoice:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
-        """An element of `gmeta.io.groups` with the chosen tasks alone."""
+        """Reduce an element of `gmeta.io.groups` to the chosen tasks."""
         lengths = element["row_splits"][1:] - element["row_splits"][:-1]
         return keep(element, self.keeps(element["task"], lengths))

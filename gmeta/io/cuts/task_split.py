@@ -1,4 +1,4 @@
-"""Cuts the groups of an element into support and query sets, all at once."""
+"""Cutting the groups of an element into support and query sets, all at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaskSplit:
     """A function from an element of `gmeta.io.groups` to one of `gmeta.io.tasks`, which describes its fields.
 
     Raises:
-      ConfigError: ``rows`` is another word than these, or contradicts ``query`` or ``resample``.
+      ConfigError: ``rows`` has an unknown value, or contradicts ``query`` or ``resample``.
     """
 
     path: str
@@ -54,9 +54,9 @@ class TaskSplit:
     def _random(self) -> bool:
         return self.resample or self.rows == "random"
 
-    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The task batch."""
+        """Return the task batch of an element."""
         lengths = _lengths(element)
         queries, chosen = query_rows(self.query, element["columns"], lengths)
         if chosen is not None:
@@ -93,11 +93,11 @@ class TaskSplit:
 
     @property
     def _about(self) -> About:
-        """Where a task that can't be split is, and by what."""
+        """The path and the rule, for messages about tasks that can't be split."""
         return About(self.path, str(self.query))
 
     def _order(self, element: dict[str, Any], lengths: tf.Tensor, chosen: Any) -> Any:
-        """The rows, support before query in each task; None: as they stand."""
+        """Order the rows, support before query in each task; None keeps their order."""
         if chosen is not None:
             return order_marked_last(chosen, lengths)
         if not self._random:
@@ -125,5 +125,5 @@ def _longest(lengths: tf.Tensor) -> tf.Tensor:
 
 
 def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """``tf.gather``, of an index that has nothing but padding where there are no values."""
+    """Gather values; with no values at all, the index may hold padding only."""
     return tf.gather(tf.concat([values, tf.zeros([1], values.dtype)], axis=0), index)

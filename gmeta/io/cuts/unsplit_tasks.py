@@ -1,7 +1,7 @@
-"""Tasks whose rows are all of one kind where a rule is to tell two: refused, or left out and counted.
+"""Tasks whose rows a rule can't split in two, because all are of one kind: refused, or left out and counted.
 
-How many rows a task has is known to the native reader, which treats small ones; which of them a column makes
-query rows is known here alone.
+The native reader knows how many rows a task has, and treats small tasks. Only this module knows which rows a
+column makes query rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gmeta.io.reader_stats import ReaderStats
 
 
 class About(NamedTuple):
-    """What is said of such a task: the split's path, the rule, what it makes of rows, what to do, and why."""
+    """The parts of a message: the split's path, the rule, the kind of row, the advice, and the reason."""
 
     path: str
     rule: str
@@ -27,13 +27,13 @@ class About(NamedTuple):
 def refuse_unsound(
     element: dict[str, Any], sound: tf.Tensor, queries: tf.Tensor, about: About
 ) -> dict[str, Any]:
-    """The element, if all of its tasks are ``sound`` (T,).
+    """Return the element, if all of its tasks are ``sound`` (T,).
 
     Raises:
-      tf.errors.InvalidArgumentError: While iterating; `gmeta.io.as_data_error` makes one line of it.
+      tf.errors.InvalidArgumentError: While iterating; `gmeta.io.as_data_error` reduces it to one line.
     """
     first = tf.argmin(tf.cast(tf.concat([sound, [False]], axis=0), tf.int32))
-    # An escaped line break ends it, because TensorFlow puts a bracket and the node behind it.
+    # An escaped line break ends the message, because TensorFlow appends a bracket and the node.
     message = tf.strings.join([_message(element, queries, about, first), "\n"])
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sound), [message])]):
         return {**element, "task": tf.identity(element["task"])}
@@ -47,13 +47,13 @@ def left_out(
     stats: ReaderStats | None,
     about: About,
 ) -> tuple[dict[str, Any], tf.Tensor]:
-    """The element and ``chosen`` (rows,) without the tasks, and their rows, that aren't ``sound`` (T,)."""
+    """Remove tasks that aren't ``sound`` (T,), and their rows, from the element and ``chosen`` (rows,)."""
     rows = tf.repeat(sound, element["row_splits"][1:] - element["row_splits"][:-1])
     return keep(count_unsound(element, sound, queries, stats, about), sound), tf.boolean_mask(chosen, rows)
 
 
 def keep(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
-    """The element without the tasks, and their rows, that aren't ``sound`` (T,)."""
+    """Remove the tasks that aren't ``sound`` (T,), and their rows, from the element."""
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
     rows = tf.repeat(sound, lengths)
     return {
@@ -72,7 +72,7 @@ def count_unsound(
     stats: ReaderStats | None,
     about: About,
 ) -> dict[str, Any]:
-    """The element as it is; whoever takes its ``"task"`` has tasks counted that aren't ``sound`` (T,)."""
+    """Return the element; evaluating its ``"task"`` counts the tasks that aren't ``sound`` (T,)."""
     if stats is None:
         return element
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
@@ -91,7 +91,7 @@ def _mask(values: Any, rows: tf.Tensor) -> Any:
 
 
 def _message(element: dict[str, Any], queries: tf.Tensor, about: About, place: Any) -> tf.Tensor:
-    """One line about the task at a place of the element; an empty one where there is no such place."""
+    """Describe the task at a place of the element in one line; at the place past the last, numbers are 0."""
 
     def number(values: tf.Tensor) -> tf.Tensor:
         return tf.strings.as_string(tf.gather(tf.concat([values, [0]], axis=0), place))

@@ -1,4 +1,4 @@
-"""Features that change, fetched by key from a store while data is read."""
+"""Changing features, fetched by key from a store while data is read."""
 
 from gmeta.io.features.arrow import ArrowSource
 from gmeta.io.features.feature_source import FeatureSource

@@ -21,20 +21,21 @@ Ints = npt.NDArray[np.int64]
 class ArrowSource(FeatureSource):
     """Features in Arrow tables in memory, such as a Parquet file's.
 
-    Rows are sorted once by (key, version), and found by binary search over all keys of a request at once.
+    Rows are sorted once by (key, version). A binary search finds all keys of a request at once.
 
     Args:
-      tables: Name -> a ``pyarrow.Table`` or RecordBatch: the column of keys, with ``version`` that of
-        versions, and the features: int64, float (32 bits) or lists of them. Of rows of the same key and
-        version the last one counts.
+      tables: Name -> a ``pyarrow.Table`` or RecordBatch. It has the column of keys, the column of versions if
+        ``version`` names one, and features of int64, float (32 bits) or lists of them. If several rows have
+        the same key and version, the last one counts.
       key: The column of keys.
-      version: The column of versions. None: the tables have none, and each key stands once; every value is
-        of version 0.
-      policy: How rows are fetched; there is little to gain here from a cache, and nothing to wait for.
+      version: The column of versions. None: the tables have no versions, each key appears once, and every
+        value has version 0.
+      policy: How rows are fetched; a cache brings little here, and a timeout isn't needed.
 
     Raises:
       ConfigError: A table lacks the key's or the version's column.
-      DataError: A column of another type, null keys or versions, or a key twice in tables without versions.
+      DataError: A column is of another type, a key or version is null, or a key appears twice in a table
+        without versions.
 
     Example:
       >>> prices = pa.table({"key": [7, 7], "version": [10, 20], "price": [1, 2]})
@@ -65,13 +66,13 @@ class ArrowSource(FeatureSource):
         return pa.RecordBatch.from_arrays(found, schema=arrow_schema(columns))
 
     def _put(self, table: str, keys: Ints, rows: Any, columns: Sequence[Column], version: int) -> None:
-        # Sorts the whole table again: meant for what is loaded once, and for tests.
+        # Sorts the whole table again: meant for tables that are loaded once, and for tests.
         with self._lock:
             self._tables[table] = self._tables[table].extend(keys, rows, version)
 
 
 class _Table:
-    """The rows of a table, and for each column where the rows are that have a value in it."""
+    """The rows of a table, and for each column the places of the rows that have a value in it."""
 
     def __init__(self, name: str, table: Any, key: str, version: str | None) -> None:
         names = list(table.schema.names)
@@ -103,7 +104,7 @@ class _Table:
         ]
 
     def rows(self, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> list[Any]:
-        """The arrays of some columns, a value for each key."""
+        """Return the arrays of some columns, with a value for each key."""
         found: dict[int, Any] = {}  # columns without nulls share an order
         arrays = []
         for column in columns:
@@ -115,7 +116,7 @@ class _Table:
         return arrays
 
     def extend(self, keys: Ints, rows: Any, version: int) -> _Table:
-        """This table and some more rows, which leave the others as they are."""
+        """Return this table with some rows added; its own rows don't change."""
         new = object.__new__(_Table)
         new.columns = self.columns
         arrays = []
@@ -130,17 +131,17 @@ class _Table:
 
 
 class _Order:
-    """Rows by (key, version), each pair as one number: place of the key times versions plus place of it."""
+    """Rows sorted by (key, version); the number of a pair is key's place * versions + version's place."""
 
     def __init__(self, keys: Ints, versions: Ints, rows: Ints) -> None:
         self._keys, key_at = np.unique(keys[rows], return_inverse=True)
         self._versions, version_at = np.unique(versions[rows], return_inverse=True)
         pairs = key_at * max(1, len(self._versions)) + version_at
-        order = np.argsort(pairs, kind="stable")  # of equal pairs the last row is the one that counts
+        order = np.argsort(pairs, kind="stable")  # among equal pairs, the last row counts
         self._pairs, self._rows = pairs[order], rows[order]
 
     def newest(self, keys: Ints, as_of: Ints | None) -> Any:
-        """The row of each key that is the newest one not after as_of, as an Arrow array; null for none."""
+        """Find each key's newest row not after as_of, as an Arrow array; null where there is none."""
         if len(self._rows) == 0:
             return pa.nulls(len(keys), pa.int64())
         key_at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)

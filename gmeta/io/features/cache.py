@@ -1,7 +1,7 @@
-"""Rows that were fetched lately: the least recently used ones make room for others.
+"""A cache of recently fetched rows, which drops the least recently used rows to make room.
 
-A row has a slot. Where it is stands in an ordered dict, from (key, as_of) to the slot; its values stand in
-arrays, one a column, so that rows are copied out by indexing, not one by one.
+Each row has a slot. An ordered dict maps (key, as_of) to the slot, and the values are in arrays, one for each
+column, so that rows are copied by indexing, not one by one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FIRST = 1024  # slots to begin with
 
 
 class RowCache:
-    """Rows of some columns by (key, as_of); not for several threads at once.
+    """Rows of some columns by (key, as_of); not safe for several threads at once.
 
     Args:
       capacity: The most rows.
-      columns: What a row has.
+      columns: The columns of a row.
     """
 
     def __init__(self, capacity: int, columns: Sequence[Column]) -> None:
@@ -41,14 +41,14 @@ class RowCache:
         return len(self._slots)
 
     def get(self, places: Sequence[Place], now: float) -> tuple[npt.NDArray[np.bool_], Any]:
-        """Which of some rows are here, and these rows.
+        """Return which of the requested rows are cached, and these rows.
 
         Args:
-          places: (key, as_of) of each, no two alike.
-          now: Rows that stand for the newest one only until now are dropped.
+          places: (key, as_of) of each row, no two alike.
+          now: The present time; rows that count as the newest only until before it are dropped.
 
         Returns:
-          (n,) bool, and a RecordBatch of as many rows as it has True.
+          (n,) bool, and a RecordBatch with one row for each True.
         """
         slots = np.fromiter((self._slots.get(place, -1) for place in places), np.int64, len(places))
         if len(self):
@@ -60,8 +60,8 @@ class RowCache:
         return here, self._rows(slots[here])
 
     def put(self, places: Sequence[Place], rows: Any, until: float) -> None:
-        """Keep rows, a RecordBatch, which may stand for the newest ones until then."""
-        first = max(0, len(places) - self._capacity)  # of more than fit, the last ones stay
+        """Cache rows, a RecordBatch, which count as the newest ones until the time ``until``."""
+        first = max(0, len(places) - self._capacity)  # if not all fit, the last ones are kept
         slots = np.fromiter(map(self._slot, places[first:]), np.int64, len(places) - first)
         if len(slots) == 0:
             return
@@ -75,13 +75,13 @@ class RowCache:
             if column.is_list:
                 starts = array.offsets.to_numpy().tolist()
                 numbers = array.values.to_numpy(zero_copy_only=False)
-                for row, slot in enumerate(slots.tolist()):  # copied, so that nothing else is kept with it
+                for row, slot in enumerate(slots.tolist()):  # copied, so that the batch isn't kept in memory
                     values[slot] = numbers[starts[row] : starts[row + 1]].copy()
             else:
                 values[slots] = array.fill_null(0).to_numpy(zero_copy_only=False)
 
     def _slot(self, place: Place) -> int:
-        """The slot to write a row into; the least recently used row's, if all are taken."""
+        """Return the slot to write a row into; if all are taken, that of the least recently used row."""
         slot = self._slots.pop(place, None)
         if slot is None:
             full = len(self._slots) == self._capacity

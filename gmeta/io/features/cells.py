@@ -1,8 +1,8 @@
-"""A value in a store, as bytes: the numbers of the column's type one after the other, nothing else.
+"""The encoding of a value in a store: the numbers of the column's type one after the other, nothing else.
 
-A single value is 8 bytes (int64) or 4 (float32), a list as many times that as it has values, so an empty list
-is no bytes; little-endian unless said otherwise. It is what ``numpy.ndarray.tobytes`` writes and what
-``java.nio.ByteBuffer`` reads. A value that isn't there has no cell.
+A single value is 8 bytes (int64) or 4 bytes (float32), little-endian unless stated otherwise. A list is its
+values one after the other, so an empty list is no bytes. ``numpy.ndarray.tobytes`` writes this format, and
+``java.nio.ByteBuffer`` reads it. A missing value has no cell.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Cell = bytes | None
 
 
 def arrow_type(column: Column) -> Any:
-    """The Arrow type of a column's values: ``int64``, ``float``, or a list of one of them."""
+    """Return the Arrow type of a column's values: ``int64``, ``float``, or a list of one of them."""
     item = pa.int64() if column.dtype == "int64" else pa.float32()
     return pa.list_(item) if column.is_list else item
 
 
 def arrow_schema(columns: Sequence[Column]) -> Any:
-    """The Arrow schema of rows of these columns; every value may be null."""
+    """Return the Arrow schema of rows of these columns; every value may be null."""
     return pa.schema([pa.field(column.name, arrow_type(column)) for column in columns])
 
 
 def column_of(name: str, kind: Any) -> Column:
-    """The column that an Arrow type stands for.
+    """Return the column that an Arrow type stands for.
 
     Raises:
-      DataError: It is neither int64 nor float32 nor a list of them.
+      DataError: The type is neither int64 nor float32 nor a list of them.
     """
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     item = kind.value_type if is_list else kind
@@ -49,7 +49,7 @@ def column_of(name: str, kind: Any) -> Column:
 
 
 def encode(array: Any, order: ByteOrder = "little") -> list[Cell]:
-    """The cells of an Arrow array; None where it is null."""
+    """Encode an Arrow array as cells; null becomes None."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_list(array.type):
         starts = array.offsets.to_numpy().tolist()
@@ -71,17 +71,17 @@ def decode(
     where: str,
     order: ByteOrder = "little",
 ) -> Any:
-    """The rows of some cells, a RecordBatch; null where a cell is None.
+    """Decode cells into rows, a RecordBatch; None becomes null.
 
     Args:
-      cells: Of each column, the cells of the keys.
-      columns: What they are.
-      keys: Whose rows, for the error.
+      cells: For each column, the cells of the keys.
+      columns: The columns.
+      keys: The keys of the rows, for the error.
       where: The store and the table, for the error.
-      order: Of the bytes.
+      order: The order of the bytes.
 
     Raises:
-      DataError: A cell is of another size than its type's.
+      DataError: A cell doesn't have the size of its type.
     """
     arrays = []
     for column, own in zip(columns, cells, strict=True):
@@ -115,7 +115,7 @@ def _decode(cells: Sequence[Cell], column: Column, keys: npt.NDArray[np.int64], 
 
 
 def list_array(numbers: npt.NDArray[Any], lengths: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> Any:
-    """An Arrow array of lists: their numbers one after the other, their lengths, and which aren't null."""
+    """Create an Arrow array of lists from their joined numbers, their lengths, and which aren't null."""
     offsets = np.fromiter(accumulate(lengths.tolist(), initial=0), np.int32, len(lengths) + 1)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers), mask=pa.array(~there))
 

@@ -1,4 +1,4 @@
-"""Where features are: the interface of every store, and how rows are asked for."""
+"""The interface of every feature store, and the requests for rows."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from gmeta.io.features.requests import request
 
 
 class FeatureSource(abc.ABC):
-    """Tables of features by an int64 key, such as an item's, each value with the version that it is from.
+    """Tables of features by an int64 key, such as an item's id; each value has a version.
 
-    A value is the newest one not after ``as_of``, each column for itself: where a price changes daily and a
-    click rate hourly, a row has the price of the day and the rate of the hour. Versions are numbers from 0,
-    most often times in the unit of the data set's ``timestamp``.
+    A lookup returns the newest value not after ``as_of``, separately for each column: if a price changes
+    daily and a click rate hourly, a row has the price of the day and the rate of the hour. Versions are
+    numbers from 0, most often times in the unit of the data set's ``timestamp``.
 
-    `ArrowSource` has tables in memory, `RocksDBSource` in a folder, `HBaseSource` in a cluster. They say how
-    rows are fetched and put; what is fetched, how often, and what becomes of values that aren't there says
-    `FetchPolicy`, for all of them alike. A source serves any number of threads.
+    `ArrowSource` has tables in memory, `RocksDBSource` in a folder, `HBaseSource` in a cluster. They
+    implement how rows are fetched and put. `FetchPolicy` decides, for all of them alike, what is fetched, how
+    often, and how missing values are treated. A source serves any number of threads.
 
     Args:
-      name: The source in messages.
+      name: The name of the source in messages.
       policy: How rows are fetched.
     """
 
     one_time: ClassVar[bool] = False
-    """Whether a request has one ``as_of`` for all of its rows."""
+    """Whether a request has a single ``as_of`` for all its rows."""
 
     def __init__(self, name: str, policy: FetchPolicy) -> None:
         self.name, self.policy = name, policy
@@ -56,20 +56,20 @@ class FeatureSource(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> Any:
-        """The rows of some keys, for `multi_get` alone.
+        """Fetch the rows of some keys; only `multi_get` calls it.
 
         Args:
           table: One of `tables`.
           keys: (n,), ``policy.batch_rows`` at most, in ascending order within each ``as_of``.
           columns: Columns of the table.
           as_of: (n,) in ascending order, all alike if `one_time`, or None for the newest values. No pair of
-            key and ``as_of`` twice.
+            key and ``as_of`` appears twice.
 
         Returns:
           A RecordBatch of n rows with these columns, null where there is no value.
 
         Raises:
-          StoreUnavailableError: The connection failed, so that another attempt makes sense.
+          StoreUnavailableError: The connection failed, so another attempt makes sense.
           StoreError: The store refused the request.
         """
 
@@ -84,24 +84,24 @@ class FeatureSource(abc.ABC):
         columns: Sequence[str],
         as_of: npt.ArrayLike | None = None,
     ) -> Any:
-        """The features of some keys.
+        """Return the features of some keys.
 
         Equal keys (of an equal ``as_of``) are fetched once, and not at all if the cache has them.
 
         Args:
-          table: Which table.
-          keys: (n,) int64, in any order, repeated ones too.
-          columns: Which columns.
-          as_of: The newest version that may be seen: one for all keys, or (n,); None has no bound. Rounded
+          table: The table.
+          keys: (n,) int64, in any order; keys may repeat.
+          columns: The columns.
+          as_of: The newest version allowed: one for all keys, or (n,); None sets no bound. It is rounded
             down to ``policy.resolution``.
 
         Returns:
           A ``pyarrow.RecordBatch`` of n rows in the order of the keys, with these columns in this order:
-          ``int64``, ``float`` or lists of them. What isn't there is as ``policy.missing`` says.
+          ``int64``, ``float`` or lists of them. Missing values are treated as ``policy.missing`` says.
 
         Raises:
-          ConfigError: No such table or column, or arguments of the wrong form.
-          DataError: A value isn't there, and ``policy.missing`` is ``"raise"``.
+          ConfigError: There is no such table or column, or an argument is of the wrong form.
+          DataError: A value is missing, and ``policy.missing`` is ``"raise"``.
           StoreUnavailableError: The store didn't answer, ``policy.attempts`` times.
           StoreError: The store refused.
 
@@ -127,18 +127,18 @@ class FeatureSource(abc.ABC):
     def put(self, table: str, keys: npt.ArrayLike, rows: Any, version: int) -> None:
         """Write values of one version; a value of the same version is replaced.
 
-        What the cache holds isn't looked at: rows that it has are seen as they were.
+        The cache isn't updated: rows in it keep their old values.
 
         Args:
-          table: Which table.
+          table: The table.
           keys: (n,) int64, no two alike.
           rows: A RecordBatch, or a mapping of names to sequences, of n rows with some of the table's columns.
-            A null leaves the value that is there.
+            A null leaves the existing value.
           version: From 0 to `NEWEST`.
 
         Raises:
-          ConfigError: No such table or column, or arguments of the wrong form.
-          StoreUnavailableError, StoreError: As `multi_get`; it isn't tried again.
+          ConfigError: There is no such table or column, or an argument is of the wrong form.
+          StoreUnavailableError, StoreError: As `multi_get`; the request isn't repeated.
         """
         names = list(rows.schema.names if hasattr(rows, "schema") else rows)
         columns = self.columns(table, names)
@@ -160,10 +160,10 @@ class FeatureSource(abc.ABC):
         self._put(table, written, pa.RecordBatch.from_arrays(arrays, schema=schema), columns, int(version))
 
     def columns(self, table: str, names: Sequence[str]) -> list[Column]:
-        """Columns of a table, by their names.
+        """Return columns of a table by their names.
 
         Raises:
-          ConfigError: The table or a column isn't there; it says what is.
+          ConfigError: The table or a column doesn't exist; the error names those that do.
         """
         if table not in self.tables:
             raise ConfigError(
@@ -180,14 +180,14 @@ class FeatureSource(abc.ABC):
         return [there[name] for name in names]
 
     def counts(self) -> FetchCounts:
-        """What was fetched since this source was made."""
+        """Return the counters since this source was made."""
         with self._lock:
             return FetchCounts(**self._counted)
 
     def _rows(
         self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None, counted: Counter[str]
     ) -> Any:
-        """The rows of distinct keys, from the cache or the store."""
+        """Return the rows of distinct keys, from the cache or the store."""
         if self.policy.cache_rows == 0 or len(keys) == 0:
             counted["misses"] += len(keys)
             return self._fetch(table, keys, columns, as_of, counted)
@@ -216,7 +216,7 @@ class FeatureSource(abc.ABC):
     def _fetch(
         self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None, counted: Counter[str]
     ) -> Any:
-        """The rows of distinct keys from the store, in batches."""
+        """Fetch the rows of distinct keys from the store, in batches."""
         batches = [pa.RecordBatch.from_pylist([], schema=arrow_schema(columns))]
         for part in request_slices(len(keys), self.policy.batch_rows, as_of if self.one_time else None):
             when = None if as_of is None else as_of[part]
@@ -230,7 +230,7 @@ class FeatureSource(abc.ABC):
 
 
 def _join(batches: Sequence[Any]) -> Any:
-    """Record batches of one schema, one behind the other."""
+    """Concatenate record batches of one schema."""
     full = [batch for batch in batches if len(batch)] or batches[:1]
     if len(full) == 1:
         return full[0]

@@ -1,4 +1,4 @@
-"""How features are fetched, the same for every store, and what was counted meanwhile."""
+"""The policy by which features are fetched, the same for every store, and the counters of fetching."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class FetchPolicy:
     Attributes:
       batch_rows: The most rows of one request to the store.
       timeout: Seconds that a request may take; None sets no limit, and saves a thread for each request.
-      attempts: How often a request is made at most, when the connection fails or time runs out. A request
-        that the store refuses isn't repeated.
-      backoff: Seconds before the second attempt; twice as long before each further one, less up to a half by
-        chance, so that ranks don't come back all at once.
-      cache_rows: The most rows that are kept, of each set of columns; the least recently used go first. That
-        a key has no value is kept too. 0 keeps none.
-      cache_seconds: How long a row stands for the newest one where no ``as_of`` is given. Rows of an
-        ``as_of`` are kept for as long as there is room: what is written later about the past isn't seen.
+      attempts: The most attempts at a request whose connection fails or whose time runs out. A request that
+        the store refuses isn't repeated.
+      backoff: Seconds before the second attempt; the wait doubles before each further attempt. Each wait is
+        shortened at random, by up to a half, so that ranks don't retry all at once.
+      cache_rows: The most rows that are cached, for each set of columns; the least recently used are dropped
+        first. The cache also remembers that a key has no value. 0 caches none.
+      cache_seconds: How long a cached row counts as the newest one if no ``as_of`` is given. Rows of an
+        ``as_of`` are cached as long as there is room, so later writes about the past aren't seen.
       resolution: ``as_of`` is rounded down to a multiple of this. A row is then at most that much older than
-        it could be, never newer, and rows of one multiple share a request and a place in the cache.
-      missing: What becomes of a value that isn't there. ``"raise"``: `DataError` names it. ``"null"``: it is
-        null. ``"default"``: it is `defaults`' one.
-      defaults: Column -> a number, or for a list column a sequence of them. Columns that it lacks have 0, or
-        an empty list.
+        necessary, never newer, and rows of one multiple share a request and an entry in the cache.
+      missing: How a missing value is treated. ``"raise"``: a `DataError` names it. ``"null"``: it is null.
+        ``"default"``: it is the column's value in `defaults`.
+      defaults: Column -> a number, or for a list column a sequence of numbers. Other columns have 0, or an
+        empty list.
 
     Raises:
-      ConfigError: A number that makes no sense, or an unknown rule.
+      ConfigError: A number is out of range, or the rule is unknown.
     """
 
     batch_rows: int = 1024
@@ -67,18 +67,18 @@ class FetchPolicy:
 
 @dataclass(frozen=True)
 class FetchCounts:
-    """What a `FeatureSource` has done since it was made.
+    """The counters of a `FeatureSource` since it was made.
 
     Attributes:
-      rows: Keys asked for, repeated ones too.
-      distinct: What was left of them after equal ones of a call (and of an ``as_of``) were joined.
-      hits: Of these, the ones that the cache had.
-      misses: The ones that it hadn't, and that were fetched.
-      requests: Requests made to the store, repeated ones too.
-      retries: Of these, the repeated ones.
-      timeouts: Of these, the ones that took too long.
-      missing_keys: Distinct keys of a call that had none of the asked values.
-      missing_values: Values that weren't there, those of the missing keys too.
+      rows: Requested keys, including repeated ones.
+      distinct: Requested keys after joining equal keys of a call (and of an ``as_of``).
+      hits: Distinct keys found in the cache.
+      misses: Distinct keys not found in the cache, which were fetched.
+      requests: Requests made to the store, including repeated ones.
+      retries: Repeated requests.
+      timeouts: Requests that took too long.
+      missing_keys: Distinct keys of a call that had none of the requested values.
+      missing_values: Missing values, including those of the missing keys.
     """
 
     rows: int = 0

@@ -21,31 +21,32 @@ from gmeta.io.features.library import import_for
 
 Ints = npt.NDArray[np.int64]
 _BYTES_OF_LONG = struct.Struct(">q").pack
-_MUTATIONS = 10_000  # of one request to write
+_MUTATIONS = 10_000  # the most of one write request
 
 
 class HBaseSource(FeatureSource):
     """Features in HBase tables, read through a Thrift server (``hbase thrift start``, the first interface).
 
-    A row's key is `row_key`'s, a column ``<family>:<name>``, a value's bytes as `cells` says, and versions
-    are HBase's own timestamps. The table must keep as many of them (``VERSIONS``) as ``as_of`` looks back;
-    `create_table` asks for that.
+    `row_key` makes the row's key, a column is ``<family>:<name>``, `cells` describes a value's bytes, and
+    versions are HBase's own timestamps. The table must keep as many versions (``VERSIONS``) as ``as_of``
+    looks back; `create_table` sets that number.
 
-    HBase takes one time for all rows of a request, so rows of as many ``as_of`` take as many requests, one
-    after the other: give one for all keys, or a `FetchPolicy.resolution` of an hour or a day.
+    HBase takes one time for all rows of a request, so each distinct ``as_of`` takes a request of its own, one
+    after the other. Give one ``as_of`` for all keys, or a `FetchPolicy.resolution` of an hour or a day.
 
-    Nothing is opened before the first request. Threads have connections of their own, which are kept.
+    Nothing is opened before the first request. Each thread uses a connection of its own; connections are
+    kept.
 
     Args:
-      host: Of the Thrift server.
-      port: Of the Thrift server.
+      host: The host of the Thrift server.
+      port: The port of the Thrift server.
       tables: Name -> its columns; HBase itself knows no types.
       family: The column family.
       byte_order: ``"big"`` for values that Java wrote with ``Bytes.toBytes``.
-      row_key: The row's key of a key; 8 bytes, big-endian, as ``Bytes.toBytes(long)``.
-      table_prefix: Stands with ``_`` before the tables' names.
+      row_key: Makes a row's key from a key; by default 8 bytes, big-endian, as ``Bytes.toBytes(long)``.
+      table_prefix: A prefix of the tables' names, followed by ``_``.
       transport: ``"framed"`` for a server started with ``-framed``, ``-nonblocking`` or ``-hsha``.
-      protocol: ``"compact"`` for one started with ``-compact``.
+      protocol: ``"compact"`` for a server started with ``-compact``.
       policy: How rows are fetched.
 
     Raises:
@@ -86,8 +87,8 @@ class HBaseSource(FeatureSource):
         self._settings = {
             "host": host,
             "port": port,
-            # Of each wait on the socket, so that a thread that was given up ends; it is `requests` that
-            # watches the time of a request.
+            # Limits each wait on the socket, so that an abandoned thread ends; `requests` limits the time of
+            # a whole request.
             "timeout": None if self.policy.timeout is None else max(1, int(self.policy.timeout * 2000)),
             "table_prefix": table_prefix,
             "transport": transport,
@@ -103,10 +104,10 @@ class HBaseSource(FeatureSource):
         return self._tables
 
     def create_table(self, table: str, *, versions: int) -> None:
-        """Make a table in HBase whose values keep so many versions.
+        """Make a table in HBase whose values keep ``versions`` versions.
 
         Raises:
-          StoreUnavailableError, StoreError: As `multi_get`; also if the table is there.
+          StoreUnavailableError, StoreError: As `multi_get`; also if the table already exists.
         """
         with self._connection(table) as connection:
             connection.create_table(table, {self._family.decode(): {"max_versions": versions}})
@@ -115,7 +116,7 @@ class HBaseSource(FeatureSource):
         """See `FeatureSource.fetch`."""
         names = [self._name(column) for column in columns]
         rows = [self._row_key(key) for key in keys.tolist()]
-        # The server takes what is older than the time, not what is as old.
+        # The server returns values older than the time, and not those of the time itself.
         until = None if as_of is None or as_of[0] >= NEWEST else int(as_of[0]) + 1
         with self._connection(table) as connection:
             answer = dict(connection.table(table).rows(rows, columns=names, timestamp=until))
@@ -124,7 +125,7 @@ class HBaseSource(FeatureSource):
         return decode(cells, columns, keys, f"{self.name}: table {table!r}", self._order)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         while self._idle:
             with suppress(IndexError, OSError):
                 self._idle.popleft().close()
@@ -146,7 +147,7 @@ class HBaseSource(FeatureSource):
 
     @contextmanager
     def _connection(self, table: str) -> Iterator[Any]:
-        """A connection that no other thread uses meanwhile; one that fails isn't used again."""
+        """Lend a connection that no other thread uses meanwhile; a failed one isn't used again."""
         thrift = importlib.import_module("thriftpy2.thrift")
         transport = importlib.import_module("thriftpy2.transport")
         connection = None
@@ -158,7 +159,7 @@ class HBaseSource(FeatureSource):
             yield connection
         except (OSError, transport.TTransportException) as error:
             _drop(connection)
-            self.close()  # they are of the same server, which may have been started again
+            self.close()  # the idle ones are to the same server, which may have been restarted
             hung_up = getattr(error, "type", None) == transport.TTransportException.END_OF_FILE
             hint = (
                 " (as a server does that was started with another transport= or protocol=)" if hung_up else ""
@@ -177,7 +178,7 @@ class HBaseSource(FeatureSource):
 
 
 def _said(error: BaseException) -> str:
-    """The first line of what an error says; a server of Java's sends its whole stack."""
+    """Return the first line of an error's message; a Java server sends its whole stack trace."""
     said = getattr(error, "message", None) or str(error)
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
     return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else 'no reason given'}"

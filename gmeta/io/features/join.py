@@ -1,4 +1,4 @@
-"""Features joined into the elements of a dataset, while it is read."""
+"""Joining features into the elements of a dataset while it is read."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ def join_features(
 ) -> tf.data.Dataset:
     """Add the features of the keys in a column to each element (9N-LLM's join while reading).
 
-    One `FeatureSource.multi_get` an element: its keys are fetched together, equal ones once.
+    Each element takes one `FeatureSource.multi_get`: its keys are fetched together, and equal keys once.
 
-    It costs what Python costs. The call holds Python's global lock except while it waits for the store, so
-    ``num_parallel_calls`` hides the store's latency and adds no more than one core of work in this process.
-    And the dataset refers to an object of this process: tf.data service can't run it in workers elsewhere
-    (join before, in a job that writes shards, or after the service), nor can the graph be saved.
+    The join runs in Python. The call holds Python's global lock except while it waits for the store, so
+    ``num_parallel_calls`` hides the store's latency, but adds no more than one core of work in this process.
+    Also, the dataset refers to an object of this process. So tf.data service can't run it in workers
+    elsewhere (join before, in a job that writes shards, or after the service), and the graph can't be saved.
 
     Args:
-      dataset: Of dicts with ``"columns"``, as `gmeta.io.group_batch` makes them, or with ``"features"``, as
-        `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N, None).
-      source: Where the features are. Its policy must not leave values null, which tensors can't be.
-      table: Its table.
+      dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.group_batch` makes them, or with
+        ``"features"``, as `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N, None).
+      source: The source of the features. Its policy must not leave values null, as tensors hold no nulls.
+      table: The source's table.
       key: The column of keys, int64, (N,) or (N, None).
       columns: Columns of the table.
-      as_of: The column of versions, such as ``"timestamp"``, int64 (N,), so that a row sees features as they
-        were at its own time and not the future's. None: the newest ones.
-      prefix: Stands before the new columns' names.
-      num_parallel_calls: Elements that are joined at once; their order stays.
+      as_of: The column of versions, such as ``"timestamp"``, int64 (N,), so that a row gets the features as
+        of its own time, not later ones. None: the newest features.
+      prefix: A prefix of the new columns' names.
+      num_parallel_calls: Elements that are joined at once; their order is kept.
 
     Returns:
       The dataset, whose elements have the new columns in the same dict: int64 or float32, of the shape of the
       key's column, with one ragged dimension more for a list.
 
     Raises:
-      ConfigError: A column isn't there or is there already, or is of the wrong form.
+      ConfigError: A column doesn't exist, exists already, or is of the wrong form.
       tf.errors.OpError: While iterating; `gmeta.io.data_errors` turns it into one line.
 
     Example:
@@ -140,7 +140,7 @@ def _types(column: Column) -> list[Any]:
 
 
 def _numpy(column: Column, values: Any) -> list[Any]:
-    """The arrays of a column without nulls: its values, and the row splits of a list."""
+    """Return the arrays of a column without nulls: its values and, for a list, its row splits."""
     if not column.is_list:
         return [values.to_numpy()]
     return [

@@ -1,4 +1,4 @@
-"""What is asked for: keys and times, checked, made distinct, and cut into requests."""
+"""Requested keys and times: checked, made distinct, and cut into requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gmeta.core.errors import ConfigError
 
 Ints = npt.NDArray[np.int64]
 NEWEST = 2**63 - 2
-"""The largest version, which HBase sets as well."""
+"""The largest version; HBase has the same limit."""
 
 
 def int64_vector(what: str, values: npt.ArrayLike, name: str) -> Ints:
-    """Values as (n,) int64.
+    """Convert values to (n,) int64.
 
     Raises:
-      ConfigError: They are something else; it says whose they are.
+      ConfigError: They are of another form; the error begins with ``name``.
     """
     array = np.asarray(values)
     if array.shape == (0,):
@@ -31,10 +31,10 @@ def int64_vector(what: str, values: npt.ArrayLike, name: str) -> Ints:
 
 
 def times(as_of: npt.ArrayLike | None, count: int, resolution: int, name: str) -> Ints | None:
-    """The time of each of so many keys, rounded down to a multiple of the resolution; None for none.
+    """Return the time of each of ``count`` keys, rounded down to a multiple of the resolution; None stays.
 
     Raises:
-      ConfigError: It is neither one version nor one for each key.
+      ConfigError: ``as_of`` is neither one version nor one for each key.
     """
     if as_of is None:
         return None
@@ -50,7 +50,7 @@ def times(as_of: npt.ArrayLike | None, count: int, resolution: int, name: str) -
 
 
 def distinct(keys: Ints, as_of: Ints | None) -> tuple[Ints, Ints | None, Ints]:
-    """Distinct pairs in the order of as_of and then key, and where each pair stands among them."""
+    """Return the distinct pairs, sorted by as_of and then key, and each pair's place among them."""
     unique, inverse = np.unique(keys, return_inverse=True)
     if as_of is None or len(keys) == 0:
         return unique, None if as_of is None else as_of[:0], inverse
@@ -60,7 +60,7 @@ def distinct(keys: Ints, as_of: Ints | None) -> tuple[Ints, Ints | None, Ints]:
 
 
 def request_slices(count: int, most: int, one_time: Ints | None) -> Iterator[slice]:
-    """Which rows each request asks for: so many at most, and of one time where these are given."""
+    """Yield the rows of each request: ``most`` at most, and all of one time if ``one_time`` is given."""
     ends = [count]
     if one_time is not None:
         ends = [*(np.flatnonzero(np.diff(one_time)) + 1).tolist(), count]

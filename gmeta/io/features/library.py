@@ -1,4 +1,4 @@
-"""Packages that one store alone needs: an extra, imported when such a source is made."""
+"""Optional packages that a single store needs, imported when such a source is made."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gmeta.core.errors import ConfigError
 
 
 def import_for(source: str, package: str) -> ModuleType:
-    """A package of the extra ``stores``.
+    """Import a package of the extra ``stores``.
 
     Raises:
-      ConfigError: It isn't installed, or doesn't load.
+      ConfigError: The package isn't installed, or doesn't load.
     """
     try:
         return importlib.import_module(package)

@@ -28,19 +28,19 @@ def settle_missing(
     keys: Ints,
     as_of: Ints | None,
 ) -> Any:
-    """Rows in which nulls are what the policy says.
+    """Treat the nulls of some rows as the policy says.
 
     Args:
       rows: A RecordBatch of n rows, null where there is no value.
       columns: Its columns.
       policy: The rule and the defaults.
-      counted: Is added to: ``missing_keys``, ``missing_values``.
-      what: Whose rows, for the error.
+      counted: Counters; ``missing_keys`` and ``missing_values`` are increased.
+      what: The source and the table, for the error.
       keys: (n,), for the error.
       as_of: (n,) or None, for the error.
 
     Raises:
-      DataError: The rule is to raise, and a value isn't there.
+      DataError: The rule is to raise, and a value is missing.
     """
     absent = [array.is_null().to_numpy(zero_copy_only=False) for array in rows.columns]
     values = int(sum(nulls.sum() for nulls in absent))
@@ -64,10 +64,10 @@ def settle_missing(
 
 
 def default_of(column: Column, policy: FetchPolicy) -> Any:
-    """A column's default, as an Arrow array of one value.
+    """Return a column's default, as an Arrow array of one value.
 
     Raises:
-      ConfigError: It is of another type than the column.
+      ConfigError: The default is of another type than the column.
     """
     value = policy.defaults.get(column.name, [] if column.is_list else 0)
     try:
@@ -90,7 +90,7 @@ def _fill(array: Any, nulls: npt.NDArray[np.bool_], column: Column, policy: Fetc
 def _describe(
     columns: Sequence[Column], absent: Sequence[npt.NDArray[np.bool_]], keys: Ints, as_of: Ints | None
 ) -> str:
-    """Which keys have no value in which columns."""
+    """Describe which keys lack a value in which columns."""
     bad = np.flatnonzero(np.logical_or.reduce(absent))
     named = []
     for row in bad[:_SHOWN].tolist():

@@ -1,4 +1,4 @@
-"""One request to a store: no longer than it may take, and again when the connection fails."""
+"""One request to a store, with a time limit, and repeated when the connection fails."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class _LateError(Exception):
 
 
 def request(make: Callable[[], T], policy: FetchPolicy, counted: Counter[str], what: str) -> T:
-    """What ``make()`` returns.
+    """Make a request, with as many attempts as the policy allows, and return its result.
 
     Args:
-      make: Makes the request; raises `StoreUnavailableError` where another attempt makes sense.
-      policy: How long and how often.
-      counted: Is added to: ``requests``, ``retries``, ``timeouts``.
-      what: Whose request, for the error.
+      make: Makes the request; raises `StoreUnavailableError` if another attempt makes sense.
+      policy: The time limit and the number of attempts.
+      counted: Counters; ``requests``, ``retries`` and ``timeouts`` are increased.
+      what: The source, table and keys, for the error.
 
     Raises:
-      StoreUnavailableError: The last attempt failed too. Other errors come through at once.
+      StoreUnavailableError: The last attempt failed too. Other errors are raised at once.
     """
     began = time.monotonic()
     for attempt in range(1, policy.attempts + 1):
@@ -51,10 +51,10 @@ def request(make: Callable[[], T], policy: FetchPolicy, counted: Counter[str], w
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T:
-    """What ``make()`` returns in a thread of its own, which is left to itself when time has run out.
+    """Run ``make()`` in a thread of its own, and abandon the thread when the time has run out.
 
-    Nothing can end a thread. A source whose requests wait for others ends them itself, by a limit on its
-    sockets; this is the limit that holds whatever a store does.
+    Nothing can end a thread from outside. A source that waits on a network ends its requests itself, by a
+    limit on its sockets; the limit here holds whatever the store does.
     """
     outcome: list[tuple[bool, Any, float]] = []
     began = time.monotonic()
@@ -72,6 +72,6 @@ def _within(seconds: float, make: Callable[[], T]) -> T:
         raise _LateError
     done, value, took = outcome[0]
     if not done:
-        # On a busy machine the socket's limit may have run out too before this thread goes on.
+        # On a busy machine the socket's limit may also have run out before this thread resumes.
         raise value if took < seconds else _LateError from value
     return value

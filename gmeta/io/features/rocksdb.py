@@ -25,21 +25,23 @@ _PREFIX, _SIZE = 10, 18  # bytes: of key and column, and with the version
 class RocksDBSource(FeatureSource):
     """Features in a RocksDB folder, on a disk of this machine.
 
-    A table is a column family, and each value an entry of its own (`cells` gives its bytes). Its key is::
+    A table is a column family, and each value an entry of its own (`cells` describes its bytes). The entry's
+    key is::
 
         key, 8 bytes | column, 2 bytes | 2**63 - 1 - version, 8 bytes
 
-    big-endian, the key with its sign bit flipped, the column as its place in the table. So entries stand by
-    key, a key's columns side by side, and of a column the newest version first: one seek to the prefix with
-    ``as_of`` in place of the version ends at the value wanted. A Bloom filter over prefixes answers for keys
-    that aren't there. The tables' columns are JSON in the default column family, under ``gmeta/<table>``.
+    All parts are big-endian. The key's sign bit is flipped, and the column is its place in the table. So
+    entries are sorted by key, then by column, then from the newest version to the oldest: one seek to the
+    prefix, with ``as_of`` in place of the version, ends at the wanted value. A Bloom filter over prefixes
+    speeds up the search for missing keys. The tables' columns are stored as JSON in the default column
+    family, under ``gmeta/<table>``.
 
     Args:
       path: The folder.
-      writable: Whether tables are made and rows put; one process at a time may. Otherwise any number of
-        processes read, each the state at the time when it opened the folder.
-      policy: How rows are fetched. Without one a reader keeps 100,000 rows, which are quicker had than from
-        RocksDB's own cache, and a writer none, as it would see them as they were; neither has a timeout.
+      writable: True: the source can make tables and put rows; only one process at a time may. False: any
+        number of processes can read, and each sees the state at the time when it opened the folder.
+      policy: How rows are fetched. By default a reader caches 100,000 rows, which is quicker than RocksDB's
+        own cache, and a writer caches none, because it would see outdated rows; neither has a timeout.
 
     Raises:
       ConfigError: ``rocksdict`` isn't installed.
@@ -91,10 +93,10 @@ class RocksDBSource(FeatureSource):
         return self._columns
 
     def create_table(self, table: str, columns: Sequence[Column]) -> None:
-        """Make a table, unless there is one of these columns.
+        """Make a table, unless it exists with these columns.
 
         Raises:
-          ConfigError: There is one of other columns, or the folder isn't open for writing.
+          ConfigError: The table exists with other columns, or the folder isn't open for writing.
         """
         if self._columns.get(table, list(columns)) != list(columns) or not table or table == "default":
             raise ConfigError(f"{self.name}: table {table!r} is there with other columns; take another name")
@@ -128,7 +130,7 @@ class RocksDBSource(FeatureSource):
         return decode(of_columns, columns, keys, f"{self.name}: table {table!r}")
 
     def close(self) -> None:
-        """Give the folder back; what was put is on the disk then."""
+        """Close the folder; everything that was put is then on the disk."""
         for family in self._families.values():
             family.close()
         self._store.close()
@@ -153,7 +155,7 @@ class RocksDBSource(FeatureSource):
         self._store.write(batch)
 
     def _places(self, keys: Ints, numbers: Sequence[int], as_of: Ints | None) -> list[bytes]:
-        """Where each value of each key begins, key by key."""
+        """Return the entry key to seek for each value of each key, key by key."""
         places = np.empty((len(keys), len(numbers)), [("key", ">u8"), ("column", ">u2"), ("version", ">u8")])
         places["key"] = (keys.astype(np.uint64) ^ np.uint64(1 << 63))[:, None]
         places["column"] = numbers
@@ -167,7 +169,7 @@ class RocksDBSource(FeatureSource):
         options.create_if_missing(self._writable)
         options.set_prefix_extractor(self._library.SliceTransform.create_fixed_prefix(_PREFIX))
         blocks = self._library.BlockBasedOptions()
-        blocks.set_bloom_filter(10, False)  # bits a prefix: one in a hundred seeks for nothing
+        blocks.set_bloom_filter(10, False)  # bits a prefix: one in a hundred seeks is in vain
         options.set_block_based_table_factory(blocks)
         return options
 

@@ -1,4 +1,4 @@
-"""Which columns a reader hands on: those that are named, or what the manifest says of the others."""
+"""The columns that a reader returns: the named ones, or defaults from the manifest."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Label = str | tuple[str, ...]
 
 
 def choose_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[str] | None) -> Label:
-    """Return the label's column, or several.
+    """Return the name of the label's column, or several names.
 
     Args:
       what: The reader, for messages.
       schema: The columns.
       roles: What they are for.
-      label: What was asked for; None: the label that `gmeta prepare` was told of.
+      label: The requested column or columns; None: the label that was given to `gmeta prepare`.
 
     Raises:
-      ConfigError: It is no column of one value a row, or none was named here and none there.
+      ConfigError: A label isn't a column of one value a row, or neither ``label`` nor ``roles`` names one.
     """
     if label is None:
         if roles.label is None:
@@ -44,16 +44,16 @@ def choose_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[
 def choose_features(
     what: str, schema: Schema, features: Sequence[str] | None, kept_back: Collection[str | None]
 ) -> list[str]:
-    """Return the features' columns.
+    """Return the names of the features' columns.
 
     Args:
       what: The reader, for messages.
       schema: The columns.
-      features: What was asked for; None: all but the batch and those that are kept back.
-      kept_back: Columns that are no features by themselves.
+      features: The requested columns; None: all except the batch and those in ``kept_back``.
+      kept_back: Columns that are features only if requested.
 
     Raises:
-      ConfigError: A name is no column, stands twice, or is the batch.
+      ConfigError: A name is no column, appears twice, or is the batch.
     """
     if features is None:
         return [c.name for c in schema if c.name != schema.batch and c.name not in kept_back]
@@ -66,10 +66,10 @@ def choose_features(
 
 
 def choose_weight(what: str, schema: Schema, name: str | None) -> str | None:
-    """Return the weights' column.
+    """Return the name of the weights' column.
 
     Raises:
-      ConfigError: It isn't a float32 column of one value a row.
+      ConfigError: The column isn't a float32 column of one value a row.
     """
     if name is not None and (schema[name].dtype != "float32" or schema[name].is_list):
         raise ConfigError(f"{what}: weight={name!r} must be a float32 column of one value a record")

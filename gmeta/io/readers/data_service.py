@@ -1,7 +1,7 @@
-"""tf.data service: `groups` and `tasks` read by other processes than the one that trains. Best effort.
+"""tf.data service: other processes read `groups` and `tasks` for the one that trains. Best effort.
 
-Workers, and with dynamic sharding the dispatcher, must know gmeta's ops: call `load_ops` there, before the
-server is started::
+Workers, and with dynamic sharding the dispatcher, must know gmeta's ops. Call `load_ops` there before the
+server starts::
 
     import gmeta
     import tensorflow as tf
@@ -11,7 +11,7 @@ server is started::
     config = tf.data.experimental.service.WorkerConfig(dispatcher_address="host:5050", port=0)
     tf.data.experimental.service.WorkerServer(config).join()
 
-What the service doesn't do: save an iterator, keep an order, or give ranks equal numbers of steps.
+The service doesn't save iterators, keep an order, or give ranks equal numbers of steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gmeta.io.readers.group_reader import in_pieces, reads_ranges
 
 
 def load_ops() -> None:
-    """Make gmeta's datasets known to this process, which runs a worker or a dispatcher of tf.data service.
+    """Load gmeta's datasets into this process, which runs a worker or a dispatcher of tf.data service.
 
     Raises:
       NativeLibraryError: The native ops were never built.
@@ -37,28 +37,29 @@ def load_ops() -> None:
 def distribute(
     dataset: tf.data.Dataset, service: str, *, dynamic: bool = True, job_name: str | None = None
 ) -> tf.data.Dataset:
-    """Have a dataset of `groups` or `tasks` read by tf.data service.
+    """Read a dataset of `groups` or `tasks` through tf.data service.
 
-    The dataset says what is read: with ``shard=(r, N)``, or as rank r of a job, it is rank r's range, read by
-    all workers, so each rank's dataset is read apart. Ranks that share one reading by ``job_name`` must give
-    the same dataset, ``shard=(0, 1)``; elements then go to whoever asks first, and ranks may have different
-    numbers of them.
+    The dataset decides what is read. With ``shard=(r, N)``, or as rank r of a job, it is rank r's range,
+    which all workers read together; each rank's dataset is read separately. Ranks that share one reading by
+    ``job_name`` must give the same dataset, ``shard=(0, 1)``. An element then goes to the rank that requests
+    it first, and ranks may get different numbers of elements.
 
     Args:
-      dataset: Of `groups` or `tasks` with ``start=OneEpoch(e)``, and what is made of it.
+      dataset: A dataset of `groups` or `tasks` with ``start=OneEpoch(e)``, or one derived from it.
       service: The dispatcher: ``"grpc://host:port"``.
-      dynamic: True: workers are dealt the epoch's ``pieces``, and each group is read once; a worker that is
-        lost takes its piece along. False: each worker reads all of it.
-      job_name: Datasets of one name are one reading, shared.
+      dynamic: True: the service distributes the epoch's ``pieces`` over the workers, and each group is read
+        once; if a worker is lost, so is its piece. False: each worker reads the whole dataset.
+      job_name: Datasets with the same name share one reading.
 
     Returns:
-      A dataset of the same elements, in no order. It is the same epoch each time: for the next one, build
-      another. Iterators can't be saved. `ReadingTime` counts if it comes behind. The counters of
-      `ReaderStats` are of the process that reads, so they stay zero here unless workers run in it.
+      A dataset of the same elements, in no fixed order. Each iteration is the same epoch: build another
+      dataset for the next one. Iterators can't be saved. `ReadingTime` works only after this dataset, not
+      before it. `ReaderStats` counts in the process that reads, so its counters stay zero here unless
+      workers run in this process.
 
     Raises:
-      ConfigError: The dataset counts in variables, which workers don't have; or it is to be dealt out, but
-        isn't in pieces.
+      ConfigError: The dataset counts in variables, which workers don't have; or ``dynamic`` is set and the
+        dataset isn't in pieces.
 
     Example:
       >>> epoch = tasks("data/warm", start=OneEpoch(e, pieces=64))
@@ -81,7 +82,7 @@ def distribute(
 
 
 def _capture(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
-    """What the functions of a dataset, and of all that it is made of, hold of the world outside."""
+    """Yield the tensors that the functions of a dataset, and of all its inputs, capture."""
     for function in dataset._functions():
         yield from function.function.captured_inputs
     for source in dataset._inputs():

@@ -1,4 +1,4 @@
-"""The tensors of a native reader's element: a schema's columns as an op takes and gives them."""
+"""The tensors of a native reader's element: how its op receives and returns a schema's columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gmeta.core.data.schema import Column, Schema
 
 
 def columns_attributes(schema: Schema) -> dict[str, Any]:
-    """The attributes of a reader's op that say what its records hold."""
+    """Return the attributes that tell a reader's op what its records hold."""
     return {
         "column_names": [column.name for column in schema],
         "column_types": [column.dtype for column in schema],
@@ -21,7 +21,7 @@ def columns_attributes(schema: Schema) -> dict[str, Any]:
 
 
 def columns_specs(schema: Schema) -> list[tf.TensorSpec]:
-    """Its tensors: task, batch, row splits, then each other column's values and, of lists, row splits."""
+    """Return the specs of task, batch and row splits, then of each other column's values (and row splits)."""
     vector = tf.TensorSpec((None,), tf.int64)
     specs = [vector, vector, vector]
     for column in _columns(schema):
@@ -32,7 +32,7 @@ def columns_specs(schema: Schema) -> list[tf.TensorSpec]:
 def columns_as_dict(
     schema: Schema, task: tf.Tensor, batch: tf.Tensor, splits: tf.Tensor, *rest: tf.Tensor
 ) -> dict[str, Any]:
-    """The same tensors by name, as `gmeta.io.group_batch` describes them."""
+    """Return the same tensors by name, as `gmeta.io.group_batch` describes them."""
     parts, values = iter(rest), {}
     for column in _columns(schema):
         values[column.name] = next(parts)

@@ -1,4 +1,4 @@
-"""What is left of an epoch, and which ranges of it ranks take: the state of reading, in a few numbers."""
+"""The state of reading in a few numbers: what is left of an epoch, and which ranges of it the ranks read."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class EpochPlan:
-    r"""The positions of an epoch's order that nobody has been given yet.
+    r"""The positions of an epoch's order that no rank has read yet.
 
-    An epoch is an order of all groups, a pure function of (``seed``, ``epoch``) (`gmeta.io.groups`). Of N
-    ranks, or shares of the data, number v reads the range
+    An epoch is an order of all groups, a pure function of (``seed``, ``epoch``) (`gmeta.io.groups`). It has
+    G positions. With N ranks, or shares of the data, rank v reads the range
 
     .. math:: [\lfloor v G / N \rfloor, \lfloor (v + 1) G / N \rfloor)
 
-    of its G positions (G-Meta, section 2.2.3, cut at groups and not at rows), the same number of groups a
-    step. So after some steps what is left is the rest of each range, and any other number of ranks can take
-    that up: their ranges are cut out of the rests, joined in order.
+    of them (G-Meta, section 2.2.3, cut at groups and not at rows), the same number of groups in each step.
+    After some steps, the rest of each range is left. Any other number of ranks can continue from there: the
+    rests are joined in order, and the new ranges are cut out of them.
 
     Attributes:
-      digest: The data set's and the split's, from its manifest.
+      digest: The digest of the data set and the split, from the manifest.
       seed: As in `gmeta.io.groups`.
       epoch: The epoch's number.
-      left: Spans of positions, in the order in which they are to be read.
+      left: Spans of positions, in the order in which they will be read.
 
     Example:
       >>> plan = EpochPlan.whole("d", groups=10, seed=0, epoch=3)
@@ -49,29 +49,29 @@ class EpochPlan:
 
     @classmethod
     def whole(cls, digest: str, *, groups: int, seed: int, epoch: int) -> EpochPlan:
-        """An epoch that hasn't begun."""
+        """Create the plan of an epoch that hasn't begun."""
         return cls(digest, seed, epoch, ((0, groups),))
 
     @property
     def groups(self) -> int:
-        """How many are left."""
+        """The number of groups left."""
         return sum(end - begin for begin, end in self.left)
 
     def lanes(self, ranks: int) -> tuple[tuple[Span, ...], ...]:
-        """The ranges of ``ranks`` ranks (or shares): of each the spans that it is made of."""
+        """Return the ranges of ``ranks`` ranks (or shares), each as a tuple of spans."""
         cuts = [rank * self.groups // ranks for rank in range(ranks + 1)]
         return tuple(_cut(self.left, cuts[rank], cuts[rank + 1]) for rank in range(ranks))
 
     def steps(self, ranks: int, groups_per_step: int) -> int:
-        """Steps that every rank takes, so that the one with the longest range reads all of it."""
+        """Count the steps that every rank takes: as many as the longest range needs."""
         longest = -(-self.groups // ranks)
         return -(-longest // groups_per_step)
 
     def after(self, cursors: Sequence[int]) -> EpochPlan:
-        """What is left when the ranks have been given so many groups of their ranges each.
+        """Return what is left after each rank has read a number of groups of its range.
 
         Args:
-          cursors: Of each rank, or share, in order: ``cursor`` of its last element (`gmeta.io.groups`).
+          cursors: The ``cursor`` of each rank's, or share's, last element, in order (`gmeta.io.groups`).
         """
         rests = (
             _cut(lane, cursor, None) for lane, cursor in zip(self.lanes(len(cursors)), cursors, strict=True)
@@ -79,11 +79,11 @@ class EpochPlan:
         return replace(self, left=tuple(span for rest in rests for span in rest))
 
     def after_steps(self, steps: int, *, ranks: int, groups_per_step: int) -> EpochPlan:
-        """What is left when each of ``ranks`` ranks, or shares, has taken so many steps."""
+        """Return what is left after each of ``ranks`` ranks, or shares, has taken ``steps`` steps."""
         return self.after([steps * groups_per_step] * ranks)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Return the plan as JSON values."""
         return {
             "digest": self.digest,
             "seed": self.seed,
@@ -93,10 +93,10 @@ class EpochPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> EpochPlan:
-        """The inverse of `to_json`.
+        """Create a plan from what `to_json` returned.
 
         Raises:
-          ConfigError: It isn't what `to_json` made.
+          ConfigError: The value isn't one that `to_json` returned.
         """
         try:
             left = tuple((int(begin), int(end)) for begin, end in value["left"])
@@ -106,7 +106,7 @@ class EpochPlan:
 
 
 def _cut(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span, ...]:
-    """Positions number ``begin`` to ``end - 1`` of some spans."""
+    """Cut the positions with numbers ``begin`` to ``end - 1`` out of some spans."""
     found, before = [], 0
     for first, last in spans:
         start = first + max(0, begin - before)

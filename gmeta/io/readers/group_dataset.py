@@ -1,4 +1,4 @@
-"""The native GroupBatch dataset: records in, groups of one task out (G-Meta, section 2.2)."""
+"""The native GroupBatch dataset, which reads records into groups of one task (G-Meta, section 2.2)."""
 
 from __future__ import annotations
 
@@ -35,41 +35,42 @@ def group_batch(
 ) -> tf.data.Dataset:
     """Read TFRecord files from beginning to end and group consecutive records of one key.
 
-    The key is (task, batch). Records of a key must stand together, in one file, as `gmeta prepare` writes
-    them. Reading, parsing and grouping happen in one native source op; local paths and every file system
-    that TensorFlow knows are read. It takes any files, without a manifest or an index; of a prepared data set
-    `gmeta.io.groups` reads ranges, on several threads.
+    The key is (task, batch). Records of a key must be consecutive, in one file, as `gmeta prepare` writes
+    them. One native source op reads, parses and groups, from local paths and every file system that
+    TensorFlow knows. It takes any files and needs no manifest or index; `gmeta.io.groups` reads ranges of a
+    prepared data set, on several threads.
 
     Args:
       files: One path, several, or a string tensor of shape (F,).
-      schema: The columns of every record. Other features of a record are passed over.
-      layout: ``"example"``, a ``tf.train.Example`` a row, or ``"columnar"``, a record a group.
+      schema: The columns of every record. Other features of a record are ignored.
+      layout: ``"example"``, a ``tf.train.Example`` for each row, or ``"columnar"``, a record for each group.
       groups_per_element: Groups ``G`` in an element; the last element may hold fewer.
       shuffle_buffer: 0 keeps the files' order. Otherwise files are permuted, and groups drawn from a buffer
-        of this many: uniform if it holds all groups.
-      seed: Gives that order, which is a pure function of it. An int ``s`` stands for ``[s, 0]``; a tensor of
-        shape (2,), int64, may come from another dataset's element, such as (seed, epoch). None draws one now,
-        and each iteration over the dataset has the same order.
+        of this many groups; the order is uniform if the buffer holds all groups.
+      seed: The seed of that order, which is a pure function of it. An int ``s`` stands for ``[s, 0]``; a
+        tensor of shape (2,), int64, may come from another dataset's element, such as (seed, epoch). None
+        draws a seed now, and each iteration over the dataset has the same order.
       min_rows: A group with fewer rows is bad.
       on_bad: ``"raise"`` reports the first bad record, file or group. ``"skip"`` leaves it out and counts it:
-        a bad record costs itself, a file whose framing is lost costs its rest, a bad group costs its rows.
-        A file that can't be opened or read is reported in both cases.
-      stats: Counters to count into.
+        a bad record alone, the rest of a file whose framing is lost, or all rows of a bad group. A file that
+        can't be opened or read is reported in both cases.
+      stats: The counters to update.
 
     Returns:
-      A dataset of unknown cardinality. An element is a dict, with ``N`` rows in its ``G`` groups::
+      A dataset of unknown cardinality. An element is a dict of ``G`` groups with ``N`` rows in all::
 
         {"task": (G,) int64, "batch_id": (G,) int64, "row_splits": (G + 1,) int64,
          "columns": {name: (N,) tensor, or RaggedTensor (N, None) for a list column}}
 
-      ``columns`` holds all columns but the key's. Group ``g`` is rows ``row_splits[g]:row_splits[g + 1]``.
-      Its iterators can be saved in a ``tf.train.Checkpoint``; restoring one reads from the start again.
+      ``columns`` holds all columns except those of the key. Group ``g`` is rows
+      ``row_splits[g]:row_splits[g + 1]``. Iterators can be saved in a ``tf.train.Checkpoint``; restoring one
+      reads from the start again.
 
     Raises:
-      ConfigError: An argument makes no sense.
+      ConfigError: An argument is invalid.
       NativeLibraryError: The native op was never built.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating: "FILE at byte OFFSET: what;
-        what to do". `gmeta.io.as_data_error` finds that line again.
+        what to do". `gmeta.io.as_data_error` extracts that line.
 
     Example:
       >>> for element in group_batch(["warm-00000-of-00001.tfrecord"], schema, groups_per_element=32):
@@ -95,7 +96,7 @@ def group_batch(
         output_types=[spec.dtype for spec in flat],
         output_shapes=[spec.shape for spec in flat],
     )
-    # No thread of its own: it only names what is there.
+    # This map needs no thread of its own: it only names tensors.
     elements = tf.data.experimental.from_variant(variant, tuple(flat))
     return elements.map(functools.partial(columns_as_dict, schema))
 

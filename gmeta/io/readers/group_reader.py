@@ -1,4 +1,4 @@
-"""Groups of a prepared data set, in an order of their own each epoch, each rank its range of it."""
+"""Groups of a prepared data set: each epoch has its own order, and each rank reads a range of it."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from gmeta.io.readers.read_options import (
 )
 
 WINDOW_BYTES = 64 << 20
-"""Of the groups that are permuted among each other, where nothing else is said."""
+"""Default size of the window in which groups are permuted."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Elements of as many groups as cost a target (MTGenRec, algorithm 1).
+    """Elements with as many groups as reach a target cost (MTGenRec, algorithm 1).
 
-    A group is a sequence, and its tokens are its rows, or the values of a list column in all of them.
+    A group is a sequence. Its tokens are its rows, or the values of a list column in all its rows.
 
     Attributes:
-      target: What an element is to cost.
-      cost: The cost of a sequence; its number of tokens, if nothing is said.
-      max_tokens: The most tokens of an element, for memory's sake; one group alone may have more.
+      target: The cost that an element should have.
+      cost: The cost of a sequence; by default its number of tokens.
+      max_tokens: The most tokens of an element, to limit memory; a single group may have more.
       tokens: The list column whose values are counted; None: rows.
-      longest: The most tokens of a sequence that count, where a model sees no more of it; None: all.
+      longest: The most tokens of a sequence that count, for a model that reads no more of it; None: all.
 
     Raises:
-      ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` below 1.
+      ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` is below 1.
     """
 
     target: float
@@ -76,37 +76,38 @@ def groups(
 ) -> tf.data.Dataset:
     """Read the groups of one split of a prepared data set; each iteration is one epoch.
 
-    The order of an epoch is a pure function of (``seed``, epoch number): blocks of neighbouring groups are
-    permuted over the whole split, then ``shuffle_buffer`` groups at a time among each other. Each rank reads
-    one contiguous range of that order, which the index beside each shard leads to; nothing else is read. A
+    The order of an epoch is a pure function of (``seed``, epoch number). Blocks of neighbouring groups are
+    permuted over the whole split; then each run of ``shuffle_buffer`` groups is permuted. Each rank reads one
+    contiguous range of that order, which it finds by the index beside each shard, and reads nothing else. A
     native source op reads, parses on several threads, and joins the groups of an element.
 
-    An iterator's state is the number of groups that it has handed out: a few hundred bytes, restored without
-    reading anything again. It is saved by ``tf.train.Checkpoint``, through ``prefetch`` and ``map`` too,
-    which add the elements that wait in them; for Keras' ``BackupAndRestore`` there is `ReadingPosition`. To
-    go on with another number of ranks, start each of them at the same `EpochPlan`.
+    An iterator's state is the number of groups that it has returned: a few hundred bytes, restored without
+    reading anything again. ``tf.train.Checkpoint`` saves it, also through ``prefetch`` and ``map``, which add
+    the elements that wait in them. With Keras' ``BackupAndRestore``, use `ReadingPosition`. To resume with
+    another number of ranks, start each of them at the same `EpochPlan`.
 
     Args:
-      path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or of any
-        file system that TensorFlow or tensorflow-io knows, ``hdfs://`` and ``s3://`` among them.
+      path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or on any
+        file system that TensorFlow or tensorflow-io knows, including ``hdfs://`` and ``s3://``.
       groups_per_element: Groups ``G`` in an element; the last one of a range may hold fewer. A bad group that
-        is skipped leaves a smaller element, so what step k reads doesn't depend on what was found before it.
-      balance: Elements of about equal cost instead.
+        is skipped leaves a smaller element, so bad data doesn't change which groups step k reads.
+      balance: Make elements of about equal cost instead.
       min_rows: A group with fewer rows is bad.
       start: Where reading begins: an epoch's number, or `OneEpoch`, `AfterSteps`, an `EpochPlan`, a
-        `ReadingPosition`. End the pipeline of a position with its `count`.
+        `ReadingPosition`. With a position, end the pipeline with its `count`.
       options: Order, rank, threads and bad data (`ReadOptions`). All ranks have the same number of elements:
-        where the range of one is longer, the others' last elements hold no groups; with ``balance`` that
-        isn't so.
+        if the range of one rank is longer, the last elements of the others hold no groups. This doesn't apply
+        with ``balance``.
 
     Returns:
-      A dataset. An element is that of `group_batch`, and ``"cursor"``, (shares,) int64: groups handed out
-      of each range that this rank reads, this element's among them; and ``"epoch"``, () int64. Its
-      cardinality is known for a start at an epoch's number or a position, without ``balance``.
+      A dataset. An element is that of `group_batch`, plus ``"cursor"``, (shares,) int64, and ``"epoch"``,
+      () int64. The cursor counts, for each range that this rank reads, the groups returned so far, including
+      this element's. The cardinality is known for a start at an epoch's number or a position, without
+      ``balance``.
 
     Raises:
-      ConfigError: An argument makes no sense, or names a split that isn't there.
-      DataError: No manifest, or one that doesn't match its shards; or ``resume`` is of another data set.
+      ConfigError: An argument is invalid, or names a split that doesn't exist.
+      DataError: There is no manifest, or it doesn't match its shards; or ``resume`` is of another data set.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `group_batch`.
 
     Example:
@@ -164,7 +165,7 @@ def groups(
     first = ranges(whole)
     steps = int(every["steps"])
 
-    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
     def epoch_of(number: tf.Tensor, step: tf.Tensor, end: tf.Tensor | None = None) -> tf.data.Dataset:
         own = first if end is None else {**first, "steps": end}
         if resume is not None and endless:
@@ -191,10 +192,10 @@ def groups(
 
 
 def settle(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
-    """The dataset, saying that ranks have their parts already, and its epoch counter isn't in the way."""
+    """Return the dataset with options that prevent further sharding and allow it to be saved."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # The one state outside is the epoch counter, and what was read from it is part of a saved iterator.
+    # The only external state is the epoch counter, and a saved iterator holds the value read from it.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     dataset = dataset.with_options(options)
     dataset._gmeta_ranges = pieces
@@ -202,21 +203,21 @@ def settle(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
 
 
 def reads_ranges(dataset: tf.data.Dataset) -> bool:
-    """Whether elements come from `groups`, or what is made of it: of contiguous ranges, one a rank."""
+    """Return whether a dataset is, or derives from, one of `groups`, whose ranks read contiguous ranges."""
     return hasattr(dataset, "_gmeta_ranges") or any(map(reads_ranges, dataset._inputs()))
 
 
 def in_pieces(dataset: tf.data.Dataset) -> bool:
-    """Whether elements come from `groups` with ``pieces``, or what is made of it."""
+    """Return whether a dataset is, or derives from, one of `groups` with ``pieces``."""
     return getattr(dataset, "_gmeta_ranges", 1) > 1 or any(map(in_pieces, dataset._inputs()))
 
 
 def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -> EpochPlan:
-    """An epoch of a split that hasn't begun: what `EpochPlan.after_steps` is asked of.
+    """Return the plan of an epoch of a split that hasn't begun, as a start for `EpochPlan.after_steps`.
 
     Args:
       path: As for `groups`.
-      seed: As there.
+      seed: As for `groups`.
       epoch: The epoch's number.
 
     Example:
@@ -271,5 +272,5 @@ def _group_ranges(split: PreparedSplit, shares: Shares, epoch: tf.Tensor, **inpu
     def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
         return {**columns_as_dict(schema, *rest), "cursor": cursor, "epoch": epoch}
 
-    # No thread of its own: it only names what is there.
+    # This map needs no thread of its own: it only names tensors.
     return cast(tf.data.Dataset, tf.data.experimental.from_variant(variant, tuple(flat)).map(structure))

@@ -1,4 +1,4 @@
-"""Which epoch a dataset is in, and where in it: counted outside of the dataset, by variables."""
+"""The epoch and step that a dataset has reached, counted outside the dataset, in variables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tensorflow as tf
 
 
 def count_epochs(first: int) -> tf.data.Dataset:
-    """A dataset of one element, (epoch, 0), whose epoch is one more at each iteration.
+    """Return a dataset of one element, (epoch, 0), whose epoch grows by one at each iteration.
 
-    tf.data's own ways don't serve: ``shuffle(reshuffle_each_iteration=True)`` and
-    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e can't be
-    had without the e before it, and ``counter().flat_map`` makes one endless epoch. So a variable counts. It
-    is read in a stage of its own: downstream, the number is an ordinary element, which a saved iterator
-    restores instead of counting again.
+    tf.data's own means don't suffice. ``shuffle(reshuffle_each_iteration=True)`` and
+    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e needs the
+    e epochs before it, and ``counter().flat_map`` makes one endless epoch. So a variable counts. A separate
+    stage reads it: downstream, the number is an ordinary element, which a saved iterator restores instead of
+    counting again.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         counter = tf.Variable(first, dtype=tf.int64, trainable=False, name="epoch")
@@ -24,17 +24,17 @@ def count_epochs(first: int) -> tf.data.Dataset:
 
 
 class ReadingPosition(tf.Module):
-    """The epoch and step that a dataset stands at, as variables that a checkpoint can hold.
+    """The epoch and step that a dataset has reached, as variables that a checkpoint can hold.
 
-    Keras saves and restores a model, its optimizer and its epoch, but not what its data has been read to. A
-    dataset that is given a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts in it the
-    elements that are taken out of it. As an attribute of the model it is saved and restored with it, by
-    ``BackupAndRestore`` or ``tf.train.Checkpoint``, at the end of an epoch or after any step: training goes
-    on with the element that comes next.
+    Keras saves and restores a model, its optimizer and its epoch, but not how far its data has been read. A
+    dataset with a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts the elements taken
+    from it in the position. Make the position an attribute of the model: ``BackupAndRestore`` or
+    ``tf.train.Checkpoint`` then saves and restores it with the model, at the end of an epoch or after any
+    step, and training resumes with the next element.
 
-    Iterating again goes on too, from the element that comes next; once all steps of an epoch are taken, with
-    the next epoch. Give it to one dataset. What buffers has to stand before the counting, which therefore
-    comes last: `tasks` ends with it, and `groups` leaves it to be put behind your own transformations,
+    A new iteration also resumes with the next element, or with the next epoch once all steps of an epoch are
+    taken. Use a position for one dataset only. Buffers must come before the counting, so the counting comes
+    last. `tasks` ends with it. With `groups`, add it after your own transformations:
     ``position.count(groups(..., start=position).prefetch(2))``.
 
     Attributes:
@@ -55,10 +55,10 @@ class ReadingPosition(tf.Module):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
 
     def epochs(self, steps: int) -> tf.data.Dataset:
-        """A dataset of one element, (epoch, step), read when an iteration begins.
+        """Return a dataset of one element, (epoch, step), read when an iteration begins.
 
         Args:
-          steps: How many an epoch has; once they are taken, the next epoch begins.
+          steps: How many steps an epoch has; once they are taken, the next epoch begins.
         """
 
         def begin(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -70,7 +70,7 @@ class ReadingPosition(tf.Module):
         return tf.data.Dataset.range(1).map(begin)
 
     def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The dataset, counting the elements that are taken out of it."""
+        """Return the dataset, counting the elements that are taken from it."""
 
         def taken(*element: Any) -> Any:
             with tf.control_dependencies([self.step.assign_add(1)]):
@@ -78,6 +78,6 @@ class ReadingPosition(tf.Module):
             return found if len(found) > 1 else found[0]
 
         options = tf.data.Options()
-        # It would put a buffer behind the counting.
+        # It would put a buffer after the counting.
         options.experimental_optimization.inject_prefetch = False
         return dataset.map(taken).with_options(options)

@@ -1,4 +1,4 @@
-"""A split of a prepared data set: its schema, its shards, and whether they are those of its manifest."""
+"""A split of a prepared data set: its schema, its shards, and whether the shards match the manifest."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _MOST = 8  # splits or data sets that a message names
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """What readers need to know of a split.
+    """What readers need to know about a split.
 
     Attributes:
-      folder: The data set's, on a local or another file system.
+      folder: The data set's folder, on a local or another file system.
       schema: The columns of every row.
       roles: What the columns are for.
       layout: How rows are encoded.
-      shards: Those that hold groups, in order.
-      digest: Of the data set and the split's name: two of one digest hold the same groups in the same order.
+      shards: The shards that hold groups, in order.
+      digest: The digest of the data set and the split's name. Splits with the same digest hold the same
+        groups in the same order.
     """
 
     folder: ReadablePath
@@ -43,12 +44,12 @@ class PreparedSplit:
 
     @property
     def groups(self) -> int:
-        """Groups in all shards."""
+        """The number of groups in all shards."""
         return sum(shard.groups for shard in self.shards)
 
     @property
     def rows(self) -> int:
-        """Rows in all shards."""
+        """The number of rows in all shards."""
         return sum(shard.rows for shard in self.shards)
 
     @property
@@ -57,7 +58,7 @@ class PreparedSplit:
         return [os.fspath(self.folder / shard.name) for shard in self.shards]
 
     def window(self, bytes_in_memory: int) -> int:
-        """How many groups of average size fit into so many bytes; at least 1, at most all of them."""
+        """Count the groups of average size that fit into ``bytes_in_memory``; at least 1, at most all."""
         size = max(1, sum(shard.bytes for shard in self.shards) // max(1, self.groups))
         return max(1, min(self.groups, bytes_in_memory // size))
 
@@ -66,14 +67,13 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
     """Read the manifest of the split that a path such as ``data/warm`` names.
 
     Args:
-      path: The folder that `gmeta prepare` wrote, and in it the name of a split.
-      on_bad: ``"raise"``: every shard must have the size that the manifest states. ``"skip"``: one of another
-        size is warned of, and what can be read of it is read.
+      path: The folder that `gmeta prepare` wrote, followed by the name of a split.
+      on_bad: ``"raise"``: every shard must have the size that the manifest states. ``"skip"``: a shard of
+        another size causes a warning, and is read as far as possible.
 
     Raises:
-      ConfigError: There is no such split, or no data set that it could be of.
-      DataError: A manifest that can't be read, or one that doesn't match its shards; or the split holds no
-        group.
+      ConfigError: There is no such split, or no data set in the folder.
+      DataError: The manifest can't be read, or doesn't match its shards; or the split holds no group.
     """
     path = locate(path)
     if isinstance(path, Path):
@@ -91,17 +91,17 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
         if on_bad == "skip" and file.exists() and file.stat().st_size != shard.bytes:
             warnings.warn(f"{file}: not as long as the manifest says; reading what is there", stacklevel=3)
     digest = hashlib.sha256(f"{manifest.digest} {path.name}".encode()).hexdigest()
-    # With few groups and many shards some are empty; a file without a record is otherwise a fault.
+    # With few groups and many shards some shards are empty; otherwise a file without a record is a fault.
     full = tuple(shard for shard in split.shards if shard.groups > 0)
     return PreparedSplit(path.parent, manifest.schema, manifest.roles, manifest.layout, full, digest)
 
 
 def _check_there(path: Path) -> None:
-    """Refuse a path beside which there is no data set, and say which splits there are instead."""
+    """Refuse a path that isn't inside a data set, and name the splits that exist instead."""
     folder = path.parent
     own = (path / FILE_NAME).exists()
     if (folder / FILE_NAME).exists() or not (own or folder.is_dir()) or any(folder.glob("*.tfrecord")):
-        return  # nothing there, or shards that lack their manifest, is for `Manifest.load` to refuse
+        return  # `Manifest.load` refuses a missing folder, and shards without their manifest
     if own:
         found = [path / FILE_NAME]
     else:

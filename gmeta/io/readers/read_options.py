@@ -1,4 +1,4 @@
-"""What all readers of prepared data sets take alike: in which order they read, and where they begin."""
+"""Options that all readers of prepared data sets share: the order of reading, and where it begins."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gmeta.io.readers.position import ReadingPosition
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a split is read: its order, this rank's part of it, and what becomes of bad data.
+    """How a split is read: its order, this rank's part of it, and how bad data is treated.
 
     Attributes:
-      shuffle: Whether the order changes with the epoch, or is the shards'.
-      shuffle_buffer: Groups that are permuted among each other, and held in memory twice; the order is
-        uniform if it holds all of them. None: as many of average size as fill 64 MiB. `gmeta.io.rows` counts
-        rows, and fills 4 MiB.
-      seed: Gives the orders: an epoch's is a pure function of (``seed``, epoch number).
+      shuffle: True: the order changes with the epoch. False: it is that of the shards.
+      shuffle_buffer: Number of groups that are permuted together, and held in memory twice; the order is
+        uniform if the buffer holds all groups. None: as many of average size as fill 64 MiB. In
+        `gmeta.io.rows`, the number of rows; None fills 4 MiB.
+      seed: The seed of the orders: an epoch's order is a pure function of (``seed``, epoch number).
       shard: (r, N): this is rank r of N ranks, and reads the r-th of N contiguous ranges of the epoch's
-        order. Give all ranks the same ``seed``. None: the rank that this process is (``gmeta.init()``); in an
-        elastic job that has lost ranks, an element has what those would have read as well
+        order. Give all ranks the same ``seed``. None: this process' own rank (``gmeta.init()``); in an
+        elastic job that has lost ranks, an element also holds what the lost ranks would have read
         (`gmeta.core.shares`).
       threads: Threads that parse. None: as many as there are cores, at most 4.
       on_bad: ``"raise"`` reports the first bad record, group or index. ``"skip"`` leaves it out and counts
         it. A file that can't be opened or read is reported in both cases.
-      stats: Counters to count into; they name what was skipped.
+      stats: The counters to update; they also name what was skipped.
 
     Raises:
-      ConfigError: A number is out of its range, ``shard`` names no rank, or ``on_bad`` no policy.
+      ConfigError: A number is out of its range, ``shard`` names no rank, or ``on_bad`` is no policy.
 
     Example:
       >>> ReadOptions(seed=1, on_bad="skip").shuffle
@@ -65,15 +65,15 @@ DEFAULTS = ReadOptions()
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """A start that each iteration has: all of them are the same epoch.
+    """A start with which every iteration is the same epoch.
 
-    The dataset then has no state outside of its iterators, and can be read by tf.data service
-    (`gmeta.io.data_service`), which deals pieces of the epoch out to its workers.
+    The dataset then has no state outside its iterators, so tf.data service can read it
+    (`gmeta.io.data_service`) and distribute pieces of the epoch over its workers.
 
     Attributes:
-      epoch: Its number.
-      pieces: Into so many runs of steps the epoch is cut. A piece should be no smaller than a window of
-        ``shuffle_buffer`` groups, or windows are read several times.
+      epoch: The epoch's number.
+      pieces: The number of runs of steps that the epoch is cut into. A piece should be no smaller than a
+        window of ``shuffle_buffer`` groups, or windows are read several times.
 
     Raises:
       ConfigError: A number is out of its range.
@@ -91,10 +91,10 @@ class OneEpoch:
 
 @dataclass(frozen=True)
 class AfterSteps:
-    """A start in the middle of an epoch, of which some steps were taken before; the next epochs are whole.
+    """A start in the middle of an epoch, after some of its steps; the next epochs are whole.
 
     Attributes:
-      steps: (ranks, steps) for each number of ranks in turn.
+      steps: (ranks, steps) for each number of ranks that took steps, in order.
       epoch: The epoch's number.
 
     Example:
@@ -107,13 +107,13 @@ class AfterSteps:
 
 
 Start: TypeAlias = int | OneEpoch | AfterSteps | EpochPlan | ReadingPosition
-"""Where a dataset begins: at an epoch's number, which each iteration that reads an element adds one to; in
-one epoch alone; behind steps that were taken; at what an `EpochPlan` has left, on any number of ranks; or at
-a position that variables hold."""
+"""Where a dataset begins. An int is an epoch's number; each iteration that reads an element adds one to it.
+`OneEpoch` reads one epoch alone, and `AfterSteps` begins after the steps already taken. An `EpochPlan` reads
+what is left of an epoch, on any number of ranks, and a `ReadingPosition` begins where its variables say."""
 
 
 def without_steps(start: Start) -> Start:
-    """Replace `AfterSteps` of no steps by its epoch's number, which it means; keep any other start."""
+    """Replace `AfterSteps` without steps by the equivalent epoch number; keep any other start."""
     return start.epoch if isinstance(start, AfterSteps) and not any(n for _, n in start.steps) else start
 
 
@@ -121,10 +121,10 @@ def first_epoch_of(start: Start) -> int:
     """Return the number of the first iteration.
 
     Raises:
-      ConfigError: It is none of a start's kinds, or below 0.
+      ConfigError: The start is of no known kind, or its epoch is below 0.
     """
     if isinstance(start, ReadingPosition):
-        return 0  # the position says it, at each iteration
+        return 0  # the position gives the number, at each iteration
     number = start.epoch if isinstance(start, OneEpoch | AfterSteps | EpochPlan) else start
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How long training waits for its data: whether a run is bound by data or by compute."""
+"""How long training waits for its data, which shows whether a run is bound by data or by compute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Waiting:
     """A reading of `ReadingTime`.
 
     Attributes:
-      waited: Seconds in which the next element was asked for and not there yet.
-      worked: Seconds between having got an element and asking for the next one.
-      elements: How many were asked for, the first of each epoch not counted.
+      waited: Seconds between requesting an element and receiving it.
+      worked: Seconds between receiving an element and requesting the next one.
+      elements: How many elements were requested, without the first of each epoch.
     """
 
     waited: float = 0.0
@@ -27,11 +27,11 @@ class Waiting:
 
     @property
     def share(self) -> float:
-        """Of all time the part that was spent waiting, 0 to 1."""
+        """The share of time spent waiting, 0 to 1."""
         return self.waited / max(self.waited + self.worked, 1e-9)
 
     def __str__(self) -> str:
-        """One line for a report."""
+        """Return one line for a report."""
         bound = "data" if self.share > 0.5 else "compute"
         advice = "; read with more threads, or from a faster disk" if bound == "data" else ""
         return (
@@ -41,13 +41,13 @@ class Waiting:
 
 
 class ReadingTime:
-    """Measures, at the end of a dataset, how long whoever takes its elements waits for them.
+    """A measurement, at the end of a dataset, of how long its consumer waits for elements.
 
-    While an element is asked for, training waits; between having got it and asking for the next one, it
-    works. The clock is read on either side of the dataset, in the thread that asks. It must be the last
-    transformation: a ``prefetch`` behind it would be what asks. On a GPU work is only begun in that time, and
-    a step that waits for the GPU is counted with the work. The first element of an epoch isn't counted: files
-    are opened for it, and functions traced.
+    Training waits between requesting an element and receiving it, and works between receiving it and
+    requesting the next one. The clock is read before and after each request, in the requesting thread. This
+    must be the last transformation: with a ``prefetch`` after it, the prefetch would be the consumer. On a
+    GPU, work is only launched in that time, and a step that waits for the GPU counts as work. The first
+    element of an epoch isn't counted, because files are opened and functions traced for it.
 
     Example:
       >>> time = ReadingTime()
@@ -62,12 +62,12 @@ class ReadingTime:
             self._last = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="last_element")
 
     def of(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same elements, timed."""
+        """Return a dataset of the same elements, timed."""
         clock = tf.data.Dataset.counter().map(lambda number: (number, tf.timestamp()))
         options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False  # it would be what asks
+        options.experimental_optimization.inject_prefetch = False  # it would become the consumer
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        # Inputs of a zip are asked one after another.
+        # A zip requests its inputs one after another.
         return tf.data.Dataset.zip((clock, dataset, clock)).map(self._note).with_options(options)
 
     def _note(self, asked: Any, element: Any, given: Any) -> Any:
@@ -80,7 +80,7 @@ class ReadingTime:
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
     def read(self) -> Waiting:
-        """The sums since the beginning or the last `reset`."""
+        """Return the sums since the beginning or the last `reset`."""
         waited, worked, elements = self._sums.numpy().tolist()
         return Waiting(waited, worked, int(elements))
 
@@ -90,13 +90,13 @@ class ReadingTime:
 
 
 def from_memory(dataset: tf.data.Dataset, elements: int = 16) -> tf.data.Dataset:
-    """The first elements of a dataset again and again, as many as it has: training without reading.
+    """Repeat the first elements of a dataset, up to its length, to train without reading.
 
-    What training then does in a second is the most that any reading could let it do.
+    The speed of such training is an upper bound for training with any reader.
 
     Args:
-      dataset: Of known length, or endless.
-      elements: How many are kept in memory, and are read once.
+      dataset: A dataset of known length, or an endless one.
+      elements: How many elements are read once and kept in memory.
 
     Returns:
       A dataset of the same length and structure.

@@ -1,9 +1,9 @@
-"""Paths of other file systems: which TensorFlow can read, and what they need to be there.
+"""Paths of remote file systems: which ones TensorFlow can read, and what they need.
 
-``tf.io.gfile`` reads ``gs://`` as it comes, and ``hdfs://``, ``s3://`` and others through tensorflow-io.
-Asked for a file that it has no way to reach, it may say that there is no such file, and a Hadoop that isn't
-whole ends the process when it is touched. So what can be seen beforehand is looked at before a path is, and
-said in one line. Local paths stay what they are, and load nothing.
+``tf.io.gfile`` reads ``gs://`` by itself, and ``hdfs://``, ``s3://`` and others through tensorflow-io. For a
+file that it has no way to reach, it may say that the file doesn't exist, and an incomplete Hadoop ends the
+process when it is used. So these requirements are checked before a path is opened, and a missing one is
+reported in one line. Local paths are left as they are, and load nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, DataError
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
-_TENSORFLOW_IO = "tensorflow-io==0.37.*"  # of the TensorFlow that gmeta is pinned to
+_TENSORFLOW_IO = "tensorflow-io==0.37.*"  # for the TensorFlow that gmeta is pinned to
 
 
 class _Size(NamedTuple):
@@ -29,7 +29,7 @@ class _Size(NamedTuple):
 
 
 class RemotePath:
-    """A path of a file system that TensorFlow knows, with what is used here of `pathlib.Path`.
+    """A path of a file system that TensorFlow knows, with the part of `pathlib.Path` that gmeta uses.
 
     Args:
       path: ``"<scheme>://<host or bucket>/<path>"``.
@@ -48,16 +48,16 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """What follows the last slash."""
+        """The part after the last slash."""
         return self._path.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """What comes before the last slash."""
+        """The part before the last slash."""
         return RemotePath(self._path.rpartition("/")[0])
 
     def read_text(self) -> str:
-        """The content of the file.
+        """Return the content of the file.
 
         Raises:
           OSError: There is no such file, or it can't be read.
@@ -66,14 +66,14 @@ class RemotePath:
             with tf.io.gfile.GFile(self._path, "rb") as file:
                 return str(file.read().decode())
         except tf.errors.NotFoundError as error:
-            # What isn't found may be a library of the file system, which only its words tell.
+            # The thing not found may be a library of the file system; only the message says so.
             why = _reason(error) if error.message else os.strerror(errno.ENOENT)
             raise FileNotFoundError(errno.ENOENT, why, self._path) from error
         except tf.errors.OpError as error:
             raise OSError(errno.EIO, _reason(error), self._path) from error
 
     def exists(self) -> bool:
-        """Whether there is such a file; an answer that can't be had is an error, and not "no".
+        """Return whether the file exists; a file system that doesn't answer is an error, and not "no".
 
         Raises:
           DataError: The file system doesn't answer.
@@ -85,10 +85,10 @@ class RemotePath:
         return True
 
     def stat(self) -> _Size:
-        """The size of the file.
+        """Return the size of the file.
 
         Raises:
-          FileNotFoundError: There is none.
+          FileNotFoundError: There is no such file.
           DataError: The file system doesn't answer.
         """
         try:
@@ -102,10 +102,10 @@ class RemotePath:
 
 
 def locate(path: str | os.PathLike[str]) -> Path | RemotePath:
-    """A path, local or remote; of the latter, what reading it needs is there (`preflight`).
+    """Return a path object, local or remote, and check that a remote path can be read (`preflight`).
 
     Args:
-      path: A local path, with ``file://`` in front of it or not, or one of another scheme.
+      path: A local path, with or without ``file://`` in front of it, or a path of another scheme.
 
     Raises:
       ConfigError: As for `preflight`.
@@ -124,15 +124,15 @@ def locate(path: str | os.PathLike[str]) -> Path | RemotePath:
 
 
 def preflight(path: str) -> None:
-    """Check that a path's file system can be reached from here, without touching it.
+    """Check that this process has what a path's file system needs, without accessing it.
 
     Args:
-      path: ``"<scheme>://..."``; a path without a scheme is local, and not looked at.
+      path: ``"<scheme>://..."``; a path without a scheme is local, and isn't checked.
 
     Raises:
-      ConfigError: TensorFlow doesn't know the scheme, with or without tensorflow-io, or what the scheme needs
-        isn't there: for ``hdfs`` a Java, a Hadoop with libhdfs.so, and a CLASSPATH, for ``s3`` whole
-        credentials. One line, which says what to install or set.
+      ConfigError: TensorFlow doesn't know the scheme, with or without tensorflow-io, or lacks what the scheme
+        needs: for ``hdfs`` Java, a Hadoop with libhdfs.so, and a CLASSPATH, for ``s3`` complete credentials.
+        The error is one line, which says what to install or set.
     """
     found = _SCHEME.match(path)
     if found is None:
@@ -215,5 +215,5 @@ def _check_aws(path: str) -> None:
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    """An error's message on one line."""
+    """Return an error's message on one line."""
     return " ".join(str(error.message or type(error).__name__).split())

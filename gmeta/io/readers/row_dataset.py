@@ -1,4 +1,4 @@
-"""Batches of the rows of groups, whatever group they are of."""
+"""Batches of rows, taken across groups."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ def row_batches(
     shuffle_seed: int | None,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Deal the rows of elements of groups out in batches; a batch goes on where the last one ended.
+    """Cut the rows of elements of groups into batches; each batch begins where the last one ended.
 
-    The rows of an element are permuted among each other, by Fisher and Yates, in an order that is a function
-    of (``shuffle_seed``, the element's epoch, its cursor). A native op writes each column of a batch once,
-    straight from the element. An iterator's state is its input's, and the elements that wait.
+    The rows within an element are permuted by the Fisher-Yates shuffle, in an order that is a function of
+    (``shuffle_seed``, the element's epoch, its cursor). A native op writes each column of a batch once,
+    straight from the element. An iterator's state is that of its input, plus the waiting elements.
 
     Args:
-      elements: Of `gmeta.io.groups`, from one range: its cursor is one number.
-      structure: What a batch is: tuples and dicts of columns. One whose dtype isn't the data's is cast.
+      elements: A dataset of `gmeta.io.groups` that reads one range, so its cursor is one number.
+      structure: The structure of a batch: tuples and dicts of columns. A column with another dtype than the
+        data's is cast.
       task: The name of the task's column.
       batch_size: Rows of a batch; the last one may hold fewer.
-      shuffle_seed: Gives the orders. None: rows stay in the order in which they come.
+      shuffle_seed: The seed of the orders. None: rows keep their order.
       drop_remainder: Leave out the last batch if it isn't full.
 
     Returns:
-      A dataset of ``structure`` with (batch,) tensors for columns, or RaggedTensor (batch, None) for list
+      A dataset of ``structure``, with (batch,) tensors for columns, or RaggedTensor (batch, None) for list
       columns.
 
     Example:
@@ -47,11 +48,11 @@ def row_batches(
     specs = [(tf.TensorSpec((None,), c.dtype), *((splits,) if c.is_list else ())) for c in columns]
     flat = tf.nest.flatten(specs)
 
-    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
     def tensors(element: dict[str, Any]) -> tuple[tf.Tensor, ...]:
         draws = tf.zeros((0,), tf.int64)
         if shuffle_seed is not None:
-            # Of each element of each epoch another one: the cursor says where in its range it ends.
+            # Different for each element of each epoch: the cursor says where in its range the element ends.
             draws = tf.stack([tf.constant(shuffle_seed, tf.int64), element["epoch"], element["cursor"][0]])
         found = [draws, element["row_splits"]]
         for column in columns:
@@ -77,11 +78,11 @@ def row_batches(
             output_types=[spec.dtype for spec in flat],
             output_shapes=[spec.shape for spec in flat],
         )
-        # A map costs as much as the batch: tf.data runs it on a thread of its own, and here it isn't needed.
+        # A map costs as much as the batch, as tf.data runs it on its own thread; only lists need one.
         lists = any(column.is_list for column in columns)
         spec = tuple(flat) if lists else tf.nest.pack_sequence_as(structure, flat)
         found = tf.data.experimental.from_variant(variant, spec)
         return found.map(structured) if lists else found
 
-    # `apply` keeps the input, and so its epoch's counter, as long as what is made of it.
+    # `apply` keeps the input, and so its epoch counter, alive as long as the result.
     return cast(tf.data.Dataset, elements.map(tensors).apply(batches))

@@ -23,7 +23,7 @@ from gmeta.io.readers.read_options import DEFAULTS, AfterSteps, OneEpoch, ReadOp
 from gmeta.io.readers.row_dataset import row_batches
 
 BLOCK_BYTES = 4 << 20
-"""Of the rows that are permuted among each other, where nothing else is said; they stay in a CPU's cache."""
+"""Default size of the buffer in which rows are permuted; it fits into a CPU's cache."""
 
 
 def rows(
@@ -40,30 +40,30 @@ def rows(
 ) -> tf.data.Dataset:
     """Read the rows of one split of a prepared data set in shuffled batches; each iteration is one epoch.
 
-    The order has two levels. The groups of an epoch are in the order of `gmeta.io.groups`: permuted over the
-    whole split by blocks, then in a window of 64 MiB. Of so many of them as hold ``shuffle_buffer`` rows, all
-    rows are permuted, whatever task they are of. So the rows of a task come in batches that stand near each
-    other: a larger buffer spreads them further, and one of all rows makes the order uniform. It is a pure
-    function of (``seed``, epoch number, the rank's range).
+    The order has two levels. The groups of an epoch come in the order of `gmeta.io.groups`: permuted over the
+    whole split by blocks, then within a window of 64 MiB. Then as many groups as hold ``shuffle_buffer`` rows
+    are taken together, and all their rows are permuted, across tasks. So the rows of a task appear in
+    neighbouring batches. A larger buffer spreads them further, and a buffer that holds all rows makes the
+    order uniform. The order is a pure function of (``seed``, epoch number, the rank's range).
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/train"``.
-      batch_size: Rows of a batch; the last one of an epoch may hold fewer.
-      label: The column to predict, or several of them; cast to float32. None: the one that `gmeta prepare`
-        was told of, or else ``label`` or ``rating``.
-      features: The columns to hand on, of int64 or float32. None: all columns, the task among them, but the
+      batch_size: Rows of a batch; the last batch of an epoch may hold fewer.
+      label: The column to predict, or several of them; cast to float32. None: the label that was given to
+        `gmeta prepare`, or else ``label`` or ``rating``.
+      features: The columns to return, of int64 or float32. None: all columns, including the task, except the
         batch, the time, the labels and the weight.
-      weight: A column of float32 to weigh samples by, as Keras does.
-      pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
-        list of the batch.
+      weight: A float32 column of sample weights, as in Keras.
+      pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
+        the longest list of the batch.
       drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
       start: Where reading begins: an epoch's number; `OneEpoch`; an `EpochPlan`, by whole groups, on any
-        number of ranks; or `AfterSteps` of as many ranks as there are now, whose rows are read again and
-        passed over.
-      options: Order, rank, threads and bad data (`ReadOptions`). Its ``shuffle_buffer`` counts the rows that
-        are permuted among each other, rounded to whole groups; None: as many as fill 4 MiB, and at least 16
-        batches. A rank has the rows of its range of the epoch's groups: ranges may differ in rows, and ranks
-        in their numbers of batches, which ``fit`` of gmeta's models allows for.
+        number of ranks; or `AfterSteps` with the current number of ranks, which reads the rows of those steps
+        again and discards them.
+      options: Order, rank, threads and bad data (`ReadOptions`). Here ``shuffle_buffer`` counts the rows that
+        are permuted together, rounded to whole groups; None: as many as fill 4 MiB, and at least 16
+        batches. A rank reads the rows of its range of the epoch's groups. Ranges may differ in rows, and so
+        ranks in their numbers of batches; ``fit`` of gmeta's models allows for that.
 
     Returns:
       A dataset of (features, label), or (features, label, weight): a dict of (batch,) tensors, or
@@ -72,8 +72,8 @@ def rows(
       number, unless ``on_bad`` is ``"skip"``.
 
     Raises:
-      ConfigError: An argument makes no sense, or names a split or column that isn't there.
-      DataError: A manifest that can't be read, or one that doesn't match its shards.
+      ConfigError: An argument is invalid, or names a split or column that doesn't exist.
+      DataError: A manifest can't be read, or doesn't match its shards.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups`.
 
     Example:
@@ -106,7 +106,7 @@ def rows(
     of_groups = start.epoch if isinstance(start, AfterSteps) else start
 
     def lane(number: int) -> tf.data.Dataset:
-        """The batches of one range."""
+        """Read the batches of one range."""
         elements = groups(
             path,
             groups_per_element=max(1, shuffle_buffer * split.groups // max(1, split.rows)),
@@ -126,7 +126,7 @@ def rows(
     lanes = [lane(number) for number in range(shares.first, shares.first + shares.count)]
     batches = lanes[0] if len(lanes) == 1 else _join(lanes)
     if skipped:
-        # Epoch 0 of this count is the first iteration, the one that goes on.
+        # Epoch 0 of this counter is the first iteration, which resumes after the skipped batches.
         batches = count_epochs(0).flat_map(
             lambda epoch, _, every=batches: every.skip(
                 tf.where(epoch == 0, tf.constant(skipped, tf.int64), 0)
@@ -141,7 +141,7 @@ def rows(
 
 
 def _count_skipped(start: Start, shares: Shares) -> int:
-    """Count the batches of the first epoch that were taken before."""
+    """Count the batches of the first epoch that were taken before the start."""
     if not isinstance(start, AfterSteps):
         return 0
     other = [ranks for ranks, steps in start.steps if ranks != shares.total and steps]
@@ -153,13 +153,13 @@ def _count_skipped(start: Start, shares: Shares) -> int:
     return sum(whole_number("rows: AfterSteps", steps) for _, steps in start.steps)
 
 
-@tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+@tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
 def _stack(features: dict[str, Any], labels: tuple[tf.Tensor, ...], *weight: tf.Tensor) -> tuple[Any, ...]:
     return features, tf.stack(labels, axis=1), *weight
 
 
 def _join(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
-    """One batch a step of all lanes' batches; a lane that has ended gives no rows."""
+    """Join the batches of all lanes into one batch a step; a lane that has ended contributes no rows."""
 
     def nothing(spec: Any) -> Any:
         empty = tf.zeros([0, *spec.shape[1:]], spec.dtype)

@@ -1,4 +1,4 @@
-"""Batches of sequences: a user's history and exposures, a record a user (MTGenRec, appendix A)."""
+"""Batches of sequences: one record for each user, with history and exposures (MTGenRec, appendix A)."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ def sequences(
     start: Start = 0,
     options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
-    """Batches of sequences of one split of a prepared data set; each iteration is one epoch.
+    """Read batches of sequences of one split of a prepared data set; each iteration is one epoch.
 
     A sequence is one group of records, all rows of a user: ``gmeta prepare --task user --time timestamp``
-    brings them together in the order of time (without ``--batch-rows``, or each batch is a sequence). Rows
-    that are exposures, what the user was shown and did with it, are the targets. The others are events, and
-    make up the history. A model sees a user's history once for all of the exposures, where samples of one
+    groups them in the order of time. (Leave out ``--batch-rows``, which makes each batch a sequence.) Rows
+    that are exposures, what the user was shown and how the user responded, are the targets. The other rows
+    are events and form the history. A model reads a user's history once for all exposures; samples of one
     exposure each would repeat it.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/train"``.
       history: Columns of the events, such as the item, the action and the time. A model that attends by time
-        (`gmeta.ops.AttentionMask`) needs the time of the targets too: where exposures lie between events, it
-        is that alone which keeps a target from seeing what came after it.
-      targets: Columns of the exposures, as far as they are known before the user answers.
-      labels: Columns of what the user answered, such as click and order; cast to float32. None: where
-        ``targets`` are named, the label that `gmeta prepare` was told of, if there is one.
-      contexts: Columns of the user, such as age or home town: the value of the user's first row, whatever the
-        others say. The task's own column, the user's id, may be one of them.
-      exposed: Which rows are exposures. None: none is.
+        (`gmeta.ops.AttentionMask`) needs the time of the targets too: if exposures lie between events, only
+        the time keeps a target from seeing what came after it.
+      targets: Columns of the exposures that are known before the user responds.
+      labels: Columns of the user's response, such as click and order; cast to float32. None: if ``targets``
+        are named, the label that was given to `gmeta prepare`, if there is one.
+      contexts: Columns of the user, such as age or home town, with the value of the user's first row; other
+        rows' values are ignored. The task's own column, the user's id, may be one of them.
+      exposed: Which rows are exposures. None: no row is.
 
-        - an int: so many, the latest; all rows of a user who has no more;
-        - a float above 0 and below 1: that share of the user's n rows, ``floor(exposed * n + 1/2)``, but at
-          least one and, of more than one, at most n - 1;
+        - an int: this many of the latest rows; all rows of a user who has no more;
+        - a float above 0 and below 1: this share of the user's n rows, ``floor(exposed * n + 1/2)``, but at
+          least one and, if n is above one, at most n - 1;
         - ``After("timestamp", t)``: the rows whose column is at least ``t``;
         - ``Flag("is_exposure")``: the rows whose column isn't 0.
-      history_of: Which of the others are events, by their flag; rows that are neither are passed over. None:
-        all of them are.
-      longest: The most events of a history, of which the last ones stay. None: all.
-      unexposed: What becomes of a user without an exposure by `After` or `Flag`, who has nothing to learn
-        from and would cost as much as others: ``"leave_out"`` makes the batch smaller, and counts it in
-        ``options.stats`` as ``"unexposed"``; ``"keep"``: no targets. A user without events is kept, with no
-        history.
-      sequences_per_batch: Sequences ``B`` of a batch; the last one of a range may hold fewer.
-      balance: Batches of about equal cost instead. A sequence's tokens are its user's rows, at most
-        ``longest`` unless ``balance`` says itself how many count. Users who are left out count as well.
+      history_of: A flag that marks which of the other rows are events; rows that are neither exposures nor
+        events are left out. None: all other rows are events.
+      longest: The most events of a history; its last events are kept. None: all.
+      unexposed: What to do with a user who has no exposure by `After` or `Flag`. Such a user gives nothing to
+        learn from, but costs as much as others. ``"leave_out"`` makes the batch smaller, and counts the user
+        in ``options.stats`` as ``"unexposed"``; ``"keep"`` keeps the user, with no targets. A user without
+        events is kept, with no history.
+      sequences_per_batch: Sequences ``B`` of a batch; the last batch of a range may hold fewer.
+      balance: Make batches of about equal cost instead. A sequence's tokens are its user's rows, at most
+        ``longest`` unless ``balance`` sets its own limit. Users who are left out count as well.
       min_rows: A user with fewer rows is bad data.
       start: Where reading begins, as for `gmeta.io.groups`.
       options: Order, rank, threads and bad data (`ReadOptions`).
@@ -82,13 +82,13 @@ def sequences(
          "targets": {name: as the history's},
          "labels": {name: RaggedTensor (B, None) float32}}
 
-      Columns of one part have the same row splits: ``row_lengths()`` of any of ``labels`` is how many samples
-      a user has, and their sum is what a batch weighs in a mean over ranks. ``B`` may be 0. The dataset's
-      cardinality is that of `gmeta.io.groups`.
+      Columns of one part have the same row splits. ``row_lengths()`` of any of ``labels`` is each user's
+      number of samples, and their sum is the batch's weight in a mean over ranks. ``B`` may be 0. The
+      dataset's cardinality is that of `gmeta.io.groups`.
 
     Raises:
-      ConfigError: An argument makes no sense, or names a split or column that isn't there.
-      DataError: No manifest, or one that doesn't match its shards.
+      ConfigError: An argument is invalid, or names a split or column that doesn't exist.
+      DataError: There is no manifest, or it doesn't match its shards.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups`.
 
     Example:

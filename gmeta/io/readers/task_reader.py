@@ -34,18 +34,18 @@ def tasks(
     start: Start = 0,
     options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
-    """Task batches of one split of a prepared data set; each iteration is one epoch.
+    """Read task batches of one split of a prepared data set; each iteration is one epoch.
 
-    A task is one group of records: all rows of a user, an item, an advertiser, a scenario, of whatever column
-    `gmeta prepare --task` named. ``query`` says how many of its rows, or which, are the query set; the others
-    are the support set. Where it gives a number, ``rows`` and ``resample`` say which ones: the latest, ones
-    drawn once, or ones drawn anew in each epoch.
+    A task is one group of records: all rows with one value of the column that `gmeta prepare --task` named,
+    such as a user, an item, an advertiser or a scenario. ``query`` says how many of the task's rows, or which
+    ones, are the query set; the other rows are the support set. If ``query`` is a number, ``rows`` and
+    ``resample`` choose the rows: the latest, rows drawn once, or rows drawn anew in each epoch.
 
     An epoch's order is a pure function of (``seed``, epoch number), and ranks read contiguous ranges of it
-    (`gmeta.io.groups`). The number is counted by the dataset: the first iteration is epoch ``start``, and
-    each iteration that reads at least one element, a look at the first one included, adds one. To resume
-    training after ``e`` epochs, build the dataset with ``start=e``; to resume inside one, save its iterator
-    in a ``tf.train.Checkpoint``, or start at an `EpochPlan`, on any number of ranks.
+    (`gmeta.io.groups`). The dataset counts its epochs: the first iteration is epoch ``start``, and each
+    iteration that reads at least one element adds one, even if it reads the first element only. To resume
+    training after ``e`` epochs, build the dataset with ``start=e``. To resume inside an epoch, save its
+    iterator in a ``tf.train.Checkpoint``, or start at an `EpochPlan`, on any number of ranks.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"``: the folder that `gmeta prepare` wrote and one of
@@ -53,38 +53,39 @@ def tasks(
       tasks_per_batch: Tasks ``T`` in an element; the last element of a rank's range may hold fewer.
       query: The query set of each task; all its other rows are support rows.
 
-        - an int: so many rows;
-        - a float above 0 and below 1: that share of the task's n rows, ``floor(query * n + 1/2)``, but at
+        - an int: this many rows;
+        - a float above 0 and below 1: this share of the task's n rows, ``floor(query * n + 1/2)``, but at
           least one and at most n - 1;
         - ``After("timestamp", t)``: the rows whose column is at least ``t``;
         - ``Flag("is_query")``: the rows whose column isn't 0.
 
         A task needs a row on each side, or it is too small to split.
-      support: The most rows of a support set, of which the last ones stay. None: all that aren't the query's.
+      support: The most rows of a support set; its last rows are kept. None: all rows outside the query set.
       rows: ``"latest"``: the query set is the task's last rows, the support set those before it.
-        ``"random"``: both are drawn. None: ``"random"`` with ``resample``, ``"latest"`` without. `After` and
-        `Flag` name the rows themselves; support and query keep the task's order then.
+        ``"random"``: both are drawn. None: ``"random"`` with ``resample``, ``"latest"`` without. With `After`
+        and `Flag`, which name the rows themselves, support and query keep the task's order.
       resample: Draw anew in each epoch, a pure function of (seed, epoch, task, batch). False: rows that are
         drawn are the same in each epoch, a pure function of (seed, task, batch).
-      label: The column to predict, or several of them; cast to float32. None: the one that `gmeta prepare`
-        was told of, or else ``label`` or ``rating``.
-      weight: A column of float32 to weigh rows by: it stands in the masks in place of ones.
-      features: The columns to hand on, of int64 or float32, the task's column among them if you like. None:
-        all columns but the task, the batch, the time, the labels, the weight and what ``query`` names; which
-        one is the time, `gmeta prepare` was told (`gmeta.core.data.manifest.Manifest.roles`).
-      pad_value: None: list columns are ragged. A number: they are dense, filled up with it to the longest
-        list of the element.
-      only: Which tasks are read. Those that it passes over leave their element smaller, or empty, and tasks
-        that are too small to split are among them, no bad records. None: all tasks.
+      label: The column to predict, or several of them; cast to float32. None: the label that was given to
+        `gmeta prepare`, or else ``label`` or ``rating``.
+      weight: A float32 column of row weights, which replace the ones in the masks.
+      features: The columns to return, of int64 or float32; they may include the task's column. None: all
+        columns except the task, the batch, the time, the labels, the weight and the column that ``query``
+        names. The time is the column that was given to `gmeta prepare`
+        (`gmeta.core.data.manifest.Manifest.roles`).
+      pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
+        the longest list of the element.
+      only: Which tasks are read. Tasks that it leaves out make their element smaller, or empty. It also
+        leaves out tasks that are too small to split, which then don't count as bad records. None: all tasks.
       start: Where reading begins, as for `gmeta.io.groups`.
       options: Order, rank, threads and bad data (`ReadOptions`). A task that is too small to split, or has no
-        row on one side, is bad data; where it is skipped, its element is smaller. All ranks have the same
-        number of elements: where a range has one group less, a last element may hold no task. The data set
-        says in its options that it is sharded (auto-sharding OFF), and `fit` shards it no further.
+        row on one side, is bad data; if it is skipped, its element is smaller. All ranks have the same number
+        of elements: if a rank's range has one group less, its last element may hold no task. The dataset's
+        options say that it is sharded (auto-sharding OFF), so `fit` doesn't shard it again.
 
     Returns:
-      A dataset. An element is a dict, with ``N`` rows in its ``T`` tasks, ``S`` the longest support set among
-      them and ``Q`` the longest query set::
+      A dataset. An element is a dict of ``T`` tasks with ``N`` rows in all; ``S`` is the size of the largest
+      support set among them, and ``Q`` that of the largest query set::
 
         {"features": {name: (N,) tensor, or RaggedTensor (N, None) for a list column},
          "label": (N,) float32, or (N, labels) where ``label`` is a sequence, "task": (T,) int64,
@@ -96,8 +97,8 @@ def tasks(
       ``ceil(ceil(groups / N) / tasks_per_batch)``, for a start at an epoch's number or a position.
 
     Raises:
-      ConfigError: An argument makes no sense, or names a split or column that isn't there.
-      DataError: No manifest, or one that doesn't match its shards.
+      ConfigError: An argument is invalid, or names a split or column that doesn't exist.
+      DataError: There is no manifest, or it doesn't match its shards.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups`.
 
     Example:

@@ -1,4 +1,4 @@
-"""From raw files to a prepared data set, whole or not at all."""
+"""The preparation of a data set from raw files, completely or not at all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 RAW_FOLDER = "raw"
 Data = str | os.PathLike[str]
-_RUNS, _TEMPORARY = "runs", "temporary"  # in the staging folder, until the shards are written
+_RUNS, _TEMPORARY = "runs", "temporary"  # folders inside the staging folder, until the shards are written
 
 
 def prepare(
@@ -61,36 +61,36 @@ def prepare(
 ) -> PrepareSummary:
     """Prepare a data set: normalise, sort, cut, permute, and write shards with their indexes and a manifest.
 
-    The folder ``out`` then holds ``<split>-00000-of-00002.tfrecord`` and so on, each with its ``.gidx``,
-    ``manifest.json`` and ``summary.json``, and of synthetic data the raw files, in ``raw/``.
-    Everything is written beside ``out`` and renamed at the end, so nothing half-written ever has that name.
-    The same input, settings and rule give the same bytes, whatever the order of the input, its format, and
-    the memory.
+    The folder ``out`` then holds the shards ``<split>-00000-of-00002.tfrecord`` and so on, each with its
+    ``.gidx``, plus ``manifest.json`` and ``summary.json``; for synthetic data also the raw files, in
+    ``raw/``. Everything is written beside ``out`` and renamed at the end, so ``out`` never holds a partial
+    data set. The same input, settings and rule give the same bytes, whatever the input's order and format,
+    and whatever the memory.
 
-    A folder that is there already is
+    A folder ``out`` that exists already is
 
     * used as it is, if its manifest names the same input (by SHA-256), settings and rule;
     * refused, if it holds anything else, unless ``overwrite`` is set;
     * never overwritten, if it holds files but no manifest: it isn't a prepared data set.
 
     Args:
-      data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without, a folder in
-        MovieLens-100K's or -1M's layout, or -1M's with MeLU's split. A `SyntheticConfig` generates ratings
-        in MovieLens-100K's layout.
+      data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without a ``spec``, a
+        folder in MovieLens-100K's or -1M's layout, or in -1M's with MeLU's split. A `SyntheticConfig`
+        generates ratings in MovieLens-100K's layout.
       out: The folder to make.
       config: The plan's settings; `PrepareConfig`'s defaults if None.
-      on_bad: ``"raise"`` ends the run at the first bad record, ``"skip"`` counts each and leaves it out. A
-        missing, an empty or a damaged file ends the run under either rule.
-      spec: What the columns of a table are.
+      on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each bad record and leaves
+        it out. A missing, empty or damaged file ends the run under either rule.
+      spec: The description of a table's columns.
       overwrite: Replace a prepared data set that differs.
-      resume: Go on where a run with the same settings was killed: sorted batches and finished shards are used
-        as they are. If this run fails, what it has done stays for the next one.
-      memory_limit: Bytes to keep to; beyond, temporary files are written beside ``out``. Half of the memory
-        that there is if None.
-      progress: Is told of the stages ``"read"``, ``"sort"`` and ``"write"``.
+      resume: Continue a killed run with the same settings; its sorted batches and finished shards are used as
+        they are. If this run fails, its results so far are kept for the next one.
+      memory_limit: Bytes of memory to stay within; further data is written to temporary files beside ``out``.
+        None: half of the available memory.
+      progress: Called with the progress of the stages ``"read"``, ``"sort"`` and ``"write"``.
 
     Returns:
-      What was read, kept and left out.
+      A summary of what was read, kept and left out.
 
     Raises:
       ConfigError: A setting is out of range, or the spec doesn't fit the table.
@@ -180,7 +180,7 @@ def _sort(
     connection: duckdb.DuckDBPyConnection,
     memory_limit: int,
 ) -> None:
-    """Leave sorted runs of batches in the staging folder, and what is known so far as a summary."""
+    """Write sorted runs of batches, and a preliminary summary, into the staging folder."""
     for name in (_RUNS, _TEMPORARY):
         (staging / name).mkdir()
     connection.execute(f"SET temp_directory = {sql_text(str(staging / _TEMPORARY))}")
@@ -199,7 +199,7 @@ def _sort(
 def _merge(
     staging: Path, journal: Journal, config: PlanConfig, progress: Progress, limit: int
 ) -> dict[str, list[Shard]]:
-    """Write the shards that aren't there yet."""
+    """Write the shards that don't exist yet."""
     names = {
         shard_name(split, number, config.shards): (place * config.shards + number, split)
         for place, split in enumerate(splits(config))
@@ -225,14 +225,14 @@ def _merge(
 def describe_plan(
     name: str, spec: TableSpec, config: PlanConfig, on_bad: OnBad, inputs: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the manifest keeps of a run's settings; equal ones, on equal input, make equal data sets.
+    """Return what the manifest keeps of a run's settings; equal settings and input make equal data sets.
 
     Args:
-      name: What was read, in words.
-      spec: The columns, decided.
+      name: The name of the input.
+      spec: The columns, as `TableSpec.resolve` decided them.
       config: The settings.
       on_bad: The rule for bad records.
-      inputs: File name -> SHA-256, or whatever else tells one version of the input from another.
+      inputs: File name -> SHA-256, or another value that identifies the version of the input.
     """
     return {
         "plan": PLAN_VERSION,
@@ -248,7 +248,7 @@ def describe_plan(
 def summarise(
     out: Path, source: Named, spec: TableSpec, config: PlanConfig, result: EngineResult, bad: BadRecords
 ) -> PrepareSummary:
-    """The account of a run."""
+    """Return the summary of a run."""
     return PrepareSummary(
         out=out,
         source=source.name,
@@ -274,7 +274,7 @@ def summarise(
 
 
 def holds(out: Path, plan: Mapping[str, Any]) -> bool:
-    """Whether the data set at ``out`` is made by ``plan``; refuses one damaged or made by another."""
+    """Return True if ``plan`` made the data set at ``out``; refuse one that is damaged or made otherwise."""
     try:
         there = Manifest.load(out).config
     except DataError as error:
@@ -293,7 +293,7 @@ def holds(out: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def check_replaceable(out: Path) -> None:
-    """Refuse to replace anything but nothing, an empty folder, or a prepared data set."""
+    """Refuse to replace a file, or a folder that has files but isn't a prepared data set."""
     if out.exists() and not out.is_dir():
         raise GmetaError(f"{out} is a file: name a folder")
     if out.exists() and any(out.iterdir()) and not (out / MANIFEST).exists():

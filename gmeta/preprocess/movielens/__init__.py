@@ -1,3 +1,3 @@
-"""Reads MovieLens folders."""
+"""Reading of MovieLens folders."""
 
 __all__: list[str] = []

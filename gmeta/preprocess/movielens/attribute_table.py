@@ -1,4 +1,4 @@
-"""Attributes by id: one row a user or an item, in columns, so that joining them to ratings is a gather."""
+"""Attributes by id, in columns with a row for each user or item, so that a gather joins them to ratings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ IntColumn: TypeAlias = "Ints | Ragged"
 
 @dataclass(frozen=True)
 class AttributeTable:
-    """Columns of attributes, one row an id.
+    """Columns of attributes, with one row for each id.
 
-    Rows are sorted by id, so that the order of the lines in the raw file is of no consequence.
+    Rows are sorted by id, so the order of the lines in the raw file doesn't matter.
 
     Attributes:
       ids: (N,) int64, ascending, each once.
       lines: (N,) int64, the line that each row was read from.
-      columns: Name -> (N,) int64, or for a list attribute ``(values, row_splits)``.
+      columns: Name -> (N,) int64, or ``(values, row_splits)`` for a list attribute.
     """
 
     ids: Ints
@@ -56,11 +56,11 @@ class AttributeTable:
         return cls(np.array(ids, np.int64), np.array([lines[key] for key in ids], np.int64), columns)
 
     def id_set(self) -> Container[int]:
-        """The ids, for asking one at a time whether they are known."""
+        """Return the ids as a set, for testing single ids."""
         return frozenset(self.ids.tolist())
 
     def take(self, ids: Ints) -> dict[str, IntColumn]:
-        """The attributes of ``ids``, an (M,) int64 array of known ids in any order: columns of M rows."""
+        """Return the attributes of ``ids``, (M,) int64, known ids in any order: columns of M rows."""
         rows = np.searchsorted(self.ids, ids)
         return {
             name: gather_ragged(column, rows) if isinstance(column, tuple) else column[rows]

@@ -1,24 +1,24 @@
-"""The lines of MovieLens-1M as MeLU published it, and how names become numbers.
+"""Parsing of MovieLens-1M as MeLU published it, and the mapping of names to numbers.
 
-MeLU (Lee et al., KDD 2019) adds to MovieLens-1M what an encyclopaedia of films knows of each movie, a list of
+MeLU (Lee et al., KDD 2019) adds to MovieLens-1M the data of a film encyclopaedia about each movie, a list of
 every name (``m_actor.txt`` and seven more), and a split of the ratings by new and old users and movies. A
-name's number is its line in its list, from 0, as in MeLU's own code. Pure functions of the bytes of a line;
-they raise `BadRecord` and know no file.
+name's number is its line in its list, from 0, as in MeLU's own code. The functions are pure functions of the
+bytes of a line; they raise `BadRecord` and don't know the file.
 
 ==========  ==================================================================================================
 year        of release; no feature of MeLU's
 rate        film rating (G, PG, R and so on)
 genre       a list; 25 genres, finer than MovieLens' own
-director    a list; what stands in parentheses behind a name, ``(co-director)``, is no part of it
-actor       a list; parentheses stay
+director    a list; text in parentheses after a name, such as ``(co-director)``, is removed
+actor       a list; parentheses are kept
 gender      ``users.dat``
 age         the group of ``users.dat``
 occupation  the code of ``users.dat``
 zipcode     its first five characters
 ==========  ==================================================================================================
 
-What isn't known (``N/A``) is the entry ``nan`` of its list. A name that no list has is bad; in the published
-files there is none. Lists are ascending and name each number once.
+An unknown value (``N/A``) is the entry ``nan`` of its list. A name that isn't in its list is bad; the
+published files have no such name. List attributes are ascending and hold each number once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gmeta.preprocess.bad_records import BadRecord, Reason
 from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show
 
 PARTITIONS = ("warm", "user_cold", "item_cold", "both_cold")
-"""MeLU's split: ratings of old users and movies; of new users; of new movies; of new users for new movies."""
+"""MeLU's split: ratings of old users and movies; of new users; of new movies; of new users and movies."""
 
 ITEM_NAMES = ("rate", "genre", "director", "actor")
 USER_NAMES = ("gender", "age", "occupation", "zipcode")
@@ -48,7 +48,7 @@ Cells = tuple[int | tuple[int, ...], ...]
 
 
 class PartitionedRating(NamedTuple):
-    """What `rating_row` makes of a line."""
+    """A parsed line of the ratings file."""
 
     task: int
     item: int
@@ -57,7 +57,7 @@ class PartitionedRating(NamedTuple):
 
 
 def item_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> Cells:
-    """Attributes of a line of ``movies_extrainfos.dat``, in the order of `ITEM_COLUMNS`.
+    """Parse the attributes of a line of ``movies_extrainfos.dat``, in the order of `ITEM_COLUMNS`.
 
     Args:
       fields: id, title, year, rate, day of release, genres, directors, writers, actors, plot, poster; names
@@ -65,7 +65,7 @@ def item_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) ->
       vocabularies: One for each of `ITEM_NAMES`.
 
     Raises:
-      BadRecord: A name that isn't in its vocabulary, or a year that isn't a number.
+      BadRecord: A name isn't in its vocabulary, or the year isn't a number.
     """
     year, rate, genres, directors, actors = (fields[place] for place in (2, 3, 5, 6, 8))
     return (
@@ -78,24 +78,24 @@ def item_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) ->
 
 
 def user_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
-    """Attributes of a line of ``users.dat``, in the order of `USER_NAMES`.
+    """Parse the attributes of a line of ``users.dat``, in the order of `USER_NAMES`.
 
     Args:
       fields: id, gender, age group, occupation's code, postal code.
       vocabularies: One for each of `USER_NAMES`.
 
     Raises:
-      BadRecord: A value that isn't in its vocabulary.
+      BadRecord: A value isn't in its vocabulary.
     """
     values = *fields[1:4], fields[4][:_ZIPCODE]
     return tuple(_number(value, name, vocabularies) for name, value in zip(USER_NAMES, values, strict=True))
 
 
 def rating_row(fields: Sequence[bytes]) -> PartitionedRating:
-    """A line of the ratings file: user, movie, rating, partition.
+    """Parse a line of the ratings file: user, movie, rating, partition.
 
     Raises:
-      BadRecord: A field that isn't a number, a rating that is out of range, or another partition than
+      BadRecord: A field isn't a number, the rating is out of range, or the partition isn't one of
         `PARTITIONS`.
     """
     user, movie, rating, partition = fields

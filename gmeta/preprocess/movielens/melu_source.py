@@ -1,9 +1,9 @@
-"""MovieLens-1M with MeLU's published split as a source: four data sets of tasks, one a partition.
+"""MovieLens-1M with MeLU's published split as a source: four data sets of tasks, one for each partition.
 
 A task is a user in one partition: the same user's ratings of old movies (``warm``) and of new ones
-(``item_cold``) are two tasks. So each partition is prepared by itself, as `PlanConfig.partitions` says. There
-are no times: a task's rows are in the order of (movie, rating). Four pairs of user and movie occur twice;
-they stay, as MeLU has them.
+(``item_cold``) are two tasks. So each partition is prepared separately (`PlanConfig.partitions`). There are
+no times: a task's rows are in the order of (movie, rating). Four pairs of user and movie occur twice; they
+are kept, as in MeLU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPEC = TableSpec(
         **{name: ColumnSpec(dtype="int64", is_list=name in _LISTS) for name in (*ITEM_COLUMNS, *USER_NAMES)},
     },
 )
-"""What the numbers mean is in `gmeta.preprocess.movielens.melu_records`."""
+"""The columns of the data set; `gmeta.preprocess.movielens.melu_records` explains the numbers."""
 
 DEFAULTS = PlanConfig(min_rows=13, max_rows=100, partitions=PARTITIONS)
 _RATING = np.dtype(
@@ -50,8 +50,8 @@ class MeluSource(MovieLensSource):
 
     Args:
       folder: The folder.
-      partition: The number of the one partition that it has rows of; None: what is common to all.
-      whole: The source that this is a part of, which reads the lines once for all of them.
+      partition: The number of the partition whose rows this source has.
+      whole: The source that this one is a part of; it reads the lines once for all parts.
     """
 
     spec, defaults = SPEC, DEFAULTS
@@ -63,11 +63,11 @@ class MeluSource(MovieLensSource):
         self._bad_lines = 0
 
     def parts(self) -> list[Source]:
-        """A source a partition."""
+        """Return one source for each partition."""
         return [MeluSource(self._folder, number, self) for number in range(len(PARTITIONS))]
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
-        """The partition's ratings with their attributes."""
+        """Yield the partition's ratings with their attributes."""
         ratings = self._whole._parse(bad)
         own = ratings[ratings["partition"] == self._partition]
         progress("read", 0, len(own))
@@ -76,10 +76,10 @@ class MeluSource(MovieLensSource):
         progress("read", len(own), len(own))
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
-        """Nothing: not every user has ratings in every partition."""
+        """Do nothing: not every user has ratings in every partition."""
 
     def _parse(self, bad: BadRecords) -> _Ratings:
-        """The ratings of all partitions."""
+        """Return the ratings of all partitions; parse them at the first call."""
         if self._ratings is None:
             users, items = self._folder.users.id_set(), self._folder.items.id_set()
             file, form = self._folder.ratings, self._folder.layout.ratings

@@ -1,8 +1,8 @@
-"""MovieLens folders: which layout one has, its users and items, and where its ratings are.
+"""MovieLens folders: their layout, users, items and ratings file.
 
-Three published layouts are told apart by the ratings file: ``u.data`` is MovieLens-100K's, ``ratings.dat``
-MovieLens-1M's, ``ratings.csv.gz`` that of MovieLens-1M with MeLU's split (`melu_records`). Users and items
-are small and are read whole into `AttributeTable`; ratings are left as lines for an engine to map.
+The name of the ratings file identifies the layout: ``u.data`` is MovieLens-100K's, ``ratings.dat``
+MovieLens-1M's, and ``ratings.csv.gz`` that of MovieLens-1M with MeLU's split (`melu_records`). Users and
+items are small and are read completely into an `AttributeTable`; ratings remain lines for an engine to map.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_NAMES = 12  # a message is one line
 
 @dataclass(frozen=True)
 class FileForm:
-    """The name of a file, what separates its fields, and how many there are."""
+    """The name of a file, the separator of its fields, and their number."""
 
     name: str
     separator: bytes
@@ -50,11 +50,11 @@ class Layout:
     """The files of one edition of MovieLens.
 
     Attributes:
-      name: What the edition is called in messages and manifests.
+      name: The edition's name in messages and manifests.
       ratings: ``user, item, rating`` and a timestamp or, with MeLU's split, the partition.
-      users: One line a user, its id first.
-      items: One line an item, its id first.
-      occupations: The file that names the occupations, one a line; None where users carry a code.
+      users: One line for each user, with the id first.
+      items: One line for each item, with the id first.
+      occupations: The file that names the occupations, one on each line; None if users have a code.
     """
 
     name: str
@@ -93,7 +93,7 @@ class MovieLens:
     """An opened folder.
 
     Attributes:
-      layout: Which edition it is.
+      layout: The edition.
       users: Attributes by user id: ``gender``, ``age``, ``occupation``, ``area``.
       items: Attributes by item id: ``year`` and the list ``genre``.
       users_path: The file that ``users`` was read from, for messages.
@@ -110,10 +110,11 @@ class MovieLens:
 
 
 def detect(folder: Path) -> Layout:
-    """Which layout a folder has, by its ratings file.
+    """Return the layout of a folder, by its ratings file.
 
     Raises:
-      DataError: It can't be listed, has neither ratings file, or both. Says what was looked for and found.
+      DataError: The folder can't be listed, or has no ratings file or more than one. The error says what was
+        sought and found.
     """
     try:
         names = sorted(entry.name for entry in folder.iterdir())
@@ -137,7 +138,7 @@ def detect(folder: Path) -> Layout:
 
 
 def _first_inside(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first subfolder that has a ratings file; None if there is none, or one may not be looked into."""
+    """Return the first subfolder with a ratings file; None if there is none, or access is denied."""
     with suppress(OSError):
         for name in names:
             if any((folder / name / layout.ratings.name).exists() for layout in LAYOUTS):
@@ -155,18 +156,18 @@ def open_folder(folder: Path, bad: BadRecords) -> MovieLens:
 
 
 def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> MovieLens:
-    """Read users and items into tables, and the ratings' bytes.
+    """Read users and items into tables, and the ratings as bytes.
 
-    A user or an item whose line is bad is left out under ``"skip"``; its ratings are then of an unknown id
-    and are left out too.
+    Under ``"skip"``, a user or an item whose line is bad is left out. Its ratings then have an unknown id and
+    are left out too.
 
     Args:
-      layout: Which files there are.
+      layout: The layout, which names the files.
       read: File name -> the file.
       bad: Applies the rule for bad lines.
 
     Raises:
-      DataError: ``read`` finds a file missing or empty, or there is a bad line and the rule is ``"raise"``.
+      DataError: ``read`` finds a file missing or empty, or a line is bad and the rule is ``"raise"``.
     """
     ratings, users, items = (read(form.name) for form in (layout.ratings, layout.users, layout.items))
     files = [ratings, users, items]
@@ -198,7 +199,7 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
 
 
 def _number(file: RawFile) -> dict[bytes, int]:
-    """Line -> its place among the lines; a line that occurs twice has the first one's."""
+    """Map each line to its place among the lines; a repeated line has its first place."""
     found: dict[bytes, int] = {}
     for place, (_, line) in enumerate(file.lines()):
         found.setdefault(line.strip(), place)

@@ -1,10 +1,10 @@
-"""The lines of MovieLens' files, and how their attributes become numbers.
+"""Parsing of the lines of MovieLens' files, and the mapping of their attributes to numbers.
 
-Pure functions from the bytes of one line to numbers; they raise `BadRecord` and know no file. Lines are read
-as bytes: the only text that isn't ASCII is in titles and links (ISO 8859-1 in ``u.item`` and in
-``movies.dat`` as published, UTF-8 in some copies), which no attribute is made from.
+The functions are pure functions from the bytes of one line to numbers; they raise `BadRecord` and don't know
+the file. Lines are read as bytes: the only text that isn't ASCII is in titles and links (ISO 8859-1 in
+``u.item`` and in ``movies.dat`` as published, UTF-8 in some copies), and no attribute uses it.
 
-Attributes, the same numbers from either layout:
+Attributes, which have the same numbers in both layouts:
 
 ==========  ================================================================================
 year        of release; 0 if unknown
@@ -81,17 +81,17 @@ def split_fields(line: bytes, separator: bytes, count: int) -> list[bytes]:
 
 
 def show(text: bytes, most: int = 60) -> str:
-    """Bytes as a message shows them: quoted, with what isn't printable ASCII escaped, and not too long."""
+    """Format bytes for a message: quoted, shortened, and escaped where they aren't printable ASCII."""
     return repr(text if len(text) <= most else text[:most] + b"...")[1:]
 
 
 def parse_integer(text: bytes, name: str) -> int:
-    """A whole number of ASCII digits, without sign: ids and timestamps.
+    """Parse a whole number of ASCII digits, without sign: an id or a timestamp.
 
-    Stricter than ``int``, which takes signs, spaces and underscores.
+    This is stricter than ``int``, which takes signs, spaces and underscores.
 
     Raises:
-      BadRecord: It is something else, or needs more than 63 bits.
+      BadRecord: The text is no such number, or needs more than 63 bits.
     """
     if not text.isdigit():
         raise BadRecord(Reason.NOT_A_NUMBER, f"{name} must be a whole number, got {show(text)}")
@@ -103,10 +103,10 @@ def parse_integer(text: bytes, name: str) -> int:
 
 
 def parse_rating(text: bytes) -> float:
-    """A rating of 0.5 to 5 stars. MovieLens-100K and -1M use 1, 2, 3, 4, 5; later sets use halves.
+    """Parse a rating of 0.5 to 5 stars. MovieLens-100K and -1M use 1, 2, 3, 4, 5; later sets use halves.
 
     Raises:
-      BadRecord: It isn't a finite number, or is out of range.
+      BadRecord: The text isn't a finite number, or is out of range.
     """
     if not _NUMBER.fullmatch(text):
         raise BadRecord(Reason.NOT_A_NUMBER, f"rating must be a number, got {show(text)}")
@@ -119,14 +119,14 @@ def parse_rating(text: bytes) -> float:
 
 
 def user_row_100k(fields: Sequence[bytes], occupations: Mapping[bytes, int]) -> UserRow:
-    """Attributes of a line of ``u.user``: id, age, gender, occupation's name, postal code.
+    """Parse the attributes of a line of ``u.user``: id, age, gender, occupation's name, postal code.
 
     Args:
       fields: The five fields.
       occupations: Name -> index, from ``u.occupation``.
 
     Raises:
-      BadRecord: An age that isn't a number, or a gender or an occupation that isn't known.
+      BadRecord: The age isn't a number, or the gender or the occupation isn't known.
     """
     _, age, gender, occupation, postal_code = fields
     if occupation not in occupations:
@@ -135,7 +135,7 @@ def user_row_100k(fields: Sequence[bytes], occupations: Mapping[bytes, int]) -> 
 
 
 def user_row_1m(fields: Sequence[bytes]) -> UserRow:
-    """Attributes of a line of ``users.dat``: id, gender, age group, occupation's code, postal code.
+    """Parse the attributes of a line of ``users.dat``: id, gender, age group, occupation's code, postal code.
 
     Raises:
       BadRecord: As for `user_row_100k`; occupations are the codes 0..20.
@@ -148,12 +148,12 @@ def user_row_1m(fields: Sequence[bytes]) -> UserRow:
 
 
 def item_row_100k(fields: Sequence[bytes]) -> ItemRow:
-    """Attributes of a line of ``u.item``: id, title, release date, video release date, link, 19 genre flags.
+    """Parse a line of ``u.item``: id, title, release date, video release date, link, 19 genre flags.
 
-    One published item (267) has neither title nor date: an empty date is a year that isn't known.
+    One published item (267) has neither title nor date: an empty date is an unknown year.
 
     Raises:
-      BadRecord: A date or a genre flag of another form.
+      BadRecord: The date or a genre flag is of another form.
     """
     date, flags = fields[2], fields[5:]
     match = _DATE_100K.fullmatch(date)
@@ -169,10 +169,10 @@ def item_row_100k(fields: Sequence[bytes]) -> ItemRow:
 
 
 def item_row_1m(fields: Sequence[bytes]) -> ItemRow:
-    """Attributes of a line of ``movies.dat``: id, title that ends in the year, genres joined by ``|``.
+    """Parse a line of ``movies.dat``: id, title that ends in the year, genres joined by ``|``.
 
     Raises:
-      BadRecord: A genre that isn't in `GENRES`.
+      BadRecord: A genre isn't in `GENRES`.
     """
     _, title, names = fields
     match = _TITLE_YEAR_1M.search(title)
@@ -185,7 +185,7 @@ def item_row_1m(fields: Sequence[bytes]) -> ItemRow:
 
 
 def area(postal_code: bytes) -> int:
-    """First character of a postal code in base 36; 36 where it is neither a digit nor a letter, or missing.
+    """Read the first character of a postal code in base 36; 36 if it is no digit or letter, or is missing.
 
     Example:
       >>> area(b"85711"), area(b"V3N4P"), area(b"")

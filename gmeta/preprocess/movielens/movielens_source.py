@@ -1,4 +1,4 @@
-"""MovieLens as a source: ratings are parsed line by line and joined with the attributes of user and item."""
+"""MovieLens as a source of ratings, parsed line by line and joined with the attributes of user and item."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPEC = TableSpec(
         "timestamp": _INT,
     },
 )
-"""What the numbers mean is in `gmeta.preprocess.movielens.movielens_records`."""
+"""The columns of the data set; `gmeta.preprocess.movielens.movielens_records` explains the numbers."""
 
 DEFAULTS = PlanConfig(cold_modulus=5, min_rows=13, max_rows=100)
 _RATING = np.dtype(
@@ -47,7 +47,7 @@ _LINES = 65_536  # lines of a chunk
 
 
 class Rating(NamedTuple):
-    """What `map_rating` makes of a line."""
+    """A parsed line of the ratings file."""
 
     task: int
     item: int
@@ -65,8 +65,8 @@ def map_rating(line: bytes, form: FileForm, users: Container[int], items: Contai
       items: The known items' ids.
 
     Raises:
-      BadRecord: A field too few or too many, one that isn't a number, a rating that is out of range, or a
-        user or an item that has no attributes.
+      BadRecord: There are too few or too many fields, a field isn't a number, the rating is out of range, or
+        the user or the item has no attributes.
     """
     user_text, item_text, rating_text, time_text = split_fields(line, form.separator, form.fields)
     user = parse_integer(user_text, "user id")
@@ -83,7 +83,7 @@ class MovieLensSource:
 
     Args:
       folder: The folder.
-      name: What it is called; None: its edition's name.
+      name: The source's name; None: that of its edition.
     """
 
     spec, defaults = SPEC, DEFAULTS
@@ -95,22 +95,22 @@ class MovieLensSource:
         self.rows_read = 0
 
     def parts(self) -> Sequence[Source]:
-        """Itself."""
+        """Return the source itself."""
         return (self,)
 
     def digests(self) -> Mapping[str, str]:
-        """File name -> SHA-256."""
+        """Return file name -> SHA-256."""
         return self._folder.digests
 
     def start_digests(self) -> None:
-        """They are there."""
+        """Do nothing: the digests exist already."""
 
     def stamps(self) -> Mapping[str, Any]:
-        """The digests."""
+        """Return the digests."""
         return self._folder.digests
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
-        """The ratings with their attributes."""
+        """Yield the ratings with their attributes."""
         ratings, total = self._folder.ratings, self._folder.ratings.line_count
         users, items = self._folder.users.id_set(), self._folder.items.id_set()
         lines = ratings.lines()
@@ -138,11 +138,11 @@ class MovieLensSource:
         return {**{name: joined[name] for name in self.spec.columns}, NUMBER: stored["line"]}
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
-        """The line of the ratings file."""
+        """Return the line of the ratings file."""
         return self._folder.ratings.path, number, ""
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
-        """A user without ratings is bad."""
+        """Report users without ratings as bad."""
         users = self._folder.users
         absent = ~np.isin(users.ids, tasks)
         for user, line in zip(users.ids[absent].tolist(), users.lines[absent].tolist(), strict=True):
@@ -150,5 +150,5 @@ class MovieLensSource:
             bad.add(BadRecord(Reason.EMPTY_TASK, message), self._folder.users_path, line)
 
     def holds_rows(self, file: str) -> bool:
-        """Whether it is the ratings file."""
+        """Return whether the file is the ratings file."""
         return file == self._folder.ratings.path.name

@@ -17,12 +17,12 @@ from gmeta.core.errors import DataError
 class RawFile:
     """The bytes of a text file.
 
-    The whole file is held: the largest that the local engine is meant for, MovieLens-1M's ratings, has 24 MB,
-    and what is digested is then certainly what was parsed.
+    The whole file is held in memory: the largest that the local engine is meant for, MovieLens-1M's ratings,
+    has 24 MB. So the digest certainly is that of the parsed bytes.
 
     Attributes:
-      path: Where it was read from.
-      data: Its content; of a ``.gz`` file, what was packed.
+      path: The path that it was read from.
+      data: Its content; for a ``.gz`` file, the unpacked content.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class RawFile:
         """Read a file.
 
         Raises:
-          DataError: It can't be read or unpacked, or holds nothing but blank lines.
+          DataError: The file can't be read or unpacked, or holds only blank lines.
         """
         try:
             data = path.read_bytes()
@@ -47,16 +47,16 @@ class RawFile:
 
     @property
     def sha256(self) -> str:
-        """Digest of the content, in hexadecimal."""
+        """The digest of the content, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
 
     @property
     def line_count(self) -> int:
-        """Lines, blank ones included."""
+        """The number of lines, including blank ones."""
         return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines that aren't blank, without their ends (LF or CRLF), with their numbers from 1."""
+        """Yield the lines that aren't blank, without their ends (LF or CRLF), with their numbers from 1."""
         for number, line in enumerate(io.BytesIO(self.data), start=1):
             stripped = line.rstrip(b"\r\n")
             if stripped:

@@ -1,3 +1,3 @@
-"""Generates data to try gmeta on."""
+"""Generation of synthetic data to try gmeta on."""
 
 __all__: list[str] = []

@@ -1,10 +1,11 @@
-r"""A synthetic log of what users did and what they were shown, whose clicks depend on the order of the past.
+r"""A synthetic log of user actions and exposures, in which clicks depend on the order of past events.
 
-A user's events have the lengths of MTGenRec's sequences: log-normal of σ 0.9, with a mean of 600 and at most
-3,000. They come in sessions. Behind them is a category that the user is interested in now, which changes: at
-the start of a session often, within one rarely, to the one that follows (who looked for phones goes on to
-cases) or to one of the user's lasting taste. Most events are of the current interest, those that aren't are
-seldom more than views. Requests come in the later half of the history, each for a page of items::
+The number of a user's events is distributed as in MTGenRec: log-normal with σ 0.9, a mean of 600 and at most
+3,000. Events come in sessions. At each moment the user is interested in one category. The interest changes
+often at the start of a session and rarely within one: either to the category that follows the current one
+(from phones to cases, say) or to a category of the user's lasting taste. Most events are of the current
+interest; the others are seldom more than views. Requests come in the later half of the history, each for a
+page of items::
 
     logit P(click) = b + now·[c = s] + next·[c = f(s)] + taste·τ_u[c] + q_i + home_u[c] + own·w_u[style_i]
     logit P(buy | click) = b' + now·[c = s] / 2 + q'_i
@@ -12,19 +13,19 @@ seldom more than views. Requests come in the later half of the history, each for
 =======  ============================================================================================
 c, s     category of the item i that is shown, and the user's interest at that moment
 f        which category follows which, the same for all users
-τ_u      lasting taste over categories; how often the user's history has each
+τ_u      lasting taste over categories: how often each occurs in the user's history
 q, q'    quality of the item, for clicks and for purchases
 home_u   taste of the user's city
-w_u      the user's own liking of each style, standard normal. No event tells of it: only what the user
-         clicked among exposures does, which is what adaptation can learn from
+w_u      the user's own liking of each style, standard normal. No event reveals it: only the clicks among
+         exposures do, and adaptation can learn from them
 =======  ============================================================================================
 
-s isn't written down: the last events tell it, by their order and their actions. The mean of a history tells
-τ_u, and of s little. As the probabilities are known (``p_click``, ``p_buy`` of click and purchase both), so
-is how well the best possible ranking does.
+The log doesn't contain s, but the order and the actions of the last events reveal it. The mean of a history
+reveals τ_u, and little of s. The log contains the true probabilities (``p_click``, and ``p_buy`` of click and
+purchase both), so the quality of the best possible ranking is known.
 
 A row is an event (``exposed`` 0) or an exposure (1), of ``user`` at ``timestamp`` in seconds. The data are a
-function of the seed and of NumPy's generator; another version of NumPy may draw others.
+function of the seed and of NumPy's generator; another version of NumPy may draw other data.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHOWN, VIEW, CART, BUY = 0, 1, 2, 3
-"""Actions; that of an exposure is `SHOWN`."""
+"""Actions; an exposure has `SHOWN`."""
 
 EXPOSURE_SPEC = TableSpec(
     task="user",
@@ -56,22 +57,22 @@ EXPOSURE_SPEC = TableSpec(
         **{name: ColumnSpec(dtype="float32") for name in ("click", "buy", "p_click", "p_buy")},
     },
 )
-"""How `gmeta prepare` is to read the log."""
+"""The spec with which `gmeta prepare` reads the log."""
 
 _SIGMA, _FEWEST = 0.9, 10
 _START, _SPAN = 1_700_000_000, 30 * 86_400
-_SESSION = 0.05  # how likely an event begins a session
-_FRESH, _DRIFT = 0.5, 0.01  # how likely the interest changes at the start of a session, and within one
-_FOLLOWS = 0.4  # how likely it then goes on to what follows
+_SESSION = 0.05  # probability that an event begins a session
+_FRESH, _DRIFT = 0.5, 0.01  # probability that the interest changes at the start of a session, and within one
+_FOLLOWS = 0.4  # probability that it then changes to the category that follows
 _FOCUS = 0.75  # the share of events that are of the current interest
 _ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])  # of events off the interest, and on it
-_SHOWN_OF = (0.3, 0.25, 0.25, 0.2)  # interest, what follows, lasting taste, anything
+_SHOWN_OF = (0.3, 0.25, 0.25, 0.2)  # shares of: interest, the one that follows, lasting taste, any category
 _AGES, _CITIES = 7, 12
 
 
 @dataclass(frozen=True)
 class ExposureConfig:
-    """Size of the log and strength of what is planted in it.
+    """The size of the log and the strength of its effects.
 
     Attributes:
       seed: Seeds all draws.
@@ -80,19 +81,19 @@ class ExposureConfig:
       categories: Number of categories.
       styles: Number of styles.
       mean_events: Mean number of a user's events.
-      most_events: The largest number of them.
-      exposures: What each user is shown, in requests of ``page``.
+      most_events: Largest number of a user's events.
+      exposures: Number of items shown to each user, in requests of ``page`` items.
       page: Items of a request.
-      click: b, and so on as above.
+      click: b; this and the following are the parameters of the formula above.
       now: Logit of the current interest.
-      next: Logit of what follows it.
-      taste: Logit of a category that is all of the user's taste.
+      next: Logit of the category that follows it.
+      taste: Logit of a category that makes up the user's whole taste.
       quality: Standard deviation of the items' quality.
       home: Standard deviation of a city's taste.
-      own: How strong the user's own liking of styles is.
+      own: Strength of the user's own liking of styles.
 
     Raises:
-      ConfigError: Sizes that can't be.
+      ConfigError: The sizes are impossible.
     """
 
     seed: int = 0
@@ -128,14 +129,14 @@ class ExposureConfig:
 
 
 def write_exposures(path: Path, config: ExposureConfig | None = None) -> Path:
-    """Write the log as a Parquet file, a table that `EXPOSURE_SPEC` describes; returns its path."""
+    """Write the log as a Parquet file, a table that `EXPOSURE_SPEC` describes, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pa.parquet.write_table(pa.table(exposure_log(config)), path)
     return path
 
 
 def exposure_log(config: ExposureConfig | None = None) -> dict[str, NDArray[np.generic]]:
-    """The columns of the log, by user and by time: ints, and labels and probabilities as float32."""
+    """Generate the columns of the log, by user and time: int64, but float32 for labels and probabilities."""
     config = config or ExposureConfig()
     rng = np.random.default_rng(config.seed)
     world = _World(rng, config)
@@ -151,11 +152,11 @@ def exposure_log(config: ExposureConfig | None = None) -> dict[str, NDArray[np.g
 
 
 def event_counts(rng: np.random.Generator, config: ExposureConfig) -> Ints:
-    """(users,): how many events each has; stratified, so that the total hardly varies."""
+    """Draw the number of each user's events, (users,), stratified so that the total hardly varies."""
     normal = NormalDist()
     scores = np.array([normal.inv_cdf((rank + 0.5) / config.users) for rank in range(config.users)])
     low, high = 0.0, math.log(config.most_events)
-    for _ in range(50):  # of the mean after the cut
+    for _ in range(50):  # bisection for the mean after clipping
         middle = (low + high) / 2
         mean = np.exp(middle + _SIGMA * scores).clip(_FEWEST, config.most_events).mean()
         low, high = (middle, high) if mean < config.mean_events else (low, middle)
@@ -163,7 +164,7 @@ def event_counts(rng: np.random.Generator, config: ExposureConfig) -> Ints:
 
 
 class _World:
-    """What is the same for all users."""
+    """The parameters that are the same for all users."""
 
     def __init__(self, rng: np.random.Generator, config: ExposureConfig) -> None:
         items, categories = config.items, config.categories
@@ -174,9 +175,9 @@ class _World:
         self.quality = config.quality * rng.standard_normal((2, items))
         ring = rng.permutation(categories)
         self.follows = np.empty(categories, np.int64)
-        self.follows[ring] = np.roll(ring, -1)  # one ring of all: none follows itself
+        self.follows[ring] = np.roll(ring, -1)  # all categories form one ring, so none follows itself
         self.home = config.home * rng.standard_normal((_CITIES, categories))
-        # Items by category, each category's popularity summed up to 1: an item is drawn by one search.
+        # Items by category, with cumulative popularities from 0 to 1 in each: one search draws an item.
         self.order = np.argsort(self.category, kind="stable")
         popularity = 1 / (rng.permutation(items) + 10.0)
         total = np.bincount(self.category, popularity)
@@ -184,13 +185,13 @@ class _World:
         self.shares = np.minimum(share, self.category[self.order] + 1.0)
 
     def items(self, rng: np.random.Generator, categories: Ints) -> Ints:
-        """An item of each of the categories."""
+        """Draw an item of each of the categories."""
         found = np.searchsorted(self.shares, categories + rng.random(len(categories)), side="right")
         return self.order[np.minimum(found, len(self.order) - 1)]
 
 
 class _User:
-    """A user's past and what it was shown."""
+    """A user, with the events and exposures."""
 
     def __init__(self, rng: np.random.Generator, config: ExposureConfig, world: _World, number: int) -> None:
         self.rng, self.config, self.world, self.number = rng, config, world, number
@@ -199,7 +200,7 @@ class _User:
         self.styles: Floats = config.own * rng.standard_normal(config.styles)
 
     def rows(self, events: int) -> dict[str, NDArray[np.generic]]:
-        """The columns of its events and exposures, by time."""
+        """Draw the columns of the user's events and exposures, by time."""
         starts = self.rng.random(events) < _SESSION
         gaps = np.where(starts, self.rng.exponential(8 * 3600, events), self.rng.exponential(30, events))
         times = _START + int(self.rng.integers(_SPAN)) + np.cumsum(1 + gaps).astype(np.int64)
@@ -214,11 +215,11 @@ class _User:
         }
 
     def _draw(self, count: int) -> Ints:
-        """Categories of the lasting taste."""
+        """Draw categories of the lasting taste."""
         return self.rng.choice(self.config.categories, size=count, p=self.taste)
 
     def _interests(self, starts: NDArray[np.bool_]) -> Ints:
-        """(events,): what the user is interested in."""
+        """Draw the category of interest at each event, (events,)."""
         changes = self.rng.random(len(starts)) < np.where(starts, _FRESH, _DRIFT)
         changes[0] = True
         stays = np.cumsum(changes) - 1
@@ -252,7 +253,7 @@ class _User:
         logit += world.quality[0, items] + self.styles[world.style[items]]
         p_click = 1 / (1 + np.exp(-logit))
         p_buy = p_click / (1 + np.exp(1.0 - config.now / 2 * (shown == now) - world.quality[1, items]))
-        # One draw for both: who buys has clicked.
+        # One draw for both: a user who buys has clicked.
         draw = rng.random(len(now))
         labels = {
             "click": (draw < p_click).astype(np.float64),

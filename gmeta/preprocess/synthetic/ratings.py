@@ -1,6 +1,6 @@
-"""A synthetic data set in MovieLens-100K's layout, with a structure that adaptation can find.
+"""A synthetic data set in MovieLens-100K's layout, with a structure that adaptation can learn.
 
-Each rating is drawn from a model that is linear in what a recommender can see::
+Each rating is drawn from a model that is linear in the features of a recommender::
 
     score = μ + q_i + b_u + t_u · g_i + ε,      rating = min(5, max(1, round(score)))
 
@@ -8,19 +8,19 @@ Each rating is drawn from a model that is linear in what a recommender can see::
 q_i    quality of the item, with a part that depends on its decade
 b_u    bias of the user: some rate everything high
 g_i    genres of the item, as flags scaled to length 1
-t_u    taste of the user over genres: a part that gender, age bucket and occupation share (``demographic``,
-       which a model knows before it has seen a rating) and a part of rank 3 of the user's own
+t_u    taste of the user over genres: a part that follows from gender, age bucket and occupation
+       (``demographic``, which a model knows before it has seen a rating), and the user's own part of rank 3
        (``personal``, which can only be learnt from the user's ratings)
 ε      noise
 =====  ==============================================================================================
 
-``b_u`` and the personal taste are what a few ratings of a new user reveal, so a model that adapts beats one
-that doesn't, and both beat the mean of an item. The shape is MovieLens': the number of ratings a user is
-log-normal (median 65, mean about 106), items are popular by a power law, and users prefer to rate what they
-like. As in the original, one item has neither date nor genre, some postal codes start with a letter, and
-many ratings share a second.
+A few ratings of a new user reveal ``b_u`` and the personal taste, so a model that adapts beats one that
+doesn't, and both beat the mean of an item. The distributions are those of MovieLens: the number of ratings of
+a user is log-normal (median 65, mean about 106), the popularity of items follows a power law, and users
+prefer to rate what they like. As in the original, one item has neither date nor genre, some postal codes
+start with a letter, and many ratings share a second.
 
-The data are a function of the seed and of NumPy's generator; another version of NumPy may draw others.
+The data are a function of the seed and of NumPy's generator; another version of NumPy may draw other data.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ OCCUPATIONS = (
     "technician",
     "writer",
 )
-# How often an item has each genre, roughly as in MovieLens-100K; "unknown" is left to the item without one.
+# How often an item has each genre, roughly as in MovieLens-100K; only the item without a genre has "unknown".
 _GENRE_WEIGHTS = np.array([0, 25, 14, 4, 12, 51, 11, 5, 73, 2, 2, 9, 6, 6, 25, 10, 25, 7, 3], np.float64)
 _MEDIAN_RATINGS, _SIGMA_RATINGS, _FEWEST_RATINGS = 65.0, 0.99, 5
-_START, _SPAN = 874_724_710, 214 * 86_400  # 20 September 1997 to 22 April 1998, as the original
+_START, _SPAN = 874_724_710, 214 * 86_400  # 20 September 1997 to 22 April 1998, as in the original
 _MONTH = "Jan"
 _TASTE_RANK = 3
-_SEVERAL_GENRES = (0.5, 0.35, 0.15)  # how likely an item has one, two, three
+_SEVERAL_GENRES = (0.5, 0.35, 0.15)  # probability that an item has one, two, three
 
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """Size and strength of the synthetic data set.
+    """The size of the synthetic data set and the strength of its effects.
 
     Attributes:
       seed: Seeds all draws.
@@ -107,7 +107,7 @@ class SyntheticConfig:
 
 
 def generate(folder: Path, config: SyntheticConfig | None = None) -> Path:
-    """Write the data set into ``folder``, which is made if it is missing.
+    """Write the data set into ``folder``; make the folder if it is missing.
 
     Returns:
       ``folder``, with ``u.data``, ``u.item``, ``u.user``, ``u.genre``, ``u.occupation`` and ``u.info``.
@@ -119,7 +119,7 @@ def generate(folder: Path, config: SyntheticConfig | None = None) -> Path:
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> Path:
-    """Write files, name -> content, into ``folder``, which is made if it is missing; returns it."""
+    """Write files, name -> content, into ``folder``, make it if it is missing, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
@@ -127,7 +127,7 @@ def write(folder: Path, contents: Mapping[str, bytes]) -> Path:
 
 
 def files(config: SyntheticConfig | None = None) -> dict[str, bytes]:
-    """The files of the data set: name -> content."""
+    """Generate the files of the data set: name -> content."""
     config = config or SyntheticConfig()
     rng = np.random.default_rng(config.seed)
     items, users = _draw_items(rng, config), _draw_users(rng, config)
@@ -156,7 +156,7 @@ class _Items:
 
     @property
     def genres(self) -> Floats:
-        """(I, 19), rows of length 1."""
+        """The genres (I, 19), in rows of length 1."""
         return self.flags / np.sqrt(self.flags.sum(1, keepdims=True))
 
     def lines(self) -> list[str]:
@@ -226,7 +226,7 @@ def _draw_users(rng: np.random.Generator, config: SyntheticConfig) -> _Users:
     own = rng.standard_normal((count, _TASTE_RANK)) @ rng.standard_normal((_TASTE_RANK, genres))
     taste = config.demographic * shared + config.personal * own / math.sqrt(_TASTE_RANK)
     bias = config.bias * rng.standard_normal(count)
-    # Stratified: the quantiles of the log-normal, dealt out at random, so that the total hardly varies.
+    # Stratified: the quantiles of the log-normal in random order, so that the total hardly varies.
     normal = NormalDist()
     quantiles = np.array([normal.inv_cdf((rank + 0.5) / count) for rank in range(count)])
     wanted = np.rint(_MEDIAN_RATINGS * np.exp(_SIGMA_RATINGS * quantiles)).astype(np.int64)
@@ -235,7 +235,7 @@ def _draw_users(rng: np.random.Generator, config: SyntheticConfig) -> _Users:
 
 
 def _draw_ratings(rng: np.random.Generator, config: SyntheticConfig, items: _Items, users: _Users) -> Ints:
-    """(N, 4): user, item, rating, timestamp, in a random order as in the original."""
+    """Draw the ratings, (N, 4): user, item, rating, timestamp, in a random order as in the original."""
     genres = items.genres
     parts: list[Ints] = []
     for user in range(config.users):
@@ -247,7 +247,7 @@ def _draw_ratings(rng: np.random.Generator, config: SyntheticConfig, items: _Ite
         score = config.mean + users.bias[user] + liking[chosen] + noise
         stars = np.clip(np.rint(score), 1, 5).astype(np.int64)
         start = _START + rng.integers(_SPAN)
-        # Pages of ratings are sent at once: most gaps are zero, some are long.
+        # Users send a page of ratings at once: most gaps are zero, some are long.
         gaps = rng.exponential(40.0, len(chosen)) * (rng.random(len(chosen)) < 0.3)
         times = start + np.cumsum(gaps).astype(np.int64)
         parts.append(np.column_stack([np.full(len(chosen), user + 1), chosen + 1, stars, times]))

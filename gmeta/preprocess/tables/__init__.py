@@ -1,3 +1,3 @@
-"""Reads tables of CSV, JSON and Parquet files."""
+"""Reading of tables of CSV, JSON and Parquet files."""
 
 __all__: list[str] = []

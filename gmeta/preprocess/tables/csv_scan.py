@@ -1,4 +1,4 @@
-"""Reads a file of separated fields."""
+"""Reading of a file of separated fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CsvScan(Scan):
     """A file of separated fields."""
 
     def table(self, spec: TableSpec | None, *, skip: bool) -> str:
-        """All fields as text; what has too few or too many is noted (`rejects`)."""
+        """Return the table in SQL, all fields as text; lines with too few or too many become `rejects`."""
         columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in self.names())
         kinds = f"auto_detect=false, columns={{{columns}}}, store_rejects=true"
         if spec is None:
@@ -45,7 +45,7 @@ class CsvScan(Scan):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The names that the file states, with the types that DuckDB guesses from the first lines."""
+        """The names in the file, with the types that DuckDB guesses from the first lines."""
         try:
             guessed = self._describe()
         except DataError:
@@ -55,7 +55,7 @@ class CsvScan(Scan):
         return guessed
 
     def names(self) -> Sequence[str]:
-        """The names in the first line."""
+        """Return the names in the first line."""
         return self._names
 
     @cached_property
@@ -63,11 +63,11 @@ class CsvScan(Scan):
         return csv_names(self.file.path, self._form)
 
     def estimate(self) -> int | None:
-        """By the length of the first lines."""
+        """Estimate the number of records by the length of the first lines."""
         return estimate_lines(self.file.path)
 
     def _after(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        """Take note of what DuckDB refused."""
+        """Record the lines that DuckDB refused."""
         tables = "SELECT count(*) FROM duckdb_tables() WHERE table_name = 'reject_errors' AND temporary"
         if cursor.execute(tables).fetchall() == [(0,)]:
             return
@@ -84,7 +84,7 @@ class CsvScan(Scan):
             cursor.execute(f"DROP TABLE {table}")
 
     def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
-        """Read again as far as needed: fields may span lines."""
+        """Find lines by reading the file again, as far as needed: fields may span lines."""
         found: dict[int, int] = {}
         refused: dict[int, int] = {}
         bad = {reject.place for reject in self.rejects}

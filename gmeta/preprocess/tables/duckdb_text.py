@@ -1,4 +1,4 @@
-"""What stands between DuckDB and the rest: names and texts in SQL, and its errors as ours."""
+"""The interface to DuckDB: names and texts in SQL, and its errors as gmeta's."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from gmeta.core.errors import DataError, GmetaError
 if TYPE_CHECKING:
     import duckdb
 
-# In words of the Python package, where it has seen the signal, or of DuckDB.
+# The first is the Python package's message, if it has seen the signal, the second is DuckDB's.
 _INTERRUPTED = re.compile(r"^Query interrupted|^INTERRUPT Error")
 _SPECIAL = re.compile(r"[^\w /.,:=+@%#&~-]")
 _NO_ROOM = r"No space left|disk is full|temp_directory|temporary (file|block)|File too large"
 
 
 def sql_text(text: str) -> str:
-    """A text in SQL."""
+    """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def sql_name(column: str) -> str:
-    """A column's name in SQL."""
+    """Quote a column's name for SQL."""
     return '"' + column.replace('"', '""') + '"'
 
 
 class PlainPath:
-    """A path that DuckDB takes for the one file it names, whatever characters are in it.
+    """A path that names exactly one file to DuckDB, whatever characters it contains.
 
-    DuckDB takes ``*``, ``?`` and ``[`` in a path for a pattern, cuts it at backslashes, and replaces a tilde
-    at its beginning. A path with such a character is read through a link of a plain name.
+    DuckDB reads a path with ``*``, ``?`` or ``[`` as a pattern, cuts it at backslashes, and replaces a tilde
+    at its beginning. A path with such a character is read through a link with a plain name.
 
     Args:
       path: The file.
@@ -45,7 +45,7 @@ class PlainPath:
     def __init__(self, path: Path) -> None:
         self._path, self._plain = path, str(path.absolute())
         if _SPECIAL.search(self._plain):
-            self._folder = tempfile.TemporaryDirectory(prefix="gmeta-")  # goes with this object
+            self._folder = tempfile.TemporaryDirectory(prefix="gmeta-")  # deleted with this object
             ends = "".join(end for end in path.suffixes[-2:] if end.isascii() and end[1:].isalnum())
             link = Path(self._folder.name) / f"file{ends}"
             link.symlink_to(path.absolute())
@@ -55,21 +55,21 @@ class PlainPath:
         return self._plain
 
     def name_file(self, message: str) -> str:
-        """A message of DuckDB's, naming the file as it was given."""
+        """Replace the link's path in a message of DuckDB by the path that was given."""
         return message.replace(self._plain, str(self._path))
 
 
 @contextmanager
 def explain_errors(path: Path, plain: PlainPath | None = None) -> Iterator[None]:
-    """DuckDB's errors as ours, in one line.
+    """Turn DuckDB's errors into gmeta's, in one line.
 
     Args:
       path: The file that is read.
-      plain: What DuckDB knows it by.
+      plain: The path under which DuckDB reads it.
 
     Raises:
-      DataError: The file is damaged, or not what it is taken for.
-      GmetaError: There is too little memory or room on the disk.
+      DataError: The file is damaged, or isn't of the expected format.
+      GmetaError: There is too little memory or disk space.
       KeyboardInterrupt: Ctrl-C ended a query.
     """
     import duckdb
@@ -96,11 +96,11 @@ def explain_errors(path: Path, plain: PlainPath | None = None) -> Iterator[None]
 
 
 def arrow_batches(result: duckdb.DuckDBPyRelation, rows: int) -> Iterator[pa.RecordBatch]:
-    """A result in batches of at most ``rows`` rows, none of them held after its turn.
+    """Yield a result in batches of at most ``rows`` rows; each is released after its turn.
 
     Raises:
-      duckdb.Error: Whatever DuckDB meets. After the first rows it comes through Arrow, which knows its text
-        alone and raises an ``OSError``, as if a file couldn't be written.
+      duckdb.Error: Any error of DuckDB. After the first rows, Arrow passes it on with its text alone, as an
+        ``OSError``, as if a file couldn't be written; it is raised as ``duckdb.Error`` again.
     """
     import duckdb
 
@@ -110,10 +110,10 @@ def arrow_batches(result: duckdb.DuckDBPyRelation, rows: int) -> Iterator[pa.Rec
     except OSError as error:
         raise duckdb.Error(str(error)) from error
     finally:
-        del reader  # a result that is open would keep the cursor
+        del reader  # an open result would keep the cursor
 
 
 def one_line(message: str) -> str:
-    """The first line of a message, without the name of its class."""
+    """Return the first line of a message, without the name of its class."""
     line = message.strip().splitlines()[0] if message.strip() else "unknown error"
     return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", line).strip()

@@ -1,4 +1,4 @@
-"""Reads a file of JSON lines."""
+"""Reading of a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gmeta.preprocess.table_spec import ColumnSpec, TableSpec, check_names
 from gmeta.preprocess.tables.duckdb_text import sql_text
 from gmeta.preprocess.tables.table_scan import Lines, Scan, estimate_lines, open_text
 
-_HEAD = 100  # lines whose keys are looked at
+_HEAD = 100  # number of lines whose keys are checked
 
 
 class JsonScan(Scan):
     """A file of JSON lines."""
 
     def table(self, spec: TableSpec | None, *, skip: bool) -> str:
-        """Values as text, so that each becomes a number where `normalise` says, or a fault."""
+        """Return the table in SQL, values as text: `normalise` makes each a number, or a fault."""
         options = "format='newline_delimited', hive_partitioning=false"
         if spec is None:
             return f"read_json({sql_text(str(self._plain))}, {options}, ignore_errors=true)"
@@ -44,15 +44,15 @@ class JsonScan(Scan):
         return super()._describe()
 
     def estimate(self) -> int | None:
-        """By the length of the first lines."""
+        """Estimate the number of records by the length of the first lines."""
         return estimate_lines(self.file.path)
 
     def names(self) -> Sequence[str]:
-        """Any: what a line lacks is null."""
+        """Accept any name: a column that a line lacks is null."""
         return _Everything()
 
     def column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
-        """What should be a list and isn't becomes a list of null, which is bad."""
+        """Return a column's value in SQL; a value that should be a list becomes [null], which is bad."""
         name = super().column(source, column, hashed=hashed)
         if not column.is_list:
             return name
@@ -62,7 +62,7 @@ class JsonScan(Scan):
         )
 
     def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
-        """As `Scan.batches`."""
+        """Yield the records as `Scan.batches` does."""
         try:
             yield from super().batches(spec, skip=skip)
         except DataError as error:
@@ -71,7 +71,7 @@ class JsonScan(Scan):
             raise
 
     def _find_malformed(self) -> None:
-        """DuckDB's line is off by blank lines and one."""
+        """Raise an error with the malformed line's number; DuckDB's is off by the blank lines and one."""
         with open_text(self.file.path) as text:
             for number, line in enumerate(text, start=1):
                 try:
@@ -86,7 +86,7 @@ class JsonScan(Scan):
                     raise DataError(message, path=self.file.path, line=number, advice=advice) from None
 
     def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
-        """Lines that aren't blank are records."""
+        """Find the lines of records; every line that isn't blank is one."""
         found: dict[int, int] = {}
         with open_text(self.file.path) as text:
             full = (number for number, line in enumerate(text, start=1) if line.strip())
@@ -99,7 +99,7 @@ class JsonScan(Scan):
 
 
 class _Everything(Sequence[str]):
-    """Contains every name."""
+    """A sequence that contains every name."""
 
     def __contains__(self, name: object) -> bool:
         return True

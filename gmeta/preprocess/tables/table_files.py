@@ -1,4 +1,4 @@
-"""Which files a table is made of, and what format they have."""
+"""The files of a table, and their formats."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TableFile:
 
     @property
     def is_text(self) -> bool:
-        """Whether its records stand on lines."""
+        """Whether its records are lines of text."""
         return self.format != "parquet"
 
     def sha256(self) -> str:
-        """Digest of its bytes, in hexadecimal.
+        """Compute the digest of its bytes, in hexadecimal.
 
         Raises:
-          DataError: It can't be read.
+          DataError: The file can't be read.
         """
         digest = hashlib.sha256()
         try:
@@ -60,20 +60,19 @@ class TableFile:
 
 
 def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
-    """The files that some paths name.
+    """Find the files that some paths name.
 
     Args:
-      data: Files, folders, and patterns such as ``clicks/2024-*.parquet``. Of a folder, all files below it
-      count
-        that have a known ending; names that begin with ``_`` or ``.`` are left out, as engines that write
-        folders mean them.
+      data: Files, folders, and patterns such as ``clicks/2024-*.parquet``. A folder stands for all files
+        below it with a known ending, except names that begin with ``_`` or ``.``, which engines write for
+        their own use.
 
     Returns:
       The files, sorted by name for each of ``data``.
 
     Raises:
-      ConfigError: A file has no ending that is known, or is given twice.
-      DataError: There is nothing of that name, or a file is empty.
+      ConfigError: A file has no known ending, or is given twice.
+      DataError: No file has such a name, or a file is empty.
     """
     found: list[TableFile] = []
     for given in data:
@@ -101,11 +100,11 @@ def _is_part(path: Path, folder: Path) -> bool:
 
 
 def format_of(path: PurePath) -> Format | None:
-    """The format that a file's ending names, or None."""
+    """Return the format that a file's ending names, or None."""
     suffix = path.suffix.lower()
     if suffix in _COMPRESSED:
         suffix = path.with_suffix("").suffix.lower()
-        suffix = "" if suffix in (".parquet", ".pq") else suffix  # compressed inside
+        suffix = "" if suffix in (".parquet", ".pq") else suffix  # Parquet is compressed inside
     return _SUFFIXES.get(suffix)
 
 
@@ -123,12 +122,12 @@ def _file(path: Path) -> TableFile:
 
 
 def csv_delimiter(path: Path, form: CsvForm) -> str:
-    """What stands between the fields of a file."""
+    """Return the separator of a file's fields."""
     return form.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
 def csv_names(path: Path, form: CsvForm) -> list[str]:
-    """The columns of a CSV file, by its first line or by the form.
+    """Return the columns of a CSV file, from its first line or from the form.
 
     Raises:
       DataError: The line can't be read, or names a column twice.

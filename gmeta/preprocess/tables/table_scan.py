@@ -1,7 +1,7 @@
-"""Reads one file of a table through DuckDB: its columns' types, its records, and where a record stands.
+"""Reading of one file of a table through DuckDB: its columns' types, its records, and their lines.
 
-Text is left as text (`normalise` parses it): DuckDB's own parser would round 3.7 to the whole number 4. Ids
-that are to be hashed are hashed here, natively. Folders such as ``day=1`` aren't taken for columns.
+Text remains text (`normalise` parses it): DuckDB's own parser would round 3.7 to the whole number 4. DuckDB
+hashes the ids that need hashing. Folders such as ``day=1`` aren't read as columns.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ROWS = 122_880  # a batch; DuckDB's own unit
 
 
 class Reject(NamedTuple):
-    """What stands where a record should, but isn't one.
+    """A line of a file that should be a record, but isn't one.
 
     Attributes:
       reason: What is wrong with it.
       place: Its place among records, rejects and blank lines, from 0; a header counts too.
-      message: What is wrong, and its text.
+      message: What is wrong, and the line's text.
     """
 
     reason: Reason
@@ -41,19 +41,19 @@ class Reject(NamedTuple):
 
 
 Lines = tuple[dict[int, int], dict[int, int]]
-"""Number of a record -> line, and place of a reject -> line."""
+"""A record's number -> its line, and a reject's place -> its line."""
 
 
 class Scan:
-    """A file of Parquet, and what the other formats have in common with it.
+    """A Parquet file, and the base class of the other formats.
 
     Args:
       file: The file.
-      form: The form of CSV.
+      form: The format of CSV files.
       connection: DuckDB.
 
     Attributes:
-      rejects: What of the file isn't a record; known once `batches` is over.
+      rejects: The lines of the file that aren't records; complete once `batches` has ended.
     """
 
     def __init__(self, file: TableFile, form: CsvForm, connection: duckdb.DuckDBPyConnection) -> None:
@@ -63,12 +63,12 @@ class Scan:
         self.rejects: list[Reject] = []
 
     def table(self, spec: TableSpec | None, *, skip: bool) -> str:
-        """The table in SQL."""
+        """Return the table in SQL."""
         return f"read_parquet({sql_text(str(self._plain))}, hive_partitioning=false)"
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns and their types, guessed where the file is text.
+        """The columns and their types, which are guessed in a text file.
 
         Raises:
           DataError: The file can't be read.
@@ -86,10 +86,10 @@ class Scan:
             return self._connection.sql(query).to_arrow_table().schema
 
     def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
-        """The records, with the columns that the spec names as sources and the file has.
+        """Yield the records, with the columns that the spec names as sources and the file has.
 
         Args:
-          spec: The columns, decided.
+          spec: The columns, as `TableSpec.resolve` decided them.
           skip: Whether records that can't be parsed are left out.
 
         Raises:
@@ -115,18 +115,18 @@ class Scan:
             cursor.close()
 
     def column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
-        """A column's value in SQL."""
+        """Return a column's value in SQL."""
         return f"md5_number_lower({sql_name(source)})" if hashed else sql_name(source)
 
     def _after(self, cursor: duckdb.DuckDBPyConnection) -> None:
-        """Look at what the reading left."""
+        """Handle what reading left in DuckDB, such as rejected lines."""
 
     def names(self) -> Sequence[str]:
-        """The columns of the file."""
+        """Return the columns of the file."""
         return self.schema.names
 
     def hashed_columns(self, spec: TableSpec) -> frozenset[str]:
-        """The columns of the spec whose texts `batches` has hashed."""
+        """Return the columns of the spec whose texts `batches` hashes."""
         used = list(spec.sources.values())
         types = {field.name: field.type for field in self.schema} if self.file.format == "parquet" else {}
         return frozenset(
@@ -140,7 +140,7 @@ class Scan:
         )
 
     def estimate(self) -> int | None:
-        """Records in the file, as far as that is known without reading it."""
+        """Return the number of records, if it is known without reading the file; otherwise None."""
         import pyarrow.parquet as pq
 
         try:
@@ -149,11 +149,11 @@ class Scan:
             return None
 
     def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
-        """The lines of some records, and of some rejects, in a text file.
+        """Find the lines of some records, and of some rejects, in a text file.
 
         Args:
-          records: Their numbers in the file, from 0.
-          rejects: Their places.
+          records: The records' numbers in the file, from 0.
+          rejects: The rejects' places.
 
         Returns:
           Number -> line, and place -> line.
@@ -162,7 +162,7 @@ class Scan:
 
 
 def estimate_lines(path: Path) -> int | None:
-    """Lines of a text file, by the length of the first ones; None where it is compressed."""
+    """Estimate the lines of a text file by the length of the first ones; None if it is compressed."""
     if path.suffix in (".gz", ".zst"):
         return None
     with path.open("rb") as file:
@@ -172,6 +172,6 @@ def estimate_lines(path: Path) -> int | None:
 
 
 def open_text(path: Path) -> io.TextIOWrapper:
-    """A text file, also a compressed one, line ends as they are."""
+    """Open a text file, compressed or not, and keep its line ends."""
     stream = pa.input_stream(str(path), compression="detect")
     return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")

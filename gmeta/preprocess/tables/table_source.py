@@ -40,7 +40,7 @@ class TableSource:
 
     Args:
       data: Files, folders and patterns (`table_files.find_files`).
-      spec: The columns; what it leaves open is decided by the first file.
+      spec: The columns; the first file decides what it leaves open.
       connection: DuckDB, with its limits set.
 
     Attributes:
@@ -48,7 +48,7 @@ class TableSource:
 
     Raises:
       ConfigError: The spec doesn't fit the first file.
-      DataError: A file is missing, empty, or not what its ending says.
+      DataError: A file is missing, empty, or not of the format that its ending names.
     """
 
     defaults = PlanConfig()
@@ -69,16 +69,16 @@ class TableSource:
 
     @property
     def rows_read(self) -> int:
-        """Records read so far."""
+        """The number of records read so far."""
         return self._rows
 
     _rows = 0
 
     def start_digests(self) -> None:
-        """Begin to digest the files beside other work."""
+        """Begin to digest the files, in parallel with other work."""
         if self._digests is None:
             self._digests, self._digested = Future(), self.stamps()
-            # Nobody waits for it where the run ends with an error.
+            # A daemon: nobody waits for it if the run ends with an error.
             threading.Thread(target=self._digest, args=[self._digests], daemon=True).start()
 
     def _digest(self, found: Future[dict[str, str]]) -> None:
@@ -88,14 +88,14 @@ class TableSource:
             found.set_exception(error)
 
     def parts(self) -> Sequence[Source]:
-        """Itself."""
+        """Return the source itself."""
         return (self,)
 
     def digests(self) -> Mapping[str, str]:
-        """File name -> SHA-256; waits for them.
+        """Wait for the digests and return them, file name -> SHA-256.
 
         Raises:
-          DataError: A file has changed since it was begun to be read.
+          DataError: A file has changed since its reading began.
         """
         self.start_digests()
         assert self._digests is not None
@@ -108,7 +108,7 @@ class TableSource:
         return found
 
     def stamps(self) -> dict[str, list[int]]:
-        """File name -> size and time of the last change: whether a file is still the same, at a glance."""
+        """Return file name -> size and time of the last change, which quickly show whether it has changed."""
         found = {}
         for name, file in zip(self._names(), self.files, strict=True):
             try:
@@ -119,14 +119,14 @@ class TableSource:
         return found
 
     def _names(self) -> list[str]:
-        """The files' names, each once: as much of their paths as tells them apart."""
+        """Return the files' names: as much of their paths as makes them unique."""
         if len(self.files) == 1:
             return [self.files[0].path.name]
         folder = Path(os.path.commonpath([file.path.parent.absolute() for file in self.files]))
         return [str(file.path.absolute().relative_to(folder)) for file in self.files]
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
-        """The good rows of all files, in parts."""
+        """Yield the good rows of all files, in parts."""
         skip = bad.on_bad == "skip"
         total = self._estimate()
         progress("read", 0, total)
@@ -153,7 +153,7 @@ class TableSource:
         progress("read", self._rows, self._rows)
 
     def _report(self, scan: Scan, examples: list[_Example], bad: BadRecords) -> None:
-        """Tell of a file's bad records, with their lines."""
+        """Report a file's bad records, with their lines."""
         self._rows += len(scan.rejects)
         if not examples and not scan.rejects:
             return
@@ -170,12 +170,12 @@ class TableSource:
             bad.add(BadRecord(reason, message, of_table=True), scan.file.path, line, count)
 
     def _estimate(self) -> int | None:
-        """Rows of all files: known of Parquet, guessed by the length of the first lines of text."""
+        """Estimate the rows of all files: known for Parquet, guessed from the first lines for text."""
         counts = [scan.estimate() for scan in self._scans]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
-        """The file that a record is from, and its line or row."""
+        """Return the file that a record is from, and its line or row."""
         place = bisect_right(self._starts, number) - 1
         record, scan = number - self._starts[place], self._scans[place]
         if not scan.file.is_text:
@@ -183,15 +183,15 @@ class TableSource:
         return scan.file.path, scan.lines({record})[0].get(record), ""
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
-        """Nothing more can be said of a table."""
+        """Do nothing: a table has no further rule."""
 
     def holds_rows(self, file: str) -> bool:
-        """Every file does."""
+        """Return True: every file holds records."""
         return True
 
 
 class _Example(NamedTuple):
-    """A bad record, and how many like it aren't shown."""
+    """A bad record, and the number of similar ones that aren't shown."""
 
     reason: Reason
     record: int  # in its file, from 0
@@ -203,7 +203,7 @@ class _Example(NamedTuple):
 
 
 def _note(examples: list[_Example], fault: Fault, before: int, most: int) -> None:
-    """Add a fault's records to a file's examples; those over ``most`` a reason are only counted."""
+    """Add a fault's records to a file's examples; records beyond ``most`` for a reason are only counted."""
     known = [place for place, example in enumerate(examples) if example.reason is fault.reason]
     shown = fault.rows[: most - len(known)].tolist()
     examples += [_Example(fault.reason, before + row, fault.describe(row), 1) for row in shown]
@@ -213,7 +213,7 @@ def _note(examples: list[_Example], fault: Fault, before: int, most: int) -> Non
 
 
 def _tell_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:
-    """A line that isn't JSON has null in every column; it is malformed, and its columns aren't null."""
+    """Report a line that isn't JSON, which has null in every column, as malformed and not as null."""
     nothing = np.ones(batch.num_rows, np.bool_)
     for column in batch.columns if file.format == "json" else ():
         nothing &= column.is_null().to_numpy(zero_copy_only=False)
