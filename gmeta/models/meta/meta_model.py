@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.settings import from_mapping
 from gmeta.layers import EmbeddingCollection
 from gmeta.meta.reduction import Reduction
 from gmeta.models.meta.adapter.adapter import Adapter, Samples
@@ -163,11 +163,8 @@ class MetaModel(TaskModel):
         return {
             "collection": serialize(self.collection),
             "network": serialize(given_network(self.network)),
-            "inner": to_mapping(self.inner),
-            "outer_samples": self.outer_samples,
-            "reduction": self.reduction,
+            **self.learner.get_config(),
             **({} if kind is TaskLearner else {"learner": tf.keras.saving.get_registered_name(kind)}),
-            "name": self.name,
         }
 
     @classmethod

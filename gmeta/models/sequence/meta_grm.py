@@ -16,7 +16,7 @@ from tf_keras.src.saving.serialization_lib import Config
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.settings import from_mapping
 from gmeta.meta.reduction import Reduction
 from gmeta.metrics import GAUC
 from gmeta.models.meta.learner.task_learner import OuterSamples
@@ -138,10 +138,7 @@ class MetaGRM(TaskModel):
         return {
             "ranker": tf.keras.saving.serialize_keras_object(self.ranker),
             "query": self.learner.query,
-            "inner": to_mapping(self.inner),
-            "outer_samples": self.outer_samples,
-            "reduction": self.reduction,
-            "name": self.name,
+            **self.learner.get_config(),
         }
 
     @classmethod

@@ -138,6 +138,16 @@ def test_a_derived_learner_is_computed_plainly_and_saved(tmp_path):
     assert_same([other.outer_gradients(batch)[0].loss], [plain.outer_gradients(batch)[0].loss])
 
 
+def test_a_learner_that_keras_knows_is_found_again(tmp_path):
+    class Halved(TaskLearner):
+        def start_weights(self, view):
+            return {name: 0.5 * value for name, value in super().start_weights(view).items()}
+
+    kind = tf.keras.saving.register_keras_serializable(f"test_{tmp_path.name}")(Halved)
+    make_model(InnerLoop(), learner=kind).save(tmp_path / "model.keras")
+    assert type(tf.keras.models.load_model(tmp_path / "model.keras").learner) is Halved
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("sizes", [[4], [2, 7], [1, 9, 3, 1, 6]], ids=str)
 def test_two_groups_are_as_one(sizes, optimizer):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
+from gmeta.core.settings import to_mapping
 from gmeta.layers import CollectionLookup, EmbeddingCollection
 from gmeta.meta.reduction import Reduction
 from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, adaptive, build, inputs_by_name
@@ -133,6 +134,15 @@ class TaskLearner:
         weights = self.adapted_weights()
         check_something_adapts(inner, weights, self.network.name)
         self.inner_rates = InnerRates(inner, weights, self.collection)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return its settings besides collection and network, as JSON can hold them."""
+        return {
+            "inner": to_mapping(self.inner),
+            "outer_samples": self.outer_samples,
+            "reduction": self.reduction,
+            "name": self.name,
+        }
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:
