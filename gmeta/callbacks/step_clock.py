@@ -54,7 +54,7 @@ class StepSeconds:
         return max(self.seconds, key=lambda name: self.seconds[name])
 
     def share(self, part: str) -> float:
-        """Of all time that of a part, 0 to 1."""
+        """Return a part's share of all time, 0 to 1."""
         return self.seconds[part] / self.total if self.total else 0.0
 
     def milliseconds(self, part: str) -> float:

@@ -1,4 +1,4 @@
-"""What ``gmeta prepare`` shows: bars while it works, and a table of what came of it."""
+"""What ``gmeta prepare`` shows: progress bars while it works, and a table of the results."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gmeta.core.native import build_info, library_path
 from gmeta.ops.portable import is_portable
 
 WIDTHS = (64, 128, 256)
-"""Of heads that the kernels of a GPU take."""
+"""The widths of heads that the GPU kernels take."""
 DTYPES = (tf.bfloat16, tf.float16)
 """What the kernels of a GPU compute in; sums are in float32."""
 

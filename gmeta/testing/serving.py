@@ -21,7 +21,7 @@ import tensorflow as tf
 from gmeta.export.client_inputs import PADDING, TEXT_PADDING
 
 # As TensorFlow Serving loads it: the graph of one tag, variables, the initializers of tables, a signature. A
-# line in is a request, a line out what came of it: nothing, or an error.
+# line in is a request; the line out is empty, or an error.
 _SCRIPT = """
 import functools, json, os, sys, traceback
 import numpy as np

@@ -271,7 +271,7 @@ def _began(pid: int) -> int | None:
 
 
 def _machine() -> str:
-    """Of the running kernel and its numbering of processes: containers have one of their own."""
+    """Name the running kernel and its numbering of processes; a container has a numbering of its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

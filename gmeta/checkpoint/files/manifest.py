@@ -223,7 +223,7 @@ class TableEntry:
 
     @property
     def bytes(self) -> int:
-        """Of the table's files in this checkpoint alone."""
+        """The bytes of the table's files in this checkpoint alone."""
         return sum(file.bytes for part in self.parts for file in part.files)
 
     def to_json(self) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Of all files but the manifest."""
+        """The bytes of all files but the manifest."""
         tables = sum(table.bytes for table in self.tables.values())
         return tables + sum(file.bytes for file in self.files.values())
 

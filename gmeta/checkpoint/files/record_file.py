@@ -89,7 +89,7 @@ class _Tap:
 
     @contextmanager
     def _name_file(self) -> Iterator[None]:
-        """Of a full disk the system says no file."""
+        """Name the file in errors of a full disk, in which the system names none."""
         try:
             yield
         except OSError as error:

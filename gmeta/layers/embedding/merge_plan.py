@@ -49,7 +49,7 @@ class MergedTable:
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """Of its tables those whose ids are hashed."""
+        """The names of the tables whose ids are hashed."""
         names = {feature.table.name for feature in self.features if feature.hash}
         return tuple(table for table in self.tables if table in names)
 

@@ -61,7 +61,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
     @property
     def dtype(self) -> tf.DType:
-        """Of `ids`."""
+        """The dtype of `ids`."""
         return tf.int64 if self._texts is None else tf.string
 
     @property

@@ -15,7 +15,7 @@ LEAST = 512 << 20
 _LIBRARIES = 256 << 20  # what Python, NumPy, Arrow and DuckDB take before a row is read
 
 DUCKDB_SHARE, RUN_SHARE, MERGE_SHARE = 0.6, 0.1, 0.3
-"""Of what is left: for DuckDB, for encoded batches beside it, and for those once it is gone.
+"""Shares of the remaining memory: for DuckDB, for encoded batches beside it, and for those after it.
 
 Rows on their way and copies of what is being written take the rest.
 """

@@ -1,11 +1,11 @@
 """What deltas are from: a name for a model's shared weights and for what its tables are.
 
-It is told from the dense weights, which every training step moves, and of each table from the names in it,
-its width, its seed and how rows start. It takes no count of the rows: there may be billions, and while
-training or streaming updates go on they are never the same twice. Where rows move and the dense weights
-don't, deltas stay good: a row that a task has moved is then the present row plus its delta, and one that was
-evicted since, the row that its id starts with plus the delta. A table of another seed is another matter: all
-ids without a row read something else, so it is another model though no weight differs.
+The name is a fingerprint of the dense weights, which every training step moves, and of each table's names,
+width, seed and initial rows. It doesn't depend on the rows that a table holds: there may be billions, and
+they change all the time while training or streaming updates go on. If rows change and the dense weights
+don't, deltas stay valid: a row that a task has moved is the present row plus its delta, or, if the row was
+evicted since, the row that its id starts with plus the delta. A table of another seed makes another model,
+although no weight differs: all ids without a row then read something else.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from gmeta.models.meta.learner.task_view import row_names
 
 
 def fingerprint(learner: TaskLearner) -> tf.Tensor:
-    """Of a model's dense weights and what its tables are, 16 hexadecimal digits, () string.
+    """Compute the fingerprint of a learner's dense weights and of its tables' settings.
 
     Args:
       learner: The learner; in a graph, its weights as they are when the graph runs.
+
+    Returns:
+      () string, 16 hexadecimal digits.
     """
     collection = learner.collection
     tables = [

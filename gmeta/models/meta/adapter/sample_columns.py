@@ -61,11 +61,11 @@ class SampleColumns:
         return columns
 
     def numbers(self, samples: Mapping[str, Any], what: str) -> dict[str, Array]:
-        """Of what `samples` gave the columns of numbers, by what to call them in errors."""
+        """Return the columns of numbers among ``samples``, by the names that errors call them."""
         return {f"{what}[{name!r}]": samples[name] for name in self._numbers}
 
     def join(self, sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Sets of samples one after another, as tensors take them."""
+        """Join sets of samples, one after another, into columns that tensors take."""
         joined: dict[str, Any] = {}
         for name, several in self._ids.items():
             parts = [each[name] for each in sets]

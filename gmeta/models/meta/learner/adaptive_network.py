@@ -20,7 +20,7 @@ class AdaptiveNetwork(Protocol):
         """``"layer/weight"`` -> variable: all that a task may adapt, in the order of the forward pass."""
 
     def fast_weights(self) -> Mapping[str, tf.Variable]:
-        """Of these, what a task adapts where nothing else is said."""
+        """The part of `task_weights` that a task adapts by default."""
 
     def __call__(self, x: Any, weights: Mapping[str, tf.Tensor] | None = None, training: bool = False) -> Any:
         """(tasks, samples, ...) -> (tasks, samples, outputs).
