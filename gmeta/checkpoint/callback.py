@@ -28,7 +28,7 @@ _DENSE = "dense"  # the prefix of TensorFlow's files, in the folder of that name
 _METRICS = "metrics.npz"  # beside them, in a checkpoint from the middle of an epoch
 
 
-def tables_of(model: tf.keras.Model) -> dict[str, HashTable]:
+def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
     """Every `HashTable` that a model holds, in whatever layer, by the table's name.
 
     Raises:
@@ -126,7 +126,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             return 0
         with self.store.ranks.together(), CheckpointReader(chosen) as reader:
             reader.verify_files()
-        info = self.store.load(tables_of(model), chosen)
+        info = self.store.load(tables_by_name(model), chosen)
         with self.store.ranks.together():
             _read_dense(model, chosen)
         self._batches = step_of(chosen)
@@ -324,7 +324,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         merge = getattr(self.model, "merge_moving_averages", None)
         if merge is not None:  # or the checkpoint would have those of rank 0 alone
             merge()
-        self.store.save(tables_of(self.model), self._batches, dense=dense, metadata=self._metadata())
+        self.store.save(tables_by_name(self.model), self._batches, dense=dense, metadata=self._metadata())
         self._due = False
 
     def _metadata(self) -> dict[str, Any]:

@@ -261,7 +261,7 @@ def load(
 
 @contextmanager
 def _together(target: Path, ranks: Ranks) -> Iterator[None]:
-    with ranks.together(), folders.explain_write_errors(target):
+    with ranks.together(), folders.explain_checkpoint_errors(target):
         yield
 
 

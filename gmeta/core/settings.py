@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import cattrs
+from cattrs import cols
 from cattrs.gen import make_dict_structure_fn
 
 from gmeta.core.errors import ConfigError
@@ -34,6 +35,23 @@ def _strict(value: Any, wanted: type) -> Any:
 
 for _type in (int, float, str, bool):
     _converter.register_structure_hook(_type, _strict)
+
+
+def _make_list(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    """Cattrs would make a list of letters out of a text, and one of keys out of a mapping."""
+    is_tuple = get_origin(kind) is tuple
+    factory = cols.homogenous_tuple_structure_factory if is_tuple else cols.list_structure_factory
+    make = factory(kind, converter)
+
+    def structure(value: Any, kind: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"expected a list, got {value!r}")
+        return make(value, kind)
+
+    return structure
+
+
+_converter.register_structure_hook_factory(cols.is_sequence, _make_list)
 
 
 def _has_former_names(kind: Any) -> bool:
@@ -79,20 +97,23 @@ def _choose(value: Any, union: Any) -> Any:
 _converter.register_structure_hook_func(_is_choice, _choose)
 
 
-def from_mapping(cls: type[T], value: Mapping[str, Any], where: str = "config") -> T:
+def from_mapping(
+    cls: type[T], value: Mapping[str, Any], where: str = "config", converter: cattrs.Converter = _converter
+) -> T:
     """Make a dataclass out of nested mappings.
 
     Args:
       cls: The dataclass; its defaults stand for what ``value`` leaves out.
       value: Key -> value.
       where: What the errors call it, such as the file's name.
+      converter: One of `copy_converter`, with hooks for types of its own.
 
     Raises:
       ConfigError: An unknown key, a value of the wrong type, or one that the dataclass refuses; every
         fault is named with its place.
     """
     try:
-        return _converter.structure(value, cls)
+        return converter.structure(value, cls)
     except cattrs.BaseValidationError as error:
         faults = "; ".join(cattrs.transform_error(error, path=where, format_exception=_describe))
         raise ConfigError(faults) from error
@@ -106,9 +127,14 @@ def _describe(error: BaseException, wanted: type | None) -> str:
     return str(error) or type(error).__name__
 
 
-def to_mapping(value: Any) -> dict[str, Any]:
+def to_mapping(value: Any, converter: cattrs.Converter = _converter) -> dict[str, Any]:
     """The inverse of `from_mapping`, in JSON values."""
-    return _converter.unstructure(value)
+    return converter.unstructure(value)
+
+
+def copy_converter() -> cattrs.Converter:
+    """A copy of the converter that `from_mapping` uses, to which a format adds hooks for its own types."""
+    return _converter.copy()
 
 
 def load_toml(cls: type[T], path: Path) -> T:

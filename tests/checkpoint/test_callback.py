@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta import io, ops, optimizers
-from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
+from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
@@ -62,8 +62,8 @@ def compiled(**arguments) -> Scorer:
 def assert_same_models(a: Scorer, b: Scorer) -> None:
     for mine, other in zip(a.weights + a.optimizer.variables, b.weights + b.optimizer.variables, strict=True):
         np.testing.assert_array_equal(mine, other)
-    others = tables_of(b)
-    for name, table in tables_of(a).items():
+    others = tables_by_name(b)
+    for name, table in tables_by_name(a).items():
         assert int(table.size()) > 0
         assert_same_tables(table, others[name])
 
@@ -149,8 +149,8 @@ def test_data_of_unknown_length_is_saved_once_at_the_end_of_an_epoch(tmp_path):
     again(next(iter(data()))[0])
     # The optimizer's count of steps aside: Keras' graph raises it for the batch that wasn't there.
     np.testing.assert_array_equal(again.dense.kernel, model.dense.kernel)
-    for name, table in tables_of(model).items():
-        assert_same_tables(tables_of(again)[name], table)
+    for name, table in tables_by_name(model).items():
+        assert_same_tables(tables_by_name(again)[name], table)
 
 
 def test_a_save_waits_for_accumulated_gradients(tmp_path):
@@ -186,9 +186,9 @@ def test_the_dense_files_hold_no_table(tmp_path):
     assert [name for name, _ in tf.train.list_variables(path) if name.endswith("-rows")]
     again = compiled()
     tf.train.Checkpoint(model=again).read(path).expect_partial()
-    assert tables_of(again).keys() == tables_of(model).keys()
-    for name, table in tables_of(model).items():
-        assert_same_tables(tables_of(again)[name], table)
+    assert tables_by_name(again).keys() == tables_by_name(model).keys()
+    for name, table in tables_by_name(model).items():
+        assert_same_tables(tables_by_name(again)[name], table)
 
 
 def test_what_does_not_fit_is_named(tmp_path):
@@ -316,7 +316,7 @@ def test_misuse_is_refused():
     model = tf.keras.Sequential()
     model.a, model.b = ops.HashTable(2, name="t"), ops.HashTable(2, name="t")
     with pytest.raises(ConfigError, match="two tables of the model are named 't'"):
-        tables_of(model)
+        tables_by_name(model)
 
 
 def test_another_number_of_ranks_goes_on_in_the_ranges_that_are_left(tmp_path):

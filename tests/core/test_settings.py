@@ -48,6 +48,8 @@ def test_an_integer_serves_as_a_float():
         ({"part": {"size": 2.5}}, r"expected int, got 2\.5 @ config\.part\.size"),
         ({"part": {"size": True}}, r"expected int, got True @ config\.part\.size"),
         ({"part": {"names": ["a", 7]}}, r"expected str, got 7 @ config\.part\.names\[1\]"),
+        ({"part": {"names": "ab"}}, r"expected a list, got 'ab' @ config\.part\.names"),
+        ({"part": {"names": {"a": 1}}}, r"expected a list, got \{'a': 1\} @ config\.part\.names"),
         ({"parts": {"k": {"size": -1}}}, r"size can't be negative, got -1 @ config\.parts\['k'\]"),
         ({"part": {"size": "3"}, "more": 1}, r"unknown keys: more.*|expected int"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.checkpoint import sharded as sharded_checkpoint
-from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
+from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
 from gmeta.checkpoint.files import rank_group as ranks
 from gmeta.checkpoint.files.chain import read_links
 from gmeta.checkpoint.files.manifest import Manifest
@@ -60,7 +60,7 @@ def data(epoch: int, size: int) -> tf.data.Dataset:
 
 def state(made: Model) -> dict[str, Any]:
     return {
-        "tables": {name: sorted_records(table) for name, table in tables_of(made).items()},
+        "tables": {name: sorted_records(table) for name, table in tables_by_name(made).items()},
         "dense": [weight.numpy() for weight in [*made.weights, *made.optimizer.variables]],
     }
 
@@ -73,7 +73,7 @@ def stage(folder: Path, epoch: int) -> dict[str, Any]:
     checkpoints.store.load = lambda *a: loaded.append(load(*a)) or loaded[-1]
     first = checkpoints.restore(made)
     saved = checkpoints.store.latest()
-    held = [int(table.size()) for table in tables_of(made).values()]
+    held = [int(table.size()) for table in tables_by_name(made).values()]
     batches = data(epoch, collectives.world().size)
     made.fit(batches, initial_epoch=epoch, epochs=epoch + 1, verbose=0, callbacks=[checkpoints])
     read = sum(info.bytes for info in loaded)

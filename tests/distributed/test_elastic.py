@@ -44,7 +44,7 @@ SCRIPT = """
     from gmeta.initializers import Normal
     from gmeta.optimizers import Adam
     from gmeta.testing.tables import sorted_records
-    from gmeta.checkpoint.callback import ShardedCheckpoint, tables_of
+    from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
 
     folder = Path(sys.argv[1])
     first, fewer, again = (hosts.replace(" ", "\\n") for hosts in sys.argv[2:])
@@ -102,7 +102,7 @@ SCRIPT = """
     held_out = tf.data.Dataset.from_generator(lambda: measured, output_signature=data(9).element_spec)
     checkpoints.fit(model, data, epochs=2, callbacks=[Fate()], validation_data=held_out, verbose=0)
     state = {
-        "tables": {name: sorted_records(table) for name, table in tables_of(model).items()},
+        "tables": {name: sorted_records(table) for name, table in tables_by_name(model).items()},
         "dense": [weight.numpy() for weight in [*model.weights, *model.optimizer.variables]],
     }
     (folder / f"state.{here.rank}").write_bytes(pickle.dumps(state))

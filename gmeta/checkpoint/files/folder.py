@@ -67,7 +67,7 @@ def sweep(root: Path) -> None:
 
 
 @contextmanager
-def explain_write_errors(folder: Path) -> Iterator[None]:
+def explain_checkpoint_errors(folder: Path) -> Iterator[None]:
     """Say of a full disk, or of a folder that may not be written, which checkpoint and file it hit.
 
     Args:

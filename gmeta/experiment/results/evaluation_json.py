@@ -21,11 +21,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NewType
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.settings import copy_converter, from_mapping, to_mapping
 from gmeta.experiment.results.evaluation import (
     DataDescription,
     Evaluation,
@@ -35,28 +37,193 @@ from gmeta.experiment.results.evaluation import (
 )
 from gmeta.experiment.results.spread import Spread
 
-T = TypeVar("T")
-
-
 FORMAT, VERSION = "gmeta-evaluation", 2
+
+Number = NewType("Number", float)
+"""A float that is ``null`` in JSON where it isn't finite."""
+
+_converter = copy_converter()
+_converter.register_structure_hook(
+    Number, lambda value, _: math.nan if value is None else _converter.structure(value, float)
+)
+_converter.register_unstructure_hook(Number, lambda value: float(value) if math.isfinite(value) else None)
+
+
+@dataclass
+class _Values:
+    mean: Number
+    spread: Number
+    per_seed: list[Number]
+
+
+@dataclass
+class _Result:
+    steps: int
+    metrics: dict[str, _Values]
+
+
+@dataclass
+class _Method:
+    name: str
+    label: str
+    description: str
+    results: list[_Result]
+
+
+@dataclass
+class _MethodOnSplit:
+    name: str
+    results: list[_Result]
+
+
+@dataclass
+class _Split:
+    name: str
+    tasks: int
+    methods: list[_MethodOnSplit]
+
+
+@dataclass
+class _Point:
+    ratings: int
+    mae: _Values
+
+
+@dataclass
+class _Curve:
+    name: str
+    points: list[_Point]
+
+
+@dataclass
+class _SupportCurve:
+    steps: int | None
+    methods: list[_Curve]
+
+
+@dataclass
+class _Run:
+    epoch: list[int]
+    curves: dict[str, list[Number]]
+
+
+@dataclass
+class _Training:
+    name: str
+    runs: list[_Run]
+
+
+@dataclass
+class _Document:
+    format: str
+    version: int
+    title: str
+    data: DataDescription
+    seeds: list[int]
+    methods: list[_Method]
+    splits: list[_Split]
+    support_curve: _SupportCurve
+    training: list[_Training]
+    config: dict[str, Any]
+    notes: list[str]
+    seconds: dict[str, Number]
 
 
 def to_json(evaluation: Evaluation) -> dict[str, Any]:
     """Encode an evaluation as JSON values."""
-    return {"format": FORMAT, "version": VERSION, **_encode(evaluation)}
+    e = evaluation
+    document = _Document(
+        format=FORMAT,
+        version=VERSION,
+        title=e.title,
+        data=e.data,
+        seeds=[int(seed) for seed in e.seeds],
+        methods=[_Method(name, m.label, m.description, _results(m.results)) for name, m in e.methods.items()],
+        splits=[
+            _Split(
+                name,
+                s.tasks,
+                [_MethodOnSplit(method, _results(found)) for method, found in s.results.items()],
+            )
+            for name, s in e.splits.items()
+        ],
+        support_curve=_SupportCurve(
+            e.support_steps,
+            [
+                _Curve(name, [_Point(int(size), _values(mae)) for size, mae in sizes.items()])
+                for name, sizes in e.support_curve.items()
+            ],
+        ),
+        training=[
+            _Training(name, [_Run([*map(int, run.epoch)], run.curves) for run in runs])  # type: ignore[arg-type]
+            for name, runs in e.training.items()
+        ],
+        config=dict(e.config),
+        notes=list(e.notes),
+        seconds=dict(e.seconds),  # type: ignore[arg-type]
+    )
+    return to_mapping(document, _converter)
+
+
+def _results(results: Mapping[int, Mapping[str, Sequence[float]]]) -> list[_Result]:
+    return [
+        _Result(int(steps), {metric: _values(values) for metric, values in metrics.items()})
+        for steps, metrics in results.items()
+    ]
+
+
+def _values(values: Sequence[float]) -> _Values:
+    spread = Spread.of([float(value) for value in values])
+    deviation = math.nan if spread.deviation is None else spread.deviation
+    return _Values(Number(spread.mean), Number(deviation), [Number(value) for value in values])
 
 
 def from_json(value: object) -> Evaluation:
     """Decode what `to_json` encoded.
 
     Raises:
-      DataError: Another format or version, or a part that is missing or of the wrong kind.
+      DataError: Another format or version, a part that is missing or of the wrong kind, or two parts that
+        contradict each other. The message names the part by its path in the document.
     """
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise DataError(f"not a {FORMAT} document")
     if value.get("version") != VERSION:
         raise DataError(f"version {value.get('version')!r}, this gmeta reads version {VERSION}")
-    return _decode(value)
+    try:
+        return _evaluation(from_mapping(_Document, value, "document", _converter))
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+
+
+def _evaluation(document: _Document) -> Evaluation:
+    d = document
+    return Evaluation(
+        title=d.title,
+        data=d.data,
+        seeds=tuple(d.seeds),
+        methods={m.name: MethodResult(m.label, m.description, _by_steps(m.results)) for m in d.methods},
+        splits={
+            s.name: SplitResult(s.tasks, {m.name: _by_steps(m.results) for m in s.methods}) for s in d.splits
+        },
+        config=d.config,
+        support_curve={
+            curve.name: {point.ratings: tuple(point.mae.per_seed) for point in curve.points}
+            for curve in d.support_curve.methods
+        },
+        support_steps=d.support_curve.steps,
+        training={
+            t.name: tuple(TrainingRun(tuple(run.epoch), run.curves) for run in t.runs) for t in d.training
+        },
+        notes=tuple(d.notes),
+        seconds=d.seconds,
+    )
+
+
+def _by_steps(results: Sequence[_Result]) -> dict[int, dict[str, tuple[float, ...]]]:
+    return {
+        result.steps: {metric: tuple(values.per_seed) for metric, values in result.metrics.items()}
+        for result in results
+    }
 
 
 def save(evaluation: Evaluation, path: Path) -> Path:
@@ -87,191 +254,3 @@ def load(path: Path) -> Evaluation:
         raise DataError(str(error), path=path, advice=advice) from error
     except ValueError as error:
         raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
-
-
-def _encode(evaluation: Evaluation) -> dict[str, Any]:
-    """The body of the document, without format and version."""
-    data = evaluation.data
-    return {
-        "title": evaluation.title,
-        "data": {
-            "name": data.name,
-            "warm_tasks": data.warm_tasks,
-            "cold_tasks": data.cold_tasks,
-            "rows": data.rows,
-            "split": data.split,
-        },
-        "seeds": [int(seed) for seed in evaluation.seeds],
-        "methods": [
-            {
-                "name": name,
-                "label": method.label,
-                "description": method.description,
-                "results": _steps(method.results),
-            }
-            for name, method in evaluation.methods.items()
-        ],
-        "splits": [
-            {
-                "name": split,
-                "tasks": found.tasks,
-                "methods": [
-                    {"name": name, "results": _steps(results)} for name, results in found.results.items()
-                ],
-            }
-            for split, found in evaluation.splits.items()
-        ],
-        "support_curve": {
-            "steps": evaluation.support_steps,
-            "methods": [
-                {
-                    "name": name,
-                    "points": [{"ratings": int(size), "mae": _spread(mae)} for size, mae in sizes.items()],
-                }
-                for name, sizes in evaluation.support_curve.items()
-            ],
-        },
-        "training": [
-            {
-                "name": name,
-                "runs": [
-                    {
-                        "epoch": [int(epoch) for epoch in run.epoch],
-                        "curves": {curve: _numbers(values) for curve, values in run.curves.items()},
-                    }
-                    for run in runs
-                ],
-            }
-            for name, runs in evaluation.training.items()
-        ],
-        "config": dict(evaluation.config),
-        "notes": list(evaluation.notes),
-        "seconds": {phase: _number(seconds) for phase, seconds in evaluation.seconds.items()},
-    }
-
-
-def _steps(results: Mapping[int, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "steps": int(steps),
-            "metrics": {metric: _spread(values) for metric, values in metrics.items()},
-        }
-        for steps, metrics in results.items()
-    ]
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _numbers(values: Sequence[float]) -> list[float | None]:
-    return [_number(value) for value in values]
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    spread = Spread.of([float(value) for value in values])
-    return {"mean": _number(spread.mean), "spread": spread.deviation, "per_seed": _numbers(values)}
-
-
-def _decode(document: Mapping[str, Any]) -> Evaluation:
-    """The evaluation in a document whose format and version are known to fit.
-
-    Raises:
-      DataError: A part is missing or of the wrong kind, or two parts contradict each other; the message
-        names the part by its path in the document.
-    """
-    root = Node(document, "")
-    data, curve = root["data"], root["support_curve"]
-    steps = curve["steps"]
-    try:
-        return Evaluation(
-            title=root["title"].of(str),
-            data=DataDescription(
-                data["name"].of(str),
-                data["warm_tasks"].of(int),
-                data["cold_tasks"].of(int),
-                data["rows"].of(int),
-                data["split"].of(str),
-            ),
-            seeds=tuple(seed.of(int) for seed in root["seeds"].items()),
-            methods={method["name"].of(str): _method(method) for method in root["methods"].items()},
-            splits={split["name"].of(str): _split(split) for split in root["splits"].items()},
-            config=root["config"].of(dict),
-            support_curve={
-                method["name"].of(str): {
-                    point["ratings"].of(int): point["mae"]["per_seed"].numbers()
-                    for point in method["points"].items()
-                }
-                for method in curve["methods"].items()
-            },
-            support_steps=None if steps.value is None else steps.of(int),
-            training={
-                method["name"].of(str): tuple(_run(run) for run in method["runs"].items())
-                for method in root["training"].items()
-            },
-            notes=tuple(note.of(str) for note in root["notes"].items()),
-            seconds={phase: node.number() for phase, node in root["seconds"].fields()},
-        )
-    except ConfigError as error:
-        raise DataError(str(error)) from error
-
-
-def _method(node: Node) -> MethodResult:
-    return MethodResult(node["label"].of(str), node["description"].of(str), _results(node["results"]))
-
-
-def _split(node: Node) -> SplitResult:
-    results = {method["name"].of(str): _results(method["results"]) for method in node["methods"].items()}
-    return SplitResult(node["tasks"].of(int), results)
-
-
-def _results(node: Node) -> dict[int, dict[str, tuple[float, ...]]]:
-    return {
-        result["steps"].of(int): {
-            metric: value["per_seed"].numbers() for metric, value in result["metrics"].fields()
-        }
-        for result in node.items()
-    }
-
-
-def _run(node: Node) -> TrainingRun:
-    epoch = tuple(epoch.of(int) for epoch in node["epoch"].items())
-    return TrainingRun(epoch, {name: curve.numbers() for name, curve in node["curves"].fields()})
-
-
-class Node:
-    """A value in a JSON document that knows its path, so that every error can name it."""
-
-    def __init__(self, value: object, path: str) -> None:
-        self.value, self.path = value, path
-
-    def of(self, kind: type[T]) -> T:
-        """The value, if it is a ``kind``; a boolean is no number."""
-        if not isinstance(self.value, kind) or isinstance(self.value, bool):
-            raise DataError(f"{self.path or 'document'}: {kind.__name__} expected, got {self.value!r:.60}")
-        return self.value
-
-    def number(self) -> float:
-        """The number; ``null`` is nan."""
-        if self.value is None:
-            return math.nan
-        return float(self.value if isinstance(self.value, float) else self.of(int))
-
-    def numbers(self) -> tuple[float, ...]:
-        """The numbers of a list."""
-        return tuple(item.number() for item in self.items())
-
-    def items(self) -> list[Node]:
-        """The elements of a list."""
-        return [Node(item, f"{self.path}[{i}]") for i, item in enumerate(self.of(list))]
-
-    def fields(self) -> list[tuple[str, Node]]:
-        """The fields of an object."""
-        value = cast("dict[str, object]", self.of(dict))
-        return [(name, Node(item, f"{self.path}.{name}".lstrip("."))) for name, item in value.items()]
-
-    def __getitem__(self, name: str) -> Node:
-        value = cast("dict[str, object]", self.of(dict))
-        if name not in value:
-            raise DataError(f"{f'{self.path}.{name}'.lstrip('.')} is missing")
-        return Node(value[name], f"{self.path}.{name}".lstrip("."))

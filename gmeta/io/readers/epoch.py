@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.settings import from_mapping, to_mapping
 
 Span: TypeAlias = tuple[int, int]
 """Positions ``first`` to ``end - 1`` of an epoch's order."""
@@ -84,12 +85,7 @@ class EpochPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        return {
-            "digest": self.digest,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "left": [*map(list, self.left)],
-        }
+        return to_mapping(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> EpochPlan:
@@ -99,9 +95,8 @@ class EpochPlan:
           ConfigError: The value isn't one that `to_json` returned.
         """
         try:
-            left = tuple((int(begin), int(end)) for begin, end in value["left"])
-            return cls(str(value["digest"]), int(value["seed"]), int(value["epoch"]), left)
-        except (KeyError, TypeError, ValueError) as error:
+            return from_mapping(cls, value, where="plan")
+        except ConfigError as error:
             raise ConfigError(f"EpochPlan: {value!r} isn't what to_json made: {error}") from error
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.settings import from_mapping
 from gmeta.core.staging import stage_folder
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.cluster import spark_rows as work
@@ -172,7 +173,7 @@ def _counts(rows: DataFrame) -> tuple[list[RangeCount], Tally]:
     for found in rows.select("count", "tally").where("tally is not null").collect():
         tally.merge(Tally.from_json(found["tally"]))
         if found["count"] is not None:
-            counts.append(RangeCount.from_json(json.loads(found["count"])))
+            counts.append(from_mapping(RangeCount, json.loads(found["count"])))
     return counts, tally
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from gmeta.core.settings import to_mapping
 from gmeta.preprocess.cluster.attempts import write_attempt
 from gmeta.preprocess.cluster.file_splits import FileSplit
 from gmeta.preprocess.cluster.spark_records import Batches, good_rows_of
@@ -125,7 +126,7 @@ def number_ranges(job: TableJob, batches: Batches) -> Batches:
             continue
         rows = number_rows({name: rows[name] for name in job.spec.columns}, job.spec)
         count = RangeCount.of(which, single(rows, job.spec.task), job.config)
-        yield _cells(NUMBERED, which, json.dumps(asdict(count)), tally.to_json(), None)
+        yield _cells(NUMBERED, which, json.dumps(to_mapping(count)), tally.to_json(), None)
         for parcel in pack(rows):
             yield _cells(NUMBERED, which, None, None, parcel)
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gmeta.core.errors import DataError
+from gmeta.core.settings import from_mapping
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, Task, count, count_bad, run
 from gmeta.preprocess.cluster.tally import Tally, good_rows
@@ -73,7 +74,8 @@ def batches(task: Task) -> None:
       DataError: The job before hasn't ended.
     """
     job = task.job
-    counts = [RangeCount.from_json(json.loads(p.read_text())) for p in (task.folder / COUNTS).glob("*.json")]
+    notes = [json.loads(path.read_text()) for path in (task.folder / COUNTS).glob("*.json")]
+    counts = [from_mapping(RangeCount, note["count"]) for note in notes]
     known = edges(counts)
     columns = job.columns(job.spec.batch)
     for block in row_text.blocks(task.source):

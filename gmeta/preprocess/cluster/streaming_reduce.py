@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from gmeta.core.errors import DataError
+from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.staging import put_in_place
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
@@ -89,7 +90,7 @@ def tasks(task: Task) -> None:
             task.sink, row_text.keys(np.full(row_count(numbered), number), ()), numbered, columns
         )
         counted = RangeCount.of(number, single(numbered, job.spec.task), job.config)
-        note = {**asdict(counted), "tally": repeated.to_json()}
+        note = {"count": to_mapping(counted), "tally": repeated.to_json()}
         write_note(task.folder / COUNTS / f"{number:06d}.json", json.dumps(note), task.attempt)
         count("rows sorted", row_count(numbered))
 
@@ -149,7 +150,7 @@ def finish(task: Task) -> None:
     notes = [json.loads(path.read_text()) for path in sorted((task.folder / COUNTS).glob("*.json"))]
     for note in notes:
         tally.merge(Tally.from_json(note["tally"]))
-    census = Census(map(RangeCount.from_json, notes), job.config)
+    census = Census((from_mapping(RangeCount, note["count"]) for note in notes), job.config)
     job.check(census, tally)
     folder = task.folder / SHARDS
     folder.mkdir(exist_ok=True)

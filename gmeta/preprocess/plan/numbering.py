@@ -14,9 +14,8 @@ together; every row's position in its task and its task's size follow, and with 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -65,11 +64,6 @@ class RangeCount:
         found, counts = np.unique(kinds, axis=1, return_counts=True)
         inner = zip(*found.tolist(), counts.tolist(), strict=True) if len(counts) else ()
         return cls(number, tuple(ends), tuple(inner))
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> RangeCount:
-        """The inverse of `dataclasses.asdict`, also by way of JSON."""
-        return cls(value["number"], tuple(map(tuple, value["ends"])), tuple(map(tuple, value["inner"])))
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def test_a_hot_task_is_spread_over_reducers(tmp_path):
     assert streamed([path], tmp_path / "b", ranges=5) == contents(tmp_path / "a")
     counts = [json.loads(p.read_text()) for p in (tmp_path / "b.job" / "counts").glob("*.json")]
     assert len(counts) == 5
-    assert max(rows for count in counts for _, rows in count["ends"]) < 300
+    assert max(rows for count in counts for _, rows in count["count"]["ends"]) < 300
 
 
 def test_a_file_is_found_by_what_a_cluster_calls_it(table, tmp_path):
