@@ -1,4 +1,4 @@
-"""Keras layers: embeddings, dense layers that can run with a task's own weights, blocks over sequences."""
+"""Keras layers: embeddings, dense layers that can run with a task's own weights, and sequence blocks."""
 
 from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection

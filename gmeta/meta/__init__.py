@@ -1,7 +1,7 @@
 """The inner and the outer loop of meta-learning over plain callables.
 
-Nothing here knows a model, a table or Horovod: parameters are mappings of tensors, losses are functions of
-them. G-Meta section 2.1; MAML (Finn et al., 2017), algorithm 1.
+This package doesn't depend on models, tables or Horovod: parameters are mappings of tensors, and losses are
+functions of them. See G-Meta, section 2.1, and MAML (Finn et al., 2017), algorithm 1.
 """
 
 from gmeta.meta.adaptation import Adaptation, Adapted, adapt, inner_step, per_task

@@ -1,11 +1,11 @@
-r"""The inner loop itself: gradient steps on the support set, for many tasks at once.
+r"""The inner loop's gradient steps on the support set, for many tasks at once.
 
-Every parameter carries a leading task dimension, so that all tasks adapt in one graph and each has its own
-fast weights. The gradient of the *sum* of the tasks' losses then is, task by task, the gradient of that
+Every parameter has a leading task dimension, so all tasks adapt in one graph and each has its own fast
+weights. Each task's slice of the gradient of the *sum* of the tasks' losses is then the gradient of that
 task's own loss: no task sees another.
 
-Parameters of which tasks have different numbers, such as the embedding rows that a task's samples read, are
-laid out flat instead, (rows, ...), with the task of each row beside them.
+Some parameters differ in number between tasks, such as the embedding rows that a task's samples read. They
+are laid out flat instead, (rows, ...), together with the task of each row.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from gmeta.meta.inner_optimizers import SGD, InnerOptimizer, Slots
 from gmeta.meta.recomputing import recompute
 
 Parameters = Mapping[str, tf.Tensor]
-"""Name -> tensor of shape (tasks, ...), or (rows, ...) where `Adapted.owners` names the rows' tasks."""
+"""Name -> tensor of shape (tasks, ...), or (rows, ...) if `Adapted.owners` holds the rows' tasks."""
 
 SupportLoss = Callable[..., tf.Tensor]
-"""Parameters -> the tasks' losses on their support sets, shape (tasks,). Called with the inputs as well where
-`Adaptation.run` is given any."""
+"""Parameters -> the tasks' losses on their support sets, shape (tasks,). If `Adaptation.run` receives inputs,
+the loss is called with them as well."""
 
 Rates: TypeAlias = "float | tf.Tensor | Mapping[str, tf.Tensor]"
-"""α: one for all parameters, or for each by name a tensor that broadcasts to one task's parameter."""
+"""α: one rate for all parameters, or name -> a tensor that broadcasts to one task's parameter."""
 
 
 class Adapted(NamedTuple):
-    """How far tasks have come.
+    """The tasks' state after some inner steps.
 
     Attributes:
-      parameters: As they are now.
+      parameters: The current parameters.
       slots: Name -> the inner optimizer's slots.
-      steps: How many steps led here.
+      steps: The number of steps taken so far.
       owners: Name -> (rows,) int task of each row, for the parameters that are laid out flat.
     """
 
@@ -49,20 +49,21 @@ class Adapted(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptation:
-    r"""How tasks adapt: :math:`\theta_t \leftarrow \theta_t - \alpha \, d(\nabla_{\theta_t} L_t(\theta_t))`.
+    r"""The inner update, :math:`\theta_t \leftarrow \theta_t - \alpha \, d(\nabla_{\theta_t} L_t(\theta_t))`.
 
     Attributes:
       learning_rate: α; see `Rates`.
       order: 2 keeps steps differentiable; 1 treats gradients as constants.
-      optimizer: Makes the direction d of the gradient.
-      clip_norm: The longest that a task's gradient may be, over all its parameters together.
-      clip_value: The largest that a number of it may be. It is applied first.
-      recompute: Keep of each step its parameters alone and compute the rest again for the outer gradient.
-        Memory for activations then is that of one step, and a step costs one more forward and backward pass
+      optimizer: Computes the direction d from the gradient.
+      clip_norm: Maximum norm of a task's gradient, over all its parameters together.
+      clip_value: Maximum magnitude of each number in the gradient. This limit is applied first.
+      recompute: Keep only each step's parameters and compute the rest again for the outer gradient.
+        Activations then take the memory of one step, and a step costs one more forward and backward pass
         (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
-      read: What the loss is given in place of the parameters, as a function of them and of the number of
-        steps that led to them. Gradients are taken with respect to what it returns, and name by name make
-        the parameters' directions; see `gmeta.meta.dual_dense`. None: the parameters themselves.
+      read: A function of the parameters and the number of steps taken so far. The loss receives its result
+        in place of the parameters. Gradients are taken with respect to that result, and each name's gradient
+        gives the direction of the parameter of that name; see `gmeta.meta.dual_dense`. None: the loss
+        receives the parameters themselves.
     """
 
     learning_rate: Rates
@@ -74,21 +75,21 @@ class Adaptation:
     read: Callable[[Parameters, int], Parameters] | None = None
 
     def begin(self, parameters: Parameters, owners: Mapping[str, tf.Tensor] | None = None) -> Adapted:
-        """Tasks before their first step."""
+        """Return the tasks' state before their first step."""
         slots = {name: self.optimizer.start(value) for name, value in parameters.items()}
         return Adapted(dict(parameters), slots, 0, owners or {})
 
     def run(self, support_loss: SupportLoss, adapted: Adapted, steps: int, inputs: Any = None) -> Adapted:
-        """Take ``steps`` steps; none is the identity.
+        """Take ``steps`` steps; 0 steps change nothing.
 
         Args:
-          support_loss: Losses of the tasks. Loss t must depend on slice t of the parameters alone, or on the
+          support_loss: Losses of the tasks. Loss t must depend only on slice t of the parameters, or on the
             rows that task t owns.
-          adapted: Where from.
-          steps: How many steps.
-          inputs: Float tensors, in any nest, that the loss is computed from besides the parameters; the loss
-            is called with them. With ``recompute`` outer gradients reach these, variables, and nothing else
-            that the loss reads.
+          adapted: The state to start from.
+          steps: The number of steps.
+          inputs: Float tensors, in any nest, that the loss needs besides the parameters; the loss is called
+            with them. With ``recompute``, outer gradients reach only the parameters, these inputs and
+            variables, and nothing else that the loss reads.
         """
         given = () if inputs is None else (inputs,)
         for _ in range(steps):
@@ -102,7 +103,7 @@ class Adaptation:
             tape.watch(read)
             losses = support_loss(read, *given)
         gradients = tape.gradient(losses, read, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # Rows that were gathered have slices for gradients.
+        # The gradients of gathered rows are IndexedSlices.
         gradients = {name: tf.convert_to_tensor(value) for name, value in gradients.items()}
         if self.order == 1:
             gradients = {name: tf.stop_gradient(value) for name, value in gradients.items()}
@@ -115,7 +116,7 @@ class Adaptation:
 
     def _rate(self, name: str, value: tf.Tensor, flat: bool) -> tf.Tensor:
         rate = self.learning_rate[name] if isinstance(self.learning_rate, Mapping) else self.learning_rate
-        # tf.cast of a Python float would pass through float32 and cost a float64 inner loop half its digits.
+        # tf.cast of a Python float goes through float32 and would cost a float64 inner loop half its digits.
         return tf.cast(rate, value.dtype) if tf.is_tensor(rate) else tf.constant(rate, value.dtype)
 
     def _recompute(self, support_loss: SupportLoss, adapted: Adapted, given: tuple[Any, ...]) -> Adapted:
@@ -160,16 +161,17 @@ def per_task(parameters: Parameters, tasks: tf.Tensor | int) -> dict[str, tf.Ten
 def inner_step(
     support_loss: SupportLoss, parameters: Parameters, *, learning_rate: Rates, order: int = 2
 ) -> dict[str, tf.Tensor]:
-    r"""One gradient step of every task: :math:`\theta_t - \alpha \nabla_{\theta_t} L_t(\theta_t)`.
+    r"""Take one gradient step of every task: :math:`\theta_t - \alpha \nabla_{\theta_t} L_t(\theta_t)`.
 
     Args:
-      support_loss: Parameters -> (T,) losses; loss t must depend on slice t of the parameters alone.
+      support_loss: Parameters -> (T,) losses; loss t must depend only on slice t of the parameters.
       parameters: Name -> (T, ...) tensor.
       learning_rate: α; see `Rates`.
       order: 2 keeps the step differentiable; 1 treats the gradient as a constant.
 
     Returns:
-      The adapted parameters, of the same names and shapes. One that the loss doesn't depend on is unchanged.
+      The adapted parameters, with the same names and shapes. A parameter that the loss doesn't depend on is
+      unchanged.
     """
     return adapt(support_loss, parameters, steps=1, learning_rate=learning_rate, order=order)
 
@@ -183,7 +185,7 @@ def adapt(
     order: int = 2,
     **rule: Any,
 ) -> dict[str, tf.Tensor]:
-    """``steps`` gradient steps of every task (see `Adaptation`); the identity for 0 steps.
+    """Take ``steps`` gradient steps of every task (see `Adaptation`); 0 steps change nothing.
 
     Example:
       >>> adapted = adapt(

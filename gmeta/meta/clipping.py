@@ -14,19 +14,19 @@ def clip(
     norm: float | None = None,
     value: float | None = None,
 ) -> dict[str, tf.Tensor]:
-    r"""Each task's gradient, first with its numbers in [-value, value], then no longer than ``norm``.
+    r"""Clip each task's gradient: first its numbers to [-value, value], then its norm to ``norm``.
 
     .. math:: g_t \leftarrow g_t \min(1, c / \lVert g_t \rVert_2)
 
-    with the norm over all parameters of task t together. It is differentiable everywhere but where a limit is
-    just reached, at a gradient of zero too.
+    with the norm over all parameters of task t together. Clipping is differentiable except exactly at a
+    limit; it is differentiable at a gradient of zero too.
 
     Args:
       gradients: Name -> (tasks, ...), or (rows, ...) for those in ``owners``.
       owners: Name -> (rows,) the task of each row.
-      tasks: How many tasks there are.
-      norm: c; None: any length.
-      value: None: any number.
+      tasks: Number of tasks.
+      norm: c. None: no limit on the norm.
+      value: Maximum magnitude of each number. None: no limit.
     """
     clipped = dict(gradients)
     if value is not None:
@@ -36,7 +36,7 @@ def clip(
     squares = tf.add_n([_task_squares(each, owners.get(name), tasks) for name, each in clipped.items()])
     limit = tf.constant(norm**2, squares.dtype)
     long = squares > limit
-    # Of a gradient that is left as it is, the factor is 1 to the last bit.
+    # The factor is exactly 1 for a gradient within the limit.
     factor = tf.where(long, norm * tf.math.rsqrt(tf.where(long, squares, limit)), 1)
     return {name: _times(each, factor, owners.get(name)) for name, each in clipped.items()}
 

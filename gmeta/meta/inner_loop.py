@@ -1,4 +1,4 @@
-"""The settings of an inner loop: which algorithm, how many steps, what adapts."""
+"""The settings of an inner loop: the algorithm, the number of steps, and which weights adapt."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Algorithm = Literal["maml", "fomaml", "anil", "boil", "reptile", "meta-sgd"]
 LearnedRates = Literal["layer", "parameter"]
 
 ALL = "all"
-"""As ``adapt``: every layer and the embedding rows."""
+"""The value of ``adapt`` that means every layer and the embedding rows."""
 
 EMBEDDINGS = "embeddings"
-"""Among the names of ``adapt``: the embedding rows."""
+"""The name in ``adapt`` that means the embedding rows."""
 
 _FIRST_ORDER = ("fomaml", "reptile")
 
 
 @dataclass(frozen=True)
 class InnerLoop:
-    r"""How a task adapts: ``steps`` times :math:`\theta \leftarrow \theta - \alpha \nabla L_{support}`.
+    r"""A task's adaptation: ``steps`` times :math:`\theta \leftarrow \theta - \alpha \nabla L_{support}`.
 
     ============  =====  ===========================  =======================================================
     algorithm     order  adapts, unless said          outer gradient
@@ -46,24 +46,26 @@ class InnerLoop:
     Attributes:
       algorithm: One of the above.
       steps: Gradient steps in training. 0 trains without adaptation.
-      learning_rate: The inner rate α; where rates are learned, what they start from.
-      order: 2 differentiates the outer loss through the inner gradients; 1 takes them for constants. None:
-        as the algorithm has it. First order saves the Hessian-vector products and is not the same
-        algorithm: on MovieLens-100K at α = 5e-3 it diverges where second order doesn't.
-      adapt: Names of the layers whose weights adapt, ``"embeddings"`` for the embedding rows among them, or
-        ``"all"`` for both. None: as the table says; of a `gmeta.layers.MLP` the layers that it names.
-      learn_learning_rate: ``"layer"``: the outer loop learns a rate for each layer, and one for each table.
-        ``"parameter"``: one for each number, of embedding rows for each column. None: α stays as it is.
+      learning_rate: The inner rate α; if rates are learned, their initial value.
+      order: 2 differentiates the outer loss through the inner gradients; 1 treats them as constants. None:
+        the algorithm's order. First order saves the Hessian-vector products and is a different algorithm: on
+        MovieLens-100K at α = 5e-3 it diverges where second order doesn't.
+      adapt: Names of the layers whose weights adapt. ``"embeddings"`` among them means the embedding rows;
+        ``"all"`` means every layer and the embedding rows. None: as in the table; for a `gmeta.layers.MLP`,
+        the layers in its own ``adapt``.
+      learn_learning_rate: ``"layer"``: the outer loop learns a rate for each layer and for each table.
+        ``"parameter"``: it learns a rate for each number; for embedding rows, one for each column. None: α
+        stays constant.
       optimizer: ``"sgd"``, ``"momentum"``, ``"adam"``, or one of `gmeta.meta`'s optimizers with settings.
-      clip_norm: The longest that a task's inner gradient may be.
-      clip_value: The largest that a number of it may be.
+      clip_norm: Maximum norm of a task's inner gradient.
+      clip_value: Maximum magnitude of each number in the inner gradient.
       evaluation_steps: Gradient steps in evaluation; None means ``steps``.
       serving_steps: Gradient steps of ``model.adapt`` and of an exported model; None: as in evaluation.
-      recompute: Compute a step's activations again for the outer gradient, in place of keeping those of all
-        steps; see `gmeta.meta.Adaptation`.
+      recompute: Compute a step's activations again for the outer gradient, instead of keeping the activations
+        of all steps; see `gmeta.meta.Adaptation`.
 
     Raises:
-      ConfigError: Settings that make no sense, alone or together.
+      ConfigError: Settings are invalid, alone or together.
 
     Example:
       >>> InnerLoop(steps=1, learning_rate=5e-3).order
@@ -120,7 +122,7 @@ class InnerLoop:
         inner_optimizer(self.optimizer)
 
     def _rate(self) -> float:
-        """The inner rate, which is a number: what changes it while training is the outer loop."""
+        """Return the inner rate, a fixed number: only the outer loop may change it during training."""
         try:
             rate = finite_number("inner loop: learning_rate", self.learning_rate)
         except ConfigError as error:
@@ -151,14 +153,14 @@ class InnerLoop:
         object.__setattr__(self, name, value)
 
     def adapted_layers(self, layers: tuple[str, ...], by_default: tuple[str, ...]) -> tuple[str, ...]:
-        """Which of a network's layers adapt.
+        """Return which of a network's layers adapt.
 
         Args:
-          layers: Those that have weights, in the order of the forward pass.
-          by_default: Those that the network itself would have adapt.
+          layers: The layers that have weights, in the order of the forward pass.
+          by_default: The layers that adapt by the network's own setting.
 
         Raises:
-          ConfigError: A layer is named that isn't there, or none is left to adapt.
+          ConfigError: ``adapt`` names a layer that doesn't exist, or no layer is left to adapt.
         """
         if self.adapt == ALL:
             return layers
@@ -185,18 +187,18 @@ class InnerLoop:
         return self.adapt is not None and (self.adapt == ALL or EMBEDDINGS in self.adapt)
 
     def steps_in(self, use: Literal["training", "evaluation", "serving"]) -> int:
-        """How many steps a task takes."""
+        """Return how many steps a task takes."""
         if use == "training":
             return self.steps
         evaluation = self.steps if self.evaluation_steps is None else self.evaluation_steps
         return evaluation if use == "evaluation" or self.serving_steps is None else self.serving_steps
 
     def adaptation(self, rates: Rates | None = None, order: int | None = None) -> Adaptation:
-        """The steps themselves.
+        """Return the `Adaptation` that takes the steps.
 
         Args:
-          rates: In place of ``learning_rate``, such as learned ones.
-          order: In place of the loop's own.
+          rates: Rates in place of ``learning_rate``, such as learned ones.
+          order: The order in place of the loop's own.
         """
         return Adaptation(
             self.learning_rate if rates is None else rates,
@@ -209,5 +211,5 @@ class InnerLoop:
 
 
 def _is_in(layer: str, name: str) -> bool:
-    """Whether a layer is the one of that name, or a part of it."""
+    """Return whether a layer has the given name or is part of the layer with that name."""
     return layer == name or layer.startswith(f"{name}/")

@@ -1,11 +1,11 @@
-r"""What an inner step makes of a gradient: plain descent, momentum, or Adam, all differentiable.
+r"""Inner optimizers, which turn gradients into steps: plain descent, momentum and Adam, all differentiable.
 
 An optimizer here is a pure function, so that the outer gradient can pass through it: it takes gradients and
-its slots, and gives directions and new slots. A step then is :math:`\theta \leftarrow \theta - \alpha d`,
-with the direction d of the optimizer and the rate α of the inner loop, which may itself be learned.
+slots, and returns directions and new slots. A step is then :math:`\theta \leftarrow \theta - \alpha d`, with
+the optimizer's direction d and the inner loop's rate α, which may itself be learned.
 
-A slot has its parameter's shape and starts at zero for each task, so a parameter that the task's loss doesn't
-depend on stays where it is, to the last bit.
+A slot has its parameter's shape and starts at zero for each task. So a parameter that the task's loss doesn't
+depend on stays exactly the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Slots = tuple[tf.Tensor, ...]
 
 
 class InnerOptimizer(Protocol):
-    """From gradients to directions.
+    """The interface of an inner optimizer, which maps gradients to directions.
 
-    Directions of one that has ``is_linear = True`` are sums of the gradients so far, with factors that are
-    the same for all numbers of a parameter; an inner loop may then take its steps in a faster form.
+    With ``is_linear = True``, directions are weighted sums of the gradients so far, with factors that are the
+    same for all numbers of a parameter. An inner loop may then compute its steps in a faster form.
     """
 
     def start(self, parameter: tf.Tensor) -> Slots:
-        """The slots of a parameter before the first step."""
+        """Return a parameter's slots before the first step."""
 
     def direction(self, gradient: tf.Tensor, slots: Slots, step: int) -> tuple[tf.Tensor, Slots]:
-        """The direction of the step-th step, counted from 1, and the slots after it."""
+        """Return the direction of the given step, counted from 1, and the slots after it."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class SGD:
     is_linear: ClassVar[bool] = True
 
     def start(self, parameter: tf.Tensor) -> Slots:
-        """None."""
+        """Return no slots."""
         return ()
 
     def direction(self, gradient: tf.Tensor, slots: Slots, step: int) -> tuple[tf.Tensor, Slots]:
-        """The gradient."""
+        """Return the gradient as the direction."""
         return gradient, slots
 
 
@@ -66,23 +66,23 @@ class Momentum:
         _check_decay("Momentum", momentum=self.momentum)
 
     def start(self, parameter: tf.Tensor) -> Slots:
-        """The velocity m."""
+        """Return the initial velocity m."""
         return (tf.zeros_like(parameter),)
 
     def direction(self, gradient: tf.Tensor, slots: Slots, step: int) -> tuple[tf.Tensor, Slots]:
-        """Along the velocity."""
+        """Return the direction along the velocity."""
         velocity = self.momentum * slots[0] + gradient
         return (gradient + self.momentum * velocity if self.nesterov else velocity), (velocity,)
 
 
 @dataclass(frozen=True)
 class Adam:
-    r"""Adam (Kingma and Ba, 2015, algorithm 1), with corrected moments.
+    r"""Adam (Kingma and Ba, 2015, algorithm 1), with bias-corrected moments.
 
     .. math:: d_k = \frac{m_k / (1 - \beta_1^k)}{\sqrt{v_k / (1 - \beta_2^k)} + \epsilon}
 
-    The reaction of a direction to its gradient is up to 1/ε where gradients are small. Second order passes
-    through it, so ε is larger here than in an outer optimizer.
+    For small gradients, the derivative of the direction with respect to the gradient is up to 1/ε. Second
+    order multiplies by this derivative, so ε is larger here than in an outer optimizer.
 
     Attributes:
       beta_1: Decay of the mean m, in [0, 1).
@@ -100,11 +100,11 @@ class Adam:
             raise ConfigError(f"inner Adam: epsilon must be above 0, got {self.epsilon}")
 
     def start(self, parameter: tf.Tensor) -> Slots:
-        """The moments m and v."""
+        """Return the initial moments m and v."""
         return (tf.zeros_like(parameter), tf.zeros_like(parameter))
 
     def direction(self, gradient: tf.Tensor, slots: Slots, step: int) -> tuple[tf.Tensor, Slots]:
-        """Along the corrected mean, by the root of the corrected mean square."""
+        """Return the corrected mean divided by the root of the corrected mean square."""
         mean = self.beta_1 * slots[0] + (1 - self.beta_1) * gradient
         square = self.beta_2 * slots[1] + (1 - self.beta_2) * gradient**2
         root = _root(square / (1 - self.beta_2**step))
@@ -112,10 +112,10 @@ class Adam:
 
 
 def _root(square: tf.Tensor) -> tf.Tensor:
-    """The square root, whose derivative at 0 is taken for 0.
+    """Compute the square root, with its derivative at 0 set to 0.
 
-    There it is infinite and times the square's, which is 0; the direction g / (|g| + ε) is smooth in g, and
-    gets all of its derivative from the mean.
+    There the root's derivative is infinite and is multiplied by the square's, which is 0. The direction
+    g / (|g| + ε) is smooth in g, and at 0 its whole derivative comes from the mean.
     """
     positive = square > 0
     return tf.where(positive, tf.sqrt(tf.where(positive, square, tf.ones_like(square))), 0)
@@ -130,10 +130,10 @@ _BY_NAME: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {
 
 
 def inner_optimizer(given: OptimizerName | InnerOptimizer) -> InnerOptimizer:
-    """An optimizer, or by its name the one with its default settings.
+    """Return the given optimizer, or the optimizer of the given name with its default settings.
 
     Raises:
-      ConfigError: No optimizer has that name, or it is something else, such as one of Keras'.
+      ConfigError: No optimizer has that name, or ``given`` is something else, such as a Keras optimizer.
     """
     if not isinstance(given, str):
         if isinstance(given, type) or not all(hasattr(given, part) for part in ("start", "direction")):

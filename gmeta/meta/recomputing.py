@@ -1,4 +1,4 @@
-"""A function whose gradient computes it once more, in place of keeping what it computed."""
+"""Runs a function so that its gradient recomputes the intermediate results instead of keeping them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import tensorflow as tf
 def recompute(
     function: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """``function(tensors)``, of which only ``tensors`` are kept for the gradient.
+    """Compute ``function(tensors)``, and keep only ``tensors`` for the gradient.
 
-    ``tf.recompute_grad`` stops all tapes while it runs the function, and so those that the function has
-    itself, as an inner loop does: its results would be wrong, silently.
+    ``tf.recompute_grad`` isn't used, because it stops all tapes while it runs the function. That includes
+    tapes inside the function, such as an inner loop's: its results would be wrong without any error.
 
     Args:
-      function: Float tensors -> float tensors. Gradients reach ``tensors`` and variables that it reads.
-      tensors: What it is called with.
+      function: Float tensors -> float tensors. Gradients reach ``tensors`` and the variables that it reads.
+      tensors: The function's arguments.
     """
 
     @tf.custom_gradient
@@ -45,9 +45,9 @@ def recompute(
 
 
 def _not_before(tensors: Sequence[tf.Tensor], gradient: tf.Tensor) -> list[tf.Tensor]:
-    """The same, to be had when the gradient is.
+    """Return the same tensors, but available only once the gradient is.
 
-    Otherwise TensorFlow would find that they were computed before, and keep those results.
+    Otherwise TensorFlow would notice that the results were computed before, and keep those.
     """
     first = tf.reduce_max(tf.reshape(gradient, [-1])[:1])
     zero = tf.where(first == first, tf.zeros_like(first), first)

@@ -1,4 +1,4 @@
-"""From losses of samples to losses of tasks to one loss, with padding left out exactly."""
+"""Reduces losses of samples to losses of tasks, and these to one loss, without any effect of padding."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Reduction = Literal["task", "sample"]
 
 
 def task_means(losses: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    r"""Each task's mean loss over its real samples, :math:`\sum_s m_{ts} l_{ts} / \sum_s m_{ts}`.
+    r"""Compute each task's mean loss over its real samples, :math:`\sum_s m_{ts} l_{ts} / \sum_s m_{ts}`.
 
     Args:
-      losses: (tasks, samples), padded. What stands in the padding doesn't matter, not even NaN.
+      losses: (tasks, samples), padded. Values in the padding have no effect, not even NaN.
       mask: (tasks, samples): 1 for a real sample, 0 for padding.
 
     Returns:
@@ -27,7 +27,7 @@ def task_means(losses: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 
 
 def reduce_tasks(losses: tf.Tensor, mask: tf.Tensor, reduction: Reduction = "sample") -> tf.Tensor:
-    """One loss out of many tasks' query losses.
+    """Reduce many tasks' query losses to one loss.
 
     Args:
       losses: (tasks, samples), padded.
@@ -36,10 +36,10 @@ def reduce_tasks(losses: tf.Tensor, mask: tf.Tensor, reduction: Reduction = "sam
         its size; ``"task"`` is the mean over tasks of each task's mean, so that all tasks count alike.
 
     Returns:
-      A scalar; 0 where there is no real sample at all.
+      A scalar; 0 if there is no real sample at all.
 
     Raises:
-      ConfigError: For another reduction.
+      ConfigError: ``reduction`` has another value.
     """
     mask = tf.cast(mask, losses.dtype)
     if reduction == "task":

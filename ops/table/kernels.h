@@ -1,9 +1,10 @@
-// What the kernels of the dynamic hash table share: the resource, and what every op on a table
-// checks first. The ops are templates on an engine, which is a table on some device, so that they
-// check and say the same everywhere (kernels_batch.h, kernels_records.h).
+// Code that the kernels of the dynamic hash table share: the resource, and the checks that every op
+// on a table makes first. The ops are templates on an engine, which is a table on some device, so
+// that all devices have the same checks and messages (kernels_batch.h, kernels_records.h).
 //
-// An engine has what HostEngine (kernels_host.h) has: it is made from TableSettings, and its
-// functions take the op's context, for the threads or the stream to work on, and return a Status.
+// An engine has the interface of HostEngine (kernels_host.h): it is made from TableSettings, and
+// its functions take the op's context, which gives the threads or the stream to work on, and return
+// a Status.
 
 #ifndef GMETA_OPS_TABLE_KERNELS_H_
 #define GMETA_OPS_TABLE_KERNELS_H_
@@ -39,7 +40,7 @@ struct TableSettings {
   int64_t dim = 1;
   int64_t seed = 0;
   int64_t half_below = 0;
-  int64_t device_rows = 0;  // those beyond are in host memory; 0: all are where the table is
+  int64_t device_rows = 0;  // rows beyond this are in host memory; 0: all are on the device
   Part optimizer, initializer, admission, eviction;
 };
 
@@ -53,7 +54,8 @@ class HashTableResource : public tensorflow::ResourceBase {
       : name_(std::move(name)), table_(std::move(table)) {}
 
   const std::string& name() const { return name_; }
-  // Whoever works on it holds it: another may take its place meanwhile.
+  // Callers hold the pointer while they work on the table, because another table may take its place
+  // meanwhile.
   std::shared_ptr<Engine> table() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return table_;
@@ -121,7 +123,7 @@ class TableOp : public OpKernel {
     tensor->scalar<int64_t>()() = value;
   }
 
-  // Whether an input has the shape that goes with this table.
+  // Checks that an input has the shape that this table expects.
   static absl::Status CheckShape(OpKernelContext* context, const std::string& name,
                                  const char* what, int input, const TensorShape& expected) {
     const TensorShape& shape = context->input(input).shape();
@@ -131,7 +133,7 @@ class TableOp : public OpKernel {
   }
 };
 
-// One number that the table knows: (table.*kValue)(context, &value).
+// An op that returns one number of the table: (table.*kValue)(context, &value).
 template <class Engine, auto kValue>
 class ScalarOp : public TableOp<Engine> {
  public:

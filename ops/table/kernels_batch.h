@@ -1,4 +1,4 @@
-// The ops that make a dynamic hash table and that take batches of keys, on any engine.
+// The op that makes a dynamic hash table, and the ops that take batches of keys, on any engine.
 
 #ifndef GMETA_OPS_TABLE_KERNELS_BATCH_H_
 #define GMETA_OPS_TABLE_KERNELS_BATCH_H_
@@ -160,7 +160,8 @@ class StatisticsOp : public TableOp<Engine> {
   }
 };
 
-// On a GPU, batches are in its memory; all else, which the host reads or writes, isn't.
+// On a GPU, batches are in GPU memory; all other inputs and outputs, which the host reads or
+// writes, are in host memory.
 #define GMETA_REGISTER_BATCH_KERNELS(DEVICE, ENGINE)                                               \
   REGISTER_KERNEL_BUILDER(Name("GmetaHashTable")                                                   \
                               .Device(DEVICE)                                                      \

@@ -1,5 +1,5 @@
 // The engine of tables in a GPU's memory: the C interface of ops/table/gpu, on the op's stream and
-// with TensorFlow's memory, which may have taken all that there is.
+// with memory from TensorFlow, which may have taken all of the GPU's memory.
 
 #ifndef GMETA_OPS_TABLE_KERNELS_GPU_H_
 #define GMETA_OPS_TABLE_KERNELS_GPU_H_
@@ -24,7 +24,8 @@ class GpuEngine {
   GpuEngine& operator=(const GpuEngine&) = delete;
   ~GpuEngine() { gmeta_gpu_table_destroy(table_); }
 
-  // Unimplemented: a table in host memory can be this, and one here can't.
+  // Returns Unimplemented for settings that a table in host memory supports and a GPU table
+  // doesn't.
   static absl::Status Make(OpKernelContext* context, const TableSettings& settings,
                            std::unique_ptr<GpuEngine>* out) {
     gmeta_gpu_table_options options{};
@@ -47,7 +48,7 @@ class GpuEngine {
         &options.eviction_parameter_count);
     options.half_below = settings.half_below;
     options.device_rows = settings.device_rows;
-    options.device = -1;  // an op runs with its device as the current one
+    options.device = -1;  // the current device: an op runs with its own device as the current one
     options.allocator = {&Allocate, &Release,
                          context->device()->GetAllocator(tensorflow::AllocatorAttributes())};
     gmeta_gpu_table* table = nullptr;
@@ -205,7 +206,7 @@ class GpuEngine {
     to->last_step = columns.last_step;
   }
 
-  // allocate(sizes, columns to fill) returns whether it did.
+  // Calls allocate(sizes, columns to fill), which returns whether it filled the columns.
   template <class Allocate>
   absl::Status ExportRange(LogicalRange range, int64_t min_last_step, bool cut_journal,
                            const Allocate& allocate) {

@@ -49,7 +49,7 @@ class HostEngine {
   int64_t dim() const { return static_cast<int64_t>(table_.dim()); }
   int64_t slot_floats() const { return static_cast<int64_t>(table_.slot_floats()); }
 
-  // Keys that stand twice cost nothing here, so `distinct` doesn't matter.
+  // Repeated keys cost nothing extra here, so `distinct` is ignored.
   absl::Status Lookup(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,
                       bool /*distinct*/, float* rows) {
     table_.Lookup(keys, n, insert, rows, PoolParallelFor(context));
@@ -135,7 +135,7 @@ class HostEngine {
     return absl::OkStatus();
   }
 
-  // False: there is no such snapshot.
+  // Returns false if there is no such snapshot.
   bool RestoreSnapshot(OpKernelContext* context, int64_t id) {
     return table_.RestoreSnapshot(id, PoolParallelFor(context));
   }
@@ -172,7 +172,7 @@ class HostEngine {
     return absl::OkStatus();
   }
 
-  // `fits`: whether the filter is of this table's size.
+  // Sets `fits` to whether the filter has this table's size.
   absl::Status ImportAdmission(const ConstAdmissionColumns& columns, int64_t n,
                                int64_t filter_bytes, int64_t first_filter, bool replace,
                                bool* fits) {
@@ -202,7 +202,8 @@ class HostEngine {
     return true;
   }
 
-  // Bounds in rows and bytes and the steps between sweeps, then the policy's own settings.
+  // The parameters are the bounds in rows and in bytes, the steps between sweeps, and then the
+  // policy's own settings.
   static bool SetEviction(const TableSettings::Part& part, TableOptions* out) {
     if (part.kind == "none") return true;
     constexpr size_t kCommon = 3;

@@ -1,4 +1,4 @@
-// The kernels of the dynamic hash table in host memory that take whole records, and those of
+// The kernels of the dynamic hash table in host memory that take whole records, and the kernels for
 // snapshots, which no other engine has.
 
 #include "ops/table/kernels_records.h"
@@ -8,7 +8,7 @@
 namespace gmeta {
 namespace {
 
-// What has the number of a snapshot as its input: (table.*kDo)(context, id).
+// An op that takes the number of a snapshot as its input: (table.*kDo)(context, id).
 template <auto kDo>
 class SnapshotOp : public TableOp<HostEngine> {
  public:

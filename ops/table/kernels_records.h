@@ -1,5 +1,5 @@
-// The ops that take whole records, and what admission remembers, out of a dynamic hash table and
-// put them back, on any engine.
+// The ops that export whole records and the state of admission from a dynamic hash table, and
+// import them, on any engine.
 
 #ifndef GMETA_OPS_TABLE_KERNELS_RECORDS_H_
 #define GMETA_OPS_TABLE_KERNELS_RECORDS_H_
@@ -112,7 +112,7 @@ class ExportShardsOp : public TableOp<Engine> {
   }
 };
 
-// Two tables take each other's place, for every graph that has captured one of them.
+// Exchanges two tables, for every graph that has captured one of them.
 template <class Engine>
 class SwapOp : public OpKernel {
  public:
@@ -270,7 +270,8 @@ class ImportAdmissionOp : public TableOp<Engine> {
   bool replace_;
 };
 
-// Records go to files and come from them: they are in host memory, wherever the table is.
+// Records are written to files and read from them, so they are in host memory, wherever the table
+// is.
 #define GMETA_REGISTER_RECORD_KERNELS(DEVICE, ENGINE)                                            \
   REGISTER_KERNEL_BUILDER(                                                                       \
       Name("GmetaHashTableSwap").Device(DEVICE).HostMemory("table").HostMemory("other"),         \

@@ -48,7 +48,8 @@ REGISTER_OP("GmetaHashTable")
     });
 
 // `dim` repeats the table's, so that the shape of `rows` is known when a graph is built. `distinct`
-// promises that no key stands twice, which saves a table on a GPU some work; so does it below.
+// promises that no key occurs twice, which saves a table on a GPU some work; the same holds for
+// GmetaHashTableUpdate.
 REGISTER_OP("GmetaHashTableLookup")
     .Input("table: resource")
     .Input("keys: int64")
@@ -157,9 +158,10 @@ REGISTER_OP("GmetaHashTableExport")
       return absl::OkStatus();
     });
 
-// Logical shards [shards[0], shards[1]), sorted by shard and key: the rows with last_step >=
-// min_last_step; the journal's removed keys; how many rows each shard has, exported or not; and the
-// keys that wait for admission with their exact counts. The splits are by logical shard.
+// Exports from the logical shards [shards[0], shards[1]), sorted by shard and key: the rows with
+// last_step >= min_last_step; the journal's removed keys; the number of rows of each shard,
+// exported or not; and the keys that wait for admission, with their exact counts. The splits are by
+// logical shard.
 REGISTER_OP("GmetaHashTableExportShards")
     .Input("table: resource")
     .Input("shards: int64")
@@ -190,21 +192,21 @@ REGISTER_OP("GmetaHashTableExportShards")
       return absl::OkStatus();
     });
 
-// Two tables take each other's place.
+// Exchanges two tables: each takes the other's place.
 REGISTER_OP("GmetaHashTableSwap")
     .Input("table: resource")
     .Input("other: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// From now on, notes up to about `limit` removed keys; 0: none.
+// Starts the journal, which notes up to about `limit` removed keys from now on; 0: none.
 REGISTER_OP("GmetaHashTableStartJournal")
     .Input("table: resource")
     .Input("limit: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The removed keys that were exported are safe.
+// Forgets the removed keys that were exported, which are safely saved.
 REGISTER_OP("GmetaHashTableJournalSaved")
     .Input("table: resource")
     .SetIsStateful()
@@ -217,29 +219,31 @@ REGISTER_OP("GmetaHashTableJournalWhole")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// From now on, notes what records were before they change; the number of the snapshot. Tables in
-// host memory alone.
+// Takes a snapshot: from now on, the table notes what records were before they change. Returns the
+// number of the snapshot. Only for tables in host memory.
 REGISTER_OP("GmetaHashTableTakeSnapshot")
     .Input("table: resource")
     .Output("snapshot: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// All records and the step as they were at a snapshot, which stays. The table must have it.
+// Restores all records and the step as they were at a snapshot, and keeps the snapshot. The table
+// must have it.
 REGISTER_OP("GmetaHashTableRestoreSnapshot")
     .Input("table: resource")
     .Input("snapshot: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Of a snapshot that the table doesn't have, nothing.
+// Forgets a snapshot. Does nothing if the table doesn't have it.
 REGISTER_OP("GmetaHashTableDropSnapshot")
     .Input("table: resource")
     .Input("snapshot: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// With `replace`, the table then holds these records and nothing else, and its step is `step`.
+// Writes records to the table. With `replace`, the table then holds these records and nothing else,
+// and its step is `step`.
 REGISTER_OP("GmetaHashTableImport")
     .Input("table: resource")
     .Input("keys: int64")
@@ -258,7 +262,7 @@ REGISTER_OP("GmetaHashTableEvict")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// What admission remembers: exact counters, or the bytes of a filter.
+// The state of admission: exact counters, or the bytes of a filter.
 REGISTER_OP("GmetaHashTableExportAdmission")
     .Input("table: resource")
     .Output("keys: int64")
@@ -273,8 +277,8 @@ REGISTER_OP("GmetaHashTableExportAdmission")
       return absl::OkStatus();
     });
 
-// The counters of the table's own shards [shards[0], shards[1]) of `count`, a row a shard; rows of
-// no width where admission has no filter.
+// The filter counters of the table's own shards [shards[0], shards[1]), one row per shard; the
+// table has `count` shards. The rows have width 0 if admission has no filter.
 REGISTER_OP("GmetaHashTableExportFilter")
     .Input("table: resource")
     .Input("shards: int64")
@@ -287,8 +291,9 @@ REGISTER_OP("GmetaHashTableExportFilter")
       return absl::OkStatus();
     });
 
-// With `replace`, admission then remembers this and nothing else, and the filter is all shards'.
-// Otherwise it is added, and the filter is that of some shards, from number `first_filter` on.
+// Imports the state of admission. With `replace`, admission then holds this state and nothing else,
+// and `filter` has the filters of all shards. Otherwise the state is merged, and `filter` has the
+// filters of some shards, from number `first_filter` on.
 REGISTER_OP("GmetaHashTableImportAdmission")
     .Input("table: resource")
     .Input("keys: int64")

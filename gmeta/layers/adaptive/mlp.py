@@ -1,4 +1,4 @@
-"""Dense layers that run either with their own weights or with weights that are handed in."""
+"""Dense layers that run either with their own weights or with weights passed by the caller."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gmeta.core.errors import ConfigError
 
 
 def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """The affine map ``x @ kernel + bias``, with one kernel for all tasks or one for each.
+    """Compute ``x @ kernel + bias``, with one kernel for all tasks or one per task.
 
     Args:
       x: (..., samples, in).
       kernel: (in, out), or (tasks, in, out) for x of shape (tasks, samples, in).
-      bias: (out,) or (tasks, out), as the kernel.
+      bias: (out,), or (tasks, out) if the kernel has a task dimension.
 
     Returns:
       (..., samples, out).
@@ -29,14 +29,15 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 class MLP(tf.keras.layers.Layer):
     r"""A multilayer perceptron: ReLU between the layers, none after the last.
 
-    Kernel and bias of a layer start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, the convention that published
-    results of MAML and MeLU rest on; Keras' own default (Glorot kernels, zero biases) starts wider networks
-    elsewhere and shifts the results.
+    A layer's kernel and bias start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, the convention behind the
+    published results of MAML and MeLU. Keras' default (Glorot kernels, zero biases) starts wider networks
+    from different values and shifts the results.
 
     Args:
-      layers: Layer name -> number of units, from the input on, e.g. ``{"fc1": 64, "fc2": 64, "out": 1}``.
-      adapt: The layers whose weights a task adapts; all of them where it isn't said.
-      seed: Of the initial values.
+      layers: Layer name -> number of units, in order from the input, e.g.
+        ``{"fc1": 64, "fc2": 64, "out": 1}``.
+      adapt: The layers whose weights a task adapts. None: all layers.
+      seed: Seed of the initial values.
 
     Shapes:
       (..., samples, in) -> (..., samples, units of the last layer).
@@ -73,7 +74,7 @@ class MLP(tf.keras.layers.Layer):
         for index, (layer, units) in enumerate(self.units.items()):
             limit = 1 / math.sqrt(fan_in)
             for part, (kind, shape) in enumerate((("kernel", (fan_in, units)), ("bias", (units,)))):
-                # A seed of its own for every weight: initialisers of one seed give one sequence.
+                # Each weight has its own seed, because initialisers with equal seeds draw equal numbers.
                 initializer = tf.keras.initializers.RandomUniform(
                     -limit, limit, seed=1000 * self.seed + 2 * index + part
                 )
@@ -84,37 +85,37 @@ class MLP(tf.keras.layers.Layer):
         super().build(input_shape)
 
     def task_weights(self) -> dict[str, tf.Variable]:
-        """All weights, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
+        """Return all weights: ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
         return dict(self._weights_of)
 
     def fast_weights(self) -> dict[str, tf.Variable]:
-        """The weights that a task adapts, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
+        """Return the weights that a task adapts: ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
         return {name: self._weights_of[name] for name in self._weights_of if name.split("/")[0] in self.adapt}
 
     def call(
         self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None, training: bool | None = None
     ) -> tf.Tensor:
-        """Run the stack.
+        """Run the layers.
 
         Args:
           x: (..., samples, in).
-          weights: Replacements by name, of the variable's shape or with a leading task dimension; what is
-            not named keeps its own value.
-          training: Makes no difference.
+          weights: Weight name -> replacement, of the variable's shape or with a leading task dimension.
+            Weights that aren't named keep their own values.
+          training: Has no effect.
         """
         return self.beyond_first(self._dense(self.first, x, weights), weights)
 
     @property
     def first(self) -> str:
-        """The layer that the inputs enter."""
+        """The name of the first layer."""
         return next(iter(self.units))
 
     def beyond_first(self, x: tf.Tensor, weights: Mapping[str, tf.Tensor] | None = None) -> tf.Tensor:
-        """Run the rest of the stack.
+        """Run the layers after the first.
 
         Args:
-          x: (..., samples, units), what the first layer makes of the inputs, before its activation.
-          weights: As for a call.
+          x: (..., samples, units), the first layer's output before its activation.
+          weights: As in `call`.
         """
         for layer in list(self.units)[1:]:
             x = self._dense(layer, tf.nn.relu(x), weights)
@@ -124,13 +125,13 @@ class MLP(tf.keras.layers.Layer):
         used = (
             (weights or {}).get(name, self._weights_of[name]) for name in (f"{layer}/kernel", f"{layer}/bias")
         )
-        # Under a policy of mixed precision x has the layer's compute dtype, and a task's own weights float32.
+        # Under mixed precision x has the layer's compute dtype, while a task's own weights are float32.
         return dense(x, *(tf.cast(value, x.dtype) for value in used))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), "layers": self.units, "adapt": self.adapt, "seed": self.seed}
 
 
-# Models that were saved while the layer was called so load it under its name of now.
+# Loads models that were saved when this layer was still called DenseStack.
 tf.keras.saving.get_custom_objects()["gmeta>DenseStack"] = MLP

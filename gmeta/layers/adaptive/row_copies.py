@@ -1,11 +1,11 @@
-"""Embedding rows of which each task has its own copy, to adapt.
+"""Copies of embedding rows, one per task, that the inner loop adapts.
 
-A batch's rows are fetched once, whichever tasks read them (`gmeta.layers.CollectionLookup`). Where rows
-adapt, a task must not see what another made of a row. So each (task, row) pair that occurs in the batch gets
-a copy: the support reads the copies, the inner loop moves them, and the query reads them moved where the
-support has read them too, and as they were fetched otherwise (G-Meta, section 2.1.2). Copies are laid out
-flat, those of one physical table in one tensor, since tasks read different numbers of rows. Their gradient
-goes back to the fetched rows, summed over the tasks.
+A batch's rows are fetched once, no matter how many tasks read them (`gmeta.layers.CollectionLookup`). If rows
+adapt, a task must not see another task's changes to a row. So each (task, row) pair that occurs in the batch
+gets a copy. The support reads the copies and the inner loop changes them. The query reads the changed copy
+if the support has read that row too, and the row as fetched otherwise (G-Meta, section 2.1.2). Tasks read
+different numbers of rows, so all copies from one physical table lie in one flat tensor. The copies'
+gradients are summed over the tasks and go back to the fetched rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gmeta.ops.keys.distinct import unique
 
 
 class TaskRows(NamedTuple):
-    """Copies of rows, by task.
+    """The tasks' copies of rows.
 
     Attributes:
       rows: For each table the (pairs, dim) copies.
-      owners: For each table (pairs,) int64, whose copy it is.
-      sources: For each table (pairs,) int64, which of the lookup's rows it is a copy of.
+      owners: For each table (pairs,) int64, the task that each copy belongs to.
+      sources: For each table (pairs,) int64, the index of the copied row among the lookup's rows.
       positions: Part -> feature -> indices into its table's copies, for samples (tasks · samples, ...).
     """
 
@@ -36,11 +36,11 @@ class TaskRows(NamedTuple):
     positions: dict[str, dict[str, Ids]]
 
     def lookup(self, part: str, rows: tuple[tf.Tensor, ...] | None = None) -> CollectionLookup:
-        """The samples of one part as a lookup of their own, to `EmbeddingCollection.embed`.
+        """Return one part's samples as a lookup that `EmbeddingCollection.embed` accepts.
 
         Args:
-          part: One of those that the copies were made for.
-          rows: In place of the copies, such as adapted ones.
+          part: One of the parts given to `task_rows`.
+          rows: Rows to use in place of the copies, such as adapted ones.
         """
         return CollectionLookup(self.rows if rows is None else rows, (), self.positions[part])
 
@@ -48,13 +48,13 @@ class TaskRows(NamedTuple):
 def task_rows(
     collection: EmbeddingCollection, lookup: CollectionLookup, parts: Mapping[str, tf.Tensor]
 ) -> TaskRows:
-    """Copies of a lookup's rows for the tasks that read them.
+    """Copy a lookup's rows for the tasks that read them.
 
     Args:
-      collection: What was looked up in.
+      collection: The collection that made the lookup.
       lookup: The rows of a batch's samples.
-      parts: Part -> (tasks, samples) index into the batch's samples. Padding reads some sample's rows, as
-        copies of the task that it is padding of.
+      parts: Part -> (tasks, samples) index into the batch's samples. A padded position may point to any
+        sample; it reads that sample's rows as copies of the task that it pads.
 
     Example:
       >>> from gmeta.layers import FeatureConfig
@@ -84,7 +84,7 @@ def task_rows(
 
 
 def _pairs(positions: Ids, index: tf.Tensor, count: tf.Tensor) -> Ids:
-    """(task, row) of each id of the samples at ``index``, as task · count + row."""
+    """Encode the (task, row) pair of each id of the samples at ``index`` as task · count + row."""
     tasks, samples = tf.unstack(tf.shape(index))
     task = tf.repeat(tf.range(tf.cast(tasks, tf.int64)), samples)
     own = tf.gather(positions, tf.reshape(index, [-1]))

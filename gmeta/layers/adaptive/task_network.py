@@ -1,9 +1,9 @@
-"""Any Keras network, with weights that are handed in, one set for each task.
+"""Runs any Keras network with weights passed by the caller, one set per task.
 
-Keras layers read their weights from their attributes. While a network is called here, the attributes of the
-adapted weights hold tensors in place of variables, so whatever its layers compute, they compute from those.
-Tasks are run side by side by `tf.vectorized_map`, which turns the ops of one task into batched ones: a
-matrix product with a kernel for each task becomes one batched product. No layer has to know of tasks.
+Keras layers read their weights from their attributes. During a call, this module replaces the variables in
+the attributes of the adapted weights by tensors, so the layers compute with those tensors.
+`tf.vectorized_map` runs the tasks side by side. It turns the ops of one task into batched ops: matrix
+products with one kernel per task become one batched product. The layers need no support for tasks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class TaskNetwork(tf.keras.layers.Layer):
 
     Args:
       network: Maps (samples, ...) inputs to (samples, outputs); a model of several inputs takes a dict.
-        It must see each sample by itself: a layer that keeps statistics of its batches, such as
-        BatchNormalization, would make a task depend on its neighbours and is refused.
+        It must treat each sample independently. A layer that keeps batch statistics, such as
+        BatchNormalization, would make a task depend on the other tasks in the batch and is refused.
 
     Shapes:
       (tasks, samples, ...) -> (tasks, samples, outputs).
 
     Raises:
-      ConfigError: A layer with statistics of batches.
+      ConfigError: The network has a layer that keeps batch statistics.
 
     Example:
       >>> network = tf.keras.Sequential(
@@ -57,13 +57,13 @@ class TaskNetwork(tf.keras.layers.Layer):
             )
 
     def fast_weights(self) -> dict[str, tf.Variable]:
-        """What a task adapts: all of `task_weights`."""
+        """Return the weights that a task adapts: all of `task_weights`."""
         return self.task_weights()
 
     def task_weights(self) -> dict[str, tf.Variable]:
-        """The weights that are trained: ``"layer/weight"`` -> variable.
+        """Return the trainable weights: ``"layer/weight"`` -> variable.
 
-        A layer within a layer stands after the one that it is in, ``"attention/query/kernel"``.
+        A nested layer's name follows its parent's, as in ``"attention/query/kernel"``.
         """
         if not self.network.built:
             raise ConfigError(f"{self.network.name} has no weights yet: call it once")
@@ -88,9 +88,9 @@ class TaskNetwork(tf.keras.layers.Layer):
         """Run the network.
 
         Args:
-          x: (tasks, samples, ...), or a nest of such.
-          weights: Replacements by name, of the variable's shape, or with a leading task dimension; what is
-            not named keeps its own value.
+          x: (tasks, samples, ...), or a nest of such tensors.
+          weights: Weight name -> replacement, of the variable's shape or with a leading task dimension.
+            Weights that aren't named keep their own values.
           training: As in Keras.
         """
         variables = self.task_weights() if weights else {}
@@ -116,12 +116,12 @@ class TaskNetwork(tf.keras.layers.Layer):
         return outputs[:, tf.newaxis] if outputs.shape.rank == 1 else outputs
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), "network": tf.keras.saving.serialize_keras_object(self.network)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TaskNetwork:
-        """The layer that `get_config` described."""
+        """Recreate the layer from what `get_config` returned."""
         return cls(**{**config, "network": tf.keras.saving.deserialize_keras_object(config["network"])})
 
 
@@ -130,11 +130,11 @@ _STATISTICS = (tf.keras.layers.BatchNormalization,)
 
 @contextmanager
 def replace_weights(network: tf.keras.layers.Layer, values: Mapping[int, tf.Tensor]) -> Iterator[None]:
-    """Let the layers of a network read tensors in place of variables, while the block runs.
+    """Let a network's layers read tensors in place of variables inside the ``with`` block.
 
     Args:
       network: The network.
-      values: id of a variable -> what is read in its place.
+      values: ``id(variable)`` -> the tensor to read in its place.
     """
     if not values:
         yield
@@ -155,7 +155,7 @@ def replace_weights(network: tf.keras.layers.Layer, values: Mapping[int, tf.Tens
             attributes[name] = held
 
 
-# Keras' own books of what a layer has, which a forward pass doesn't read its weights from.
+# Attributes in which Keras lists what a layer has. A forward pass doesn't read weights from them.
 _LISTS_OF_KERAS = ("_trainable_weights", "_non_trainable_weights", "_self_", "_obj_reference", "_metrics")
 
 
@@ -164,7 +164,7 @@ def _with_values(held: Any, values: Mapping[int, tf.Tensor], layer: tf.keras.lay
         if id(held) not in values:
             return held
         value = values[id(held)]
-        # Under a policy of mixed precision a layer's variables read as its compute dtype.
+        # Under mixed precision, reading a layer's variable gives its compute dtype.
         casts = type(held).__name__.startswith("AutoCast")
         return tf.cast(value, layer.compute_dtype) if casts else value
     if isinstance(held, Mapping) and any(isinstance(part, tf.Variable) for part in held.values()):
@@ -175,11 +175,11 @@ def _with_values(held: Any, values: Mapping[int, tf.Tensor], layer: tf.keras.lay
 
 
 def _map_tasks(one_task: Callable[[tuple[Any, ...]], tf.Tensor], elements: tuple[Any, ...]) -> tf.Tensor:
-    """``one_task`` of each task's elements, as one tensor."""
+    """Apply ``one_task`` to each task's elements and stack the results."""
     tasks = tf.nest.flatten(elements)[0].shape[0]
     if not (tf.executing_eagerly() and tasks):
         return tf.vectorized_map(one_task, elements)
-    # Run at once, that would trace a graph anew in each call, which takes longer than task after task.
+    # In eager mode vectorized_map would trace a new graph in each call, slower than running task after task.
     of = [tf.nest.map_structure(lambda part, task=task: part[task], elements) for task in range(tasks)]
     return tf.stack([one_task(each) for each in of])
 
@@ -206,7 +206,7 @@ def _layers(network: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
 
 
 def _own_layers(network: Any, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every layer once, those that a layer is made of before itself, in the order of the forward pass."""
+    """Yield every layer once, in the order of the forward pass, sublayers before the layer they are in."""
     for child in network._flatten_layers(recursive=False, include_self=False):
         yield from _own_layers(child, (*path, child.name))
     yield (tuple(path) or (network.name,)), network
@@ -221,5 +221,5 @@ def _variables_in(layer: tf.keras.layers.Layer) -> Iterator[tf.Variable]:
 
 def _new_name(taken: Mapping[str, tf.Variable], path: Sequence[str], variable: tf.Variable) -> str:
     name = "/".join([*path, variable.name.split("/")[-1].split(":")[0]])
-    numbers = (f"{name}_{number}" for number in itertools.count(1))  # two layers of one name in one layer
+    numbers = (f"{name}_{number}" for number in itertools.count(1))  # two sublayers of one name
     return name if name not in taken else next(other for other in numbers if other not in taken)

@@ -1,9 +1,9 @@
-"""Embeddings of many features out of few dynamic tables, looked up together.
+"""Embeddings of many features, looked up together in a few dynamic tables.
 
 A lookup belongs to the call, not to the layer: it returns the unique rows as a plain tensor and, for every
 feature, the positions of its ids among them. A model gathers from the rows, tapes watch them, and their
 gradient goes back to the same keys. So one step may make any number of lookups, inside any nesting of
-tapes, and support and query ids that stand in one batch are fetched once (G-Meta section 2.1.2).
+tapes, and a batch's support and query ids are fetched once (G-Meta section 2.1.2).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class CollectionLookup(NamedTuple):
-    """The rows that a batch needs, each once.
+    """The unique rows that a batch needs.
 
     Attributes:
       rows: One (unique, dim) float32 tensor for each merged table. Watch these.
       keys: One (unique,) int64 tensor for each merged table.
       positions: Feature -> indices into its table's rows, shaped as the feature's ids.
-      sent: The exchange that the rows came by, on several ranks; the gradients go back by it.
+      sent: On several ranks, the exchange that brought the rows; the gradients go back the same way.
     """
 
     rows: tuple[tf.Tensor, ...]
@@ -55,7 +55,7 @@ class CollectionLookup(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """For each table rows, their keys, and where among them those stand that were asked for."""
+    """For each table: rows, their keys, and the index of each requested key's row."""
 
     rows: tuple[tf.Tensor, ...]
     keys: tuple[tf.Tensor, ...]
@@ -65,9 +65,9 @@ class _Found(NamedTuple):
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
-    r"""Dynamic embeddings of categorical features, as a layer of any Keras model.
+    r"""Dynamic embeddings of categorical features, as a layer for any Keras model.
 
-    Called on a dict of ids, it gives a dict of vectors:
+    The layer maps a dict of ids to a dict of vectors:
 
     =============================================  =================  =========================
     ids of a feature (see below)                   combiner           its vectors
@@ -78,44 +78,44 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     Tensor, RaggedTensor or SparseTensor, rank 2   sum, mean, sqrtn   (samples, dim)
     =============================================  =================  =========================
 
-    Ids are integers from 0 on, below the limit that `plan` shows; with ``FeatureConfig(hash=True)`` they are
-    strings, or any 64-bit integers. Where samples have different numbers of ids, pass them ragged or sparse;
-    or, for a feature with a combiner, as a dense Tensor filled up with -1 (``""`` among strings), which
-    stands for no id. Rows are float32; under a ``mixed_float16`` policy the vectors that ``call`` gives are
-    float16.
+    Ids are integers from 0 on, below the limit that `plan` shows. With ``FeatureConfig(hash=True)`` they are
+    strings or any 64-bit integers. If samples have different numbers of ids, pass them ragged or sparse. A
+    feature with a combiner also accepts a dense Tensor padded with -1 (``""`` for strings), which stands for
+    no id. Rows are float32; under a ``mixed_float16`` policy ``call`` returns float16 vectors.
 
-    Training: inside a `gmeta.models.Model`, or within `record_lookups`, the layer may be called any number of
-    times in a step and shared between towers; gradients to the same key are summed before one update of each
-    table. With ``training=False`` nothing is stored: an id that was never seen reads the row that it would
-    start with. So it is too while ``layer.trainable`` is False.
+    Training: inside a `gmeta.models.Model`, or within `record_lookups`, a step may call the layer any number
+    of times and share it between towers. Gradients to the same key are summed before one update of each
+    table. With ``training=False``, or while ``layer.trainable`` is False, nothing is stored: an unseen id
+    reads the row that it would start with.
 
     Args:
       features: The features. Tables of equal width and policy (initial rows, admission, eviction,
         precision, optimizer) are merged into one physical table (see `gmeta.layers.embedding.merge_plan`);
-        `plan` tells how.
-      optimizer: The sparse optimizer, fused into the tables' update: one of `gmeta.optimizers`; a table's own
-        comes first. Where its
-        ``learning_rate`` is a number or a schedule, that is the tables' rate; where it is None, they follow
-        the current rate of the Keras optimizer, schedules and callbacks included. What else the Keras
-        optimizer has is then for dense weights alone. None: the tables follow the Keras optimizer that a
-        model is compiled with, in kind, hyperparameters, rate, decay and clipping
-        (`gmeta.models.training.optimizer.table_rule`); in loops without `compile` they have
-        ``Adam(learning_rate=None)``.
+        `plan` shows the result.
+      optimizer: The sparse optimizer, one of `gmeta.optimizers`, fused into the tables' update. A table's own
+        optimizer takes precedence. If the optimizer's ``learning_rate`` is a number or a schedule, the tables
+        use that rate. If the rate is None, they follow the current rate of the Keras optimizer, schedules and
+        callbacks included; the Keras optimizer's other settings then apply to dense weights only.
+        None: the tables follow the Keras optimizer that a model is compiled with, in kind, hyperparameters,
+        rate, decay and clipping (`gmeta.models.training.optimizer.table_rule`); in loops without `compile`
+        they use ``Adam(learning_rate=None)``.
       seed: Initial rows are a pure function of (seed, key).
-      wire_dtype: What rows and gradients travel as between ranks. ``"float16"`` and ``"bfloat16"`` halve the
-        bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says by how much.
-      device: Where the tables are, as `gmeta.ops.HashTable` takes it. On ``"gpu"``, what a lookup gives stays
-        there: rows, positions, and the gradients that come back.
-      device_rows: How many rows of each table a GPU's memory is to hold, likewise.
+      wire_dtype: The dtype in which rows and gradients travel between ranks. ``"float16"`` and
+        ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says
+        by how much.
+      device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
+        and the gradients that come back stay on the GPU.
+      device_rows: How many rows of each table the GPU's memory holds, as in `gmeta.ops.HashTable`.
 
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
-    owns, and a lookup fetches the others': the ids of all tables in one exchange, their rows in another (see
-    `gmeta.layers.exchange.pieces`). All ranks then make the same lookups, with no ids where they have none.
+    owns. A lookup fetches the other rows from their owners: one exchange sends the ids of all tables, another
+    returns the rows (see `gmeta.layers.exchange.pieces`). All ranks must then make the same lookups; a rank
+    without data looks up no ids.
 
     Raises:
-      ConfigError: Features that contradict each other; inputs of a shape that doesn't go with their feature;
-        a call with ``training=True`` where nothing records the lookups, so that the rows wouldn't be trained.
-      tf.errors.InvalidArgumentError: In a lookup, an id that is negative or too large; it names the
+      ConfigError: Features contradict each other; an input's shape doesn't fit its feature; or the layer is
+        called with ``training=True`` while nothing records the lookups, so the rows wouldn't be trained.
+      tf.errors.InvalidArgumentError: In a lookup, an id is negative or too large. The message names the
         feature, the id, its position and the limit.
 
     Example:
@@ -171,10 +171,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self._plan_check = PlanCheck(self.name, self.merged)
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
-        """Print how features became tables, one line for each physical table.
+        """Print how features were merged into tables, one line for each physical table.
 
         Args:
-          print_fn: Is called with the text; `print` where it isn't said.
+          print_fn: The function that receives the text. None: `print`.
         """
         (print_fn or print)(plan_table(self.merged, self.tables))
 
@@ -183,15 +183,15 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
         Args:
           inputs: Feature name -> ids. Names that the collection doesn't know are ignored.
-          insert: Whether an id that was never seen gets a row of its own; otherwise it reads the row that
-            it would start with, and nothing is stored.
+          insert: Whether an unseen id gets a row of its own. If not, it reads the row that it would start
+            with, and nothing is stored.
         """
         ids = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
         keys = [self._keys(merged, ids) for merged in self.merged]
         found = self._lookup_here(keys, insert) if self._has_all_rows() else self._exchange(keys, insert)
         positions: dict[str, Ids] = {}
         for merged, table, inverse in zip(self.merged, self.tables, found.inverse, strict=True):
-            if table.device == "gpu":  # TensorFlow cuts int32 in host memory
+            if table.device == "gpu":  # TensorFlow splits int32 tensors in host memory
                 inverse = tf.cast(inverse, tf.int64)
             sizes = [tf.shape(flat_ids(ids[feature.name]))[0] for feature in merged.features]
             for feature, part in zip(merged.features, tf.split(inverse, sizes, num=len(sizes)), strict=True):
@@ -207,10 +207,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         )
 
     def _has_all_rows(self) -> bool:
-        """Whether this rank can answer alone.
+        """Return whether this rank holds all rows.
 
         Raises:
-          ConfigError: It is to answer alone, in an exported graph, and can't.
+          ConfigError: An exported graph needs all rows, but this rank doesn't hold them.
         """
         size = collectives.world().size
         if is_portable() and size > 1:
@@ -246,11 +246,11 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         return _Found(rows, sent.routed.keys, sent.routed.inverse, sent)
 
     def _place(self) -> Place:
-        """Where all tables are; host memory where they are in different places."""
+        """Return the place of all tables; host memory if they are in different places."""
         return "gpu" if {table.device for table in self.tables} == {"gpu"} else "cpu"
 
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
-        """Feature -> its float32 vectors, gathered from the lookup's rows and pooled."""
+        """Gather and pool the lookup's rows: feature -> its float32 vectors."""
         return {
             feature.name: pool(rows, lookup.positions[feature.name], feature.combiner)
             for rows, merged in zip(lookup.rows, self.merged, strict=True)
@@ -258,10 +258,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         }
 
     def concat(self, lookup: CollectionLookup) -> tf.Tensor:
-        """All features' vectors side by side, in the features' order: (samples, sum of dims).
+        """Concatenate all features' vectors, in the features' order: (samples, sum of dims).
 
         Raises:
-          ConfigError: A feature has a vector for each of several ids a sample.
+          ConfigError: A feature has several vectors per sample.
         """
         single = [f.name for f in self.features if _is_single(f, lookup.positions[f.name])]
         if len(self.merged) == 1 and len(single) == len(self.features):
@@ -269,7 +269,8 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             return tf.reshape(side_by_side, [-1, len(single) * self.features[0].dim])
         vectors: dict[str, Any] = {}
         for rows, merged in zip(lookup.rows, self.merged, strict=True):
-            # One gather of those with one id a sample: of several, all gradients would have to be added up.
+            # One gather for all features with one id per sample. With several gathers, TensorFlow would have
+            # to add up their gradients.
             together = [feature.name for feature in merged.features if feature.name in single]
             if together:
                 of_each = tf.unstack(tf.gather(rows, self._stack(lookup, together, axis=0)))
@@ -286,7 +287,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
 
     def _stack(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
-        # Where the positions are; from host memory one copy to a GPU rather than one a feature.
+        # Stack where the positions are: from host memory, a GPU then gets one copy, not one per feature.
         with tf.device(DEVICE_NAMES[self._place()]):
             return tf.stack([lookup.positions[name] for name in names], axis=axis)
 
@@ -300,21 +301,21 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
         Args:
           lookup: The lookup.
-          gradients: One for each of its ``rows``. On several ranks they are added up: give each rank's share
-            of the gradient of the global loss.
-          learning_rate: The tables' rate where their optimizer has none of its own.
+          gradients: One for each of its ``rows``. Several ranks' gradients are added up: pass each rank's
+            share of the gradient of the global loss.
+          learning_rate: The rate for tables whose optimizer has none of its own.
         """
         self.recording_of(lookup).apply_gradients(gradients, learning_rate)
 
     def recording_of(self, lookup: CollectionLookup) -> RecordedLookups:
-        """A lookup that was made by hand, as `record_lookups` would have recorded it."""
+        """Wrap a lookup that was made by hand as `record_lookups` would have recorded it."""
         lookups = RecordedLookups()
         lookups.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
         return lookups
 
-    @tf.autograph.experimental.do_not_convert  # has no Python branch on a tensor: tracing is quicker so
+    @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing can skip AutoGraph
     def call(self, inputs: Mapping[str, Any], training: bool | tf.Tensor | None = None) -> dict[str, Any]:
-        """Feature -> vectors, in the layer's compute dtype."""
+        """Look up and pool all features: feature -> vectors, in the layer's compute dtype."""
         train = False if training is None or not self.trainable else training
         lookup = self.lookup(inputs, insert=train)
         if train is not False:
@@ -333,7 +334,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         recording.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, as JSON can hold them; its rows start anew."""
+        """Return the arguments that recreate this layer, fit for JSON; the new layer's rows start anew."""
         return {
             **super().get_config(),
             "features": [settings.to_config(feature) for feature in self.features],
@@ -346,7 +347,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
-        """The layer that `get_config` described."""
+        """Recreate the layer from what `get_config` returned."""
         made = {
             "features": [settings.from_config(feature) for feature in config["features"]],
             "optimizer": settings.from_config(config["optimizer"]),
@@ -356,18 +357,18 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     # Keras' own formats, `.keras` and `.weights.h5`. tf.train.Checkpoint finds the tables by itself.
 
     def save_own_variables(self, store: Any) -> None:
-        """Write the tables' whole records."""
+        """Write the tables' complete records."""
         store["plan"] = self._plan_check.as_array()
         for index, table in enumerate(self.tables):
             save_table(table, store, f"table{index}")
 
     def load_own_variables(self, store: Any) -> None:
-        """Read what `save_own_variables` wrote, in place of what the tables hold."""
+        """Replace the tables' contents by what `save_own_variables` wrote."""
         self._plan_check.check_array(store["plan"])
         for index, table in enumerate(self.tables):
             load_table(table, store, f"table{index}")
 
 
 def _is_single(feature: FeatureConfig, positions: Ids) -> bool:
-    """Whether samples have one id each."""
+    """Return whether each sample has exactly one id."""
     return feature.combiner is None and isinstance(positions, tf.Tensor) and positions.shape.rank == 1

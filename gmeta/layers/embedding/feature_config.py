@@ -1,4 +1,4 @@
-"""What a user says of a categorical feature."""
+"""The user's settings for a categorical feature."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class FeatureConfig:
 
     Attributes:
       name: The feature's name in the input.
-      table: The embedding table that it reads. Features that name the same table share its rows. None gives
-        the feature a table of its own name, ``dim`` wide.
-      combiner: How the rows of a sample's ids become one vector: their ``"sum"``, their ``"mean"``, or the
-        sum over the square root of their number (``"sqrtn"``); a sample without ids has the zero vector.
-        None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes.
-      max_length: Of a sample's ids only the last this many are used (the latest, where they stand in the
-        order of time); None uses all.
-      hash: Take strings, and any 64-bit numbers, as ids: `gmeta.ops.hash_ids` with the bits that the table
-        leaves (`gmeta.layers.EmbeddingCollection.plan` shows them). A text, and the number that ``gmeta
-        prepare`` has stored of it, read the same row, in exported models too. Whole numbers that fit read
-        the row that they read without ``hash``.
-      dim: Width of its vectors, in place of a table.
+      table: The embedding table that it reads. Features that name the same table share its rows. None: the
+        feature gets its own table, with the feature's name and width ``dim``.
+      combiner: How the rows of a sample's ids become one vector: their ``"sum"``, their ``"mean"``, or their
+        sum divided by the square root of their number (``"sqrtn"``). A sample without ids has the zero
+        vector. None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes.
+      max_length: Use only the last ``max_length`` ids of a sample (the latest, if ids are in order of time).
+        None: use all.
+      hash: Accept strings and any 64-bit numbers as ids. `gmeta.ops.hash_ids` hashes them to the bits that
+        the table leaves (`gmeta.layers.EmbeddingCollection.plan` shows how many). A text reads the same row
+        as the number that ``gmeta prepare`` stores for it, in exported models too. Whole numbers that fit
+        read the same row with and without ``hash``.
+      dim: Width of the feature's vectors; give it instead of a table.
 
     Raises:
-      ConfigError: Neither a table nor a ``dim``, or two that differ; a length below 1, an unknown combiner,
-        or a ``hash`` that isn't True or False.
+      ConfigError: The feature has neither a table nor a ``dim``, or their widths differ; ``max_length`` is
+        below 1; the combiner is unknown; or ``hash`` isn't True or False.
 
     Example:
       >>> genres = FeatureConfig("genre", dim=32, combiner="mean")
       >>> genres.table.name
       'genre'
 
-      Two features of one table:
+      Two features that share a table:
 
       >>> items = TableConfig("items", dim=32)
       >>> features = [FeatureConfig("clicked", items, combiner="sum"), FeatureConfig("shown", items)]

@@ -1,4 +1,4 @@
-"""A feature's ids as users pass them, brought to one of two forms: a Tensor or a RaggedTensor."""
+"""Converts a feature's ids, as users pass them, to one of two forms: a Tensor or a RaggedTensor."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
 """A feature's ids: a Tensor of any shape, or ragged."""
 
 PADDING = -1
-"""Stands for "no id" in a dense matrix of ids that are pooled."""
+"""The value that stands for "no id" in a dense matrix of ids to pool."""
 
 TEXT_PADDING = b""
-"""Stands for "no id" where ids are text."""
+"""The value that stands for "no id" if ids are text."""
 
 
 def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
-    """The ids of one feature, of a shape that goes with its combiner, cut to its ``max_length``.
+    """Return one feature's ids, in a shape that fits its combiner, cut to its ``max_length``.
 
-    Of a dense matrix of ids that are pooled come ragged ids without its padding.
+    If the feature has a combiner, a dense matrix of ids becomes ragged ids without the padding.
 
     Args:
-      inputs: Feature name -> Tensor, RaggedTensor, SparseTensor (its columns are the order of a sample's
-        ids), or what converts to a Tensor.
+      inputs: Feature name -> Tensor, RaggedTensor, SparseTensor (its columns give the order of a sample's
+        ids), or anything that converts to a Tensor.
       feature: The feature.
 
     Raises:
-      ConfigError: The feature is missing, or its ids have a shape or a dtype that doesn't go with it.
+      ConfigError: The feature is missing, or the shape or dtype of its ids doesn't fit it.
     """
     if feature.name not in inputs:
         raise ConfigError(f"feature {feature.name!r} is missing from the input; it has {', '.join(inputs)}")
@@ -50,7 +50,7 @@ def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
 
 
 def numbers_of_texts(ids: Mapping[str, Ids]) -> dict[str, Ids]:
-    """Ids in which each text is its number, `gmeta.ops.hash_text`; all texts are hashed by one op.
+    """Replace each text by its number, `gmeta.ops.hash_text`. One op hashes all texts.
 
     Args:
       ids: Feature -> its ids.
@@ -64,14 +64,14 @@ def numbers_of_texts(ids: Mapping[str, Ids]) -> dict[str, Ids]:
 
 
 def flat_ids(ids: Ids) -> tf.Tensor:
-    """All ids as a vector."""
+    """Return all ids as a vector."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.flat_values
     return ids if ids.shape.rank == 1 else tf.reshape(ids, [-1])
 
 
 def like_ids(ids: Ids, flat: tf.Tensor) -> Ids:
-    """A vector that goes with `flat_ids`, in the ids' own form."""
+    """Give a vector with one value per `flat_ids` entry the shape of ``ids``."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(flat)
     return flat if ids.shape.rank == 1 else tf.reshape(flat, tf.shape(ids))
@@ -92,7 +92,7 @@ def _without_padding(ids: tf.Tensor, feature: FeatureConfig) -> Ids:
         present = tf.ones_like(ids, tf.bool) if present is None else present
         lengths = tf.math.count_nonzero(present, axis=1)
         return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(ids, present), lengths, validate=False)
-    if not feature.hash or present is None:  # without a hash, a lookup refuses negative ids by itself
+    if not feature.hash or present is None:  # without hash, the lookup itself refuses negative ids
         return ids
     return refuse_unless(
         ids,

@@ -1,4 +1,4 @@
-"""Settings (frozen dataclasses of gmeta) as what JSON can hold, and back: the configs of Keras layers."""
+"""Converts gmeta's settings (frozen dataclasses) to JSON-compatible configs of Keras layers, and back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SCHEDULE = "keras_schedule"
 
 
 def to_config(value: Any) -> Any:
-    """A setting as a dict of its class's name and fields; numbers, strings and None as they are.
+    """Convert a setting to a dict of its class's name and fields; numbers, strings and None stay as they are.
 
     Raises:
-      ConfigError: It holds something that can't be written down, such as a function.
+      ConfigError: The setting holds something that JSON can't, such as a function.
     """
     if is_dataclass(value) and not isinstance(value, type):
         written = {f.name: to_config(getattr(value, f.name)) for f in fields(value)}
@@ -36,10 +36,10 @@ def to_config(value: Any) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """The setting that `to_config` wrote down.
+    """Recreate the setting from what `to_config` returned.
 
     Raises:
-      ConfigError: It names a class that isn't one of gmeta's settings.
+      ConfigError: The config names a class that isn't one of gmeta's settings.
     """
     if not isinstance(config, dict):
         return config
@@ -59,7 +59,7 @@ def from_config(config: Any) -> Any:
 
 
 def _feature_of_old(given: dict[str, Any]) -> FeatureConfig:
-    """A feature as it was written down before tables had a config of their own."""
+    """Read a feature's config from before tables had configs of their own."""
     of_table = ("dim", "initializer", "admission", "eviction", "precision")
     name = given["table"] or given["name"]
     table = TableConfig(name, **{key: given[key] for key in of_table if key in given})

@@ -1,4 +1,4 @@
-"""Keras' initializers as those of gmeta, where there is an equal one."""
+"""Converts Keras' initializers to gmeta's, for those that have an equal one there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _EQUALS: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
 
 
 def table_initializer(given: Any, owner: str) -> Initializer:
-    """Translate what a user gave as an initializer of rows into one of gmeta's.
+    """Convert the row initializer that a user gave to one of gmeta's.
 
     Args:
       given: One of `gmeta.initializers`, one of ``tf.keras.initializers``, or the name of one of these.
-      owner: Whose it is, for messages.
+      owner: The feature or table that it belongs to, for messages.
 
     Raises:
-      ConfigError: There is no equal one, or it has a seed of its own.
+      ConfigError: gmeta has no equal initializer, or the given one has a seed of its own.
 
     Example:
       >>> table_initializer("uniform", "feature 'user'")

@@ -1,4 +1,4 @@
-"""Which tables are merged into one, and how ids of different tables stay apart in it.
+"""Merges tables, and keeps the ids of different tables apart in the merged one.
 
 MTGenRec section 3.1: tables of equal width and policy become one physical table, so that a step makes one
 lookup instead of one per feature. Table i's id x becomes the key ``(i << (63 - k)) | x`` with
@@ -20,12 +20,12 @@ from gmeta.ops.keys.id_hash import fold_ids
 
 @dataclass(frozen=True)
 class MergedTable:
-    """A physical table: what its rows are like, and the tables that live in it.
+    """A physical table: the policy of its rows, and the tables merged into it.
 
     Attributes:
       policy: Width, initial values, admission, eviction, precision and optimizer of its rows.
-      tables: The merged tables' names; a table's position is its i.
-      features: The features that read them, in the order of the collection.
+      tables: The merged tables' names; a table's position is its number i.
+      features: The features that read these tables, in the order of the collection.
     """
 
     policy: RowPolicy
@@ -39,12 +39,12 @@ class MergedTable:
 
     @property
     def id_bits(self) -> int:
-        """How many bits a raw id may have: 63 - ceil(log2(m + 1))."""
+        """The number of bits that a raw id may have: 63 - ceil(log2(m + 1))."""
         return 63 - len(self.tables).bit_length()
 
     @property
     def id_limit(self) -> int:
-        """Raw ids are in [0, id_limit)."""
+        """The limit of raw ids, which are in [0, id_limit)."""
         return 1 << self.id_bits
 
     @property
@@ -54,11 +54,11 @@ class MergedTable:
         return tuple(table for table in self.tables if table in names)
 
     def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
-        """A feature's ids out of what it was given; folded into `id_bits` if it hashes."""
+        """Return a feature's ids for its input numbers, folded into `id_bits` if the feature hashes."""
         return fold_ids(numbers, self.id_bits) if feature.hash else numbers
 
     def key_prefix(self, feature: FeatureConfig) -> int:
-        """What is or-ed into the feature's raw ids."""
+        """Return the table's bits of the key, which are or-ed into the feature's raw ids."""
         return self.tables.index(feature.table.name) << self.id_bits
 
 
@@ -66,7 +66,8 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     """Merge tables of equal policy.
 
     Raises:
-      ConfigError: No feature, or something else; two of one name; two that disagree on the table they share.
+      ConfigError: There are no features, or something that isn't a feature; two features have one name, or
+        disagree on the table they share.
     """
     if not features:
         raise ConfigError("a collection needs at least one feature")

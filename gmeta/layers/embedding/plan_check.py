@@ -1,8 +1,8 @@
-"""Keeps a checkpoint from being read into tables that were merged otherwise.
+"""Keeps a checkpoint from being read into tables that were merged differently.
 
 A key holds its table's number (see `gmeta.layers.embedding.merge_plan`). With other features, or the same
-ones in another order, the same key may belong to another feature: rows would be mixed up, and nothing would
-show it. So the plan travels with the rows, and is compared when they come back.
+features in another order, the same key may belong to another feature. Rows would then be mixed up without
+any sign of it. So the plan is saved with the rows and compared when they are loaded.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from gmeta.layers.embedding.merge_plan import MergedTable
 
 
 class PlanCheck(tf.train.experimental.PythonState):
-    """What `tf.train.Checkpoint` saves of a plan, and compares when it restores.
+    """The form of a plan that `tf.train.Checkpoint` saves, and compares when it restores.
 
     Args:
       owner: Name of the collection, for messages.
-      plan: Its merged tables.
+      plan: The collection's merged tables.
     """
 
     def __init__(self, owner: str, plan: Sequence[MergedTable]) -> None:
         self._owner = owner
         self._plan: list[dict[str, Any]] = [
             {"dim": merged.dim, "tables": list(merged.tables)}
-            # Said only where there are some: what was saved before tables could hash stays readable.
+            # Only present if there are some, so that checkpoints from before tables could hash stay readable.
             | ({"hashed": list(merged.hashed)} if merged.hashed else {})
             for merged in plan
         ]
 
     def serialize(self) -> str:
-        """The plan as JSON."""
+        """Return the plan as JSON."""
         return json.dumps(self._plan)
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Compare with the plan that a checkpoint holds.
+        """Compare this plan with a checkpoint's.
 
         Raises:
-          ConfigError: They differ.
+          ConfigError: The plans differ.
         """
         saved = json.loads(string_value)
         if saved != self._plan:
@@ -55,11 +55,11 @@ class PlanCheck(tf.train.experimental.PythonState):
             )
 
     def as_array(self) -> npt.NDArray[np.uint8]:
-        """`serialize` for stores that hold numbers alone."""
+        """Return what `serialize` returns as an array, for stores that hold only numbers."""
         return np.frombuffer(self.serialize().encode(), np.uint8)
 
     def check_array(self, array: Any) -> None:
-        """`deserialize` of what `as_array` gave."""
+        """Call `deserialize` on what `as_array` returned."""
         self.deserialize(np.asarray(array).tobytes())
 
 

@@ -1,4 +1,4 @@
-"""A merge plan as a table to read."""
+"""Prints a merge plan as a readable table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HEADINGS = (
 
 
 def plan_table(plan: Sequence[MergedTable], tables: Sequence[HashTable]) -> str:
-    """One line for each physical table, under headings."""
+    """Format a plan: headings, then one line for each physical table."""
     lines = [_HEADINGS, *(_cells(merged, table) for merged, table in zip(plan, tables, strict=True))]
     return "\n".join(align(lines))
 
 
 def align(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells as text, in columns."""
+    """Join each line's cells to text, aligned in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -46,7 +46,7 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
 
 
 def _feature(feature: FeatureConfig) -> str:
-    """Its name, how it is pooled, and its table where that has another name."""
+    """Format a feature's name, its pooling, and its table if that has another name."""
     how = [*([] if feature.combiner is None else [feature.combiner]), *(["hashed"] if feature.hash else [])]
     pooled = f"{feature.name} ({', '.join(how)})" if how else feature.name
     return pooled if feature.table.name == feature.name else f"{pooled} -> {feature.table.name}"

@@ -1,4 +1,4 @@
-"""The vectors of a sample's ids, one by one or as one vector."""
+"""Gathers the vectors of a sample's ids, and pools them into one vector if wanted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from gmeta.ops.native_forms import on_gpu
 
 
 def pool(rows: tf.Tensor, positions: Ids, combiner: Combiner | None) -> Any:
-    """Gather rows and, where there is a combiner, reduce those of each sample.
+    """Gather rows and, with a combiner, reduce those of each sample.
 
     Args:
       rows: (unique, dim).
-      positions: Indices into the rows: a Tensor, or ragged; of shape (samples, length) for a combiner.
+      positions: Indices into the rows: a Tensor, or ragged; of shape (samples, length) with a combiner.
       combiner: See `gmeta.layers.FeatureConfig`.
 
     Returns:
-      (samples, dim) with a combiner; without, the positions' shape and (dim,), ragged where they are.
+      (samples, dim) with a combiner. Without one, the positions' shape followed by (dim,), ragged if the
+      positions are.
     """
     if isinstance(positions, tf.RaggedTensor):
         if combiner is None:
@@ -38,12 +39,12 @@ def pool(rows: tf.Tensor, positions: Ids, combiner: Combiner | None) -> Any:
 
 
 def _pool_lists(rows: tf.Tensor, positions: tf.RaggedTensor, reduce: Any) -> tf.Tensor:
-    """One pass over the rows; a gather before would write a vector for each id and read it again."""
+    """Pool in one pass over the rows. A separate gather would write a vector for each id and reread it."""
     samples, ids = positions.nrows(), positions.flat_values
-    if on_gpu():  # whose kernels refuse to reduce none of no rows
+    if on_gpu():  # its kernels refuse an empty reduction over a tensor without rows
         rows = tf.cond(tf.shape(rows)[0] > 0, lambda: rows, lambda: tf.zeros([1, rows.shape[1]], rows.dtype))
-    # Without any id, TensorFlow leaves the gradient's memory as it was. Row 0 in a sample more, cut off
-    # again, has a gradient of 0.
+    # Without any id, TensorFlow leaves the gradient's memory uninitialised. So append a sample that reads
+    # row 0 and cut it off again: it gives the row a gradient of 0.
     lonely = tf.cast((tf.size(ids) == 0) & (tf.shape(rows)[0] > 0), samples.dtype)
     ids = tf.concat([ids, tf.zeros([lonely], ids.dtype)], 0)
     segments = tf.concat([positions.value_rowids(), tf.fill([lonely], samples)], 0)
@@ -68,7 +69,7 @@ def _differentiable_twice(gradient_op: str, reduce: Any) -> None:
         samples = tf.shape(op.inputs[0])[0]
         return reduce(upstream, indices, segments, num_segments=samples), None, None, None
 
-    with suppress(KeyError):  # a TensorFlow that has it
+    with suppress(KeyError):  # this TensorFlow already has the gradient
         tf.RegisterGradient(gradient_op)(gradient)
 
 

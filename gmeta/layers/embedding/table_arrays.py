@@ -1,4 +1,4 @@
-"""A table's checkpoint as named NumPy arrays, for Keras' own file formats."""
+"""Saves and loads a table's checkpoint as named NumPy arrays, for Keras' own file formats."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from gmeta.ops.table.hash_table import HashTable
 
-# Both read the tensors that the table gives TensorFlow's checkpoints, so that its records have one form and
-# one check. A text becomes its bytes: the stores hold numbers alone.
+# Both functions use the tensors that the table gives to TensorFlow's checkpoints, so its records have one
+# form and one check. Text is stored as bytes, because the stores hold only numbers.
 
 
 def save_table(table: HashTable, store: Any, prefix: str) -> None:

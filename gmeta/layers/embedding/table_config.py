@@ -1,4 +1,4 @@
-"""What a user says of an embedding table."""
+"""The user's settings for an embedding table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gmeta.policies import Admission, Always, Eviction, TwoPrecisions
 
 
 class RowPolicy(NamedTuple):
-    """What the rows of a table are like. Tables of equal policy are merged."""
+    """The policy of a table's rows. Tables of equal policy are merged."""
 
     dim: int
     initializer: Initializer
@@ -25,27 +25,27 @@ class RowPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class TableConfig:
-    """An embedding table: how wide its rows are, how they begin, which ids have one, how they are trained.
+    """An embedding table: the width of its rows, their initial values, which ids get one, how they train.
 
     Attributes:
       name: The table's name.
       dim: Width of a row.
-      initializer: Distribution of a row that is seen for the first time: one of `gmeta.initializers`; or a
-        Keras initializer, or the name of one, that has an equal there.
+      initializer: Distribution of a new row's values: one of `gmeta.initializers`, or a Keras initializer,
+        or its name, that has an equal in `gmeta.initializers`.
       admission: Which ids get a row of their own when they are first seen; all of them by default.
-      eviction: Which rows go, and when; none by default. A bound is that of the merged table, for all
-        tables in it together.
-      precision: `gmeta.policies.TwoPrecisions` keeps the rows of ids that are rarely seen in 16 bits, half
-        the memory; None: all in float32. Each id's own frequency decides, whatever else is in the table.
-      optimizer: One of `gmeta.optimizers`, for this table alone; None: the collection's.
+      eviction: Which rows to remove, and when; none by default. A bound applies to the merged table, that
+        is, to all tables in it together.
+      precision: `gmeta.policies.TwoPrecisions` keeps the rows of rarely seen ids in 16 bits, half the
+        memory. None: all rows are float32. Each id's own frequency decides, whatever else is in the table.
+      optimizer: One of `gmeta.optimizers`, for this table only. None: the collection's.
 
     Raises:
-      ConfigError: A width below 1, an initializer that tables don't have, or something else than an optimizer
+      ConfigError: The width is below 1, tables don't support the initializer, or the optimizer isn't one
         of `gmeta.optimizers`.
 
     Example:
-      For a feature with many rare ids: an id gets a row when it is seen for the third time, that row takes
-      half the memory until its tenth use, and those unused for longest go when all take a gigabyte:
+      A feature with many rare ids. An id gets a row when it is seen for the third time. That row takes half
+      the memory until its tenth use. When all rows take a gigabyte, those unused for longest are removed:
 
       >>> from gmeta.policies import LRU, CountAdmission
       >>> devices = TableConfig(
@@ -78,17 +78,17 @@ class TableConfig:
 
     @property
     def policy(self) -> RowPolicy:
-        """What its rows are like."""
+        """The policy of the table's rows."""
         return RowPolicy(
             self.dim, self.initializer, self.admission, self.eviction, self.precision, self.optimizer
         )
 
 
 def check_optimizer(optimizer: object, where: str) -> None:
-    """Refuse what can't step rows.
+    """Refuse anything but None and the optimizers that can update rows.
 
     Raises:
-      ConfigError: It is none of `gmeta.optimizers`.
+      ConfigError: ``optimizer`` isn't one of `gmeta.optimizers`.
     """
     if optimizer is not None and not isinstance(optimizer, SparseOptimizer):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Keras' `get_weights` and `set_weights` with the rows of tables in them."""
+"""Extends Keras' `get_weights` and `set_weights` to the rows of tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gmeta.ops.table.snapshot import TableSnapshot
 
 
 class Weights(list[Any]):
-    """What a layer with tables gives for `get_weights`: a list of arrays, and snapshots of the tables.
+    """The `get_weights` of a layer with tables: a list of arrays, and snapshots of the tables.
 
-    As a list it holds the dense weights, as Keras gives them. A copy of the list alone has no rows with it:
+    The list holds the dense weights, as Keras returns them. A copy of just the list has no table rows, and
     `set_weights` refuses it.
 
     Attributes:
-      tables: A snapshot of each table. While it lives, the table keeps what the rows were that change.
+      tables: A snapshot of each table. While a snapshot lives, its table keeps the old values of rows that
+        change.
     """
 
     def __init__(self, dense: Iterable[Any], tables: Sequence[TableSnapshot]) -> None:
@@ -42,30 +43,30 @@ class Weights(list[Any]):
 
 
 class HoldsTables:
-    """Stands before a Keras layer or model with dynamic tables."""
+    """A mixin, placed before Keras' base class, for a layer or model with dynamic tables."""
 
     def get_weights(self) -> Weights | list[Any]:
-        """As in Keras, and snapshots of the tables along with it.
+        """Return the weights as in Keras, together with snapshots of the tables.
 
         Returns:
-          The dense weights, a list of arrays; for a model with tables a `Weights`, which is one. Taking it
-          copies no rows: a table copies a row when it is first used or removed afterwards, for as long as
-          the weights are kept (see `gmeta.ops.TableSnapshot`).
+          The dense weights, a list of arrays. For a model with tables the list is a `Weights`. Taking a
+          snapshot copies no rows: while the weights are kept, a table copies a row when the row is first
+          used or removed afterwards (see `gmeta.ops.TableSnapshot`).
         """
         dense = super().get_weights()  # type: ignore[misc]
         tables = tables_of(self)
         return Weights(dense, [TableSnapshot(table) for table in tables]) if tables else dense
 
     def set_weights(self, weights: Any) -> None:
-        """Give dense weights and tables what they were, table slots and steps included.
+        """Restore dense weights and tables, table slots and steps included.
 
-        The state of the Keras optimizer isn't among the weights, and stays as it is.
+        The weights don't include the Keras optimizer's state, which stays as it is.
 
         Args:
-          weights: What `get_weights` of this model gave.
+          weights: What this model's `get_weights` returned.
 
         Raises:
-          ConfigError: They are arrays alone, or have the tables of another model.
+          ConfigError: The weights are only arrays, or hold the tables of another model.
         """
         tables = tables_of(self)
         if tables:
@@ -76,7 +77,7 @@ class HoldsTables:
 
 
 def tables_of(layer: Any) -> list[HashTable]:
-    """The tables of the collections in a layer or model, each once."""
+    """Return the tables of all collections in a layer or model, each table once."""
     found = {
         id(table): table
         for part in (layer, *layer.submodules)

@@ -1,26 +1,26 @@
-"""The rows of a lookup from the ranks that own them, and their gradients back: a step in pieces.
+"""Fetches a lookup's rows from the ranks that own them and sends the gradients back: a step in pieces.
 
 On N ranks each rank owns the keys of its logical shards (`gmeta.core.logical_shards`) and no others, so a
-lookup is a conversation (G-Meta, algorithm 1; MTGenRec, section 3.3)::
+lookup needs several exchanges (G-Meta, algorithm 1; MTGenRec, section 3.3)::
 
     send_keys           each rank's distinct keys go to their owners               one exchange
-    fetch_rows          an owner reads every row that it was asked for, once       no exchange
+    fetch_rows          an owner reads every row that ranks request, once        no exchange
     exchange_values     rows go to those who asked                                 one exchange
       ... the model and its tape run on the rows as if they had been there ...
     exchange_gradients  gradients go the way that the keys went                    one exchange
     update              an owner sums those of equal keys, in the order of ranks   no exchange
 
-All tables of a lookup travel together, whatever their number and widths; the gradients of all lookups of a
-step do too. What a later piece needs of an earlier one is in the handle `SentKeys`: a plain tuple of tensors,
-so that whoever schedules a step may run pieces of one batch beside those of another.
+All tables of a lookup travel together, whatever their number and widths; so do the gradients of all lookups
+of a step. The handle `SentKeys` carries what a later piece needs from an earlier one. It is a plain tuple of
+tensors, so a scheduler may run pieces of one batch beside those of another.
 
-Every rank must call each piece as often as the others: with no keys, where it has none.
+Every rank must call each piece equally often; a rank without keys calls it with none.
 
-A key may have been looked up that the loss doesn't depend on, such as that of a feature which is read and not
-used. TensorFlow then leaves it out of the `tf.IndexedSlices` of the table's gradient, and its row is to stay
-as it is: an update by zeros would move it, where the optimizer has momentum. Both ends know the keys, and
-which of them have a gradient turns out a forward pass later; so where there is none, a row of negative zeros
-travels. A sum of gradients begins with a positive zero and is none.
+A step may look up keys that the loss doesn't depend on, for example if a feature is read but not used.
+TensorFlow leaves such a key out of the `tf.IndexedSlices` of the table's gradient, and the key's row must
+stay as it is: with momentum, even an update by zeros would move it. Both ends know the keys, but which keys
+have a gradient is known only after the forward pass. So a row of negative zeros travels for each key without
+a gradient. A sum of gradients starts from a positive zero and is never a negative zero.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
 from gmeta.ops.exchange.row_buffers import pack_rows, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
 
-# Not the Python number: TensorFlow keeps tensors of those, and finds that of 0.0 for -0.0, as they are equal.
+# Not a Python float: TensorFlow caches their tensors and would return that of 0.0 for -0.0, which is equal.
 _NEGATIVE_ZERO = np.float32(-0.0)
 
 
@@ -46,10 +46,10 @@ class SentKeys(NamedTuple):
     """Keys that have reached their owners, seen from both ends.
 
     Attributes:
-      routed: What this rank asked for. ``routed.keys[t]`` are table t's distinct keys by owner, and
-        ``routed.inverse[t]`` says where among them each of the keys stands that were given.
-      owned: What this rank was asked for, as an owner. ``owned.notes[r, 0]`` is the number of samples in
-        rank r's batch.
+      routed: The keys that this rank requested. ``routed.keys[t]`` are table t's distinct keys by owner, and
+        ``routed.inverse[t]`` gives the index among them of each input key.
+      owned: The keys that the ranks requested from this rank as their owner. ``owned.notes[r, 0]`` is the
+        number of samples in rank r's batch.
     """
 
     routed: RoutedKeys
@@ -57,10 +57,10 @@ class SentKeys(NamedTuple):
 
 
 class OwnedGradient(NamedTuple):
-    """What an owner received for one table.
+    """The gradients that an owner received for one table.
 
     Attributes:
-      keys: (n,) int64, as they came: by rank, each key once for each rank that has a gradient for it.
+      keys: (n,) int64, as received: by rank, each key once for each rank that has a gradient for it.
       values: (n, dim) float32.
     """
 
@@ -76,15 +76,15 @@ def send_keys(
     device: Place = "cpu",
     name: str = "lookup",
 ) -> SentKeys:
-    """Tell every owner which of its keys this rank's batch has.
+    """Send this rank's keys to their owners.
 
     Args:
-      keys: For each table its keys, (n,) int64, any number of times each.
-      samples: How many samples this rank's batch has; every rank learns it.
-      dedup: Whether a key travels once and is read once; otherwise as often as it stands there, which serves
-        to measure what deduplication saves.
-      device: Where the tables are, and keys are made distinct.
-      name: Of the collective; the same on all ranks.
+      keys: For each table its keys, (n,) int64; a key may occur any number of times.
+      samples: The number of samples in this rank's batch; every rank learns it.
+      dedup: Whether a key travels and is read only once. If not, it travels as often as it occurs, which
+        serves to measure what deduplication saves.
+      device: Where the tables are and where keys are deduplicated.
+      name: Name of the collective; the same on all ranks.
     """
     with tf.device("CPU:0"):  # nothing here waits for the batch to be on a GPU
         note = tf.reshape(tf.cast(samples, tf.int64), [1])
@@ -98,7 +98,7 @@ def send_keys(
 def fetch_rows(
     sent: SentKeys, tables: Sequence[HashTable], *, insert: bool | tf.Tensor = True
 ) -> tuple[tf.Tensor, ...]:
-    """Read the rows that this rank was asked for, each once.
+    """Read the rows that the ranks requested from this one, each once.
 
     Args:
       sent: The keys.
@@ -120,16 +120,16 @@ def exchange_values(
     device: Place = "cpu",
     name: str = "lookup",
 ) -> tuple[tf.Tensor, ...]:
-    """Give the fetched rows to the ranks that asked for them.
+    """Send the fetched rows to the ranks that requested them.
 
     Args:
       sent: The keys.
-      rows: What `fetch_rows` gave.
+      rows: What `fetch_rows` returned.
       dims: The tables' widths.
       wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees
-        (by how much: `gmeta.ops.pack_rows`).
+        (`gmeta.ops.pack_rows` says by how much).
       device: Where the tables are.
-      name: Of the collective; the same on all ranks.
+      name: Name of the collective; the same on all ranks.
 
     Returns:
       For each table the (distinct keys, dim) rows of this rank's ``sent.routed.keys``, float32.
@@ -147,19 +147,19 @@ def exchange_gradients(
     wire_dtype: tf.DType = tf.float32,
     name: str = "step",
 ) -> list[list[OwnedGradient | None]]:
-    """Give the gradients of rows to the rows' owners: those of all lookups of a step in one exchange.
+    """Send the rows' gradients to the rows' owners; one exchange carries all lookups of a step.
 
     Args:
       sent: The lookups' keys.
-      gradients: For each lookup and each of its tables the gradient of what `exchange_values` gave, or None
-        where there is none, on all ranks alike. Slices are summed by key here, and keys that they leave out
-        are left out at the owner.
+      gradients: For each lookup and each of its tables the gradient of what `exchange_values` returned, or
+        None if there is none. It must be None on all ranks or on no rank. This function sums slices by key;
+        the owner doesn't update keys that the slices leave out.
       wire_dtype: As in `exchange_values`; here it rounds the gradients.
-      name: Of the collective; the same on all ranks.
+      name: Name of the collective; the same on all ranks.
 
     Returns:
-      For each lookup and each table what this rank is to update. A table sums the gradients of equal keys in
-      the order in which they stand there, which is that of the ranks: the sums are the same in every run.
+      For each lookup and each table the gradients that this rank must apply. A table sums the gradients of
+      equal keys in the given order, which is the order of ranks, so the sums are the same in every run.
     """
     found = [
         (lookup, table, gradient)
@@ -184,7 +184,7 @@ def exchange_gradients(
 
 
 def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """(distinct keys, dim): sums by key, and negative zeros for keys without a gradient."""
+    """Sum a gradient by key: (distinct keys, dim), with negative zeros for keys without a gradient."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     keys = gradient.dense_shape[0]
@@ -194,13 +194,13 @@ def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 
 def _present(came: OwnedGradient) -> OwnedGradient:
-    """Without the rows of negative zeros."""
+    """Drop the rows of negative zeros."""
     negative_zero = tf.constant(_NEGATIVE_ZERO.view(np.int32))
 
     def some() -> OwnedGradient:
         present = tf.reduce_any(tf.bitcast(came.values, tf.int32) != negative_zero, axis=1)
         return OwnedGradient(tf.boolean_mask(came.keys, present), tf.boolean_mask(came.values, present))
 
-    # Most often none is missing, which the first numbers tell without a pass over all of them.
+    # Usually no gradient is missing. Each row's first number shows that without a pass over all numbers.
     missing = tf.reduce_any(tf.bitcast(came.values[:, 0], tf.int32) == negative_zero)
     return OwnedGradient(*tf.cond(missing, some, lambda: came))

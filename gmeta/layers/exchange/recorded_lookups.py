@@ -1,10 +1,11 @@
-"""The lookups that a training step makes, so that their rows can be trained.
+"""Records the lookups that a training step makes, so that their rows can be trained.
 
-A lookup belongs to the call (see `gmeta.layers.embedding.collection`), and an `EmbeddingCollection` is called
-somewhere inside a model, any number of times. So whoever runs the step says "record": every lookup that is
-made until then is noted and watched by the step's tape. When the gradients are there, those of all calls are
-put together and each physical table makes one update, in which gradients to the same key are summed. No state
-is left in the layer. On several ranks, the gradients of all lookups go to the rows' owners in one exchange.
+A lookup belongs to the call (see `gmeta.layers.embedding.collection`), and a model may call an
+`EmbeddingCollection` anywhere and any number of times. So the code that runs the step opens a recording. It
+notes every lookup made inside it and lets the step's tape watch the rows. Once the gradients are computed,
+those of all calls are put together and each physical table makes one update, in which gradients to the same
+key are summed. No state is left in the layer. On several ranks, one exchange sends the gradients of all
+lookups to the rows' owners.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", def
 
 
 class TableGradient(NamedTuple):
-    """What one update of one physical table takes.
+    """The gradient for one update of one physical table.
 
     Attributes:
       table: The table.
-      keys: (n,) int64. A key may stand there several times: the update sums.
+      keys: (n,) int64. A key may occur several times; the update sums its values.
       values: (n, dim) float32.
     """
 
@@ -39,17 +40,17 @@ class TableGradient(NamedTuple):
     values: tf.Tensor
 
     def times(self, factor: tf.Tensor) -> TableGradient:
-        """The same with ``factor`` times the values."""
+        """Return this gradient with its values multiplied by ``factor``."""
         return self._replace(values=self.values * factor)
 
     def apply(self, learning_rate: Any) -> None:
-        """One update, at ``learning_rate`` unless the table's optimizer has a rate of its own."""
+        """Update the table once, at ``learning_rate`` unless the table's optimizer has its own rate."""
         own = self.table.optimizer.learning_rate is not None
         self.table.apply_gradients(self.keys, self.values, learning_rate=None if own else learning_rate)
 
 
 class LookedUp(Protocol):
-    """What a `gmeta.layers.CollectionLookup` has: for each table rows and keys, and how they came."""
+    """The interface of a `gmeta.layers.CollectionLookup`: each table's rows and keys, and their exchange."""
 
     @property
     def rows(self) -> tuple[tf.Tensor, ...]:
@@ -61,7 +62,7 @@ class LookedUp(Protocol):
 
     @property
     def sent(self) -> SentKeys | None:
-        """The exchange that the rows came by; None where this rank has all rows itself."""
+        """The exchange that brought the rows; None if this rank has all rows itself."""
 
 
 class _Recorded(NamedTuple):
@@ -75,7 +76,7 @@ class RecordedLookups:
 
     Attributes:
       rows: One (unique, dim) float32 tensor for each lookup of each physical table. Differentiate the loss
-        with respect to these, as to variables.
+        with respect to these tensors, as with respect to variables.
     """
 
     def __init__(self, *tapes: tf.GradientTape) -> None:
@@ -85,16 +86,16 @@ class RecordedLookups:
         self._graph = current_graph()
 
     def add(self, tables: Sequence[HashTable], lookup: LookedUp, wire_dtype: tf.DType = tf.float32) -> None:
-        """Note one lookup and watch its rows.
+        """Record one lookup and watch its rows.
 
         Args:
           tables: The tables.
-          lookup: What was looked up in them.
-          wire_dtype: What the gradients are to travel as, between ranks.
+          lookup: The lookup in these tables.
+          wire_dtype: The dtype in which the gradients travel between ranks.
 
         Raises:
-          ConfigError: It was made inside a ``tf.function``, ``tf.cond`` or ``tf.while_loop`` of its own, out
-            of which no gradient can be taken.
+          ConfigError: The lookup was made inside a ``tf.function``, ``tf.cond`` or ``tf.while_loop`` within
+            the recording, from which no gradient can be taken.
         """
         if current_graph() is not self._graph:
             raise ConfigError(
@@ -108,11 +109,12 @@ class RecordedLookups:
         self._lookups.append(_Recorded(tuple(tables), lookup, wire_dtype))
 
     def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
-        """The gradients of ``rows``, those of one physical table put together, at the rows' owner.
+        """Group the gradients of ``rows`` by physical table and send them to the rows' owners.
 
         A table whose rows have no gradient at all is left out, with a warning, as Keras does for variables.
-        On several ranks this is an exchange, in which the ranks' gradients are added up; each rank then has
-        those of the rows that it owns. All ranks call it, with gradients for the same rows.
+        On several ranks this is an exchange: it returns the gradients from all ranks for the rows that this
+        rank owns, and the table's update adds them up. All ranks must call it, with gradients for the same
+        rows.
         """
         if len(gradients) != len(self.rows):
             raise ConfigError(
@@ -143,13 +145,13 @@ class RecordedLookups:
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
         learning_rate: float | tf.Tensor | None = None,
     ) -> None:
-        """One update of each physical table.
+        """Update each physical table once.
 
         Args:
-          gradients: The gradients of ``rows``, in their order, as `tf.GradientTape.gradient` gives them. On
-            several ranks they are added up: give each rank's share of the gradient of the global loss.
-          learning_rate: For tables whose optimizer has none of its own, such as a Keras optimizer's current
-            rate.
+          gradients: The gradients of ``rows``, in their order, as `tf.GradientTape.gradient` returns them.
+            Several ranks' gradients are added up: pass each rank's share of the gradient of the global loss.
+          learning_rate: The rate for tables whose optimizer has none of its own, such as a Keras optimizer's
+            current rate.
         """
         for gradient in self.by_table(gradients):
             gradient.apply(learning_rate)
@@ -157,9 +159,9 @@ class RecordedLookups:
 
 @contextmanager
 def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
-    """Record what the embedding collections that are called with ``training=True`` look up.
+    """Record the lookups of all embedding collections that are called with ``training=True``.
 
-    `gmeta.models.Model` does this in its train step; a training loop of your own does it so:
+    `gmeta.models.Model` does this in its train step; in your own training loop, write:
 
     Example:
       >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)], optimizer=SGD(0.1))
@@ -173,10 +175,10 @@ def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
       2
 
     Args:
-      *tapes: The tapes that are to watch the rows.
+      *tapes: The tapes that should watch the rows.
 
     Yields:
-      The `RecordedLookups`. Inside another recording, it is the inner one that sees the lookups.
+      The `RecordedLookups`. If recordings are nested, only the innermost records a lookup.
     """
     lookups = RecordedLookups(*tapes)
     token = _active.set(lookups)
@@ -187,7 +189,7 @@ def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
 
 
 def active_recording() -> RecordedLookups | None:
-    """What the innermost `record_lookups` yielded, or None outside of any."""
+    """Return what the innermost `record_lookups` yielded, or None outside of any."""
     return _active.get()
 
 
@@ -197,13 +199,13 @@ Part = tuple[tf.Tensor, tf.Tensor]
 def _at_owners(
     lookups: Sequence[_Recorded], gradients: Sequence[Sequence[tf.Tensor | tf.IndexedSlices | None]]
 ) -> list[list[Part | None]]:
-    """For each lookup and table the keys and gradients that this rank is to update."""
+    """Return, for each lookup and table, the keys and gradients that this rank must apply."""
     found: list[list[Part | None]] = [
         [_local(keys, gradient) for keys, gradient in zip(each.lookup.keys, own, strict=True)]
         for each, own in zip(lookups, gradients, strict=True)
     ]
     wires = {each.wire_dtype: None for each in lookups if each.lookup.sent is not None}
-    for wire_dtype in wires:  # one exchange, unless collections ask for different wires
+    for wire_dtype in wires:  # one exchange, unless collections differ in wire_dtype
         chosen = [
             index
             for index, each in enumerate(lookups)

@@ -1,7 +1,7 @@
-"""How many samples the ranks' batches of a step have, which the step's first key exchange tells.
+"""Counts the samples in all ranks' batches of a step, through the step's first key exchange.
 
-Ranks take steps together. A rank whose data has ended takes steps without samples until all have ended, and
-that moment is found without a collective of its own: each rank's number of samples rides along with its keys.
+Ranks take steps together. A rank whose data has ended takes steps without samples until all ranks' data has
+ended. Detecting that moment needs no extra collective: each rank sends its number of samples with its keys.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _active: ContextVar[StepSamples | None] = ContextVar("step_samples", default=Non
 
 
 class StepSamples:
-    """The samples of a step.
+    """The numbers of samples in a step.
 
     Attributes:
-      own: () int64, of this rank.
-      everywhere: () int64, of all ranks together; None until a key exchange has told it.
+      own: () int64, this rank's number.
+      everywhere: () int64, the sum over all ranks; None until a key exchange has delivered it.
     """
 
     def __init__(self, own: tf.Tensor) -> None:
@@ -31,8 +31,8 @@ class StepSamples:
         self._graph = current_graph()
 
     def hear(self, notes: tf.Tensor) -> None:
-        """Take the ranks' numbers out of an exchange's notes, (world size, 1) int64."""
-        # Out of a function within the step, tensors can't be had.
+        """Read the ranks' numbers from an exchange's notes, (world size, 1) int64."""
+        # A tensor made in a function within the step can't be used outside of that function.
         if self.everywhere is None and current_graph() is self._graph:
             with tf.device("CPU:0"):
                 self.everywhere = tf.reduce_sum(notes[:, 0])
@@ -40,7 +40,7 @@ class StepSamples:
 
 @contextmanager
 def step_samples(own: tf.Tensor) -> Iterator[StepSamples]:
-    """Let the lookups in this block tell the other ranks that this rank's batch has so many samples."""
+    """Let the lookups in the ``with`` block send this rank's number of samples to the other ranks."""
     samples = StepSamples(own)
     token = _active.set(samples)
     try:
@@ -50,10 +50,10 @@ def step_samples(own: tf.Tensor) -> Iterator[StepSamples]:
 
 
 def active_step_samples() -> StepSamples | None:
-    """What the innermost `step_samples` yielded, or None outside of any."""
+    """Return what the innermost `step_samples` yielded, or None outside of any."""
     return _active.get()
 
 
 def current_graph() -> Any:
-    """The graph that is being traced; None where ops run at once."""
+    """Return the graph that is being traced; None in eager mode."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

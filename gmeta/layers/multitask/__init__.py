@@ -1,3 +1,3 @@
-"""Mixtures of experts and heads of several tasks."""
+"""Mixtures of experts, and heads for several tasks."""
 
 __all__: list[str] = []

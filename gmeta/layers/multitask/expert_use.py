@@ -1,4 +1,4 @@
-"""How evenly a mixture's tasks use its experts."""
+"""Measures how evenly a mixture's tasks use its experts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tensorflow as tf
 
 
 class ExpertBalance(NamedTuple):
-    r"""The use of experts by a batch.
+    r"""A batch's use of the experts.
 
     Attributes:
-      importance: (tasks, experts), the share that an expert has in a task's gates; they sum to 1.
-      load: (tasks, experts), the share of the task's samples that go to it; with k experts for each, they
-        sum to k.
+      importance: (tasks, experts), each expert's share in a task's gates; a task's shares sum to 1.
+      load: (tasks, experts), the share of the task's samples that go to the expert; with k experts per
+        sample, a task's shares sum to k.
     """
 
     importance: tf.Tensor
@@ -21,14 +21,16 @@ class ExpertBalance(NamedTuple):
 
 
 def expert_balance(gates: tf.Tensor, sample_weight: tf.Tensor | None = None) -> ExpertBalance:
-    """Importance and load of each expert (Shazeer et al., "Outrageously Large Neural Networks", 2017, 4).
+    """Compute importance and load of each expert.
+
+    See Shazeer et al., "Outrageously Large Neural Networks", 2017, 4.
 
     Args:
-      gates: (samples, tasks, experts), at least 0, as of `MMoE.gates`.
-      sample_weight: (samples,); 0 for those that don't count, such as padding. None: all count alike.
+      gates: (samples, tasks, experts), at least 0, as `MMoE.gates` returns them.
+      sample_weight: (samples,); 0 for samples that don't count, such as padding. None: all count alike.
 
     Returns:
-      Shares; 0 where no sample counts.
+      The shares; all 0 if no sample counts.
 
     Example:
       >>> balance = expert_balance(tf.constant([[[0.5, 0.5, 0.0]], [[1.0, 0.0, 0.0]]]))
@@ -43,9 +45,9 @@ def expert_balance(gates: tf.Tensor, sample_weight: tf.Tensor | None = None) -> 
 
 
 def squared_variation(shares: tf.Tensor) -> tf.Tensor:
-    r"""The squared coefficient of variation over experts, :math:`\mathrm{var}(s) / \bar{s}^2`.
+    r"""Compute the squared coefficient of variation over experts, :math:`\mathrm{var}(s) / \bar{s}^2`.
 
-    0 where all experts are used alike, experts - 1 where one does everything.
+    It is 0 if all experts are used alike, and experts - 1 if one expert does everything.
 
     Args:
       shares: (..., experts).

@@ -1,4 +1,4 @@
-"""MMoE: experts that tasks share, and for each task gates that choose among them."""
+"""MMoE: experts that tasks share, and gates with which each task chooses among them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class MMoE(tf.keras.layers.Layer):
 
     f is a multilayer perceptron with ReLU after each layer (Ma et al., "Modeling Task Relationships in
     Multi-task Learning with Multi-gate Mixture-of-Experts", KDD 2018, section 4.2; the k strongest as in
-    Shazeer et al., 2017, section 2.1). All experts are computed, as one batched matrix product a layer:
-    at the few experts that recommenders have, that is quicker than gathering each one's samples. All
+    Shazeer et al., 2017, section 2.1). The layer computes all experts, with one batched matrix product per
+    expert layer: recommenders have few experts, so that is faster than gathering each expert's samples. All
     weights start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`.
 
-    What gates choose is reported by metrics: ``{name}/{task}/importance_cv2`` and ``.../load_cv2``, the
-    squared coefficients of variation over experts, 0 when all are used alike and experts - 1 when one does
-    all; with ``report="experts"``, ``{name}/{task}/expert{e}/importance`` and ``.../load`` besides
+    Metrics report how the gates choose. ``{name}/{task}/importance_cv2`` and ``.../load_cv2`` are the
+    squared coefficients of variation over experts: 0 if all experts are used alike, experts - 1 if one does
+    everything. ``report="experts"`` adds ``{name}/{task}/expert{e}/importance`` and ``.../load``
     (`expert_balance`).
 
     Args:
-      tasks: Their names.
-      experts: How many.
-      units: Of an expert's layers, from the input on.
-      top_k: k; None: all experts.
-      balance_loss: What the squared variation of importance, summed over tasks, is multiplied by and added to
-        the losses (Shazeer et al., equation 7); 0: nothing is added.
-      report: ``"tasks"``, ``"experts"`` or None, for no metrics: metrics can't be kept where a graph is
-        mapped over tasks, as inside a `TaskNetwork`.
-      seed: Of the initial values.
+      tasks: The tasks' names.
+      experts: Number of experts.
+      units: Number of units of each of an expert's layers, in order from the input.
+      top_k: k. None: all experts.
+      balance_loss: Factor of the balance loss, which is the squared variation of importance, summed over
+        tasks (Shazeer et al., equation 7). 0: no balance loss is added.
+      report: ``"tasks"``, ``"experts"``, or None for no metrics. A graph that is mapped over tasks, as
+        inside a `TaskNetwork`, can't keep metrics.
+      seed: Seed of the initial values.
 
     Shapes:
       (..., dim) -> {task: (..., last of units)}.
 
     Raises:
-      ConfigError: No task or the same one twice, no units, or a k that isn't in [1, experts].
+      ConfigError: There are no tasks, or two of one name; there are no units; or k isn't in [1, experts].
 
     Example:
       >>> mixture = MMoE(["ctr", "cvr"], experts=4, units=[8], top_k=2)
@@ -99,18 +99,18 @@ class MMoE(tf.keras.layers.Layer):
 
     def _weight(self, name: str, shape: list[int], fan_in: int, index: int) -> tf.Variable:
         limit = 1 / math.sqrt(fan_in)
-        # A seed of its own for every weight: initialisers of one seed give one sequence.
+        # Each weight has its own seed, because initialisers with equal seeds draw equal numbers.
         initializer = tf.keras.initializers.RandomUniform(-limit, limit, seed=1000 * self.seed + index)
         return self.add_weight(name=name, shape=shape, initializer=initializer)
 
     def gates(self, x: tf.Tensor) -> tf.Tensor:
-        """What each task takes of each expert.
+        """Compute the weight of each expert for each task.
 
         Args:
           x: (samples, dim).
 
         Returns:
-          (samples, tasks, experts): k of a task's numbers are above 0, and they sum to 1.
+          (samples, tasks, experts): k of a task's weights are above 0, and its weights sum to 1.
         """
         logits = tf.matmul(x, tf.cast(self.gate_kernel, x.dtype))
         logits = tf.reshape(logits, [-1, len(self.tasks), self.experts])
@@ -121,11 +121,11 @@ class MMoE(tf.keras.layers.Layer):
         return tf.einsum("ntk,ntke->nte", tf.nn.softmax(values), places)
 
     def call(self, x: tf.Tensor, sample_weight: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
-        """Mix.
+        """Mix the experts' outputs for each task.
 
         Args:
           x: (..., dim).
-          sample_weight: (...), for what is reported and for the loss of balance; 0 marks padding.
+          sample_weight: (...), for the reported metrics and the balance loss; 0 marks padding.
         """
         flat = tf.reshape(x, [-1, x.shape[-1]])
         gates = self.gates(flat)
@@ -133,8 +133,8 @@ class MMoE(tf.keras.layers.Layer):
         hidden = tf.einsum("nd,edh->enh", flat, self.kernels[0])
         for layer in range(len(self.units)):
             if layer:
-                # Not tf.matmul: mapped over tasks it would broadcast, which oneDNN does into memory not its
-                # own where there is one expert.
+                # Not tf.matmul: mapped over tasks it would broadcast, and with one expert oneDNN's broadcast
+                # writes outside of its memory.
                 hidden = tf.einsum("enh,ehk->enk", hidden, self.kernels[layer])
             hidden = tf.nn.relu(hidden + tf.expand_dims(self.biases[layer], 1))
         mixed = tf.einsum("nte,enh->tnh", gates, hidden)
@@ -146,7 +146,7 @@ class MMoE(tf.keras.layers.Layer):
         }
 
     def _tell(self, gates: tf.Tensor, sample_weight: tf.Tensor | None) -> None:
-        """Keep metrics, and add the loss."""
+        """Update the metrics and add the balance loss."""
         if not (self.report or self.balance_loss):
             return
         balance = expert_balance(gates, sample_weight)
@@ -160,6 +160,6 @@ class MMoE(tf.keras.layers.Layer):
                     self.add_metric(shares[number, expert], name=f"{self.name}/{task}/expert{expert}/{name}")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         names = ("tasks", "experts", "units", "top_k", "balance_loss", "report", "seed")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

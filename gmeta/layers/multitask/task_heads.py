@@ -1,4 +1,4 @@
-"""A tower for each task, and probabilities that are products of others', as CTCVR is."""
+"""A tower for each task, and probabilities that are products of other tasks', such as CTCVR."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gmeta.layers.adaptive.mlp import MLP
 
 
 def product_logits(*logits: tf.Tensor) -> tf.Tensor:
-    r"""The logit of a product of probabilities, from their logits, without a probability in between.
+    r"""Compute the logit of a product of probabilities from their logits, without computing probabilities.
 
     For two, from :math:`1/p = (1 + e^{-a})(1 + e^{-b})`,
 
     .. math:: \mathrm{logit}(\sigma(a) \sigma(b)) = -\log(e^{-a} + e^{-b} + e^{-a-b})
 
-    which is finite, and so is its gradient, wherever a and b are; more are taken one after another.
+    This logit and its gradient are finite wherever a and b are. More than two are combined one by one.
 
     Args:
-      *logits: One or more, of one shape.
+      *logits: One or more logits, all of one shape.
 
     Returns:
-      Of that shape.
+      The product's logit, of the same shape.
 
     Example:
       >>> both = product_logits(tf.constant(0.0), tf.constant(0.0))
@@ -41,25 +41,25 @@ def product_logits(*logits: tf.Tensor) -> tf.Tensor:
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class TaskHeads(tf.keras.layers.Layer):
-    r"""Logits of several tasks: of each its own tower, and of products of probabilities.
+    r"""Logits of several tasks, from one tower per task, and of products of the tasks' probabilities.
 
-    With ``products={"ctcvr": ["ctr", "cvr"]}`` as in the Entire Space Multi-Task Model:
-    :math:`p_\mathrm{ctcvr} = p_\mathrm{ctr}\, p_\mathrm{cvr}`, so that the conversion of who clicked is
-    trained on all that was shown (Ma et al., SIGIR 2018, section 2.3). Train by
-    `gmeta.losses.MultiTaskBCE`, which takes the logits of the factors; rank by all of them.
+    ``products={"ctcvr": ["ctr", "cvr"]}`` is the product of the Entire Space Multi-Task Model:
+    :math:`p_\mathrm{ctcvr} = p_\mathrm{ctr}\, p_\mathrm{cvr}`. It trains the conversion rate after a click on
+    all impressions (Ma et al., SIGIR 2018, section 2.3). Train with `gmeta.losses.MultiTaskBCE`, which takes
+    the logits of the factors; for ranking, use all logits.
 
     Args:
       tasks: The tasks with towers.
-      units: Of a tower's hidden layers; () for a linear one.
+      units: Number of units of each of a tower's hidden layers; () for a linear tower.
       products: Name -> the tasks, at least one, whose probabilities are multiplied.
-      seed: Of the initial values.
+      seed: Seed of the initial values.
 
     Shapes:
-      {task: (..., dim)}, or one tensor (..., dim) for all -> {task or product: (...)}, logits: a probability
-      is their sigmoid. Logits are float32 at least.
+      {task: (..., dim)}, or one tensor (..., dim) for all tasks -> {task or product: (...)}, the logits. A
+      logit's sigmoid is the probability. Logits are at least float32.
 
     Raises:
-      ConfigError: Names that are there twice, products of unknown tasks, inputs that lack a task.
+      ConfigError: A name occurs twice, a product has unknown tasks, or the inputs lack a task.
 
     Example:
       >>> heads = TaskHeads(["ctr", "cvr"], units=[4], products={"ctcvr": ["ctr", "cvr"]})
@@ -101,7 +101,7 @@ class TaskHeads(tf.keras.layers.Layer):
         }
 
     def call(self, inputs: tf.Tensor | Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Logits by name."""
+        """Compute the logits: task or product -> logit."""
         given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(self.tasks, inputs)
         absent = [task for task in self.tasks if task not in given]
         if absent:
@@ -115,6 +115,6 @@ class TaskHeads(tf.keras.layers.Layer):
         return logits
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         names = ("tasks", "units", "products", "seed")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -1,3 +1,3 @@
-"""Layers over jagged sequences: HSTU, FuXi, and their stack."""
+"""Layers over jagged sequences: HSTU, FuXi, and stacks of their blocks."""
 
 __all__: list[str] = []

@@ -14,16 +14,16 @@ from gmeta.ops.attention.relative_bias import BUCKETS
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class RelativeBiasTables(tf.keras.layers.Layer):
-    """What attention learns to add for distances in places and in time, one number for all heads.
+    """Learned attention biases for distances in position and in time, one number for all heads.
 
     Both tables start at N(0, 0.02²), as in the published code of HSTU (Zhai et al., ICML 2024) and of FuXi-α
-    (Ye et al., WWW 2025). They are float32, under a policy of mixed precision too.
+    (Ye et al., WWW 2025). They are float32, also under mixed precision.
 
     Args:
       max_length: n: distances beyond n - 1 count as n - 1.
-      by_place: Whether there is a table of 2n - 1 distances in places.
-      by_time: Whether there is one of 129 logarithmic buckets of time.
-      seed: Of the initial values.
+      by_place: Whether there is a table of 2n - 1 distances in position.
+      by_time: Whether there is a table of 129 logarithmic buckets of time.
+      seed: Seed of the initial values.
 
     Example:
       >>> tables = RelativeBiasTables(max_length=50)
@@ -43,7 +43,7 @@ class RelativeBiasTables(tf.keras.layers.Layer):
         self.time_buckets: tf.Variable | None = None
 
     def build(self, input_shape: Any) -> None:
-        """Create the tables; the shapes of what they are called with make no difference."""
+        """Create the tables. The input shapes have no effect."""
         if self.by_place:
             self.positions = self._table("positions", 2 * self.max_length - 1, 2 * self.seed)
         if self.by_time:
@@ -52,14 +52,14 @@ class RelativeBiasTables(tf.keras.layers.Layer):
 
     def _table(self, name: str, size: int, seed: int) -> tf.Variable:
         initializer = tf.keras.initializers.RandomNormal(stddev=0.02, seed=seed)
-        # Attention adds them in float32, whatever it multiplies in.
+        # Attention adds them in float32, whatever dtype it multiplies in.
         return self.add_weight(name=name, shape=[size], initializer=initializer, experimental_autocast=False)
 
     def call(self, view: SequenceView) -> RelativeBias:
-        """The bias for sequences so viewed.
+        """Return the bias for the sequences of a view.
 
         Raises:
-          ConfigError: A table of times, and a view without them.
+          ConfigError: There is a table of times, but the view has no times.
         """
         view = SequenceView(*view)
         if self.by_time and view.row_times is None:
@@ -71,7 +71,7 @@ class RelativeBiasTables(tf.keras.layers.Layer):
         return RelativeBias(_read(self.positions), _read(self.time_buckets), *times)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         own = {name: getattr(self, name) for name in ("max_length", "by_place", "by_time", "seed")}
         return {**super().get_config(), **own}
 

@@ -1,7 +1,7 @@
-"""What blocks over jagged sequences share, and stacks of such blocks.
+"""The base classes of blocks over jagged sequences, and of stacks of such blocks.
 
-A block maps tokens to tokens of the same width. What it knows of a batch besides its tokens (who sees whom,
-and when) is the same for all blocks, so a stack computes it once and hands it down.
+A block maps tokens to tokens of the same width. Besides the tokens it needs the attention mask and the
+tokens' times. They are the same for all blocks, so a stack computes them once and passes them on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gmeta.ops import AttentionMask, Jagged, jagged
 
 
 class SequenceLayer(tf.keras.layers.Layer):
-    """A layer over jagged sequences: who sees whom is found when it is called."""
+    """A layer over jagged sequences, which computes in each call which tokens see which."""
 
     def __init__(self, *, mask: AttentionMask | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -45,19 +45,19 @@ class SequenceLayer(tf.keras.layers.Layer):
         Args:
           sequences: Values (total, dim), each sequence ``[contexts | history | targets]``; or the same as a
             ragged tensor (batch, None, dim).
-          contexts: (batch,) integers: how many contextual tokens each sequence has; None: none.
-          targets: (batch,) integers: how many targets.
-          times: (total,) integers: when each token was; or ragged (batch, None).
-          view: What `sequence_view` made of those three, where that is known already.
-          training: Whether to drop out.
+          contexts: (batch,) integers: each sequence's number of contextual tokens. None: no such tokens.
+          targets: (batch,) integers: each sequence's number of targets. None: no targets.
+          times: (total,) integers: each token's time; or ragged (batch, None).
+          view: The result of `sequence_view` for those three, if it is already known.
+          training: Whether to apply dropout.
 
         Returns:
-          Values (total, dim), and the offsets as they came; or ragged, of what was ragged.
+          Values (total, dim) with the given offsets; ragged if the input was ragged.
 
         Raises:
-          ConfigError: Times are needed, for a bias or for a mask ``by_time``, and there are none; or a tensor
-            that is no sequences.
-          InvalidArgumentError: Ragged times of other lengths than the sequences.
+          ConfigError: A bias or a mask ``by_time`` needs times, but none are given; or ``sequences`` isn't in
+            one of the two forms.
+          InvalidArgumentError: Ragged times have other lengths than the sequences.
         """
         tokens = as_jagged(self.name, sequences)
         if view is None:
@@ -76,36 +76,36 @@ class SequenceLayer(tf.keras.layers.Layer):
     def transform(
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
-        """(total, dim) -> (total, dim)."""
+        """Transform the tokens, (total, dim) -> (total, dim)."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), "mask": to_config(self.mask)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SequenceLayer:
-        """The layer that `get_config` wrote down."""
+        """Recreate the layer from what `get_config` returned."""
         return cls(**{**config, "mask": from_config(config["mask"])})
 
 
 class SequenceBlock(SequenceLayer):
-    """A block of attention and what follows it, with a residual connection.
+    """A block of attention and the layers that follow it, with a residual connection.
 
     Args:
-      heads: How many.
-      attention_dim: Numbers of a query and of a key, a head.
-      value_dim: Numbers of a value, a head.
-      max_length: n, the longest history that is provided for: attention is divided by it, and places up to it
-        apart have a bias each. Longer sequences are taken too.
+      heads: Number of heads.
+      attention_dim: Width of a query and of a key, per head.
+      value_dim: Width of a value, per head.
+      max_length: n, the longest history to provide for. Attention is divided by n, and each distance in
+        position up to n has its own bias. The block accepts longer sequences too.
       dropout: The share of numbers that are dropped in training.
-      bias_by_place: Whether there is a bias of places.
-      bias_by_time: Whether there is a bias of times; calls then need ``times``.
-      mask: Who sees whom; None: what came before.
-      seed: Of the initial values and of dropout.
+      bias_by_place: Whether there is a bias for distances in position.
+      bias_by_time: Whether there is a bias for distances in time; calls then need ``times``.
+      mask: Which tokens see which. None: a token sees those before it.
+      seed: Seed of the initial values and of dropout.
     """
 
-    WEIGHTS = 16  # more than any block has: seeds of blocks don't meet
+    WEIGHTS = 16  # more than any block has, so that blocks never share a seed
     _SETTINGS: ClassVar[tuple[str, ...]] = (
         "heads",
         "attention_dim",
@@ -156,7 +156,7 @@ class SequenceBlock(SequenceLayer):
         return self.bias_by_time or super().needs_times
 
     def width(self, input_shape: Any) -> int:
-        """The width of the tokens, of the shapes that `build` is given."""
+        """Return the width of the tokens, from the shapes that `build` receives."""
         ragged = isinstance(input_shape, tf.TensorShape)
         shape = tf.TensorShape(input_shape if ragged else input_shape[0])
         if shape.rank != (3 if ragged else 2) or shape[-1] is None:
@@ -167,29 +167,29 @@ class SequenceBlock(SequenceLayer):
         return int(shape[-1])
 
     def weight(self, name: str, shape: list[int], initializer: str | Callable[..., Any]) -> tf.Variable:
-        """A weight; its seed is its own, as initialisers of one seed give one sequence."""
+        """Create a weight with its own seed, because initialisers with equal seeds draw equal numbers."""
         if not isinstance(initializer, str):
             initializer = initializer(seed=self.WEIGHTS * self.seed + len(self.weights))
         return self.add_weight(name=name, shape=shape, initializer=initializer)
 
     def by_head(self, x: tf.Tensor) -> tf.Tensor:
-        """(total, heads * d) -> (total, heads, d)."""
+        """Split into heads, (total, heads * d) -> (total, heads, d)."""
         return tf.reshape(x, [-1, self.heads, x.shape[-1] // self.heads])
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), **{name: getattr(self, name) for name in self._SETTINGS}}
 
 
 def as_jagged(name: str, sequences: Any) -> Jagged:
-    """Sequences in whichever form they come.
+    """Convert sequences to `Jagged`.
 
     Args:
-      name: The layer's.
+      name: The layer's name.
       sequences: Jagged, or ragged (batch, None, dim).
 
     Raises:
-      ConfigError: They are neither.
+      ConfigError: The sequences have neither form.
     """
     if isinstance(sequences, tf.RaggedTensor):
         if sequences.shape.rank != 3:
@@ -206,7 +206,7 @@ def as_jagged(name: str, sequences: Any) -> Jagged:
 
 
 def _flat_times(name: str, times: Any, tokens: Jagged) -> Any:
-    """Times as a vector, once ragged ones are found to be as long as their sequences."""
+    """Return times as a vector, after checking that ragged times are as long as their sequences."""
     if not isinstance(times, tf.RaggedTensor):
         return times
     own = jagged.from_ragged(times)

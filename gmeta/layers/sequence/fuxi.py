@@ -1,4 +1,4 @@
-"""FuXi-α: attention in three channels over one set of values, and a feed-forward network of two stages."""
+"""FuXi-α: attention in three channels over one set of values, and a two-stage feed-forward network."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gmeta.ops.layer.residual_sum import residual
 class FuXiBlock(SequenceBlock):
     r"""A block of FuXi-α over jagged sequences (Ye et al., WWW 2025, section 3.3).
 
-    Adaptive multi-channel self-attention weighs the same values in three ways: by what tokens hold (latent),
-    by how far apart they are in places, and in time; each channel's weights are seen by the layers above,
-    where a bias within a score is not:
+    Adaptive multi-channel self-attention weighs the same values in three ways: by the tokens' content
+    (latent), by their distance in position, and by their distance in time. The layers above see each
+    channel's weights separately, which they couldn't with a bias inside one score:
 
     .. math::
        U, V, Q, K &= \mathrm{SiLU}(\mathrm{RMS}(X) W) \\
@@ -31,35 +31,35 @@ class FuXiBlock(SequenceBlock):
        \quad A_i = \frac{1}{n} \sum_{j \in V(i)} \mathrm{SiLU}(q_i \cdot k_j)\, v_j \\
        H &= U \odot \mathrm{RMS}([P, T, A])
 
-    The multi-stage feed-forward network first joins the channels, then mixes the token's numbers, by SwiGLU:
+    The multi-stage feed-forward network first joins the channels, then mixes each token's numbers by SwiGLU:
 
     .. math::
        O &= \mathrm{dropout}(H)\, W_0 + b_0 + X \\
        Z &= \mathrm{dropout}(\mathrm{RMS}(O)), \quad Y = (\mathrm{SiLU}(Z W_1) \odot Z W_3)\, W_2 + O
 
-    RMS has no weights, and ε is 1e-6. As in the published code: the channels of a head stand together, n
-    divides the latent channel alone, W and the tables p and t start at N(0, 0.02²), the other kernels by
-    Xavier's uniform rule, b_0 at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`. n is a constant, so a sequence's
-    output doesn't depend on which others are in its batch.
+    RMS has no weights, and ε is 1e-6. As in the published code, the channels of a head are adjacent; only the
+    latent channel is divided by n; W and the tables p and t start at N(0, 0.02²), the other kernels by
+    Xavier's uniform rule, and b_0 at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`. n is a constant, so a sequence's
+    output doesn't depend on the other sequences in its batch.
 
     Args:
-      heads: How many.
-      attention_dim: Numbers of a query and of a key, a head.
-      value_dim: Numbers of a value, a head; a gate has three times as many.
-      max_length: n; longer sequences are taken, and distances beyond n - 1 share a weight.
-      ffn_multiply: How many times as wide as a token the second stage is.
+      heads: Number of heads.
+      attention_dim: Width of a query and of a key, per head.
+      value_dim: Width of a value, per head; a gate is three times as wide.
+      max_length: n. The block accepts longer sequences; distances beyond n - 1 share a weight.
+      ffn_multiply: Width of the second stage, as a multiple of a token's width.
       dropout: The share of numbers that are dropped in training.
-      bias_by_place: Whether there is the channel of places.
-      bias_by_time: Whether there is that of time; calls then need ``times``.
-      mask: Who sees whom; None: what came before.
-      seed: Of the initial values and of dropout.
+      bias_by_place: Whether there is the channel for distances in position.
+      bias_by_time: Whether there is the channel for distances in time; calls then need ``times``.
+      mask: Which tokens see which. None: a token sees those before it.
+      seed: Seed of the initial values and of dropout.
 
     Shapes:
-      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call takes ``contexts``, ``targets`` and
-      ``times`` besides (`SequenceBlock.call`).
+      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call also takes ``contexts``, ``targets`` and
+      ``times`` (`SequenceBlock.call`).
 
     Raises:
-      ConfigError: Settings that can't be, and times that are needed and not given.
+      ConfigError: Settings are invalid, or a call lacks the times that it needs.
 
     Example:
       >>> block = FuXiBlock(heads=2, attention_dim=4, value_dim=8, max_length=50)
@@ -96,7 +96,7 @@ class FuXiBlock(SequenceBlock):
     def transform(
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
-        """(total, dim) -> (total, dim)."""
+        """Transform the tokens, (total, dim) -> (total, dim)."""
         mixed = tf.nn.silu(tf.matmul(rms_norm(values), self.uvqk))
         u, v, q, k = tf.split(mixed, self.sizes, axis=1)
         attended = tf.concat(
@@ -112,7 +112,7 @@ class FuXiBlock(SequenceBlock):
     def _channels(
         self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, offsets: tf.Tensor, view: SequenceView
     ) -> list[tf.Tensor]:
-        """(total, heads, value_dim) each: places, time, latent."""
+        """Compute the channels of position, time and content, (total, heads, value_dim) each."""
         positions, buckets, *times = self.bias_tables(view)
         found = []
         if positions is not None:
@@ -129,11 +129,11 @@ class FuXi(SequenceStack):
     """Blocks of FuXi-α, one after another.
 
     Args:
-      blocks: How many.
-      **settings: As for `FuXiBlock`; each block has its own weights, of a seed of its own.
+      blocks: Number of blocks.
+      **settings: As for `FuXiBlock`. Each block has its own weights and its own seed.
 
     Shapes:
-      `gmeta.ops.Jagged` of values (total, dim) -> the same, called as a `FuXiBlock`.
+      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call takes the same arguments as a `FuXiBlock`.
 
     Example:
       >>> fuxi = FuXi(blocks=2, heads=2, attention_dim=4, value_dim=8, max_length=50)

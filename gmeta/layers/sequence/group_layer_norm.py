@@ -14,17 +14,17 @@ from gmeta.ops.layer.norms import layer_norm
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class GroupLayerNorm(tf.keras.layers.Layer):
-    r"""Layer norm of tokens of several domains, such as contexts, clicks, purchases and targets.
+    r"""Layer norm for tokens of several domains, such as contexts, clicks, purchases and targets.
 
     .. math::
        y_i = \gamma_{g(i)} \odot \frac{x_i - \bar{x_i}}{\sqrt{\mathrm{var}(x_i) + \epsilon}} + \beta_{g(i)}
 
-    Tokens of unlike domains are unlike in scale; with weights of their own they are made alike, and attention
-    can compare them (MTGR, Han et al., arXiv 2505.18654, 2025; MTGenRec, section 2). Statistics are of a
-    token's own numbers: no token depends on which others are there.
+    Tokens of different domains differ in scale. With each domain's own weights they become alike in scale,
+    and attention can compare them (MTGR, Han et al., arXiv 2505.18654, 2025; MTGenRec, section 2). The
+    statistics cover only the token's own numbers, so no token depends on other tokens.
 
     Args:
-      domains: How many there are.
+      domains: Number of domains.
       eps: ε.
 
     Shapes:
@@ -32,8 +32,8 @@ class GroupLayerNorm(tf.keras.layers.Layer):
       one pair or as two arguments.
 
     Raises:
-      ConfigError: Fewer than one domain, or no domains in the call.
-      InvalidArgumentError: A domain that isn't there.
+      ConfigError: There is less than one domain, or the call lacks the domains.
+      InvalidArgumentError: A token's domain isn't in [0, domains).
 
     Example:
       >>> norm = GroupLayerNorm(domains=3)
@@ -55,14 +55,14 @@ class GroupLayerNorm(tf.keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, values: tf.Tensor, domains: tf.Tensor) -> tf.Tensor:
-        """Normalise.
+        """Normalise each token.
 
         Args:
           values: (total, dim) float.
           domains: (total,) integers, each token's domain.
         """
         domains = tf.convert_to_tensor(domains)
-        # A GPU's gather makes zeros of what is out of range.
+        # On a GPU, gather silently returns zeros for indices that are out of range.
         domains = assert_first(
             domains,
             (domains >= 0) & (domains < self.domains),
@@ -74,5 +74,5 @@ class GroupLayerNorm(tf.keras.layers.Layer):
         return layer_norm(values, scale, offset, self.eps)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), "domains": self.domains, "eps": self.eps}

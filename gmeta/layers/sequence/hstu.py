@@ -28,18 +28,18 @@ def _uniform_by(fan_in: int) -> Any:
 class HSTUBlock(SequenceBlock):
     r"""A block of HSTU over jagged sequences (Zhai et al., "Actions Speak Louder than Words", ICML 2024, 3).
 
-    The research form, of equations 1 to 3 and of the code that reproduces the paper's public results:
+    The research form follows equations 1 to 3 and the code that reproduces the paper's public results:
 
     .. math::
        U, V, Q, K &= \mathrm{SiLU}(\mathrm{LN}(X) W) \\
        A_i &= \frac{1}{n} \sum_{j \in V(i)} \mathrm{SiLU}(q_i \cdot k_j + \mathrm{rab}_{ij})\, v_j \\
        Y &= \mathrm{dropout}(U \odot \mathrm{LN}(A))\, W_o + b_o + X
 
-    LN has no weights, and ε is 1e-6; rab is of distances in places and in time, the same for all heads
-    (`gmeta.ops.RelativeBias`). W starts at N(0, 0.02²), W_o by Xavier's uniform rule, b_o at
-    :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, the bias tables at N(0, 0.02²).
+    LN has no weights, and ε is 1e-6. rab is a bias for distances in position and in time, the same for all
+    heads (`gmeta.ops.RelativeBias`). W starts at N(0, 0.02²), W_o by Xavier's uniform rule, b_o at
+    :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`, and the bias tables at N(0, 0.02²).
 
-    The production form, of the published code that ranks with it:
+    The production form follows the published code for ranking:
 
     .. math::
        U', V, Q, K &= \mathrm{LN}(X) W + b, \qquad U = \mathrm{SiLU}(U') \\
@@ -47,30 +47,30 @@ class HSTUBlock(SequenceBlock):
               \mathrm{SiLU}(q_i \cdot k_j / \sqrt{d} + \mathrm{rab}_{ij})\, v_j \\
        Y &= X + \mathrm{dropout}([U, A, U \odot \mathrm{LN}(A)])\, W_o
 
-    LN has weights; W and W_o start by Xavier's uniform rule, biases at 0. Its code has no rab, which
-    ``bias_by_place=False, bias_by_time=False`` leaves out.
+    LN has weights; W and W_o start by Xavier's uniform rule, biases at 0. The published code has no rab; set
+    ``bias_by_place=False, bias_by_time=False`` to leave it out.
 
-    n is a constant, so what a sequence becomes doesn't depend on which others are in its batch.
+    n is a constant, so a sequence's output doesn't depend on the other sequences in its batch.
 
     Args:
-      heads: How many.
-      attention_dim: d, numbers of a query and of a key, a head.
-      value_dim: Numbers of a value and of a gate, a head.
-      max_length: n, the longest history that is provided for; longer sequences are taken, and distances
-        beyond n - 1 share a bias.
+      heads: Number of heads.
+      attention_dim: d, the width of a query and of a key, per head.
+      value_dim: Width of a value and of a gate, per head.
+      max_length: n, the longest history to provide for. The block accepts longer sequences; distances beyond
+        n - 1 share a bias.
       form: ``"research"`` or ``"production"``.
       dropout: The share of numbers that are dropped in training, before W_o.
-      bias_by_place: Whether rab has distances in places.
-      bias_by_time: Whether rab has distances in time; calls then need ``times``.
-      mask: Who sees whom; None: what came before.
-      seed: Of the initial values and of dropout.
+      bias_by_place: Whether rab covers distances in position.
+      bias_by_time: Whether rab covers distances in time; calls then need ``times``.
+      mask: Which tokens see which. None: a token sees those before it.
+      seed: Seed of the initial values and of dropout.
 
     Shapes:
-      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call takes ``contexts``, ``targets`` and
-      ``times`` besides (`SequenceBlock.call`).
+      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call also takes ``contexts``, ``targets`` and
+      ``times`` (`SequenceBlock.call`).
 
     Raises:
-      ConfigError: Settings that can't be, and times that are needed and not given.
+      ConfigError: Settings are invalid, or a call lacks the times that it needs.
 
     Example:
       >>> block = HSTUBlock(heads=2, attention_dim=4, value_dim=8, max_length=50)
@@ -111,7 +111,7 @@ class HSTUBlock(SequenceBlock):
     def transform(
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
-        """(total, dim) -> (total, dim)."""
+        """Transform the tokens, (total, dim) -> (total, dim)."""
         research = self.form == "research"
         normed, values = norm_and_pass(values, self.norm_scale, self.norm_offset)
         mixed = hstu_mix(
@@ -138,12 +138,13 @@ class HSTU(SequenceStack):
     """Blocks of HSTU, one after another.
 
     Args:
-      blocks: How many.
-      **settings: As for `HSTUBlock`; each block has its own weights, rab included, of a seed of its own.
+      blocks: Number of blocks.
+      **settings: As for `HSTUBlock`. Each block has its own weights, rab included, and its own seed.
 
     Shapes:
-      `gmeta.ops.Jagged` of values (total, dim) -> the same, called as an `HSTUBlock`. The sum of what the
-      blocks add isn't normed: what comes after does that, by an L2 norm in the research form's code.
+      `gmeta.ops.Jagged` of values (total, dim) -> the same. A call takes the same arguments as an
+      `HSTUBlock`. The stack doesn't norm its output; the next layer must do that. The research form's code
+      uses an L2 norm.
 
     Example:
       >>> hstu = HSTU(blocks=2, heads=2, attention_dim=4, value_dim=8, max_length=50, bias_by_time=False)

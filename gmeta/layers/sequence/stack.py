@@ -13,16 +13,16 @@ from gmeta.ops import AttentionMask, Jagged
 
 
 class SequenceStack(SequenceLayer):
-    """Blocks of one kind and the same settings; who sees whom is computed once for all of them.
+    """A stack of blocks of one kind and with the same settings. It computes the attention mask once for all.
 
     Args:
-      blocks: How many.
-      mask: Who sees whom; None: what came before.
-      seed: Of the initial values and of dropout, different ones for each block.
-      name: Of the layer.
-      dtype: Of the layer and its blocks, or a policy.
-      trainable: Whether its weights are trained.
-      **settings: Of a block.
+      blocks: Number of blocks.
+      mask: Which tokens see which. None: a token sees those before it.
+      seed: Seed of the initial values and of dropout; each block derives its own seed from it.
+      name: Name of the layer.
+      dtype: Dtype, or dtype policy, of the layer and its blocks.
+      trainable: Whether the layer's weights are trained.
+      **settings: A block's settings.
     """
 
     BLOCK: ClassVar[type[SequenceBlock]]
@@ -61,12 +61,12 @@ class SequenceStack(SequenceLayer):
     def transform(
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
-        """(total, dim) -> (total, dim)."""
+        """Run the blocks one after another, (total, dim) -> (total, dim)."""
         for block in self.blocks:
             values = block(Jagged(values, offsets), view=view, training=training).values
         return values
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         own = {**self.settings, "blocks": len(self.blocks), "seed": self.seed}
         return {**super().get_config(), **own}

@@ -1,4 +1,4 @@
-"""What the attention of every block asks about a batch of sequences: computed once, for all blocks."""
+"""The visibility and times that every block's attention needs, computed once per batch of sequences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gmeta.ops import AttentionMask, Jagged, jagged
 
 
 class SequenceView(NamedTuple):
-    """Who sees whom, and when each token was.
+    """Which tokens see which, and the tokens' times.
 
     Attributes:
-      visible: (total, 3) int32, of `gmeta.ops.AttentionMask.visible`.
-      row_times: (total,) int64, the time of what a token is to tell; None without times.
+      visible: (total, 3) int32, from `gmeta.ops.AttentionMask.visible`.
+      row_times: (total,) int64, the time of the item that a token must predict; None without times.
       column_times: (total,) int64, a token's own time.
     """
 
@@ -28,24 +28,25 @@ class SequenceView(NamedTuple):
 def sequence_view(
     mask: AttentionMask, offsets: tf.Tensor, contexts: Any = None, targets: Any = None, times: Any = None
 ) -> SequenceView:
-    """View sequences of the form ``[contexts | history | targets]``.
+    """Compute the view of sequences of the form ``[contexts | history | targets]``.
 
-    A token of the history looks at the past from when the next item of the history came: the model is to
-    tell that item, and knows when it is asked (Zhai et al., ICML 2024, and the published code). The last one
-    looks from its own time. So does a target, which is itself what is asked for; and no token looks from the
-    time of a target that it isn't, so that targets can't tell of one another.
+    A history token measures distances in time from the moment of the next history item, because the model
+    predicts that item and knows when it comes (Zhai et al., ICML 2024, and the published code). The last
+    history token uses its own time. A target also uses its own time, because it is itself the item to
+    predict. No token uses the time of another token that is a target, so targets reveal nothing about each
+    other.
 
     Args:
-      mask: The rules.
+      mask: The rules that say which tokens see which.
       offsets: (batch + 1,) int64.
-      contexts: (batch,) integers, how many contextual tokens each sequence begins with. None: none.
-      targets: (batch,) integers, how many targets it ends with. None: none.
-      times: (total,) integers, when each token was, in one unit, such as seconds. None: not known.
+      contexts: (batch,) integers: the number of contextual tokens at each sequence's start. None: none.
+      targets: (batch,) integers: the number of targets at each sequence's end. None: none.
+      times: (total,) integers: each token's time, in one unit, such as seconds. None: not known.
 
     Raises:
       ConfigError: ``times`` isn't a vector.
-      InvalidArgumentError: More or fewer times than tokens, or a sequence with fewer tokens than its
-        contextual tokens and targets.
+      InvalidArgumentError: The numbers of times and tokens differ, or a sequence has fewer tokens than its
+        contextual tokens and targets together.
 
     Example:
       >>> offsets = tf.constant([0, 4], tf.int64)
@@ -74,7 +75,7 @@ def sequence_view(
 
 
 def _with_parts(offsets: tf.Tensor, contexts: Any, targets: Any) -> tf.Tensor:
-    """The offsets, once each sequence is found to be as long as its parts."""
+    """Return the offsets, after checking that each sequence is at least as long as its parts."""
     offsets = tf.cast(offsets, tf.int64)
     if contexts is None and targets is None:
         return offsets

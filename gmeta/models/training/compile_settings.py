@@ -1,4 +1,4 @@
-"""What `compile` is given: settings that models with dynamic tables can't follow, metrics by their names."""
+"""Handles arguments of `compile`: refuses settings that tables can't support, creates metrics by name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gmeta.core.graph.variables import lift_variables
 
 
 def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
-    """Refuse what tables can't follow.
+    """Refuse settings that tables can't support.
 
     Args:
       model: The model that is compiled.
-      accumulate_steps: As given.
-      jit_compile: As given.
+      accumulate_steps: The argument of `compile`.
+      jit_compile: The argument of `compile`.
 
     Raises:
-      ConfigError: A launcher's rank that hasn't called `gmeta.init`, accumulation of fewer than one batch,
-        XLA, or several replicas in one process.
+      ConfigError: A launcher's rank hasn't called `gmeta.init`; or the settings request accumulation of fewer
+        than one batch, XLA, or several replicas in one process.
     """
     collectives.check_init()
     whole_number("accumulate_steps", accumulate_steps, least=1)
@@ -38,12 +38,12 @@ def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any
 
 
 def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
-    """Make the metrics that `compile` was given by name, as Keras does when it first updates them.
+    """Create the metrics that `compile` received by name, as Keras does when it first updates them.
 
     Args:
       container: A compiled model's ``compiled_metrics``; None if it has none.
-      y_true: Labels, as they are given to it.
-      y_pred: Outputs.
+      y_true: The labels that the metrics receive.
+      y_pred: The model's outputs.
     """
     if container is not None and not container.built:
         with lift_variables():
@@ -51,15 +51,15 @@ def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
 
 
 def refuse_settings(model: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
-    """Refuse arguments of `compile` that a model with a loss of its own has no use for.
+    """Refuse arguments of `compile` that a model with its own loss can't use.
 
     Args:
       model: The model's name.
-      given: Argument -> its value; None where it wasn't given.
+      given: Argument -> its value; None if it wasn't given.
       instead: Argument -> what to use in its place.
 
     Raises:
-      ConfigError: One was given.
+      ConfigError: One of the arguments was given.
     """
     for name, value in given.items():
         if value is not None:
@@ -67,14 +67,14 @@ def refuse_settings(model: str, given: Mapping[str, Any], instead: Mapping[str, 
 
 
 def only_columns(model: str, data: Any) -> Any:
-    """The columns of a batch that has nothing beside them.
+    """Return the columns of a batch, which must have no labels or sample weights beside them.
 
     Args:
       model: The name of a model that finds its labels among a batch's columns.
-      data: A batch, as Keras gives it to ``train_step``.
+      data: A batch, as Keras passes it to ``train_step``.
 
     Raises:
-      ConfigError: There are labels or sample weights beside the columns, which the model would ignore.
+      ConfigError: The batch has labels or sample weights beside the columns, which the model would ignore.
     """
     x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
     for given, what in ((y, "labels (y)"), (weights, "sample weights")):

@@ -30,17 +30,17 @@ _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for 
 
 @functools.cache
 def _functional(cls: Any) -> Any:
-    """The class of a functional model of class ``cls``.
+    """Return the class for functional models of class ``cls``.
 
-    Keras would change the bases of ``cls`` itself, and of those that it derives from: after one functional
-    model, subclassed ones of the same base could no longer be made.
+    Keras would change the bases of ``cls`` itself and of its base classes. After one functional model, nobody
+    could make a subclassed model of the same base any more.
     """
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls, _KeepsIds, _Functional), same)
 
 
 class _KeepsIds:
-    """Stands before Keras' functional models, which cast inputs, and so would truncate floats to ids."""
+    """A mixin that keeps Keras' functional models from casting inputs, which would truncate floats to ids."""
 
     def _conform_to_reference_input(self, tensor: Any, ref_input: Any) -> Any:
         given, wanted = getattr(tensor, "dtype", None), ref_input.dtype
@@ -55,11 +55,11 @@ class _KeepsIds:
 
 
 class StepGradients(NamedTuple):
-    """What one batch says of the weights.
+    """The loss and gradients of one batch.
 
     Attributes:
       loss: () the loss, a mean over the batch's samples.
-      samples: () how many samples those are.
+      samples: () the number of samples.
       dense: For each trainable variable its gradient, or None.
       rows: For each of ``lookups.rows`` its gradient, or None.
       lookups: The lookups of the forward pass.
@@ -75,20 +75,20 @@ class StepGradients(NamedTuple):
 
 
 class Model(SavesTables, RunsOnRanks, tf.keras.Model):
-    """`tf.keras.Model` for models with a `gmeta.layers.EmbeddingCollection` in them.
+    """A `tf.keras.Model` for models that contain a `gmeta.layers.EmbeddingCollection`.
 
-    Use it as you would use that one, in functional style (``Model(inputs, outputs)``) or as a base class;
-    write the rest of the script as ever: any loss, optimizer, metrics, callbacks, sample and class weights,
+    Use it like `tf.keras.Model`, in functional style (``Model(inputs, outputs)``) or as a base class. Write
+    the rest of the script as usual: any loss, optimizer, metrics, callbacks, sample and class weights,
     learning rate schedules, ``mixed_float16``, ``run_eagerly``, ``steps_per_execution``.
 
-    A train step records the lookups that the collections in it make, wherever and however often they are
-    called; it differentiates with respect to their rows beside the trainable variables, and each physical
-    table makes one update in which gradients to the same key are summed.
+    A train step records the lookups of the model's collections, wherever and however often they are called.
+    It differentiates the loss with respect to the trainable variables and the rows of these lookups. Each
+    physical table then makes one update, in which gradients to the same key are summed.
 
     On several ranks the same script trains one model (see `gmeta.models.training.ranks.loops.RunsOnRanks`).
 
-    To save: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
-    ``.keras`` carry the tables whole, with optimizer slots; the older ``.h5`` and SavedModel are refused,
+    Saving: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
+    ``.keras`` save the complete tables, with optimizer slots. The older ``.h5`` and SavedModel are refused,
     because they would leave the tables out.
 
     Example:
@@ -102,10 +102,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     """
 
     step_clock: Any = None
-    """What times the parts of a step, while `gmeta.callbacks.StepTimes` measures one."""
+    """The clock that times the parts of a step, while `gmeta.callbacks.StepTimes` measures one."""
 
-    # The positional parameters are those of Keras' functional models: by them Keras tells, when it clones a
-    # model, that it can make another of this class.
+    # The positional parameters are those of Keras' functional models. Keras checks them when it clones a
+    # model, to see whether it can create another model of this class.
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: Any = None, trainable: Any = True, **kwargs: Any
     ) -> None:
@@ -126,23 +126,23 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         nan: Literal["raise", "allow"] = "raise",
         **kwargs: Any,
     ) -> None:
-        """As `tf.keras.Model.compile`.
+        """Configure training, as `tf.keras.Model.compile` does.
 
         Args:
           optimizer: As in Keras.
           loss: As in Keras.
           *args: As in Keras.
-          accumulate_steps: Make one optimizer step of every k batches, with the gradient of the k times
-            larger batch: the mean over all their samples. The loss must be a mean over samples, as Keras'
-            are. A window that is open at the end of an epoch is closed there, as a last batch may be smaller.
-            Lookups count as uses of a row once a batch, not once a step.
+          accumulate_steps: k. Every k batches make one optimizer step, with the gradient of a batch k times
+            as large: the mean over all their samples. The loss must be a mean over samples, as Keras' losses
+            are. The end of an epoch makes a step of the batches accumulated so far, even if there are fewer
+            than k. Lookups count as uses of a row once per batch, not once per step.
           nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
             what is at fault. ``"allow"``: train on.
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: Settings that tables can't follow: XLA, several replicas in one process, accumulation
-            of fewer than one batch, or a loss that is a sum with accumulation or on several ranks.
+          ConfigError: Tables can't support the settings: XLA, several replicas in one process, accumulation
+            of fewer than one batch, or a loss reduced by a sum with accumulation or on several ranks.
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
         self._check_loss(loss, accumulate_steps)
@@ -165,7 +165,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             )
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Train on one batch: `compute_gradients`, then a step of dense weights and tables."""
+        """Train on one batch: call `compute_gradients`, then update dense weights and tables."""
         with rank_step(self, data) as step:
             found = self.compute_gradients(data)
             gradients = step.end_forward([*found.dense, *found.rows])
@@ -187,10 +187,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         return found.logs
 
     def compute_gradients(self, data: Any) -> StepGradients:
-        """Compute what `train_step` trains with; a model that learns otherwise overrides it.
+        """Compute the gradients for `train_step`; a model that learns in another way overrides this method.
 
         Args:
-          data: A batch, as Keras gives it to ``train_step``.
+          data: A batch, as Keras passes it to ``train_step``.
         """
         scale = self._loss_scale
         with tf.GradientTape() as tape, record_lookups(tape) as lookups:
@@ -202,23 +202,23 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         return StepGradients(loss, samples, dense, rows, lookups, measure())
 
     def find_fault(self, data: Any) -> str:
-        """Say what in a batch is at fault where the loss isn't finite; empty if nothing is."""
+        """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""
         return fault_of_samples(data)
 
     def mark(self, part: str, *tensors: tf.Tensor) -> None:
-        """Note that a part of the step is over when the tensors are there, if anyone times it."""
+        """Tell the step clock, if any, that a part of the step ends once the tensors are computed."""
         if self.step_clock is not None:
             self.step_clock.mark(part, *tensors)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
-        """Run the forward pass of a train step; a model with a loss of its own overrides it.
+        """Run the forward pass of a train step; a model with its own loss overrides this method.
 
         Args:
-          data: A batch, as Keras gives it to ``train_step``.
+          data: A batch, as Keras passes it to ``train_step``.
 
         Returns:
-          The loss, a scalar, and a mean over the batch's samples; how many samples those are, (); and a
-          function that updates metrics and gives their results, which is called outside of the tape.
+          The loss, a scalar that is a mean over the batch's samples; the number of samples, (); and a
+          function that updates metrics and returns their results. It is called outside of the tape.
         """
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=True)
@@ -227,12 +227,12 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         return loss, _samples(y_pred), lambda: self.compute_metrics(x, y, y_pred, sample_weight)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
-        """As `tf.keras.Model.compute_metrics`."""
+        """Compute metrics as `tf.keras.Model.compute_metrics` does."""
         make_metrics(self.compiled_metrics, y, y_pred)
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """What `compile` was called with."""
+        """Return the arguments that `compile` was called with."""
         config = super().get_compile_config()
         if config is None:
             return None
@@ -240,7 +240,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         return {**config, _ACCUMULATE: self._accumulate_steps, **nan}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """`compile` with what `get_compile_config` gave."""
+        """Call `compile` with what `get_compile_config` returned."""
         self.compile(**tf.keras.saving.deserialize_keras_object(config))
         if self.built and self.trainable_variables and hasattr(self.optimizer, "build"):
             self.optimizer.build(self.trainable_variables)

@@ -18,38 +18,38 @@ from gmeta.ops import HashTable
 
 
 class SavesTables(HoldsTables):
-    """Stands before `tf.keras.Model` in a model with dynamic tables.
+    """A mixin, placed before `tf.keras.Model`, for a model with dynamic tables.
 
     TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
-    ask each layer for its state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
-    these are refused rather than written without the tables. So are files of one of several ranks, which has
-    only the rows that it owns.
+    request each layer's state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
+    these formats are refused rather than written without the tables. One of several ranks can't write files
+    either, because it has only the rows that it owns.
     """
 
     def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As `tf.keras.Model.save_weights`, in TensorFlow's format or in ``.weights.h5``.
+        """Save the weights as `tf.keras.Model.save_weights` does, in TensorFlow's format or ``.weights.h5``.
 
         Raises:
-          ConfigError: The older HDF5 format, which has no place for tables; or several ranks.
+          ConfigError: The format is the older HDF5, which can't hold tables; or there are several ranks.
         """
         _refuse_a_part(filepath)
         _refuse_old_hdf5(filepath, kwargs.get("save_format"))
         super().save_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
     def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.load_weights`.
+        """Load weights as `tf.keras.Model.load_weights` does.
 
         Raises:
-          ConfigError: The older HDF5 format, or weights of other tables.
+          ConfigError: The format is the older HDF5, or the weights belong to other tables.
         """
         _refuse_old_hdf5(filepath, None)
         return super().load_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
     def save(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As `tf.keras.Model.save`, to a ``.keras`` file.
+        """Save the model as `tf.keras.Model.save` does, to a ``.keras`` file.
 
         Raises:
-          ConfigError: Another format, or several ranks.
+          ConfigError: The format isn't ``.keras``, or there are several ranks.
         """
         _refuse_a_part(filepath)
         if not str(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
@@ -61,7 +61,7 @@ class SavesTables(HoldsTables):
         super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """As `tf.keras.Model.summary`, and after it the tables: rows, width, and bytes that they take."""
+        """Print `tf.keras.Model.summary`, and after it each table's rows, width and bytes."""
         super().summary(*args, **kwargs)  # type: ignore[misc]
         bound = inspect.signature(tf.keras.Model.summary).bind(self, *args, **kwargs)
         say = bound.arguments.get("print_fn") or io_utils.print_msg
@@ -69,10 +69,10 @@ class SavesTables(HoldsTables):
             say(line)
 
     def export(self, filepath: str | Path) -> None:
-        """Keras' SavedModel for serving, which can't hold tables.
+        """Refuse Keras' SavedModel for serving, which can't hold tables.
 
         Raises:
-          ConfigError: Always; it says what can.
+          ConfigError: Always; the message names the function to use instead.
         """
         raise ConfigError(
             f"{filepath}: Keras' export would leave the dynamic tables out: "
@@ -81,7 +81,7 @@ class SavesTables(HoldsTables):
 
 
 def table_lines(tables: Sequence[HashTable]) -> list[str]:
-    """What tables hold: a line each, under headings; of several ranks what this one owns."""
+    """Format the contents of tables, one line each under headings; on several ranks, this rank's part."""
     if not tables:
         return []
     here = collectives.world()

@@ -1,41 +1,44 @@
-// Admission as policies: which missing keys of an inserting lookup get a row. A key that is turned
-// away reads its initial row, nothing is stored, and a gradient for it has nothing to update.
+// Admission as policies: which missing keys of an inserting lookup get a row. For a rejected key,
+// the lookup returns the initial row and stores nothing, and a later gradient updates nothing.
 //
 // A policy is a struct of settings with
-//   State Begin(size_t shards) const;    what one shard of that many remembers
+//   State Begin(size_t shards) const;    the state of one shard out of that many
 // and its State has
-//   bool Admit(int64_t key, uint32_t step);   asked once for each occurrence of a missing key, in
+//   bool Admit(int64_t key, uint32_t step);   called once for each occurrence of a missing key, in
 //                                             the order of the batch; may count it
-//   void Prefetch(int64_t key) const;         asks for the memory that Admit will read
+//   void Prefetch(int64_t key) const;         prefetches the memory that Admit will read
 //   size_t bytes() const; void Clear();
 //   and what checkpoints carry: exact counters and the filter's bytes (see Stateless, which has
 //   neither)
-// and a place in Admission and in MakeAdmission. A state is a shard's own and works under its lock,
-// so a verdict depends on the shard's keys in their order, never on threads.
+// and the policy is listed in Admission and in MakeAdmission. Each shard has its own state and uses
+// it under the shard's lock, so a decision depends on the shard's keys in their order, never on
+// threads.
 //
-// By count. A key is admitted by the miss that brings its count to the threshold: its
-// threshold-th. Counts of keys that are not admitted yet are kept
-//   exactly (AdmitByCount): a KeyIndex whose values are counts, 21 to 43 bytes a key that waits, 64
-//   while it grows;
-//     admission frees the counter, so a row that is evicted later must earn its place anew.
+// By count. A key is admitted at the miss that brings its count to the threshold. Counts of keys
+// that are not admitted yet are kept in one of two ways:
+//   exactly (AdmitByCount): a KeyIndex whose values are counts takes 21 to 43 bytes for each
+//     waiting key, 64 while it grows. Admission frees the counter, so after an eviction the key
+//     must be counted up to the threshold again.
 //   in a counting Bloom filter (AdmitByFilter; L. Fan et al., "Summary Cache", 2000) of one-byte
 //     counters with conservative update (C. Estan and G. Varghese, 2002): a key's count is the
 //     least of its k counters, and a miss raises only those counters that equal it. Counts are
-//     never too low. They are too high only if other keys have met all k, and after n keys in m
-//     counters that has the probability (1 - exp(-k n / m))^k at most; m is chosen so that this is
-//     the stated error at the stated n. The filter forgets nothing: a row that is evicted comes
-//     back at once.
+//     never too low. A count is too high only if other keys have raised all k counters. After n
+//     keys in m counters, the probability of that is at most (1 - exp(-k n / m))^k; m is chosen so
+//     that this is the stated error at the stated n. The filter forgets nothing: a key whose row
+//     was evicted is admitted again at its next miss.
 //
-// Two filters of one size become one by taking, counter by counter, the larger. No count is then
-// too low, because each of a key's counters is at least what it was. None is higher than if one
-// filter had met all that both have met: a filter never lowers a counter, and an update of a filter
-// that is nowhere below another leaves it so. Hence the stated error holds for the union. Where no
-// key was counted in both, as in those of ranks, nothing is lost. An exact count goes into a filter
-// by raising the key's counters to it.
+// To merge two filters of one size, take the larger value of each counter. No count is then too
+// low, because each of a key's counters is at least what it was. No count is higher than in a
+// single filter that had counted the misses of both: a filter never lowers a counter, and if one
+// filter's counters are all at least another's, they remain so when both get the same update.
+// Hence the stated error holds for the union. If no key was counted in both filters, as is the case
+// with the filters of different ranks, nothing is lost. To add an exact count to a filter, raise
+// the key's counters to it.
 //
-// By chance (AdmitByChance). A pure function of (seed, key, step): a key that is missing in lookups
-// of different steps has an independent chance at each, and a lookup repeated at the same step has
-// the same outcome. So the number of steps until admission is geometric, and no count is kept.
+// By chance (AdmitByChance). The decision is a pure function of (seed, key, step): a key that is
+// missing at several steps has an independent chance at each, and a lookup repeated at the same
+// step has the same outcome. So the number of steps until admission is geometric, and no count is
+// kept.
 
 #ifndef GMETA_OPS_TABLE_CORE_ADMISSION_H_
 #define GMETA_OPS_TABLE_CORE_ADMISSION_H_
@@ -55,7 +58,7 @@
 
 namespace gmeta {
 
-// The parts of a state that it may have no use for.
+// Empty defaults for the parts of a state that a policy may not need.
 struct Stateless {
   void Prefetch(int64_t) const {}
   size_t bytes() const { return 0; }
@@ -103,7 +106,7 @@ struct AdmitByCount {
     void Clear() { counts_.Clear(); }
 
     uint64_t counters() const { return counts_.size(); }
-    // Calls visit(key, count) for every key that waits.
+    // Calls visit(key, count) for every waiting key.
     template <class Visit>
     void ForEachCounter(const Visit& visit) const {
       counts_.ForEach(visit);
@@ -127,7 +130,7 @@ struct AdmitByCount {
 
 struct AdmitByFilter {
   uint32_t threshold;       // at most 255
-  uint64_t capacity;        // n: distinct keys of the whole table up to which the error holds
+  uint64_t capacity;        // n: the error holds up to this many distinct keys of the whole table
   double counters_per_key;  // m / n
   uint32_t hashes;          // k
 
@@ -158,8 +161,8 @@ struct AdmitByFilter {
     size_t filter_bytes() const { return counters_.size(); }
 
    private:
-    // Double hashing (A. Kirsch and M. Mitzenmacher, 2006). Both hashes are of salted keys: the
-    // plain one has the same top bits in the whole shard.
+    // Double hashing (A. Kirsch and M. Mitzenmacher, 2006). Both hashes are of salted keys, because
+    // the hashes of the plain keys have the same top bits in the whole shard.
     template <class Visit>
     void ForEachPlace(int64_t key, const Visit& visit) const {
       const uint64_t k = static_cast<uint64_t>(key);
@@ -203,7 +206,7 @@ struct AdmitByChance {
   State Begin(size_t) const { return State(*this); }
 };
 
-// What checkpoints carry of admission, for export and import (const): exact counters, in no
+// The admission state in checkpoints, for export and import (const): exact counters, in no
 // particular order, and the shards' filters one after another.
 template <class Int, class Byte>
 struct BasicAdmissionColumns {
@@ -223,8 +226,9 @@ inline AdmissionState BeginAdmission(const Admission& admission, size_t shards) 
                     admission);
 }
 
-// The policy of a name and its settings, in the order of its fields; nothing where there is no such
-// policy or it takes another number of them. Chance is seeded by the table.
+// Returns the policy of that name with these settings, in the order of its fields. Returns nothing
+// if no policy has that name or if it takes another number of settings. `seed`, from the table,
+// seeds AdmitByChance.
 inline std::optional<Admission> MakeAdmission(const std::string& name, const std::vector<double>& p,
                                               uint64_t seed) {
   if (name == "all" && p.empty()) return AdmitAll{};

@@ -1,28 +1,33 @@
-// Eviction as policies: which rows go, so that a table stays within a bound.
+// Eviction as policies: which rows are evicted, so that a table stays within a bound.
 //
 // A policy is a struct of settings that judges a row (anything with frequency(), last_step() and
 // SquaredNorm() of its weights):
-//   bool Expired(const Row&, uint32_t now) const;   goes at the next sweep, bound or no bound
-//   uint64_t Rank(const Row&) const;                where the bound is exceeded, rows of the lowest
-//                                                   rank go first; of equal rank, the lower key
-// and has a place in EvictionPolicy and in MakeEvictionPolicy. Weights, optimizer state and
-// metadata go together, and the record is used again by the next row.
+//   bool Expired(const Row&, uint32_t now) const;   whether the next sweep evicts the row, with or
+//                                                   without a bound
+//   uint64_t Rank(const Row&) const;                when the bound is exceeded, rows of the lowest
+//                                                   rank are evicted first; among rows of equal
+//                                                   rank, the one with the lower key
+// and is listed in EvictionPolicy and in MakeEvictionPolicy. A row's weights, optimizer state and
+// metadata are evicted together, and the next new row reuses the record.
 //
-// When it runs
-//   By load, at the start of an inserting lookup, in each shard that the lookup meets, before any
-//   key of the batch is found. So no batch evicts its own rows, and the bound may be exceeded by
-//   the rows that one batch has made. Each of S shards has a share of the bound. A shard that holds
+// When eviction runs
+//   By load, at the start of an inserting lookup, in each shard that has keys of the batch, before
+//   any key of the batch is found. So no batch evicts its own rows, and the rows that one batch
+//   inserts may exceed the bound. Each of S shards has a share of the bound. A shard that holds
 //   more than its high mark evicts down to its low mark, by exact selection over the shard's rows.
-//   The marks are a sixteenth of a share apart, so a row made pays for looking at sixteen, whatever
-//   the size of the table; and the high marks of the shards are spread evenly over another
-//   sixteenth, so the shards come to it one after another, and a batch meets few of them. By time,
-//   at the end of an update: expired rows are swept out of each shard every so many steps, the
-//   shards' turns again spread evenly. By order: Table::Evict does both in all shards. Load and
-//   time are functions of the shard's keys and the table's step alone: deterministic for a trace,
-//   whatever the threads, and through a checkpoint.
+//   The marks are a sixteenth of a share apart, so eviction looks at sixteen rows for each row
+//   inserted, whatever the size of the table. The high marks of the shards are spread evenly over
+//   another sixteenth, so the shards reach them one after another, and few shards evict in the same
+//   batch.
+//   By time, at the end of an update: each shard sweeps out its expired rows once in a fixed number
+//   of steps, and the sweeps of the shards are again spread evenly.
+//   By request: Table::Evict does both in all shards.
+//   Eviction by load and by time depends only on the shard's keys and the table's step. It is
+//   deterministic for a trace, whatever the threads, also across a checkpoint.
 //
-// The bound in bytes charges a row its record and kIndexBytes for its share of the key index. What
-// the table allocates lies near that: records come in chunks of up to a sixteenth of it.
+// For the bound in bytes, a row counts as its record plus kIndexBytes for its share of the key
+// index. The memory that the table allocates is close to that: the table allocates records in
+// chunks of up to a sixteenth of the bound.
 
 #ifndef GMETA_OPS_TABLE_CORE_EVICTION_H_
 #define GMETA_OPS_TABLE_CORE_EVICTION_H_
@@ -38,7 +43,7 @@
 
 namespace gmeta {
 
-// Of policies that act under a bound alone.
+// Base of policies that evict only when a bound is exceeded.
 struct NeverExpires {
   template <class Row>
   static bool Expired(const Row&, uint32_t) {
@@ -86,7 +91,7 @@ struct EvictByNorm {
   }
   template <class Row>
   static uint64_t Rank(const Row& row) {
-    const double norm = row.SquaredNorm();  // not negative, so its bits are in its order
+    const double norm = row.SquaredNorm();  // not negative, so its bits sort as the number does
     uint64_t bits;
     std::memcpy(&bits, &norm, sizeof bits);
     return bits;
@@ -104,7 +109,8 @@ inline std::optional<EvictionPolicy> MakeEvictionPolicy(const std::string& name,
   return std::nullopt;
 }
 
-// A policy and when it runs, for a whole table. Zero: no such bound, no sweeps.
+// A policy and its bounds and sweep interval, for a whole table. Zero means no such bound or no
+// sweeps.
 struct Eviction {
   static constexpr uint64_t kIndexBytes = 48;
 
@@ -113,8 +119,9 @@ struct Eviction {
   uint64_t max_bytes = 0;
   uint32_t sweep_steps = 0;
 
-  // Shards so few that each one's share is 1024 rows at least: keys fall on shards by their hash,
-  // and a small share would be overrun in one shard while others have room.
+  // The base-2 logarithm of the number of shards: at most `most`, and so few shards that each one's
+  // share is at least 1024 rows. Keys are spread over shards by their hash, and with small shares
+  // one shard would exceed its share while others have room.
   int Log2Shards(int most, size_t record_bytes) const {
     constexpr uint64_t kSmallestShare = 1024;
     uint64_t rows = max_rows == 0 ? UINT64_MAX : max_rows;
@@ -125,7 +132,7 @@ struct Eviction {
   }
 };
 
-// A row that may have to go, in the order in which rows go.
+// A row that may be evicted. Rows compare in the order in which they are evicted.
 struct RankedRow {
   uint64_t rank;
   int64_t key;
@@ -136,12 +143,12 @@ struct RankedRow {
   }
 };
 
-// How many units of `size` are to go until `load` is not above `mark`.
+// How many units of `size` must be evicted to bring `load` down to `mark`.
 inline uint64_t Excess(uint64_t load, uint64_t mark, uint64_t size) {
   return load > mark ? (load - mark + size - 1) / size : 0;
 }
 
-// The marks between which a shard's load of some kind (rows or bytes) is kept.
+// The marks between which a shard keeps its load in rows or in bytes.
 struct LoadMarks {
   uint64_t high = UINT64_MAX;
   uint64_t low = UINT64_MAX;
@@ -155,7 +162,7 @@ struct LoadMarks {
   }
 };
 
-// When one shard of a table is to evict.
+// When one shard of a table has to evict.
 class EvictionSchedule {
  public:
   EvictionSchedule() = default;
@@ -167,7 +174,8 @@ class EvictionSchedule {
 
   const LoadMarks rows, bytes;
 
-  // A function of the step alone, so a table that was restored sweeps as one that ran on.
+  // Depends on the step alone, so a restored table sweeps at the same steps as one that was never
+  // interrupted.
   bool IsSweepDue(uint64_t step) const {
     return sweep_steps_ != 0 && (step + offset_) % sweep_steps_ == 0;
   }

@@ -1,8 +1,8 @@
-// Initial rows: element j of the row of a key is a pure function of (initializer, seed, key, j).
+// Initial rows: element j of a key's row is a pure function of (initializer, seed, key, j).
 //
-// Word j % 4 of Philox block j / 4 under (seed, key) is turned into a number by inversion, one word
-// for one number. With x = (2 * (word >> 8) + 1 - 2^24) / 2^24, a multiple of 2^-24 in (-1, 1) that
-// is symmetric and exact in float32:
+// Inversion turns word j % 4 of Philox block j / 4 under (seed, key) into element j, one word for
+// one number. With x = (2 * (word >> 8) + 1 - 2^24) / 2^24, a multiple of 2^-24 in (-1, 1) that is
+// symmetric and exact in float32:
 //
 //   uniform            low + (high - low) * (word >> 8) / 2^24
 //
@@ -10,10 +10,10 @@
 //
 //   truncated normal   mean + stddev * sqrt(2) * erfinv(erf(sqrt(2)) * x)        |z| < 2
 //
-// Only +, -, *, sqrt and integer operations of IEEE float32 are used, in a fixed order and without
-// fused multiply-add: the same bits come out on every machine, on the GPU, and in NumPy
-// (gmeta/testing/reference/table/initializers.py). The loops have no branch, so they vectorize;
-// that of the normal distributions is compiled for wide vectors too.
+// The code uses only +, -, *, sqrt and integer operations of IEEE float32, in a fixed order and
+// without fused multiply-add, so it gives the same bits on every machine, on the GPU, and in NumPy
+// (gmeta/testing/reference/table/initializers.py). The loops have no branch, so they vectorize; the
+// loop of the normal distributions is compiled for wide vectors too.
 //
 // erfinv is M. Giles' single-precision approximation ("Approximating the erfinv function", GPU
 // Computing Gems, 2011), log is Cephes' logf; together they are within 4e-7 of the exact normal
@@ -95,7 +95,7 @@ GMETA_ALWAYS_INLINE float NormalOf(uint32_t word, float mean, float sigma, float
   return mean + sigma * InverseErf(scale * (static_cast<float>(odd) * kUnit));
 }
 
-// out[i] = mean + sigma * erfinv(scale * x) of n words.
+// Computes out[i] = mean + sigma * erfinv(scale * x) for n words, x as above.
 GMETA_ALWAYS_INLINE void NormalLoop(const uint32_t* words, size_t n, float mean, float sigma,
                                     float scale, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = NormalOf(words[i], mean, sigma, scale);
@@ -114,7 +114,7 @@ struct Initializer {
   float b = 0.0f;  // unused; high; stddev
   uint64_t seed = 0;
 
-  // Writes the initial row of `key`, `dim` numbers.
+  // Writes the initial row of `key`: `dim` numbers.
   void Fill(int64_t key, size_t dim, float* row) const {
     if (kind == Kind::kConstant) {
       std::fill_n(row, dim, a);
@@ -128,8 +128,8 @@ struct Initializer {
     }
   }
 
-  // Elements 4 * block ... 4 * block + 3 of the row of `key`, for the GPU, where a thread makes
-  // four.
+  // Computes elements 4 * block ... 4 * block + 3 of the row of `key`. For the GPU, where a thread
+  // makes four.
   GMETA_HOST_DEVICE void Block(int64_t key, uint32_t block, float out[4]) const {
     if (kind == Kind::kConstant) {
       for (int i = 0; i < 4; ++i) out[i] = a;
@@ -150,7 +150,7 @@ struct Initializer {
   static constexpr float kSqrt2 = 1.41421356237309504880f;
   static_assert(kPiece % kPhiloxWords == 0);
 
-  // Words `start` ... of a key's stream, n or a few more.
+  // Writes the words of a key's stream from word `start` on: n of them or a few more.
   void Words(uint64_t key, size_t start, size_t n, uint32_t* words) const {
     PhiloxCounter counter{{static_cast<uint32_t>(start / 4), 0, static_cast<uint32_t>(key),
                            static_cast<uint32_t>(key >> 32)}};

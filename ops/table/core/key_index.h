@@ -12,34 +12,34 @@
 //
 // Probing
 //   A key's home is group MurmurHash3(k) mod N. The eight tags of a group are compared at once, and
-//   only slots whose tag agrees are compared by key. Where a group doesn't have the key, the probe
-//   goes on by the step of MTGenRec, section 3.2, which in slots is
+//   only slots whose tag agrees are compared by key. If a group doesn't have the key, the probe
+//   advances by the step of MTGenRec, section 3.2, which in slots is
 //     S = ((k mod (M / W - 1) + 1) | 1) * W
 //   In groups, the step is odd and N is a power of two, so the two are coprime and N probes visit
-//   every group once. Keys with one home go different ways, so there is no clustering.
+//   every group once. Keys with the same home take different paths, so there is no clustering.
 //
 // Where a probe may end
-//   group.overflow counts the keys that went past this group because it was full when they came. A
-//   probe ends at the first group whose count is zero: no key that passed it is left. Erasing a key
-//   empties its slot and takes one off the count of every group on its path. So there are no
-//   tombstones: deletion breaks no probe chain, leaves nothing to clean up, and a table that churns
-//   for ever stays as fast as a new one. (F14 by N. Bronson and X. Shi has this idea.) A miss
-//   mostly reads one cache line.
+//   group.overflow counts the keys that passed this group because it was full when they were
+//   inserted. A probe ends at the first group whose count is zero: no key that passed it is left.
+//   Erasing a key empties its slot and subtracts one from the count of every group on its path. So
+//   there are no tombstones: deletion breaks no probe chain and leaves nothing to clean up, and an
+//   index with endless inserts and removals stays as fast as a new one. (F14 by N. Bronson and
+//   X. Shi has this idea.) A miss mostly reads one cache line.
 //
 // Growth
 //   At load 0.75 the number of groups doubles. The rows stay where they are: only keys and row
-//   numbers move. They move bit by bit: the old groups drain into the new ones, one group for each
-//   insert and a few for each batch, so no insert pays for more than a group (a drain ends within M
-//   / 8 inserts, the next growth is 0.5 M away or more). While it lasts, a key is in exactly one of
-//   the two; a probe tries the new groups, then the old. Old counts are not lowered by draining:
-//   they stay upper bounds, which is all that a probe needs.
+//   numbers move. They move gradually: the old groups drain into the new ones, one group for each
+//   insert and a few for each batch, so no insert pays for more than a group (a drain ends within
+//   M / 8 inserts, the next growth is 0.5 M away or more). During a drain, a key is in exactly one
+//   of the two tables; a probe tries the new groups, then the old. Draining doesn't lower the
+//   counts of the old groups: they remain upper bounds, which is all that a probe needs.
 //
-//   The shards of a table hold about equally many keys, so at one load all of them would grow in
-//   the same batch, and that batch would wait for as much fresh memory as the whole index has. So
-//   their loads of growth are spread over [0.5, 0.75] (GrowthLoad), and the doublings over a third
-//   of the keys. A table has no more memory by that: shards that grow at load 0.5 have the size
-//   that they would have a little later, and when the last one has grown, the load is 0.375 either
-//   way. Reserve, which knows how many keys come, fills an index to 0.75.
+//   The shards of a table hold about equally many keys. If all of them grew at the same load, they
+//   would grow in the same batch, and that batch would wait for as much fresh memory as the whole
+//   index has. So their growth loads are spread over [0.5, 0.75] (GrowthLoad), and the doublings
+//   over a third of the keys. A table takes no more memory for that: shards that grow at load 0.5
+//   reach a size that they would reach a little later anyway, and when the last one has grown, the
+//   load is 0.375 either way. Reserve, which knows how many keys will come, fills an index to 0.75.
 //
 // Invariants
 //   1. size() <= 0.75 * capacity().
@@ -48,8 +48,8 @@
 //   0.
 //   4. Groups of `draining_` before `cursor_` are empty.
 //
-// Thread safety: const methods may run together; anything else needs exclusion (Shard has the
-// lock).
+// Thread safety: const methods may run concurrently; all others need exclusive access (Shard has
+// the lock).
 
 #ifndef GMETA_OPS_TABLE_CORE_KEY_INDEX_H_
 #define GMETA_OPS_TABLE_CORE_KEY_INDEX_H_
@@ -71,7 +71,7 @@ inline constexpr uint32_t kNoRow = UINT32_MAX;
 inline constexpr double kMostLoad = 0.75;
 inline constexpr double kLeastGrowthLoad = 0.5;
 
-// The load at which shard number `shard` of `shards` grows: the last one at kMostLoad.
+// The load at which shard number `shard` of `shards` grows. The last shard grows at kMostLoad.
 inline double GrowthLoad(size_t shard, size_t shards) {
   const double place = static_cast<double>(shard + 1) / static_cast<double>(shards);
   return kLeastGrowthLoad + (kMostLoad - kLeastGrowthLoad) * place;
@@ -90,7 +90,7 @@ struct alignas(128) KeyGroup {
 };
 static_assert(sizeof(KeyGroup) == 128 && sizeof(KeyGroup) == MemoryBlock::kAlignment);
 
-// The groups of one size: find, insert and erase, without growth.
+// A fixed number of groups: find, insert and erase, without growth.
 class GroupTable {
  public:
   struct Slot {
@@ -131,7 +131,7 @@ class GroupTable {
     return {};
   }
 
-  // Needs a key that is absent and an empty slot somewhere.
+  // Inserts a key. The key must be absent, and some slot must be empty.
   void Insert(int64_t key, uint64_t hash, uint32_t row) {
     uint64_t at = hash & mask_;
     uint64_t step = 0;
@@ -151,7 +151,7 @@ class GroupTable {
     }
   }
 
-  // Empties a slot that Find returned, and takes its key off the counts of the groups that it
+  // Empties a slot that Find returned, and subtracts one from the count of each group that its key
   // passed.
   void Erase(Slot slot, uint64_t hash) {
     const int64_t key = slot.group->keys[slot.index];
@@ -162,7 +162,8 @@ class GroupTable {
   }
 
  private:
-  // The top bits choose the shard, the low bits the group; these are in between.
+  // The tag's bits lie between the top bits, which choose the shard, and the low bits, which choose
+  // the group.
   static uint8_t Tag(uint64_t hash) { return static_cast<uint8_t>(0x80 | ((hash >> 40) & 0x7f)); }
 
   MemoryBlock memory_;
@@ -182,7 +183,7 @@ class KeyIndex {
   size_t bytes() const { return current_.bytes() + draining_.bytes(); }
   bool is_draining() const { return draining_.groups() != 0; }
 
-  // Asks for the memory that Find(key) will read.
+  // Prefetches the memory that Find(key) will read.
   void Prefetch(uint64_t hash) const {
     current_.Prefetch(hash);
     if (is_draining()) draining_.Prefetch(hash);
@@ -195,14 +196,14 @@ class KeyIndex {
     return slot.group == nullptr ? kNoRow : slot.group->rows[slot.index];
   }
 
-  // The same, to be changed where it stands; null where the key is absent.
+  // A pointer to the row of a key, through which it can be changed; null if the key is absent.
   uint32_t* FindValue(int64_t key, uint64_t hash) {
     GroupTable::Slot slot = current_.Find(key, hash);
     if (slot.group == nullptr && is_draining()) slot = draining_.Find(key, hash);
     return slot.group == nullptr ? nullptr : &slot.group->rows[slot.index];
   }
 
-  // Adds a key that is absent.
+  // Adds a key, which must be absent.
   void Insert(int64_t key, uint64_t hash, uint32_t row) {
     if (size_ == most_keys_) {
       Grow(2 * current_.groups());
@@ -213,7 +214,7 @@ class KeyIndex {
     Drain(1);
   }
 
-  // Takes a key out. Returns the row that it had, or kNoRow.
+  // Removes a key. Returns the row that it had, or kNoRow.
   uint32_t Erase(int64_t key, uint64_t hash) {
     GroupTable* table = &current_;
     GroupTable::Slot slot = table->Find(key, hash);
@@ -228,7 +229,7 @@ class KeyIndex {
     return row;
   }
 
-  // Moves up to `groups` groups on from the old table, if one is draining.
+  // Moves the keys of up to `groups` groups from the old table to the new one, if one is draining.
   void Drain(uint64_t groups) {
     if (!is_draining()) return;
     for (; groups > 0 && cursor_ < draining_.groups(); --groups, ++cursor_) {
@@ -277,17 +278,17 @@ class KeyIndex {
   }
 
   void Grow(uint64_t groups) {
-    Drain(draining_.groups());  // nothing is left of an earlier growth, save after Reserve
+    Drain(draining_.groups());  // an earlier growth has drained already, except after Reserve
     draining_ = std::exchange(current_, GroupTable(groups));
     cursor_ = 0;
   }
 
   double growth_load_;
   GroupTable current_;
-  GroupTable draining_;  // no groups: no growth is going on
+  GroupTable draining_;  // has no groups unless a growth is in progress
   uint64_t cursor_ = 0;  // the first group of `draining_` that may hold keys
   uint64_t size_ = 0;
-  uint64_t most_keys_;  // it grows rather than hold more
+  uint64_t most_keys_;  // the index grows before it holds more keys than this
 };
 
 }  // namespace gmeta

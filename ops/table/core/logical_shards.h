@@ -1,8 +1,8 @@
 // Logical shards: the unit in which a table is saved, loaded and owned by ranks.
 //
 // A key's logical shard is the top ten bits of MurmurHash3(key), whatever the process, the rank or
-// the number of ranks. A Table's own shards are fewer, by fewer of the same bits, so a logical
-// shard lies in one of them.
+// the number of ranks. A Table has fewer shards of its own and chooses them by fewer of the same
+// bits, so each logical shard lies in one of the table's shards.
 
 #ifndef GMETA_OPS_TABLE_CORE_LOGICAL_SHARDS_H_
 #define GMETA_OPS_TABLE_CORE_LOGICAL_SHARDS_H_
@@ -32,7 +32,7 @@ struct LogicalRange {
   GMETA_HOST_DEVICE bool contains(uint32_t shard) const { return first <= shard && shard < last; }
 };
 
-// What to save of a range: where the rows stand, what was removed, and which keys wait for
+// What to save of a range: the row number of each key, the removed keys, and the keys that wait for
 // admission.
 struct ShardSelection {
   struct Item {
@@ -50,7 +50,7 @@ struct ShardSelection {
     int64_t key;
   };
 
-  // By logical shard, then by key: an order that depends on the content alone, not on history or
+  // Sorts by logical shard, then by key. This order depends on the content alone, not on history or
   // threads.
   void Sort() {
     const auto before = [](const auto& a, const auto& b) {
@@ -64,7 +64,7 @@ struct ShardSelection {
   std::vector<Item> items;
   std::vector<Removed> removed;
   std::vector<Waiting> waiting;
-  bool journal_whole = true;  // `removed` is all that was removed since the journal began
+  bool journal_whole = true;  // `removed` has every key removed since the journal began
 };
 
 }  // namespace gmeta

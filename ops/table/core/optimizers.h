@@ -1,21 +1,22 @@
-// Sparse optimizers as policies: each says how many floats a row keeps beside its weights, what
-// they start as, and how one gradient changes them. The table runs the policy inside its update
-// pass, on the record that is in the cache already ("fused").
+// Sparse optimizers as policies: each defines how many floats a row keeps beside its weights, their
+// initial values, and how one gradient changes them. The table runs the policy inside its update
+// pass, while the record is in the cache ("fused").
 //
 // A policy is a struct of hyperparameters with
 //   size_t SlotFloats(size_t dim) const;                       floats kept for a row of dim weights
-//   float InitialSlot() const;                                 what the first of its slots starts
-//                                                              as (at most dim floats); others at 0
+//   float InitialSlot() const;                                 initial value of the first slot (at
+//                                                              most dim floats); others start at 0
 //   Step Begin(float learning_rate, int64_t step) const;       constants of one update call; step
 //                                                              counts from 1
 //   Step::operator()(size_t dim, const float* g, float* w, float* slots) const
-// and a place in SparseOptimizer and in MakeOptimizer. The formulas are tf_keras's; tests hold them
-// equal. Steps also run on the GPU (ops/table/gpu/device/update.cuh), where all but
-// RowWiseAdagrad's are run as on rows of one weight, because they are elementwise.
+// and is listed in SparseOptimizer and in MakeOptimizer. The formulas are tf_keras's; tests check
+// that they agree. Steps also run on the GPU (ops/table/gpu/device/update.cuh). All but
+// RowWiseAdagrad's are elementwise, so the GPU runs them weight by weight, as on one-weight rows.
 //
-// All are lazy: a row without a gradient in a call is left alone, its momenta don't decay. Where
-// every row has a gradient in every call, this is the dense optimizer. Adam's bias correction uses
-// the table's step, the number of update calls so far, which is the same for all rows.
+// All optimizers are lazy: a call doesn't change a row that has no gradient in it, and the row's
+// momenta don't decay. If every row has a gradient in every call, the result is that of the dense
+// optimizer. Adam's bias correction uses the table's step, the number of update calls so far, which
+// is the same for all rows.
 
 #ifndef GMETA_OPS_TABLE_CORE_OPTIMIZERS_H_
 #define GMETA_OPS_TABLE_CORE_OPTIMIZERS_H_
@@ -137,7 +138,7 @@ struct RowWiseAdagrad {
   struct Step {
     float learning_rate, epsilon;
 
-    // The row's share of the step: takes its gradient into its state, and returns the factor.
+    // Updates the row's state by its gradient, and returns the factor that scales the gradient.
     GMETA_HOST_DEVICE float Scale(size_t dim, const float* __restrict g, float* a) const {
       float squares = 0.0f;
       for (size_t i = 0; i < dim; ++i) squares += g[i] * g[i];
@@ -237,8 +238,8 @@ struct Ftrl {
 
 using SparseOptimizer = std::variant<Sgd, Adagrad, Adam, Momentum, RowWiseAdagrad, AdamW, Ftrl>;
 
-// The optimizer of a name and its hyperparameters, in the order of its fields; nothing where there
-// is no such optimizer or it takes another number of them.
+// Returns the optimizer of that name with these hyperparameters, in the order of its fields.
+// Returns nothing if no optimizer has that name or if it takes another number of hyperparameters.
 inline std::optional<SparseOptimizer> MakeOptimizer(const std::string& name,
                                                     const std::vector<double>& p) {
   if (name == "sgd" && p.empty()) return Sgd{};

@@ -1,20 +1,22 @@
-// RemovalJournal: which keys a shard has lost since it was last saved. An incremental save needs
-// them: rows that are there tell by their last step whether they changed, rows that are gone tell
-// nothing.
+// RemovalJournal: the keys that a shard has removed since it was last saved. An incremental save
+// needs them: the last step of a row shows whether the row has changed, but a removed row leaves no
+// such trace.
 //
 // Two parts
-//   `noted_` grows as keys are removed. A save cuts: keys move to `cut_`, and are written from
-//   there. When the save is safe on the disk, DropCut forgets them; if it fails, they stay, and the
-//   next save cuts again and writes both. What is removed while a save runs is noted anew.
+//   `noted_` grows as keys are removed. A save first calls Cut, which moves keys to `cut_`, and
+//   writes them from there. Once the save is safe on disk, DropCut forgets them. If the save fails,
+//   they stay, and the next save calls Cut again and writes both the old and the new keys. Keys
+//   removed while a save runs are added to `noted_`.
 //
 // Bound
-//   A shard keeps up to `limit` noted keys. When they are reached, doubles are dropped (a key may
-//   come and go many times); if more than half is left, the journal breaks: it forgets its keys and
-//   isn't whole until it is started again, which a full save does. Nothing that changes rows
-//   without removing them or setting their last step (an import) can be told by keys, so that
-//   breaks it as well.
+//   A shard keeps up to `limit` noted keys. When it reaches the limit, it drops duplicates (a key
+//   may come and go many times). If more than half of the limit is left, the journal breaks: it
+//   forgets its keys and isn't whole until it is started again, which a full save does. An import
+//   changes rows without removing them or setting their last step. Keys can't record that, so it
+//   breaks the journal as well.
 //
-// Off, it costs a comparison a removed key. Not thread-safe: Shard has the lock.
+// When the journal is off, it costs one comparison per removed key. Not thread-safe: Shard has the
+// lock.
 
 #ifndef GMETA_OPS_TABLE_CORE_REMOVAL_JOURNAL_H_
 #define GMETA_OPS_TABLE_CORE_REMOVAL_JOURNAL_H_
@@ -28,7 +30,7 @@ namespace gmeta {
 
 class RemovalJournal {
  public:
-  // Forgets all, and notes up to `limit` keys from now on; 0 turns it off.
+  // Forgets all keys, and notes up to `limit` keys from now on; 0 turns the journal off.
   void Start(size_t limit) {
     Break();
     limit_ = limit;
@@ -52,8 +54,8 @@ class RemovalJournal {
     if (noted_.size() > limit_ / 2) Break();
   }
 
-  // Cuts the keys for which belongs(key), and calls visit(key) for each cut key of that kind, once,
-  // ascending.
+  // Moves the noted keys for which belongs(key) is true to the cut ones. Then calls visit(key) once
+  // for each cut key for which belongs(key) is true, in ascending order.
   template <class Belongs, class Visit>
   void Cut(const Belongs& belongs, const Visit& visit) {
     const auto moved =
@@ -66,7 +68,7 @@ class RemovalJournal {
     }
   }
 
-  // The cut keys have been saved.
+  // Forgets the cut keys, once they have been saved.
   void DropCut() { cut_ = Keys(); }
 
   size_t bytes() const { return (noted_.capacity() + cut_.capacity()) * sizeof(int64_t); }

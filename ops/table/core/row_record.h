@@ -1,18 +1,18 @@
 // One row of a table, in one piece of memory:
 //
-//   offset 0   uint32  frequency   lookups that may insert and have read the row (saturating)
+//   offset 0   uint32  frequency   how many inserting lookups have read the row (saturating)
 //   offset 4   uint32  last step   the table's step at the latest such lookup or update
 //   offset 8   float32 weights[dim]
-//              float32 slots[slot_floats]   what the optimizer keeps for the row
+//              float32 slots[slot_floats]   the row's optimizer state
 //
-// A half record, of tables that mix two precisions (rows.h), has the same header, then
+// A half record, in tables that mix two precisions (rows.h), has the same header, then
 //   offset 8   float16 weights[dim]
 //              bfloat16 slots[slot_floats]
 // and is padded to whole words.
 //
-// Weights, optimizer state and the metadata that admission and eviction read live and die together,
-// and a training step that touches a row touches one run of cache lines. A record carries no key:
-// keys are in the key index, so that growing the index moves no record.
+// A row's weights, its optimizer state and the metadata that admission and eviction read are made
+// and removed together, and a training step that uses a row touches one run of cache lines. A
+// record holds no key: keys are in the key index, so that growing the index moves no record.
 
 #ifndef GMETA_OPS_TABLE_CORE_ROW_RECORD_H_
 #define GMETA_OPS_TABLE_CORE_ROW_RECORD_H_
@@ -33,7 +33,7 @@ struct RowHeader {
 };
 static_assert(sizeof(RowHeader) == 8);
 
-// Where the parts of a record of given widths lie.
+// The offsets of the parts of a record, from the row's widths.
 class RowLayout {
  public:
   RowLayout(size_t dim, size_t slot_floats) : dim_(dim), slot_floats_(slot_floats) {}
@@ -41,7 +41,7 @@ class RowLayout {
   size_t dim() const { return dim_; }
   size_t slot_floats() const { return slot_floats_; }
   size_t bytes() const { return weights_end() + sizeof(float) * slot_floats_; }
-  // Bytes of header and weights, which is what a lookup reads.
+  // Bytes of the header and the weights: the part that a lookup reads.
   size_t weights_end() const { return sizeof(RowHeader) + sizeof(float) * dim_; }
 
   static RowHeader* header(char* record) { return reinterpret_cast<RowHeader*>(record); }
@@ -55,7 +55,7 @@ class RowLayout {
   size_t slot_floats_;
 };
 
-// The same of a half record.
+// The offsets of the parts of a half record.
 class HalfLayout {
  public:
   explicit HalfLayout(const RowLayout& full) : dim_(full.dim()), slots_(full.slot_floats()) {}

@@ -1,4 +1,4 @@
-// What a table counts of itself.
+// The statistics that a table keeps about itself.
 
 #ifndef GMETA_OPS_TABLE_CORE_STATISTICS_H_
 #define GMETA_OPS_TABLE_CORE_STATISTICS_H_
@@ -25,8 +25,8 @@ struct TableStatistics {
   uint64_t half_rows = 0;  // of `size`, in half precision
 };
 
-// A shard's share of the counts. Readers count too, so they are atomic and need no lock; a pass
-// adds once.
+// A shard's share of the counts. Readers count too, so the counters are atomic and need no lock; a
+// pass adds to them once.
 class ShardCounters {
  public:
   using Counter = std::atomic<uint64_t>;

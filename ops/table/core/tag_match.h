@@ -1,8 +1,8 @@
 // Compares the eight one-byte tags of a group at once. Each function returns a mask whose bit i
-// speaks for slot i. A tag is 0 (empty) or has its top bit set (full).
+// stands for slot i. A tag is 0 (empty) or has its top bit set (full).
 //
 // Two forms: SSE2, which every x86-64 has, and plain 64-bit arithmetic ("SIMD within a register")
-// for all others; a native test holds them equal.
+// for all others; a native test checks that they agree.
 
 #ifndef GMETA_OPS_TABLE_CORE_TAG_MATCH_H_
 #define GMETA_OPS_TABLE_CORE_TAG_MATCH_H_
@@ -38,8 +38,8 @@ inline uint32_t MoveMask(uint64_t word) {
 
 inline uint32_t MatchTag(const uint8_t* tags, uint8_t tag) {
   const uint64_t difference = LoadTags(tags) ^ (tag * 0x0101010101010101ULL);
-  // The top bit of a byte of `nonzero` is set where that byte differs; adding can't carry over
-  // bytes.
+  // The top bit of a byte of `nonzero` is set if that byte differs from the tag. The addition can't
+  // carry from one byte to the next.
   const uint64_t nonzero = ((difference & ~kHighBits) + ~kHighBits) | difference;
   return MoveMask(~nonzero);
 }

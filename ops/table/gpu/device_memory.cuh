@@ -1,4 +1,4 @@
-// Memory of a GPU table: pieces that are freed when nobody holds them.
+// Memory of a GPU table, in pieces that are freed when nobody holds them any more.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
@@ -17,19 +17,19 @@ namespace gmeta {
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // From the allocator, or from cudaMalloc where it has no functions.
+  // Allocates memory from the allocator, or by cudaMalloc if the allocator has no functions.
   DeviceMemory(const gmeta_gpu_allocator& allocator, size_t bytes)
       : allocator_(allocator), bytes_(bytes) {
     if (bytes == 0) return;
     if (allocator.allocate != nullptr) {
       data_ = allocator.allocate(allocator.context, bytes);
     } else if (cudaMalloc(&data_, bytes) != cudaSuccess) {
-      cudaGetLastError();  // so that the next call isn't blamed for it
+      cudaGetLastError();  // clears the error, so that the next call doesn't report it
       data_ = nullptr;
     }
     if (data_ != nullptr) {
-      // A framework's allocator gives memory again whose last use is still queued on the
-      // framework's stream, but tables have a stream of their own as well.
+      // A framework's allocator may reuse memory whose last use is still queued on the framework's
+      // stream, but a table also works on a stream of its own.
       if (allocator.allocate != nullptr) {
         CheckCuda(cudaDeviceSynchronize(), "waiting for the last use of memory");
       }
@@ -44,7 +44,7 @@ class DeviceMemory {
                         "rows to keep on the GPU (device_rows), beyond which rows are in host "
                         "memory");
   }
-  // In host memory that kernels can read and write.
+  // Allocates host memory that kernels can read and write.
   static DeviceMemory Pinned(size_t bytes) {
     DeviceMemory memory;
     CheckCuda(cudaHostAlloc(&memory.host_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
@@ -85,7 +85,7 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// The device of a table is the current one for a while.
+// Makes a table's device the current one for the lifetime of this object.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {

@@ -1,4 +1,4 @@
-// How a GPU table gets memory (table.cuh, "Growth" and "Waiting").
+// How a GPU table grows (table.cuh, "Growth" and "Waiting").
 
 #include <algorithm>
 #include <string>
@@ -36,7 +36,7 @@ void GpuTable::NoteSize(const GpuCounters& counters) {
 }
 
 void GpuTable::AskForSize(uint64_t n, cudaStream_t stream) {
-  // Promoted rows come to full ones.
+  // Promotions add rows to the full store.
   const bool far = most_rows_ + 4 * n <= KeysAtHardLoad(slot_count()) && HasRoom(4 * n, 4 * n);
   if (asked_ || far) return;
   CheckCuda(cudaMemcpyAsync(answer_, counters_.as<void>(), sizeof *answer_, cudaMemcpyDeviceToHost,
@@ -93,7 +93,8 @@ void GpuTable::GrowIndex(uint64_t rows, cudaStream_t stream) {
   bucket_mask_ = to.bucket_mask;
 }
 
-// What was asked for before a pool's counts start again isn't an answer any more.
+// Growing a store starts its pool's counts again, so a copy of the counters that was requested
+// before is no longer valid.
 void GpuTable::GrowFull(uint64_t rows, cudaStream_t stream) {
   full_.Grow(rows, &counters()->full, stream);
   asked_ = false;

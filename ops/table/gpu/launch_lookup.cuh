@@ -1,5 +1,5 @@
-// How a lookup's kernels are chosen. A source that includes this compiles them for one view of the
-// rows, so that those of one form and those of two are compiled side by side.
+// Chooses and launches a lookup's kernels. A source that includes this file compiles them for one
+// view of the rows, so that the kernels for one form of rows and for two are compiled in parallel.
 
 #ifndef GMETA_OPS_TABLE_GPU_LAUNCH_LOOKUP_CUH_
 #define GMETA_OPS_TABLE_GPU_LAUNCH_LOOKUP_CUH_

@@ -1,5 +1,5 @@
-// How an update's kernel is chosen. A source that includes this compiles it for one view of the
-// rows (as launch_lookup.cuh).
+// Chooses and launches an update's kernel. A source that includes this file compiles the kernel for
+// one view of the rows (like launch_lookup.cuh).
 
 #ifndef GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_
 #define GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_

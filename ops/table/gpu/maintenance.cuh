@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (active) found[at] = entry != kNoEntry;
 }
 
-// erased[i], if given: this occurrence of the key has removed it.
+// Removes keys. If `erased` is given, erased[i] tells whether this occurrence of the key removed
+// it.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
     EraseKeys(IndexView index, Rows rows, const int64_t* keys, uint32_t n, uint8_t* erased,
@@ -39,7 +40,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Which of 2^log2_shards shards a batch meets: bits of counters->shards_met.
+// Sets the bits in counters->shards_met of the shards, out of 2^log2_shards, that have keys of a
+// batch.
 __global__ void __launch_bounds__(kBlockThreads)
     MeetShards(const int64_t* keys, uint32_t n, int log2_shards, GpuCounters* counters) {
   __shared__ uint32_t met[2];
@@ -56,8 +58,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Writes keys and row numbers of what a scan finds, in any order, and counts the rows of each
-// logical shard: all of them, and those found. counters->selected counts them.
+// Writes the keys and row numbers of the rows that a scan finds, in any order. Counts the rows of
+// each logical shard: all rows in `live`, and the rows found in `found`. counters->selected counts
+// all rows found.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
     SelectRows(IndexView index, Rows rows, Scan scan, int64_t* keys, uint32_t* numbers,
@@ -90,8 +93,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// What eviction judges a row by. `norms`: the square of the L2 norm, in float64 and in the order of
-// the elements, as on the CPU; null: not wanted.
+// Reads the values by which eviction judges rows. `norms` receives the square of the L2 norm,
+// summed in float64 and in the order of the elements, as on the CPU; if it is null, no norm is
+// computed.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
     JudgeRows(Rows rows, const uint32_t* numbers, uint32_t n, RowHeader* headers, double* norms) {

@@ -1,7 +1,8 @@
-// What a GPU table decides on the host: admission, eviction and the removal journal, by the CPU
-// table's own code and shard by shard as there, so that both decide alike. The GPU says which keys
-// of a batch are missing, and what rows are to be judged by; it is told what to insert and what to
-// erase. A table without policies asks nothing of this, and its batches don't wait for the host.
+// The decisions that a GPU table makes on the host: admission, eviction and the removal journal. It
+// uses the CPU table's own code, shard by shard as in the CPU table, so that both decide alike. The
+// GPU reports the missing keys of a batch and the metadata by which to judge rows; the host returns
+// the keys to insert and to erase. A table without policies doesn't use this code, and its batches
+// don't wait for the host.
 
 #ifndef GMETA_OPS_TABLE_GPU_POLICIES_H_
 #define GMETA_OPS_TABLE_GPU_POLICIES_H_
@@ -34,7 +35,7 @@ struct JudgedGpuRow {
   uint32_t uses;
   uint32_t latest;
   double squared_norm;
-  bool half;  // of a table of two precisions
+  bool half;  // whether it is a half row, in a table of two precisions
 
   uint32_t frequency() const { return uses; }
   uint32_t last_step() const { return latest; }
@@ -63,7 +64,7 @@ class GpuTablePolicies {
     halves_.resize(shards);
   }
 
-  // Whether inserting lookups have to ask.
+  // Whether inserting lookups need decisions from the host.
   bool decide() const { return !admits_all_ || eviction_.has_value(); }
   bool evict() const { return eviction_.has_value(); }
   bool needs_norms() const {
@@ -73,8 +74,8 @@ class GpuTablePolicies {
   size_t shards() const { return sizes_.size(); }
   size_t ShardOf(int64_t key) const { return MurmurHash3(key) >> 1 >> (63 - log2_shards_); }
 
-  // Which of the missing keys, in the order of the batch, get a row: 1 for those, and for the
-  // doubles that come after.
+  // Decides which of the missing keys, in the order of the batch, get a row. Returns 1 for an
+  // admitted occurrence of a key and for all later occurrences of that key, else 0.
   std::vector<uint8_t> Admit(const std::vector<MissingKey>& missing, uint32_t step) {
     std::vector<uint8_t> admitted(missing.size());
     std::unordered_set<int64_t> made;
@@ -89,11 +90,11 @@ class GpuTablePolicies {
     return admitted;
   }
 
-  // How many rows of each shard are half now, which the GPU counts: to be told before Full and
-  // Victims. `halves` has an entry a shard.
+  // Notes how many rows of each shard are half now, as counted on the GPU. Call this before Full
+  // and Victims. `halves` has one entry per shard.
   void NoteHalves(const uint32_t* halves) { std::copy_n(halves, halves_.size(), halves_.begin()); }
 
-  // Those of a set of shards (bits) that are above a high mark.
+  // Returns those of a set of shards (as bits) that are above a high mark.
   uint64_t Full(uint64_t shards) const {
     uint64_t full = 0;
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -110,7 +111,8 @@ class GpuTablePolicies {
   }
   uint64_t all_shards() const { return ~uint64_t{0} >> (64 - sizes_.size()); }
 
-  // The keys to erase of some shards, whose rows are given: Shard::MakeRoom of shard.h.
+  // Returns the keys to erase from some shards, all of whose rows are given. Decides like
+  // Shard::MakeRoom in shard.h.
   std::vector<int64_t> Victims(const std::vector<JudgedGpuRow>& rows, uint32_t now, bool sweep) {
     std::vector<int64_t> victims;
     std::vector<std::vector<RankedRow>> ranked(sizes_.size());
@@ -144,14 +146,14 @@ class GpuTablePolicies {
     return victims;
   }
 
-  // A key has been removed.
+  // Notes that a key has been removed.
   void Removed(int64_t key) {
     const size_t shard = ShardOf(key);
     --sizes_[shard];
     journals_[shard].Note(key);
   }
 
-  // All is gone, or anything may have been written.
+  // Call Clear when all rows were removed, and BreakJournals when any rows may have been written.
   void Clear() {
     for (auto& state : admission_) std::visit([](auto& s) { s.Clear(); }, state);
     std::fill(sizes_.begin(), sizes_.end(), 0);
@@ -162,7 +164,7 @@ class GpuTablePolicies {
     for (RemovalJournal& journal : journals_) journal.Break();
   }
 
-  // `live`: the rows of each logical shard.
+  // Sets the sizes of the shards. `live` has the number of rows of each logical shard.
   void Recount(const uint32_t* live) {
     std::fill(sizes_.begin(), sizes_.end(), 0);
     for (uint32_t i = 0; i < kLogicalShards; ++i) {
@@ -170,8 +172,8 @@ class GpuTablePolicies {
     }
   }
 
-  // What is to be saved of a range beside rows: the keys that its journals have noted, which are
-  // cut, and those that wait for admission.
+  // Returns what to save of a range beside its rows: the keys that its journals have noted, which
+  // this cuts, and the keys that wait for admission.
   ShardSelection CutRange(LogicalRange range) {
     ShardSelection selection;
     const auto logical_of = [](int64_t key) { return LogicalShard(MurmurHash3(key)); };
@@ -225,8 +227,8 @@ class GpuTablePolicies {
     return sizes_[shard] > schedules_[shard].rows.high ||
            Charge(shard) > schedules_[shard].bytes.high;
   }
-  // How many rows are to go from a shard at least; where they charge less than a full one, not yet
-  // all.
+  // The least number of rows to evict from a shard. If some of the evicted rows are half, they
+  // charge less than full rows, and more rows have to follow.
   uint64_t AboveLow(size_t shard) const {
     return std::max(
         Excess(sizes_[shard], schedules_[shard].rows.low, 1),
@@ -240,8 +242,8 @@ class GpuTablePolicies {
   std::vector<AdmissionState> admission_;
   std::vector<EvictionSchedule> schedules_;
   std::vector<RemovalJournal> journals_;
-  std::vector<uint64_t> sizes_;   // rows of each shard; kept where there is a policy or a journal
-  std::vector<uint64_t> halves_;  // and half ones, as NoteHalves said
+  std::vector<uint64_t> sizes_;   // rows of each shard; kept if there is a policy or a journal
+  std::vector<uint64_t> halves_;  // half rows of each shard, from NoteHalves
 };
 
 }  // namespace gmeta

@@ -133,7 +133,7 @@ uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream)
 
 void GpuTable::EraseOnHost(const std::vector<int64_t>& keys, cudaStream_t stream) {
   if (keys.empty()) return;
-  // A counter that nobody reads stands behind the keys.
+  // Behind the keys is a counter that the kernel needs and nobody reads.
   auto* const space = static_cast<int64_t*>(Scratch(sizeof(int64_t) * (keys.size() + 1), stream));
   CheckCuda(cudaMemcpyAsync(space, keys.data(), sizeof(int64_t) * keys.size(),
                             cudaMemcpyHostToDevice, stream),

@@ -7,8 +7,8 @@
 namespace gmeta {
 namespace {
 
-// The free rows of a pool, and `added` new ones from number `first` on, become the ring of a larger
-// one, whose counts start again.
+// Fills the ring of a larger pool, whose counts start again, with the free rows of the old pool and
+// with `added` new rows from number `first` on.
 __global__ void FillRing(const uint32_t* old_ring, uint32_t old_capacity, unsigned long long taken,
                          uint32_t left, uint32_t first, uint32_t added, uint32_t* ring) {
   const uint64_t i = GlobalThread();
@@ -49,7 +49,7 @@ void GpuRowStore::Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream) {
   const uint64_t capacity = capacity_ + added * block_rows;
   Require(capacity <= most_rows_, owner_ + "it has no numbers for " + std::to_string(capacity) +
                                       " rows: bound it by an eviction");
-  // All that is new is made before anything changes, so that a lack of memory changes nothing.
+  // Allocates all new memory before it changes anything, so that a lack of memory changes nothing.
   const uint64_t on_device = BlocksOnDevice(added, block_rows, capacity_, device_rows_);
   std::vector<DeviceMemory> chunks;
   if (on_device > 0) chunks.emplace_back(allocator_, on_device * block_bytes);

@@ -1,9 +1,9 @@
-// GpuRowStore: the memory of a table's rows of one form, and what the host knows of how many are in
-// use. Kernels see it as a RowsView (rows.cuh), which says how it is laid out.
+// GpuRowStore: the memory of a table's rows of one form, and the host's upper bound of how many are
+// in use. Kernels see it as a RowsView (rows.cuh), which describes the layout.
 //
-// Rows come in chunks, and no record ever moves: growth makes a larger directory and a larger ring.
-// The pool's counts are part of the table's GpuCounters, in device memory; so what the host knows
-// is an upper bound, which the table keeps (table.cuh, "Waiting").
+// Memory for rows is added in chunks, and no record ever moves: growth makes a larger directory and
+// a larger ring. The pool's counts are part of the table's GpuCounters, in device memory, so the
+// host knows only an upper bound, which the table keeps (table.cuh, "Waiting").
 
 #ifndef GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
 #define GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
@@ -24,8 +24,8 @@ namespace gmeta {
 
 class GpuRowStore {
  public:
-  // `owner`: for messages. `most_rows`: how many numbers there are. `device_rows`: how many rows
-  // may be in the GPU's memory, the others are in host memory; 0: all.
+  // `owner` is for messages. `most_rows` is how many row numbers there are. `device_rows` is how
+  // many rows may be in the GPU's memory (0: all); the others are in host memory.
   GpuRowStore(const std::string& owner, const gmeta_gpu_allocator& allocator,
               const RowGeometry& geometry, uint64_t most_rows, uint64_t device_rows)
       : owner_(owner),
@@ -38,7 +38,7 @@ class GpuRowStore {
   const RowGeometry& geometry() const { return geometry_; }
   size_t bytes() const;
 
-  // `pool` and `counters`: the table's.
+  // `pool` and `counters` are the table's.
   RowsView View(size_t dim, size_t slot_floats, PoolCounters* pool, GpuCounters* counters) const {
     return {blocks_.as<char*>(),
             geometry_.log2_block_rows,
@@ -51,16 +51,16 @@ class GpuRowStore {
             counters};
   }
 
-  // Memory for `rows` rows in all. Waits for the stream if there isn't so much.
+  // Makes memory for `rows` rows in total. Waits for the stream if the store has less.
   void Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream);
-  // All rows are free again.
+  // Frees all rows.
   void Clear(PoolCounters* pool, cudaStream_t stream);
 
-  // How many rows are in use at most.
+  // An upper bound of the number of rows in use.
   uint64_t most_used() const { return most_used_; }
   bool HasRoom(uint64_t rows) const { return most_used_ + rows <= capacity_; }
   void MayHaveTaken(uint64_t rows) { most_used_ = std::min(most_used_ + rows, capacity_); }
-  // Returns how many rows are in use by the pool's counts.
+  // Sets the bound to the number of rows in use according to the pool's counts, and returns it.
   uint64_t NoteUsed(const PoolCounters& pool) {
     return most_used_ = capacity_ - (pool.given - pool.taken);
   }

@@ -1,6 +1,6 @@
-// How a GPU table is saved and loaded. Records are selected by a scan of the index, sorted by
-// logical shard and key on the GPU, and copied a piece at a time through a buffer of a few
-// megabytes, so that a save needs memory for the keys of a range and not for its records.
+// How a GPU table is saved and loaded. A save selects records by a scan of the index, sorts them by
+// logical shard and key on the GPU, and copies them a piece at a time through a buffer of a few
+// megabytes. So it needs memory for the keys of a range and not for its records.
 
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kPieceBytes = size_t{32} << 20;
 
-// Copies between any two of host and device.
+// Copies between host and device memory in any direction.
 template <class T>
 void Copy(T* to, const T* from, size_t count, cudaStream_t stream) {
   CheckCuda(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream),
@@ -48,7 +48,7 @@ size_t PieceRows(size_t record_bytes, size_t rows) {
   return std::min(rows, std::max<size_t>(256, kPieceBytes / (record_bytes + 24)));
 }
 
-// Keys and numbers of the rows to save, and room to sort them.
+// Keys and numbers of the rows to save, and workspace to sort them.
 struct Selected {
   int64_t *keys, *sorted_keys;
   uint32_t *numbers, *sorted_numbers, *order, *sorted_order;
@@ -80,7 +80,7 @@ Selected CutSelected(Workspace* space, size_t count) {
   return s;
 }
 
-// By logical shard, then by key: by key first, since sorts are stable.
+// Sorts by logical shard, then by key. It sorts by key first, because the sorts are stable.
 void Sort(const Selected& s, uint32_t count, cudaStream_t stream) {
   size_t bytes = s.sort_bytes;
   CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, bytes, s.keys, s.sorted_keys, s.numbers,
@@ -96,7 +96,7 @@ void Sort(const Selected& s, uint32_t count, cudaStream_t stream) {
          s.sorted_numbers, s.sorted_order, count, s.keys, s.numbers);
 }
 
-// The columns of removed and waiting keys.
+// Writes the columns of removed and waiting keys.
 void WriteRemembered(const ShardSelection& selection, LogicalRange range,
                      const gmeta_gpu_table_export_columns& to) {
   const auto split = [&](int64_t* splits, const auto& items) {
@@ -122,7 +122,7 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
                             gmeta_gpu_table_allocate allocate, void* context) {
   const Turn turn(this);
   const cudaStream_t stream = own_stream_;
-  // Two scans: the first says how much memory the second needs.
+  // There are two scans: the first counts how much memory the second needs.
   const Scan scan{range, min_last_step, policies_.all_shards(), policies_.log2_shards()};
   uint32_t* const counts =
       static_cast<uint32_t*>(Scratch(2 * sizeof(uint32_t) * kLogicalShards, stream));
@@ -175,7 +175,7 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
     if (columns.last_step != nullptr) Copy(to.last_step + done, columns.last_step, n, stream);
   }
   CheckCuda(cudaStreamSynchronize(stream), "copying records");
-  scratch_ = DeviceMemory();  // of saves alone is it so large
+  scratch_ = DeviceMemory();  // only saves need it so large
 
   WriteRemembered(selection, range, to);
   if (to.live != nullptr) {

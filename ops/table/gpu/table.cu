@@ -14,7 +14,8 @@
 namespace gmeta {
 namespace {
 
-// Numbers of rows, of which an index entry is one more; with half rows, the top bit says the form.
+// The most row numbers. An index entry is a row number + 1; in a table with half rows, the top bit
+// of the number tells the form.
 constexpr uint64_t kMostRows = 0xfffffff0u;
 constexpr uint64_t kMostRowsOfEither = 0x7ffffff0u;
 
@@ -174,7 +175,7 @@ const uint8_t* GpuTable::Admit(const LookupBatch<Rows>& batch, cudaStream_t stre
   return flags;
 }
 
-// The list is kept where there is no memory for all rows on it, and comes first in the next lookup.
+// If there is no memory for all listed rows, the list is kept, and the next lookup starts with it.
 void GpuTable::PromoteListed(uint64_t most, cudaStream_t stream) {
   listed_ = most;
   if (!full_.HasRoom(most)) {
@@ -231,7 +232,7 @@ void GpuTable::UpdateIndexed(const int64_t* keys, int64_t u, const float* gradie
   SweepDueShards(stream);
 }
 
-// Where the optimizer needs a row's whole gradient at once, sums are written to memory.
+// If the optimizer needs a row's whole gradient at once, the sums are written to memory.
 bool GpuTable::WritesSums() const {
   return std::holds_alternative<RowWiseAdagrad>(options_.optimizer);
 }

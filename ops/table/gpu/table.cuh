@@ -3,32 +3,36 @@
 //        batch of keys
 //             |            GpuIndex    key -> row number, 64-byte buckets       (index.cuh)
 //             v            Rows        row number -> record, in blocks          (rows.cuh)
-//   a few kernels a call   Pools       numbers of free rows
+//   few kernels per call   Pools       numbers of free rows
 //                          Policies    on the host: admission, eviction, journal   (policies.h)
 //
-// It means what the CPU's table means (ops/table/host/table.h): the same records, initial rows to
-// the last bit, optimizers, policies, statistics and saved content. What differs is how:
+// It has the same content as the CPU's table (ops/table/host/table.h): the same records, initial
+// rows to the last bit, optimizers, policies, statistics and saved content. It differs in how it
+// works:
 //
-//   Lookups  One kernel finds keys and copies rows; a second inserts what was missing (lookup.cuh).
-//            What bounds them is memory: of a row of 64 floats, 256 bytes are read and 256 written,
+//   Lookups  One kernel finds keys and copies rows; a second inserts missing keys (lookup.cuh).
+//            Memory access bounds them: for a row of 64 floats, they read 256 bytes and write 256,
 //            and the index adds one access of 64.
-//   Updates  One kernel finds, sums gradients, and runs the optimizer (update.cuh). Where keys may
-//            stand twice, gradients are put in order before (ops/unique/gpu/segments.cuh), so that
-//            sums are added in the order of the batch and results are the same in every run.
-//   Growth   The index is doubled when it is three quarters full, by a kernel that moves its slots.
-//            Rows come in chunks; no record ever moves. A chunk is an eighth of what there is.
-//   Forms    A table of two precisions has a store of rows for each, and kernels of its own that
-//            are compiled from the same source (mixed_rows.cuh). New rows go to the half store; a
-//            row that has been used often enough is promoted at the end of the lookup.
+//   Updates  One kernel finds rows, sums gradients, and runs the optimizer (update.cuh). If keys
+//            may occur twice, gradients are first put in order (ops/unique/gpu/segments.cuh), so
+//            that sums are added in the order of the batch and results are the same in every run.
+//   Growth   When the index is three quarters full, a kernel moves its slots to one of twice the
+//            size. Memory for rows is added in chunks; no record ever moves. A chunk is an eighth
+//            of the memory so far.
+//   Forms    A table of two precisions has a store of rows for each precision, and kernels of its
+//            own that are compiled from the same source (mixed_rows.cuh). New rows are made in the
+//            half store; a row that has been used often enough is promoted at the end of the
+//            lookup.
 //   Waiting  A kernel can't make the table grow. So the host keeps an upper bound of the number of
-//            rows: what it last knew, plus all keys of inserting batches since. As long as the
-//            bound leaves room, nothing waits. When it comes near, the true number is copied to the
-//            host behind the batches, and mostly is there when it is needed. How many rows a batch
-//            promotes is known when its keys were found; a table of two precisions waits for that
-//            where all of them would have no room, so that it needn't keep room for them.
-//   Order    Calls take turns (a mutex); work on another stream than the last call's waits for it
-//   by
-//            an event. So kernels of a table never overlap, and each may assume what the last left.
+//            rows: the last number it read, plus all keys of inserting batches since. As long as
+//            the bound leaves room, nothing waits. When the bound comes near the capacity, a copy
+//            of the true number to the host is queued behind the batches; mostly it has arrived
+//            when it is needed. The number of rows that a batch promotes is known once its keys
+//            are found. A table of two precisions waits for that number if there is no room to
+//            promote the rows of all keys, so that it needn't keep room for them.
+//   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
+//            makes its work wait for that of the last call. So kernels of a table never overlap,
+//            and each may rely on the results of the one before.
 
 #ifndef GMETA_OPS_TABLE_GPU_TABLE_CUH_
 #define GMETA_OPS_TABLE_GPU_TABLE_CUH_
@@ -65,14 +69,15 @@ struct GpuTableOptions {
   Initializer initializer;
   Admission admission;
   std::optional<Eviction> eviction;
-  uint32_t half_below = 0;   // rows of a frequency below it are half; 0: none are
-  uint64_t device_rows = 0;  // more than these are in host memory; 0: none are
+  uint32_t half_below = 0;   // rows with a lower frequency are half; 0: none are
+  uint64_t device_rows = 0;  // rows beyond this many are in host memory; 0: none are
   int device = 0;
   gmeta_gpu_allocator allocator{};
 };
 
-// What a scan looks for: rows of logical shards [range) and of shards in a set (bits of the top
-// log2_shards bits of the hash), used at min_last_step or later.
+// The rows that a scan selects: those in the logical shards of `range` and in the set `shards` (one
+// bit per shard; the top log2_shards bits of the hash number the shard), last used at min_last_step
+// or later.
 struct Scan {
   LogicalRange range;
   uint32_t min_last_step;
@@ -99,7 +104,7 @@ class GpuTable {
   void UpdateIndexed(const int64_t* keys, int64_t u, const float* gradients, const int32_t* inverse,
                      int64_t n, float learning_rate, cudaStream_t stream);
   void Contains(const int64_t* keys, int64_t n, uint8_t* found, cudaStream_t stream);
-  // removed: null, or where to write how many there were.
+  // `removed` is null or receives the number of removed rows.
   void Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStream_t stream);
   uint64_t Evict(cudaStream_t stream);
 
@@ -127,18 +132,18 @@ class GpuTable {
   size_t FilterBytes();
   size_t filters() const { return policies_.shards(); }
   void ExportFilter(size_t shard, uint8_t* to);
-  // False: the filter is of another size.
+  // Returns false if the filter has another size.
   bool ImportAdmission(const int64_t* keys, const int64_t* counts, int64_t n, const uint8_t* filter,
                        size_t filter_bytes, size_t first, bool replace);
 
  private:
-  class Turn;  // a call's: the lock, the device, the order of streams
+  class Turn;  // the lock, the device and the order of streams, held during a call
 
   IndexView index() const { return {slots_.as<KeySlot>(), bucket_mask_}; }
   GpuCounters* counters() const { return counters_.as<GpuCounters>(); }
   RowsView full_rows() const;
   MixedRowsView mixed_rows() const;
-  // visit(the view of the table's rows): one of the two.
+  // Calls visit(view) with the table's view of its rows, which is one of the two above.
   template <class Visit>
   void WithRows(const Visit& visit) const {
     half_ ? visit(mixed_rows()) : visit(full_rows());
@@ -148,16 +153,16 @@ class GpuTable {
   template <class Rows>
   LookupBatch<Rows> BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out) const;
 
-  // Room for so many more rows of each form at least, of which some may be there already.
+  // Makes room for at least `full` and `half` more rows. Some of these rows may exist already.
   void EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream);
-  // The same for new rows, which are of one form.
+  // The same for new rows, which all have one form.
   void EnsureRoomForNew(uint64_t n, cudaStream_t stream) {
     half_ ? EnsureRoom(0, n, stream) : EnsureRoom(n, 0, stream);
   }
   bool HasRoom(uint64_t full, uint64_t half) const {
     return full_.HasRoom(full) && (!half_ || half_->HasRoom(half));
   }
-  // That so many may be there.
+  // Notes that up to n new rows may have been made.
   void NoteNew(uint64_t n) {
     most_rows_ += n;
     (half_ ? *half_ : full_).MayHaveTaken(n);
@@ -170,30 +175,30 @@ class GpuTable {
   void NoteSize(const GpuCounters& counters);
   void AskForSize(uint64_t n, cudaStream_t stream);
 
-  // So many bytes in a piece of memory, whose content may be lost.
+  // Makes a piece of memory at least `bytes` bytes long. Its content may be lost.
   void MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t stream);
-  // Scratch memory, valid until the next call of this.
+  // Returns scratch memory, which is valid until the next call of this function.
   void* Scratch(size_t bytes, cudaStream_t stream);
 
   template <class Rows>
   void FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct, float* out,
                      cudaStream_t stream);
-  // Promotes the rows of the keys that a lookup has listed, at most `most`.
+  // Promotes the rows of the keys that a lookup has listed, of which there are at most `most`.
   void PromoteListed(uint64_t most, cudaStream_t stream);
-  // Which of the keys that a lookup has left get a row, as flags in the order of batch.missing,
-  // which is sorted.
+  // Decides which of a lookup's missing keys get a row. Returns flags in the order of
+  // batch.missing, which this sorts.
   template <class Rows>
   const uint8_t* Admit(const LookupBatch<Rows>& batch, cudaStream_t stream);
   void RunUpdate(const int64_t* keys, int64_t n, const int32_t* count, const float* gradients,
                  const SegmentsView* segments, float learning_rate, cudaStream_t stream);
-  // Room for gradients of n positions to be summed to u rows.
+  // The bytes of workspace that it takes to sum gradients of n positions to u rows.
   size_t SumsBytes(int64_t n, int64_t u) const;
   bool WritesSums() const;
   void SumAndUpdate(const int64_t* keys, int64_t u, const int32_t* count, const float* gradients,
                     const int32_t* inverse, int64_t n, float learning_rate, void* workspace,
                     cudaStream_t stream);
 
-  // Before a batch that inserts, and after an update.
+  // Evict before a batch that inserts, and after an update.
   void EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream);
   void SweepDueShards(cudaStream_t stream);
   uint64_t EvictShards(uint64_t shards, bool sweep, cudaStream_t stream);
@@ -207,25 +212,25 @@ class GpuTable {
   const RowLayout layout_;
   float initial_slot_;
   std::mutex mutex_;
-  cudaStream_t own_stream_ = nullptr;  // of calls that have none
+  cudaStream_t own_stream_ = nullptr;  // for calls without a stream
   cudaStream_t last_stream_ = nullptr;
   cudaEvent_t last_done_ = nullptr;
 
   DeviceMemory slots_;
   uint32_t bucket_mask_ = 0;
   GpuRowStore full_;
-  std::optional<GpuRowStore> half_;  // of tables of two precisions
+  std::optional<GpuRowStore> half_;  // only in tables of two precisions
   DeviceMemory counters_;
   DeviceMemory missing_;
   DeviceMemory rare_no_more_;  // keys whose rows are to be promoted
-  uint64_t listed_ = 0;        // of keys that are in it and wait for memory: how many at most
+  uint64_t listed_ = 0;        // at most this many keys in it wait for memory
   DeviceMemory scratch_;
   uint32_t turn_ = 0;
 
   int64_t step_ = 0;
   uint64_t evictions_ = 0;
-  // The number of rows is at most most_rows_, and the stores have bounds of their own. Where a copy
-  // is under way, it was asked for when since_asked_ keys fewer had come.
+  // The number of rows is at most most_rows_, and the stores have bounds of their own. If a copy of
+  // the counters is in progress (asked_), since_asked_ keys have come since it was requested.
   uint64_t known_rows_ = 0;
   uint64_t most_rows_ = 0;
   uint64_t since_asked_ = 0;
@@ -236,7 +241,7 @@ class GpuTable {
   GpuTablePolicies policies_;
 };
 
-// What a call holds while it runs.
+// The lock, the device and the place in the order of streams that a call holds while it runs.
 class GpuTable::Turn {
  public:
   Turn(GpuTable* table, cudaStream_t stream)
@@ -245,7 +250,7 @@ class GpuTable::Turn {
     CheckCuda(cudaStreamWaitEvent(stream, table->last_done_, 0), "waiting for another stream");
     table->last_stream_ = stream;
   }
-  // On the table's own stream.
+  // For a call on the table's own stream.
   explicit Turn(GpuTable* table) : Turn(table, table->own_stream_) {}
   ~Turn() { cudaEventRecord(table_->last_done_, stream_); }
 

@@ -1,4 +1,4 @@
-// The C interface of GpuTable: it checks what it is given.
+// The C interface of GpuTable, which checks its arguments.
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,5 @@
-// The gradients of a batch by distinct key: duplicates are summed before the optimizer sees them.
+// The gradients of a batch by distinct key: gradients of equal keys are summed before the optimizer
+// sees them.
 
 #ifndef GMETA_OPS_TABLE_HOST_DISTINCT_GRADIENTS_H_
 #define GMETA_OPS_TABLE_HOST_DISTINCT_GRADIENTS_H_
@@ -13,8 +14,9 @@
 
 namespace gmeta {
 
-// One gradient for each distinct key of a shard's items: the caller's own where the key stands
-// once, which is the rule, and a sum in the order of the batch where it stands more often.
+// One gradient for each distinct key of a shard's items. For a key that occurs once, the usual
+// case, this is the caller's own gradient; for a repeated key, it is the sum in the order of the
+// batch.
 class DistinctGradients {
  public:
   DistinctGradients(BatchItems items, const float* gradients, size_t dim)
@@ -25,7 +27,7 @@ class DistinctGradients {
         items.size, [&](size_t i) { return items.data[i].key; }, keys.data(), inverse.data());
     if (found == items.size) return;
     distinct_.resize(found);
-    sums_.resize((items.size - found) * dim);  // room enough: each has two items at least
+    sums_.resize((items.size - found) * dim);  // enough: a sum has at least two items
     std::vector<float*> sum_of(found, nullptr);
     float* next = sums_.data();
     source_.assign(found, nullptr);
@@ -56,7 +58,7 @@ class DistinctGradients {
   BatchItems items_;
   const float* const gradients_;
   const size_t dim_;
-  // Empty where no key stands twice:
+  // Empty if no key occurs twice:
   std::vector<BatchItem> distinct_;
   std::vector<const float*> source_;
   std::vector<float> sums_;

@@ -1,14 +1,14 @@
-// Pipeline: a batch's way through a key index to its rows.
+// Pipeline: finds the rows of a batch's keys in a key index and uses them.
 //
 // A pass takes blocks of 32 keys through four stages, so that many cache misses are in flight at
 // once and a batch is bound by memory bandwidth rather than by latency:
-//   1. hash the key, ask for its home group            (a block ahead of the others)
+//   1. hash the key, prefetch its home group           (one block ahead of the other stages)
 //   2. find its row number
-//   3. ask for the record and for the key's row in the caller's batch
+//   3. prefetch the record and the key's row in the caller's batch
 //   4. read or update the record
-// Each stage is a loop of its own, not a step of one loop over keys: a prefetch waits for its
-// address translation before it retires, so misses overlap only as far as the processor's window
-// reaches, and a window holds dozens of turns of a short loop but three or four of a long one.
+// Each stage is a loop of its own, not a step of one loop over keys. A prefetch waits for its
+// address translation before it retires, so misses overlap only within the processor's instruction
+// window, which holds dozens of iterations of a short loop but three or four of a long one.
 
 #ifndef GMETA_OPS_TABLE_HOST_KEY_PIPELINE_H_
 #define GMETA_OPS_TABLE_HOST_KEY_PIPELINE_H_
@@ -23,8 +23,8 @@
 
 namespace gmeta {
 
-// Calls ask(item, row) for each item, which prefetches, and a block later use(item, hash, row),
-// both in order; row may be kNoRow.
+// Processes the items block by block: first calls ask(item, row), which prefetches, for each item
+// of the block, then use(item, hash, row) for each. Both run in order; row may be kNoRow.
 template <class Ask, class Use>
 void Pipeline(const KeyIndex& index, BatchItems items, const Ask& ask, const Use& use) {
   constexpr size_t kBlock = 32;

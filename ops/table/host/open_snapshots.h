@@ -1,4 +1,4 @@
-// OpenSnapshots: which snapshots of a table are open (undo_log.h), and at which steps they were
+// OpenSnapshots: the open snapshots of a table (undo_log.h), and the steps at which they were
 // taken.
 //
 // Not thread-safe: Table has the lock.
@@ -16,15 +16,15 @@ namespace gmeta {
 
 class OpenSnapshots {
  public:
-  // Adds one that is taken at a step. Returns its id, which no other snapshot of any table has: one
-  // table may take another's place.
+  // Adds a snapshot taken at this step. Returns its id, which is unique among the snapshots of all
+  // tables, because one table may take another's place.
   int64_t Add(int64_t step) {
     static std::atomic<int64_t> next{0};
     open_.push_back({next++, step});
     return open_.back().id;
   }
 
-  // Where it is, counted from the oldest, if it is open.
+  // The number of a snapshot, counted from the oldest, if it is open.
   std::optional<size_t> Number(int64_t id) const {
     for (size_t i = 0; i < open_.size(); ++i) {
       if (open_[i].id == id) return i;

@@ -1,4 +1,4 @@
-// Whole records of a table as columns, which is how they are exported and imported.
+// Whole records of a table as columns, the form in which they are exported and imported.
 
 #ifndef GMETA_OPS_TABLE_HOST_RECORD_COLUMNS_H_
 #define GMETA_OPS_TABLE_HOST_RECORD_COLUMNS_H_
@@ -11,15 +11,15 @@ namespace gmeta {
 template <class Int, class Float>
 struct BasicRecordColumns {
   Int* keys;
-  Float* rows;   // dim floats a key
-  Float* slots;  // slot_floats floats a key; null: an export leaves them out
+  Float* rows;   // dim floats per key
+  Float* slots;  // slot_floats floats per key; if null, an export leaves them out
   Int* frequency;
   Int* last_step;
 };
 using RecordColumns = BasicRecordColumns<int64_t, float>;
 using ConstRecordColumns = BasicRecordColumns<const int64_t, const float>;
 
-// How much an export of logical shards holds.
+// The sizes of an export of logical shards.
 struct ShardExportSizes {
   uint64_t rows;
   uint64_t removed;
@@ -28,7 +28,8 @@ struct ShardExportSizes {
   bool journal_whole;  // `removed` is complete: the save may be an increment
 };
 
-// Where it goes. Splits have an entry more than there are logical shards, as a ragged tensor's.
+// The output buffers of an export of logical shards. Splits have one entry more than there are
+// logical shards, as in a ragged tensor.
 struct ShardExportColumns {
   RecordColumns records;
   int64_t* row_splits;

@@ -1,5 +1,5 @@
 // Ranks the rows of a shard under an eviction policy (eviction.h): one walk over the index, then
-// one over the records, which are asked for ahead.
+// one over the records, which it prefetches.
 
 #ifndef GMETA_OPS_TABLE_HOST_ROW_RANKING_H_
 #define GMETA_OPS_TABLE_HOST_ROW_RANKING_H_
@@ -13,17 +13,18 @@
 
 namespace gmeta {
 
-// A row, as eviction policies see it. Rows is one of rows.h.
+// A row, as eviction policies see it. Rows is one of the classes in rows.h.
 template <class Rows>
 struct JudgedRow {
   const Rows* rows;
   int64_t key;
   uint32_t row;
-  std::vector<float>* weights;  // room for a row's
+  std::vector<float>* weights;  // a buffer for the weights of one row
 
   uint32_t frequency() const { return rows->header(row)->frequency; }
   uint32_t last_step() const { return rows->header(row)->last_step; }
-  // In float64 and in the order of the elements, so that a model can say the same.
+  // Summed in float64 and in the order of the elements, so that a reference model can compute the
+  // same number.
   double SquaredNorm() const {
     rows->CopyWeights(row, weights->data());
     double sum = 0.0;
@@ -32,8 +33,8 @@ struct JudgedRow {
   }
 };
 
-// All rows with their rank, but those that `remove` takes away: it is asked for each, and returns
-// whether it did.
+// Returns all rows with their ranks, except those that `remove` removes. It calls remove(row) for
+// each row, which returns whether it removed the row.
 template <class Policy, class Rows, class Remove>
 std::vector<RankedRow> RankRows(const Policy& policy, const KeyIndex& index, const Rows& rows,
                                 size_t dim, const Remove& remove) {

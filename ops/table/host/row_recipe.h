@@ -1,4 +1,4 @@
-// RowRecipe: how rows are made and unmade.
+// RowRecipe: how rows are made and removed.
 
 #ifndef GMETA_OPS_TABLE_HOST_ROW_RECIPE_H_
 #define GMETA_OPS_TABLE_HOST_ROW_RECIPE_H_
@@ -13,14 +13,14 @@
 
 namespace gmeta {
 
-// How rows are made and unmade; the same for all shards of a table.
+// How rows are made and removed; the same for all shards of a table.
 struct RowRecipe {
   RowLayout layout;
   Initializer initializer;
-  float initial_slot;  // of the first slot, at most dim floats; the others start at 0
+  float initial_slot;  // initial value of the first slot, at most dim floats; others start at 0
   Admission admission;
   std::optional<Eviction> eviction;
-  uint32_t half_below;  // rows of a frequency below it are half; 0: none
+  uint32_t half_below;  // rows with a lower frequency are half; 0: no row is
 };
 
 }  // namespace gmeta

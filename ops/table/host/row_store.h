@@ -1,15 +1,15 @@
 // RowStore: fixed-size records that never move, addressed by a 32-bit row number.
 //
 // Two levels:
-//   ChunkArena, one a table, thread-safe. It owns the chunks, large pieces of memory that grow with
-//   the
-//     table (so that little is unused and there are few of them), and cuts them into blocks of 32
-//     rows. When the current chunk is half used, the next one is allocated ahead; memory is touched
-//     only when a row is written, so allocating ahead costs address space, not memory.
-//   RowStore, one a shard, guarded by the shard's lock. It maps row number -> block (a directory of
-//     pointers, a quarter of a byte a row, so that it stays in the nearest caches) -> record, and
-//     keeps a list of freed rows, which are used again before new ones. The list runs through the
-//     freed records themselves.
+//   ChunkArena, one per table, thread-safe. It owns the chunks, large pieces of memory whose size
+//     grows with the table (so that there are few chunks and little memory is unused), and cuts
+//     them into blocks of 32 rows. When the current chunk is half used, the arena allocates the
+//     next one in advance; memory is touched only when a row is written, so allocating in advance
+//     costs address space, not memory.
+//   RowStore, one per shard, guarded by the shard's lock. It maps row number -> block (a directory
+//     of pointers, a quarter of a byte per row, so that it stays in the nearest caches) -> record,
+//     and keeps a list of freed rows, which are reused before new ones are made. The freed records
+//     themselves hold the list.
 //
 // A shard wastes at most one block, the table at most half of its newest chunk; growth copies no
 // record.
@@ -36,7 +36,7 @@ class ChunkArena {
 
   explicit ChunkArena(size_t record_bytes) : block_bytes_(kBlockRows * record_bytes) {}
 
-  // Memory for kBlockRows records, for as long as the arena lives.
+  // Returns memory for kBlockRows records, which lives as long as the arena.
   char* AllocateBlock() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (used_ + block_bytes_ > current_bytes_) Advance();
@@ -46,7 +46,7 @@ class ChunkArena {
     return block;
   }
 
-  // Makes room for `rows` more rows at once, in memory that is there already when they come.
+  // Allocates and populates memory for `rows` more rows at once, before they are needed.
   void Reserve(size_t rows) {
     std::lock_guard<std::mutex> lock(mutex_);
     const size_t wanted = (rows + kBlockRows - 1) / kBlockRows * block_bytes_;
@@ -57,8 +57,8 @@ class ChunkArena {
     reserved_ = next_.bytes();
   }
 
-  // Bytes that the system has supplied: all of a chunk that was reserved, and of others what is in
-  // use, because memory that wasn't touched takes up addresses only.
+  // Bytes of memory that the system has supplied: a reserved chunk counts whole, any other chunk
+  // only as far as it is used, because untouched memory takes up addresses only.
   size_t bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return total_ + reserved_ - (populated_ ? 0 : current_bytes_ - used_);
@@ -68,8 +68,9 @@ class ChunkArena {
   static constexpr size_t kSmallest = size_t{64} << 10;
   static constexpr size_t kLargest = size_t{64} << 20;
 
-  // A chunk is a sixteenth of what there is, so that memory follows the rows; and from one huge
-  // page on a 64th, in whole huge pages, since a part of one would be made of small pages.
+  // The size of the next chunk: a sixteenth of the memory so far, so that memory grows with the
+  // rows. From one huge page on, it is a 64th, in whole huge pages, since a part of a huge page
+  // would consist of small pages.
   size_t NextBytes() const {
     const size_t share = std::min(total_ / 16, std::max(total_ / 64, MemoryBlock::kHugePage));
     const size_t wish = std::max(block_bytes_, std::clamp(share, kSmallest, kLargest));
@@ -95,13 +96,13 @@ class ChunkArena {
   size_t current_bytes_ = 0;
   size_t used_ = 0;
   size_t total_ = 0;
-  size_t reserved_ = 0;     // of next_, if it was reserved
+  size_t reserved_ = 0;     // bytes of next_, if it was reserved
   bool populated_ = false;  // whether the current chunk was reserved
 };
 
 class RowStore {
  public:
-  // The last block of 2^32 rows is given up, so that no row has the number kEnd.
+  // The last block of 2^32 rows is never used, so that no row has the number kEnd.
   static constexpr uint64_t kMostRows = uint64_t{1} << 32;
 
   RowStore(size_t record_bytes, ChunkArena* arena, uint64_t most_rows = kMostRows)
@@ -113,7 +114,7 @@ class RowStore {
     return directory_[row / ChunkArena::kBlockRows] + row % ChunkArena::kBlockRows * record_bytes_;
   }
 
-  // A row whose record holds anything: the caller writes all of it.
+  // Returns a row whose record has arbitrary content. The caller writes all of it.
   uint32_t Allocate() {
     if (free_ != kEnd) {
       const uint32_t row = free_;
@@ -134,7 +135,7 @@ class RowStore {
     free_ = row;
   }
 
-  // Frees all rows and keeps their memory for the next ones.
+  // Frees all rows and keeps their memory for later rows.
   void Clear() {
     next_row_ = 0;
     free_ = kEnd;

@@ -1,22 +1,21 @@
 // Rows: the records of a shard by row number, in one of two forms with one interface.
 //
 //   FullRows   every record in float32 (row_record.h).
-//   MixedRows  after MTGenRec, appendix C: a row of a frequency below a threshold has its weights
-//   in
-//              float16 and its optimizer slots in bfloat16; the lookup that brings its frequency to
-//              the threshold promotes it to float32, for good. Most rows of a recommender are rare,
-//              so most records are half as large.
+//   MixedRows  after MTGenRec, appendix C: a row with a frequency below a threshold has its weights
+//              in float16 and its optimizer slots in bfloat16; the lookup that brings its frequency
+//              to the threshold promotes it to float32, for good. Most rows of a recommender are
+//              rare, so most records are half as large.
 //
-// In MixedRows, half and full records are in stores of their own, behind one number space
-// (half_rule.h), so promotion changes a row's number: Touch returns the number from then on, which
-// the caller notes in the index, and a number that IsHalf may be stale after other rows were
-// touched. An optimizer step of a half row reads it into float32, computes there, and rounds the
-// result back (half.h). Slots are bfloat16 because they need range more than digits: a squared
-// gradient of 1e-8 would be 0 in float16, and dividing by it would blow the row up.
+// In MixedRows, half and full records are in separate stores but share one number space
+// (half_rule.h), so promotion changes a row's number. Touch returns the new number, which the
+// caller writes to the index. A number that IsHalf may be stale after other rows were touched. An
+// optimizer step of a half row converts the row to float32, computes there, and rounds the result
+// back (half.h). Slots are bfloat16 because they need range more than digits: a squared gradient of
+// 1e-8 would be 0 in float16, and dividing by it would blow the row up.
 //
-// Passes are compiled for each form, so a table that doesn't mix pays nothing.
+// Passes are compiled for each form, so a table with one precision pays nothing.
 //
-// Thread safety: const methods may run together; anything else needs exclusion.
+// Thread safety: const methods may run concurrently; all others need exclusive access.
 
 #ifndef GMETA_OPS_TABLE_HOST_ROWS_H_
 #define GMETA_OPS_TABLE_HOST_ROWS_H_
@@ -36,7 +35,7 @@
 
 namespace gmeta {
 
-// The memory of a table's records; that of a form which isn't used stays empty.
+// The memory of a table's records, full and half; the arena of an unused form stays empty.
 struct RowArenas {
   explicit RowArenas(const RowLayout& layout)
       : full(layout.bytes()), half(HalfLayout(layout).bytes()) {}
@@ -54,27 +53,27 @@ class FullRows {
 
   RowHeader* header(uint32_t row) const { return RowLayout::header(store_[row]); }
 
-  // A row of any content, to be written: its number.
+  // Returns the number of a row with arbitrary content, which the caller writes.
   uint32_t Allocate(uint32_t /*frequency*/) { return store_.Allocate(); }
   void Free(uint32_t row) { store_.Free(row); }
   void Clear() { store_.Clear(); }
 
-  // Whether a row may go on under its number at a frequency.
+  // Whether a row may keep its number at this frequency.
   bool Fits(uint32_t /*row*/, uint32_t /*frequency*/) const { return true; }
   bool IsHalf(uint32_t /*row*/) const { return false; }
 
-  // Notes a use. Returns the number that the row has from now on.
+  // Records a use in the row's header. Returns the number that the row has from now on.
   uint32_t Touch(uint32_t row, uint32_t step) {
     header(row)->Touch(step);
     return row;
   }
 
-  // visit(weights, slots) of float32 changes the row.
+  // Calls visit(weights, slots), which changes the row through float32 pointers.
   template <class Visit>
   void Change(uint32_t row, const Visit& visit) {
     visit(RowLayout::weights(store_[row]), layout_.slots(store_[row]));
   }
-  // The same, for a visit that reads nothing.
+  // The same, for a visit that overwrites the row without reading it.
   template <class Visit>
   void Write(uint32_t row, const Visit& visit) {
     Change(row, visit);
@@ -87,7 +86,7 @@ class FullRows {
     std::copy_n(layout_.slots(store_[row]), layout_.slot_floats(), to);
   }
 
-  // What a new row's weights become by being stored.
+  // Rounds weights in place as storing them in a new row does.
   void Round(float* /*weights*/) const {}
 
   void PrefetchHeader(uint32_t row) const { Prefetch<Intent::kWrite>(store_[row]); }
@@ -111,7 +110,7 @@ class FullRows {
 
 class MixedRows {
  public:
-  // Rows are half below a frequency of `half_below`.
+  // Rows with a frequency below `half_below` are half.
   MixedRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas)
       : layout_(layout),
         half_layout_(layout),
@@ -233,7 +232,7 @@ class MixedRows {
 
 using Rows = std::variant<FullRows, MixedRows>;
 
-// Mixed if `half_below` isn't 0.
+// Makes MixedRows if `half_below` isn't 0, else FullRows.
 inline Rows MakeRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas) {
   if (half_below == 0) return FullRows(layout, arenas);
   return MixedRows(layout, half_below, arenas);

@@ -1,11 +1,11 @@
-// Shard: one of a table's sub-tables, a key index and a row store under one lock, and the passes
-// that a batch makes over it.
+// Shard: one of a table's sub-tables, with a key index and a row store under one lock, and the
+// passes that a batch makes over it.
 //
-// A pass goes through four stages (key_pipeline.h). A row number found in stage 2 holds through
-// stage 4: rows never move, and nothing is erased in a pass (but half rows are promoted, rows.h).
-// Passes over records are compiled for each form of rows and each admission, and chosen once a
-// batch. A lookup that inserts evicts before its pass (eviction.h), and asks in stage 4 whether a
-// missing key is admitted (admission.h).
+// A pass goes through four stages (key_pipeline.h). A row number found in stage 2 is valid through
+// stage 4: rows never move, and a pass erases nothing (but it promotes half rows, rows.h). Passes
+// over records are compiled for each form of rows and each admission policy, and chosen once per
+// batch. A lookup that inserts first evicts (eviction.h), and decides in stage 4 whether to admit
+// a missing key (admission.h).
 
 #ifndef GMETA_OPS_TABLE_HOST_SHARD_H_
 #define GMETA_OPS_TABLE_HOST_SHARD_H_
@@ -54,7 +54,7 @@ class alignas(128) Shard {
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
                                    : EvictionSchedule()) {}
 
-  // Copies rows out. A missing key reads its initial row; nothing changes but the statistics.
+  // Copies rows to `out`. A missing key gets its initial row. Only the statistics change.
   void Lookup(BatchItems items, float* out) {
     const size_t dim = recipe_->layout.dim();
     uint64_t hits = 0;
@@ -83,8 +83,8 @@ class alignas(128) Shard {
     counters_.Add(&ShardCounters::misses, items.size - hits);
   }
 
-  // Copies rows out, making those of missing keys that are admitted first, and notes the use.
-  // Before, rows are evicted if it is time.
+  // Copies rows to `out` and records their use. First evicts rows if the shard is above a high
+  // mark. Inserts a row for each missing key that is admitted.
   void LookupOrInsert(BatchItems items, uint32_t step, float* out) {
     uint64_t inserts = 0, rejects = 0, evictions = 0;
     {
@@ -104,8 +104,8 @@ class alignas(128) Shard {
     counters_.Add(&ShardCounters::evictions, evictions);
   }
 
-  // One optimizer step for each distinct key, with the sum of its gradients in the order of the
-  // batch. Keys that are absent are left out.
+  // Runs one optimizer step for each distinct key, with the sum of its gradients in the order of
+  // the batch. Skips absent keys.
   template <class Step>
   void Update(BatchItems items, const float* gradients, uint32_t step, const Step& optimizer) {
     const size_t dim = recipe_->layout.dim();
@@ -168,9 +168,10 @@ class alignas(128) Shard {
         rows_);
   }
 
-  // The rows of a range of logical shards whose last step is `min_last_step` or later, the keys
-  // that were removed from them, which the journal cuts, and those that wait for admission. Adds
-  // the number of all their rows to live[logical shard - range.first].
+  // Selects three things from a range of logical shards: the rows whose last step is
+  // `min_last_step` or later, the removed keys, which the journal cuts, and the keys that wait for
+  // admission. Adds the number of all rows of each logical shard to live[logical shard -
+  // range.first].
   ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
     ShardSelection selection;
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -198,8 +199,8 @@ class alignas(128) Shard {
     return selection;
   }
 
-  // Writes selected records to places `start`, start + 1, ... of the columns. Nothing may have
-  // changed the shard since they were selected.
+  // Writes selected records to places `start`, start + 1, ... of the columns. The shard must not
+  // have changed since they were selected.
   void ExportSelected(const ShardSelection& selection, uint64_t start, const RecordColumns& to) {
     constexpr size_t kAhead = 8;
     std::shared_lock<std::shared_mutex> lock(mutex_);
@@ -230,8 +231,8 @@ class alignas(128) Shard {
     return journal_.whole();
   }
 
-  // Writes the records of the items' positions in the columns; a key that is there already is
-  // replaced.
+  // Writes the records at the items' positions in the columns to the shard, and overwrites the
+  // records of keys that it already has.
   void Import(BatchItems items, const ConstRecordColumns& from) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
@@ -243,7 +244,7 @@ class alignas(128) Shard {
         rows_);
   }
 
-  // Snapshots, see undo_log.h. They have numbers, the oldest 0.
+  // Snapshots, see undo_log.h. They are numbered from the oldest, which is 0.
   void TakeSnapshot() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     undo_.Begin();
@@ -271,7 +272,7 @@ class alignas(128) Shard {
         rows_);
   }
 
-  // Makes room in the index for `keys` keys in all.
+  // Makes room in the index for `keys` keys in total.
   void ReserveKeys(uint64_t keys) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     index_.Reserve(keys);
@@ -293,10 +294,11 @@ class alignas(128) Shard {
     std::visit([](auto& admission) { admission.Clear(); }, admission_);
   }
 
-  // Whether the update of a step is to end with Evict.
+  // Whether the update of this step has to end with Evict.
   bool IsSweepDue(uint64_t step) const { return schedule_.IsSweepDue(step); }
 
-  // Evicts what has expired and what is above the bound. Returns how many rows went.
+  // Evicts expired rows and, if the shard is above its bound, further rows. Returns how many rows
+  // were evicted.
   uint64_t Evict(uint32_t step) {
     uint64_t evictions;
     {
@@ -307,7 +309,7 @@ class alignas(128) Shard {
     return evictions;
   }
 
-  // What admission remembers. Only for callers that have the table to themselves.
+  // The state of admission. Only for callers with exclusive access to the table.
   AdmissionState& admission() { return admission_; }
 
   uint64_t size() {
@@ -339,8 +341,8 @@ class alignas(128) Shard {
     const size_t dim = recipe_->layout.dim();
     const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
       float* to = out + item.position * dim;
-      // A key that was absent in stage 2 may have been inserted since, by its double in the batch,
-      // and a half row promoted.
+      // Since stage 2, another occurrence of the key in the batch may have inserted an absent key
+      // or promoted a half row.
       if (row == kNoRow || rows->IsHalf(row)) row = index_.Find(item.key, hash);
       if (row == kNoRow) {
         if (!admission->Admit(item.key, step)) {
@@ -370,8 +372,8 @@ class alignas(128) Shard {
     Pipeline(index_, items, ask, use);
   }
 
-  // Evicts the expired rows if `sweep`, and, if the shard then is above a high mark, the rows of
-  // the lowest rank until it is at the low ones. Returns how many rows went.
+  // Evicts the expired rows if `sweep` is true. If the shard is then above a high mark, evicts the
+  // rows of the lowest rank until it is down to the low marks. Returns how many rows were evicted.
   uint64_t MakeRoom(uint32_t now, bool sweep) {
     const auto is_full = [&] {
       return index_.size() > schedule_.rows.high || charge() > schedule_.bytes.high;
@@ -386,7 +388,7 @@ class alignas(128) Shard {
         },
         recipe_->eviction->policy, rows_);
     if (is_full()) {
-      const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // that a row charges
+      const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // charge of one row
       const auto above = [&] {
         return std::max(Excess(index_.size(), schedule_.rows.low, 1),
                         Excess(charge(), schedule_.bytes.low, most));
@@ -401,7 +403,7 @@ class alignas(128) Shard {
     return before - index_.size();
   }
 
-  // What the rows count for against a bound in bytes.
+  // The bytes that the rows count for against a bound in bytes.
   uint64_t charge() const {
     const uint64_t size = index_.size();
     return size * Eviction::kIndexBytes +
@@ -455,8 +457,8 @@ class alignas(128) Shard {
     });
   }
 
-  // Takes a key out with its record. Every removal of one goes through here, so that the journal
-  // and the snapshots see it.
+  // Removes a key with its record. Returns whether the key had one. Every removal of a single key
+  // goes through here, so that the journal and the snapshots see it.
   bool RemoveRow(int64_t key, uint64_t hash) {
     const uint32_t row = index_.Erase(key, hash);
     if (row == kNoRow) return false;
@@ -481,7 +483,8 @@ class alignas(128) Shard {
     if (to.slots != nullptr) rows.CopySlots(row, to.slots + at * layout.slot_floats());
   }
 
-  // Batches that insert nothing end a drain too, so that later ones needn't probe twice.
+  // How many groups a batch drains. Batches that insert nothing also advance a drain, so that later
+  // batches needn't probe two tables.
   static uint64_t DrainShare(size_t items) { return items / 4 + 1; }
 
   std::shared_mutex mutex_;

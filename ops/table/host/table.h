@@ -1,44 +1,46 @@
-// Table: the dynamic embedding table. Rows come to be when their key is first seen; there is no
+// Table: the dynamic embedding table. A row is made when its key is first seen; there is no
 // vocabulary and no size to fix beforehand.
 //
 //                    batch of keys
 //                          |  Partition: by the top bits of MurmurHash3(key)
 //          +---------------+---------------+
-//       Shard 0         Shard 1   ...   Shard 63         a lock each
+//       Shard 0         Shard 1   ...   Shard 63         one lock each
 //       KeyIndex        KeyIndex        KeyIndex         key -> row number        (key_index.h)
 //       Rows            Rows            Rows             row number -> record     (rows.h)
 //          +---------------+---------------+
 //                     ChunkArena                         memory of records, never moved
 //
 // A record is weights + optimizer slots + frequency + last step (row_record.h). A new row is a pure
-// function of (seed, key) (initializer.h). The optimizer runs where the record is (optimizers.h).
+// function of (seed, key) (initializer.h). The optimizer changes the record in place
+// (optimizers.h).
 //
 // Parallelism and locks
-//   A batch is partitioned first; then shards are worked on in parallel, each by one worker, which
-//   takes the shard's lock once. So a lock is taken once for hundreds of keys, workers of one batch
-//   never wait for each other, and two batches at a time wait only where they meet in a shard.
-//   Lookups that don't insert share the lock. The number of shards is far above the number of
-//   workers, and the top bits of the hash that choose the shard are the ones that choose the
+//   A batch is first partitioned by shard. Then workers process the shards in parallel, one worker
+//   per shard, which takes the shard's lock once. So a lock is taken once for hundreds of keys,
+//   workers of one batch never wait for each other, and two concurrent batches wait only if they
+//   use the same shard at the same time. Lookups that don't insert share the lock. There are far
+//   more shards than workers. The top bits of the hash that choose the shard also choose the
 //   logical shard of a checkpoint.
 //
-//   Above the shards there is one more lock, taken once a call: batches share it, and export,
-//   import and clear have it alone. So an export is a snapshot between batches, not through the
-//   middle of one. Workers never take it, so waiting for it can't starve a batch of its workers.
+//   Above the shards there is one more lock, taken once per call: batches share it, and export,
+//   import and clear hold it exclusively. So an export is a snapshot between batches, never in the
+//   middle of one. Workers never take this lock, so waiting for it can't starve a batch of its
+//   workers.
 //
 // Order
-//   Results don't depend on threads: rows come back at the position of their key, initial rows
-//   don't depend on the order of insertion, and gradients of a key that stands twice in a batch are
-//   added up in the batch's order before one update. Only the order of Export does depend on
-//   history; ExportShards sorts by key. Which keys are admitted and which rows evicted
-//   (admission.h, eviction.h) is a function of the batches in their order.
+//   Results don't depend on threads: rows are returned at the position of their key, initial rows
+//   don't depend on the order of insertion, and the gradients of a key that occurs twice in a batch
+//   are summed in the batch's order before one update. Only the order of Export depends on history;
+//   ExportShards sorts by key. Which keys are admitted and which rows are evicted (admission.h,
+//   eviction.h) depends only on the batches in their order.
 //
 // Saving
 //   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
 //   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
-//   Batches may run between two ranges; then the save as a whole is of no one moment, but every
-//   record in it is whole, and all that changes after the save has begun is in the next incremental
-//   save, because its last step isn't below the step at which this one began. Who wants a save of
-//   one moment saves between two steps.
+//   Batches may run between two ranges; then the save as a whole shows no single moment, but every
+//   record in it is whole. A record that changes after the save has begun is in the next
+//   incremental save, because its last step isn't below the step at which this save began. For a
+//   save of a single moment, save between two steps.
 
 #ifndef GMETA_OPS_TABLE_HOST_TABLE_H_
 #define GMETA_OPS_TABLE_HOST_TABLE_H_
@@ -69,10 +71,10 @@ struct TableOptions {
   size_t dim = 1;
   SparseOptimizer optimizer = Sgd{};
   Initializer initializer;
-  Admission admission;               // of all keys, unless said otherwise
-  std::optional<Eviction> eviction;  // none, unless said otherwise
-  uint32_t half_below = 0;           // rows of a frequency below it are kept in half precision
-  int log2_shards = 6;               // at most kLog2LogicalShards; a small bound asks for fewer
+  Admission admission;               // admits all keys by default
+  std::optional<Eviction> eviction;  // none by default
+  uint32_t half_below = 0;           // rows with a lower frequency are kept in half precision
+  int log2_shards = 6;               // at most kLog2LogicalShards; fewer if the bound is small
 };
 
 class Table {
@@ -92,11 +94,11 @@ class Table {
   size_t dim() const { return recipe_.layout.dim(); }
   size_t slot_floats() const { return recipe_.layout.slot_floats(); }
 
-  // Update calls so far.
+  // The number of update calls so far.
   int64_t step() const { return step_.load(std::memory_order_relaxed); }
 
-  // Row of keys[i] to out + i * dim. A missing key gets its initial row, which is stored if
-  // `insert`, and if the key is admitted.
+  // Writes the row of keys[i] to out + i * dim. A missing key gets its initial row, which is stored
+  // if `insert` is true and the key is admitted.
   template <class ParallelFor>
   void Lookup(const int64_t* keys, size_t n, bool insert, float* out,
               const ParallelFor& parallel_for) {
@@ -111,8 +113,8 @@ class Table {
     });
   }
 
-  // One optimizer step. `gradients` has dim floats for each key; those of equal keys are summed
-  // first, those of absent keys are left out.
+  // Runs one optimizer step. `gradients` has dim floats for each key. Gradients of equal keys are
+  // summed first, gradients of absent keys are ignored.
   template <class ParallelFor>
   void Update(const int64_t* keys, const float* gradients, size_t n, float learning_rate,
               const ParallelFor& parallel_for) {
@@ -129,7 +131,7 @@ class Table {
     if (recipe_.eviction) SweepDueShards(now, parallel_for);
   }
 
-  // Returns how many rows were removed.
+  // Removes the rows of the keys. Returns how many rows were removed.
   template <class ParallelFor>
   uint64_t Remove(const int64_t* keys, size_t n, const ParallelFor& parallel_for) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
@@ -146,8 +148,8 @@ class Table {
               [&](Shard& shard, BatchItems items) { shard.Contains(items, out); });
   }
 
-  // Calls allocate(number of rows, step), which returns the RecordColumns to fill (or nothing: then
-  // the export is given up and false returned). No batch runs meanwhile.
+  // Exports all records. Calls allocate(number of rows, step), which returns the RecordColumns to
+  // fill. If it returns nothing, the export stops and returns false. No batch runs meanwhile.
   template <class Allocate, class ParallelFor>
   bool Export(const Allocate& allocate, const ParallelFor& parallel_for) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
@@ -166,11 +168,12 @@ class Table {
     return true;
   }
 
-  // Exports the rows of a range of logical shards whose last step is `min_last_step` or later (0:
-  // all), sorted by logical shard and key, the keys that the journal has noted for them, and those
-  // that wait for admission with their exact counts. allocate(ShardExportSizes) returns the
-  // ShardExportColumns to fill, or nothing: then the export is given up and false returned. No
-  // batch runs meanwhile.
+  // Exports from a range of logical shards, sorted by logical shard and key:
+  //   the rows whose last step is `min_last_step` or later (0: all rows),
+  //   the removed keys that the journal has noted, and
+  //   the keys that wait for admission, with their exact counts.
+  // Calls allocate(ShardExportSizes), which returns the ShardExportColumns to fill. If it returns
+  // nothing, the export stops and returns false. No batch runs meanwhile.
   template <class Allocate, class ParallelFor>
   bool ExportShards(LogicalRange range, uint32_t min_last_step, const Allocate& allocate,
                     const ParallelFor& parallel_for) {
@@ -222,15 +225,15 @@ class Table {
     return true;
   }
 
-  // Notes up to about `limit` removed keys from now on (0: none), so that the next save may be
-  // incremental. An import breaks the journal.
+  // Starts the journal, which notes up to about `limit` removed keys from now on (0: none), so that
+  // the next save may be incremental. An import breaks the journal.
   void StartJournal(size_t limit) {
     for (const auto& shard : shards_) {
       shard->StartJournal(limit == 0 ? 0 : std::max<size_t>(limit / shards_.size(), 2));
     }
   }
 
-  // The removals that ExportShards has given are safe: forget them.
+  // Forgets the removals that ExportShards has exported. Call this once they are safely saved.
   void DropCutRemovals() {
     for (const auto& shard : shards_) shard->DropCutRemovals();
   }
@@ -241,16 +244,16 @@ class Table {
                        [](const auto& shard) { return shard->journal_whole(); });
   }
 
-  // Notes from now on what changes (undo_log.h), so that RestoreSnapshot can put it back. No batch
-  // runs meanwhile. Returns the snapshot's id.
+  // Takes a snapshot: notes all later changes (undo_log.h), so that RestoreSnapshot can undo them.
+  // No batch runs meanwhile. Returns the snapshot's id.
   int64_t TakeSnapshot() {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     for (const auto& shard : shards_) shard->TakeSnapshot();
     return snapshots_.Add(step());
   }
 
-  // Gives all records and the step what they were, but not what admission remembers. False if there
-  // is no such snapshot. No batch runs meanwhile.
+  // Restores all records and the step from a snapshot, but not the state of admission. Returns
+  // false if there is no such snapshot. No batch runs meanwhile.
   template <class ParallelFor>
   bool RestoreSnapshot(int64_t id, const ParallelFor& parallel_for) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
@@ -264,7 +267,7 @@ class Table {
     return true;
   }
 
-  // Forgets a snapshot, if there is such.
+  // Forgets a snapshot, if it exists.
   void DropSnapshot(int64_t id) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const std::optional<size_t> number = snapshots_.Number(id);
@@ -273,7 +276,7 @@ class Table {
     snapshots_.Drop(*number);
   }
 
-  // Replaces the content by n records, whose keys are distinct, and the step count.
+  // Replaces the content with n records, whose keys are distinct, and sets the step count.
   template <class ParallelFor>
   void Replace(const ConstRecordColumns& columns, size_t n, int64_t step,
                const ParallelFor& parallel_for) {
@@ -283,20 +286,21 @@ class Table {
     Import(columns, n, parallel_for);
   }
 
-  // Adds n records to the content; a key that is there already is overwritten.
+  // Adds n records to the content, and overwrites the records of keys that the table already has.
   template <class ParallelFor>
   void Merge(const ConstRecordColumns& columns, size_t n, const ParallelFor& parallel_for) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     Import(columns, n, parallel_for);
   }
 
-  // Makes room for `rows` rows in all, so that none of them waits for memory or for growth. Rows
-  // beyond them are welcome as ever.
+  // Makes room for `rows` rows in total, so that none of them waits for memory or for growth. The
+  // table may still hold more rows.
   void Reserve(uint64_t rows) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const uint64_t held = size();
     if (rows <= held) return;
-    // A shard's share varies like a Poisson number; six deviations above the mean is never reached.
+    // A shard's share is distributed like a Poisson number and never reaches six standard
+    // deviations above the mean.
     const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
     const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
     for (const auto& shard : shards_) shard->ReserveKeys(share);
@@ -304,8 +308,8 @@ class Table {
         .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }
 
-  // Evicts what has expired and what is above the bound, without waiting for a lookup. Returns how
-  // many rows went.
+  // Evicts expired rows and rows above the bound, without waiting for a lookup. Returns how many
+  // rows were evicted.
   template <class ParallelFor>
   uint64_t Evict(const ParallelFor& parallel_for) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
@@ -318,8 +322,9 @@ class Table {
     return evictions;
   }
 
-  // Calls allocate(exact counters, bytes of the filter), which returns the AdmissionColumns to fill
-  // (or nothing: then the export is given up and false returned). No batch runs meanwhile.
+  // Exports the state of admission. Calls allocate(exact counters, bytes of the filter), which
+  // returns the AdmissionColumns to fill. If it returns nothing, the export stops and returns
+  // false. No batch runs meanwhile.
   template <class Allocate>
   bool ExportAdmission(const Allocate& allocate) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
@@ -340,20 +345,21 @@ class Table {
     return true;
   }
 
-  // How many filters there are, one a shard, and how many counters each has (0: there is none).
+  // The number of filters, one per shard, and the bytes of each, one per counter (0: the policy has
+  // no filter).
   size_t filters() const { return shards_.size(); }
   size_t filter_bytes() const { return FilterOf(0).bytes; }
 
-  // Copies the filter of one shard out. No batch runs meanwhile.
+  // Copies the filter of one shard to `to`. No batch runs meanwhile.
   void ExportFilter(size_t shard, uint8_t* to) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const Filter filter = FilterOf(shard);
     std::copy_n(filter.counters, filter.bytes, to);
   }
 
-  // Replaces what admission remembers by n counters and by the filters of all shards. Parts that
-  // the policy has no use for are passed over, and a filter of no bytes is an empty one; one of
-  // another size is refused, and false returned.
+  // Replaces the state of admission with n counters and with the filters of all shards. Parts that
+  // the policy doesn't need are ignored. If `filter_bytes` is 0, the filters become empty; if it is
+  // any other wrong size, nothing changes and the result is false.
   bool ReplaceAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const size_t own_bytes = filters() * this->filter_bytes();
@@ -363,9 +369,9 @@ class Table {
     return true;
   }
 
-  // Adds n counters to what admission remembers, and the filters of some shards, from number
-  // `first` on, to the ones that are there (admission.h says how). What doesn't fit is refused, and
-  // false returned.
+  // Adds n counters to the state of admission, and merges the filters of some shards, from shard
+  // number `first` on, into the existing ones (admission.h explains how). If the sizes don't fit,
+  // nothing changes and the result is false.
   bool MergeAdmission(const ConstAdmissionColumns& columns, size_t n, size_t filter_bytes,
                       size_t first) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
@@ -411,8 +417,8 @@ class Table {
                : options.log2_shards;
   }
 
-  // Calls work(shard, its items) for every shard that the keys meet. `cost` is of one key, in
-  // nanoseconds.
+  // Calls work(shard, its items) for every shard that has any of the keys. `cost` is the cost of
+  // one key, in nanoseconds.
   template <class ParallelFor, class Work>
   void ForShards(const int64_t* keys, size_t n, size_t cost, const ParallelFor& parallel_for,
                  const Work& work) {

@@ -1,16 +1,16 @@
-// UndoLog: what a shard has to put back to be as it was at each of its open snapshots. Taking a
-// snapshot copies nothing; from then on, a record is copied when it first changes.
+// UndoLog: the records that restore a shard to each of its open snapshots. Taking a snapshot copies
+// nothing; from then on, a record is copied when it first changes.
 //
 // Layers
 //   An open snapshot is a layer: key -> the record that the key had when the snapshot was taken, or
-//   that it had none. Changes are noted in the newest layer alone, so each layer holds what changed
-//   between its snapshot and the next. A shard goes back to a snapshot by putting back, from that
-//   snapshot's layer on, the first note of each key. Going back is a change as any other: it is
-//   noted in the newest layer, and snapshots that were taken later stay as they are.
+//   a note that it had none. Changes are noted in the newest layer alone, so each layer holds what
+//   changed between its snapshot and the next. To restore a snapshot, a shard puts back the first
+//   note of each key, starting from that snapshot's layer. Restoring is a change like any other: it
+//   is noted in the newest layer, and later snapshots stay valid.
 //
 // Cost
-//   Without a snapshot, a comparison a record. With some, a probe of the newest layer for each
-//   record that is used, and a copy (in float32) of each record that has changed since.
+//   Without an open snapshot, one comparison per record. With any, a probe of the newest layer for
+//   each record that is used, and a copy (in float32) of each record that has changed since.
 //
 // Not thread-safe: Shard has the lock.
 
@@ -31,7 +31,8 @@ namespace gmeta {
 
 class UndoLog {
  public:
-  // The record of a key at some moment; `values` are its weights and slots, null if it had none.
+  // The record of a key at some moment. `values` holds its weights and slots; it is null if the key
+  // had no record.
   struct Record {
     int64_t key;
     RowHeader header;
@@ -44,7 +45,7 @@ class UndoLog {
 
   void Begin() { layers_.emplace_back(); }
 
-  // Forgets snapshot number `at`, counted from the oldest. What it has noted is the one before's.
+  // Forgets snapshot number `at`, counted from the oldest. Its notes move to the previous snapshot.
   void Drop(size_t at) {
     if (at > 0) {
       const Layer& from = layers_[at];
@@ -58,7 +59,7 @@ class UndoLog {
     layers_.erase(layers_.begin() + static_cast<ptrdiff_t>(at));
   }
 
-  // Call this before a key changes: `row` is its row, or kNoRow.
+  // Notes the record of a key; call this before the key changes. `row` is its row, or kNoRow.
   template <class RowsOfShard>
   void Note(const RowsOfShard& rows, int64_t key, uint64_t hash, uint32_t row) {
     if (!is_open()) return;
@@ -70,7 +71,8 @@ class UndoLog {
     rows.CopySlots(row, to + dim_);
   }
 
-  // Calls put_back(Record) for each key that has changed since snapshot number `at`. That may note.
+  // Calls put_back(Record) for each key that has changed since snapshot number `at`. put_back may
+  // call Note.
   template <class PutBack>
   void Undo(size_t at, const PutBack& put_back) {
     KeyIndex done;
@@ -84,7 +86,7 @@ class UndoLog {
         put_back(record);
       }
     }
-    if (at + 1 == layers_.size()) layers_.back() = Layer();  // nothing differs from it now
+    if (at + 1 == layers_.size()) layers_.back() = Layer();  // the shard equals the snapshot now
   }
 
   size_t bytes() const {
@@ -97,7 +99,7 @@ class UndoLog {
   }
 
  private:
-  static constexpr size_t kPage = 16;  // records; a table has 64 shards, each with pages of its own
+  static constexpr size_t kPage = 16;  // records; a table has 64 shards, each with its own pages
   static constexpr uint32_t kAbsent = UINT32_MAX;
 
   struct Layer {
@@ -121,7 +123,8 @@ class UndoLog {
             record == kAbsent ? nullptr : Values(layer, record)};
   }
 
-  // Where the values of a record go; null if nothing is to be copied.
+  // Adds a note to a layer unless it has the key. Returns where to copy the values of the record,
+  // or null if there is nothing to copy.
   float* Add(Layer* layer, int64_t key, uint64_t hash, RowHeader header, bool there) {
     if (layer->places.Find(key, hash) != kNoRow) return nullptr;
     layer->places.Insert(key, hash, static_cast<uint32_t>(layer->keys.size()));

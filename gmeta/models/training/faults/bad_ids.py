@@ -1,4 +1,4 @@
-"""Says in one line which id a step has refused, in place of TensorFlow's account of the graph."""
+"""Reports in one line which id a step has refused, instead of TensorFlow's dump of the graph."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 
-# What ``ops/merge_keys/kernels.cc`` says.
+# Matches the error message of ``ops/merge_keys/kernels.cc``.
 _REFUSAL = re.compile(r"feature '[^'\n]*': id (?P<id>-?\d+) at position .*? takes any id")
 _MINUS_ONE = "; -1 stands for no id only in a matrix of ids of a feature with a combiner"
 
 
 class BadIdError(ConfigError, tf.errors.InvalidArgumentError):
-    """An id that no row can have.
+    """The error for an id that no row can have.
 
     Args:
       message: The feature, the id, the limit, and what to do.
@@ -28,10 +28,10 @@ class BadIdError(ConfigError, tf.errors.InvalidArgumentError):
 
 @contextmanager
 def name_bad_ids() -> Iterator[None]:
-    """Turn the error of a graph that was given ids out of range into one line.
+    """Turn the error of a graph that received an id out of range into one line.
 
     Raises:
-      BadIdError: It names the feature, the id, its position and the limit.
+      BadIdError: An id is out of range. The message names the feature, the id, its position and the limit.
     """
     try:
         yield

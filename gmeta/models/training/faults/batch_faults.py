@@ -1,4 +1,4 @@
-"""What in a batch isn't finite, in words: run eagerly, when a loss isn't."""
+"""Describes in words what in a batch isn't finite. It runs eagerly, when a loss isn't finite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 5  # tasks that a message names
 
 
 def fault_of_samples(data: Any) -> str:
-    """What is wrong in a batch of samples; empty if nothing is."""
+    """Describe what is wrong in a batch of samples; the result is empty if nothing is."""
     x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
     for what, part in (("label", y), ("sample weight", weights), ("feature", x)):
         for name, values in _float_columns(part):
@@ -33,11 +33,11 @@ def fault_of_samples(data: Any) -> str:
 
 
 def fault_of_tasks(learner: Any, batch: Mapping[str, Any]) -> str:
-    """What is wrong in a batch of tasks; empty if nothing is.
+    """Describe what is wrong in a batch of tasks; the result is empty if nothing is.
 
     Args:
       learner: The `gmeta.models.meta.learner.task_learner.TaskLearner`.
-      batch: The batch, as the loops take it.
+      batch: The batch, in the form that the inner and outer loops take.
     """
     columns = [("label", batch["label"])]
     columns += [(f"feature {name!r}", values) for name, values in _float_columns(batch["features"])]
@@ -49,9 +49,9 @@ def fault_of_tasks(learner: Any, batch: Mapping[str, Any]) -> str:
 
 
 def _fault_of_steps(learner: Any, batch: Mapping[str, Any]) -> str:
-    """Which tasks the inner steps lead away, if the shared weights do well by them."""
+    """Name the tasks whose outputs are finite with the shared weights but not after the inner steps."""
     steps = learner.inner.steps
-    if not steps or collectives.world().size > 1:  # a lookup of one rank alone can't be made
+    if not steps or collectives.world().size > 1:  # one of several ranks can't make a lookup alone
         return ""
     outputs = learner.predict_after(batch, (0, steps))
     mask = np.asarray(batch["query"]["mask"]) > 0
@@ -67,7 +67,7 @@ def _fault_of_steps(learner: Any, batch: Mapping[str, Any]) -> str:
 
 
 def fault_of_weights(model: Any) -> str:
-    """What is wrong where the batch isn't at fault."""
+    """Describe what is wrong if the batch isn't at fault."""
     for variable in model.trainable_variables:
         if not bool(tf.reduce_all(tf.math.is_finite(variable))):
             return f"the weights {variable.name} aren't finite any more: load the last checkpoint"
@@ -78,7 +78,7 @@ def fault_of_weights(model: Any) -> str:
 
 
 def _float_columns(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Columns of floats, with their names."""
+    """Yield the columns of floats, with their names."""
     if isinstance(part, Mapping):
         for name, value in part.items():
             yield from _float_columns(value, f"{path}/{name}" if path else str(name))
@@ -90,13 +90,13 @@ def _float_columns(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _bad(values: Any) -> npt.NDArray[np.bool_]:
-    """(samples,): those that aren't finite; of ragged values, each one by itself."""
+    """Return which samples aren't finite, (samples,); for a ragged column, which of its flat values."""
     flat = np.asarray(getattr(values, "flat_values", values))
     return ~np.isfinite(flat).reshape(len(flat), -1).all(axis=1) if flat.ndim else ~np.isfinite(flat[None])
 
 
 def _far(outputs: Any) -> npt.NDArray[np.bool_]:
-    """(tasks, samples): whose outputs, or their squares, aren't finite."""
+    """Return which samples' outputs, or the squares of these, aren't finite: (tasks, samples)."""
     numbers = np.asarray(outputs, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         lost = ~np.isfinite(np.square(numbers))

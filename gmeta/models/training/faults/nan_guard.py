@@ -1,7 +1,7 @@
-"""Stops training at a loss or gradient that isn't finite, before the step is made, and says what is at fault.
+"""Stops training at a loss or gradient that isn't finite, before the step is made, and names the cause.
 
-Each step looks at its loss, one number. Where that isn't finite, and only then, the batch is looked through
-in Python: at its labels, its columns of floats, the weights, and, of a model that adapts, its tasks.
+Each step checks its loss, one number. Only if the loss isn't finite does Python code search for the cause: in
+the batch's labels, its columns of floats, the weights, and, for a model that adapts, its tasks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _NOT_FINITE = "gradients are not finite on the ranks"
 
 
 class NanGuard:
-    """What keeps a model from learning NaN.
+    """The guard that keeps a model from learning NaN.
 
     Args:
       model: The model.
-      nan: ``"raise"``, or ``"allow"``: train on.
-      find: What in a batch is at fault, in words; empty if nothing is.
+      nan: ``"raise"``, or ``"allow"`` to train on.
+      find: A function that describes what in a batch is at fault; its result is empty if nothing is.
 
     Raises:
-      ConfigError: ``nan`` is neither.
+      ConfigError: ``nan`` has another value.
     """
 
     def __init__(self, model: Any, nan: str, find: Callable[[Any], str]) -> None:
@@ -42,14 +42,14 @@ class NanGuard:
         self._skips = False
 
     def finite(self, loss: tf.Tensor, data: Any, samples: tf.Tensor, skips: bool = False) -> tf.Tensor:
-        """Whether a step may be made of a loss, () bool; on one rank, it can be had only if that is so.
+        """Return whether a step may be made from a loss, () bool. On one rank, False raises an error instead.
 
         Args:
           loss: The loss.
-          data: The batch that it is of.
-          samples: How many samples it is a mean of; of none, any loss will do.
-          skips: Whether the optimizer leaves out steps whose gradients aren't finite. A loss that isn't
-            finite then is its business, unless the batch is at fault, which no later step would mend.
+          data: The batch that the loss belongs to.
+          samples: The number of samples that the loss is a mean of. With no samples, any loss passes.
+          skips: Whether the optimizer skips steps whose gradients aren't finite. The optimizer then handles
+            a loss that isn't finite, unless the batch is at fault, which no later step would mend.
         """
         if not self.raises:
             return tf.constant(True)
@@ -75,36 +75,37 @@ class NanGuard:
         good = tf.math.is_finite(loss)
         if collectives.world().size > 1:
             good |= tf.equal(tf.cast(samples, tf.float32), 0.0)
-        with tf.device("CPU:0"):  # a function runs where it stands, and a GPU has no kernels for its texts
+        with tf.device("CPU:0"):  # the branches handle strings, for which a GPU has no kernels
             verdict = tf.cond(good, lambda: tf.constant(True), bad)
         if not tf.executing_eagerly():
-            # One op that calls a function, rather than a switch for each part of the batch.
+            # Keep one op that calls a function, instead of a switch for each part of the batch.
             verdict.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
         return verdict
 
     def _look(self, data: Any) -> bool:
         try:
             found = self._find(data)
-        except Exception:  # a model of the user's own may not stand it; the loss is bad all the same
+        except Exception:  # a user's own model may fail in the search; the loss is bad all the same
             found = ""
         if self._skips and not found:
             return True
-        # With accumulation on ranks the error comes at the step: the first bad batch of several is named.
+        # With accumulation on several ranks, only the step raises the error: name the first bad batch then.
         self._found = self._found or found or fault_of_weights(self._model)
         return False
 
     @contextmanager
     def name_errors(self) -> Iterator[None]:
-        """Turn the error of a step that was refused into one that is easy to read.
+        """Turn the error of a refused step into one that is easy to read.
 
         Raises:
-          NotFiniteError: It says what is at fault; on several ranks it names those that it came from.
+          NotFiniteError: A step was refused. The message says what is at fault; on several ranks it names
+            those that the fault came from.
         """
         self._found = ""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            # "... on the ranks] [0 1]" out of a graph, "... on the ranks'\n0, 1" where steps run eagerly
+            # "... on the ranks] [0 1]" from a graph, "... on the ranks'\n0, 1" from an eager step
             found = re.search(rf"{_NOT_FINITE}\W*(\d[\d, ]*)", str(error.message))
             if found is None:
                 raise
@@ -118,7 +119,7 @@ class NanGuard:
                 "compile(nan='allow') trains on"
             )
         cause = f"rank {here.rank}: {self._found}; " if self._found else ""
-        if self._skips:  # which has left out what else isn't finite
+        if self._skips:  # the optimizer has skipped every other kind of bad step
             what = "data"
             remedy = f"{'' if cause else 'mend the data there; '}compile(nan='allow') leaves such steps out"
         else:
@@ -134,9 +135,9 @@ class NanGuard:
 
 
 def refusal(good: tf.Tensor, bad_ranks: tf.Tensor) -> list[tf.Operation]:
-    """Make what a step has to wait for, so that it isn't made unless all is finite.
+    """Return the check that a step must wait for, so that the step is made only if all is finite.
 
-    `NanGuard.name_errors` reads its error.
+    `NanGuard.name_errors` reads the check's error.
     """
     check = tf.debugging.Assert(good, [_NOT_FINITE, tf.where(bad_ranks)[:, 0]], summarize=1024)
     return [] if check is None else [check]

@@ -1,4 +1,4 @@
-"""Sums of gradients over several batches, of dense variables and of table rows."""
+"""Sums the gradients of dense variables and table rows over several batches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Sums = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient], tf.Tensor,
 
 
 class GradientAccumulator:
-    """Sample-weighted sums of gradients, and which rows have one.
+    """Sample-weighted sums of the gradients of dense variables and table rows.
 
-    A row's sum is itself a row of a hash table under the same key: it starts at zeros when the key first gets
-    a gradient, and an SGD update with the rate -n adds n times the gradient. So memory is that of the rows
-    which were touched, and sums are made where and as fast as updates are.
+    A row's sum is itself a row of a hash table, under the same key. It starts at zeros when the key first
+    gets a gradient, and an SGD update with the rate -n adds n times the gradient. So only touched rows take
+    memory, and summing runs where updates run and as fast as they do.
 
     Args:
-      steps: How many batches make it full.
+      steps: The number of batches that make it full.
     """
 
     def __init__(self, steps: int) -> None:
@@ -44,11 +44,11 @@ class GradientAccumulator:
         return bool(self._sums or self._tables)
 
     def is_full(self) -> tf.Tensor:
-        """Whether it is time to `drain`."""
+        """Return whether it is time to `drain`."""
         return self._batches >= self._steps
 
     def is_empty(self) -> tf.Tensor:
-        """Whether there is nothing to `drain`."""
+        """Return whether there is nothing to `drain`."""
         return tf.equal(self._batches, 0)
 
     def add(
@@ -58,7 +58,7 @@ class GradientAccumulator:
         tables: Sequence[TableGradient],
         samples: tf.Tensor,
     ) -> None:
-        """Add a batch's gradients, n times each, where n is its number of samples."""
+        """Add a batch's gradients, multiplied by its number of samples."""
         self._add(gradients, variables, tables, tf.cast(samples, tf.float32))
         self._samples.assign_add(tf.cast(samples, tf.int64))
 
@@ -70,17 +70,17 @@ class GradientAccumulator:
         samples: tf.Tensor,
         state: tf.Tensor,
     ) -> None:
-        """Add what is n times a batch's gradients already, and what they are, as `state_of` says it.
+        """Add a batch's gradients that are already multiplied by its number of samples, and their state.
 
-        On several ranks, ``tables`` are of rows that this rank owns and of all ranks' samples; everything
-        else is of this rank's own.
+        The state is a result of `state_of`. On several ranks, ``tables`` hold the gradients of all ranks'
+        samples for the rows that this rank owns; the other arguments cover only this rank's samples.
         """
         self._add(sums, variables, tables, tf.constant(1.0))
         self._samples.assign_add(tf.cast(samples, tf.int64))
         self._state.assign(tf.maximum(self._state, tf.cast(state, tf.int64)))
 
     def drain(self) -> Drained:
-        """The mean gradient over all samples since the last time; then it is empty.
+        """Return the mean gradient over all samples since the last call, and empty the accumulator.
 
         Returns:
           The gradients of the dense variables, these variables, and the gradients of the rows that have one.
@@ -91,10 +91,11 @@ class GradientAccumulator:
         return means, variables, [part.times(scale) for part in tables]
 
     def drain_sums(self) -> Sums:
-        """The sums since the last time; then it is empty.
+        """Return the sums since the last call, and empty the accumulator.
 
         Returns:
-          As `drain`, but sums; how many samples they are of, int64; and the worst state that was added.
+          As `drain`, but sums instead of means; the number of samples summed, int64; and the worst state that
+          was added.
         """
         sums = [tf.identity(total) for total in self._sums]
         samples, state = tf.identity(self._samples), tf.identity(self._state)
@@ -121,7 +122,7 @@ class GradientAccumulator:
                 total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(weight, total.dtype))
         for part in tables:
             sums = self._sums_of(part.table)
-            sums.lookup(part.keys)  # makes the rows that aren't there yet
+            sums.lookup(part.keys)  # creates missing rows
             sums.apply_gradients(part.keys, part.values, learning_rate=-weight)
         self._batches.assign_add(1)
 

@@ -1,4 +1,4 @@
-"""One optimizer step for dense variables and table rows together."""
+"""Makes one optimizer step for dense variables and table rows together."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from gmeta.models.training.optimizer.table_rule import Clipping
 
 
 class JointOptimizer:
-    """A Keras optimizer that takes the rows of embedding tables along.
+    """A Keras optimizer that also updates the rows of embedding tables.
 
-    Dense variables step with the Keras optimizer; then each table makes one update at its own rate or at the
-    Keras optimizer's rate of that step, with gradients clipped as its are
-    (`gmeta.models.training.optimizer.table_rule`). Loss scaling (``mixed_float16``) holds for both: a step
-    whose gradients aren't all finite changes neither, and lowers the scale.
+    Dense variables step with the Keras optimizer. Then each table makes one update, at its own rate or at the
+    Keras optimizer's rate of that step, with gradients clipped like the Keras optimizer's
+    (`gmeta.models.training.optimizer.table_rule`). Loss scaling (``mixed_float16``) covers both: if not all
+    gradients are finite, the step changes neither and lowers the scale.
 
-    With accumulation over k batches, gradients are summed, weighted with the batches' numbers of samples, and
-    every k-th call makes one step with their mean: that of a k times larger batch, for a loss that is a mean
-    over samples.
+    With accumulation over k batches, gradients are summed, weighted by the batches' numbers of samples. Every
+    k-th call makes one step with their mean. For a loss that is a mean over samples, this is the step of a
+    batch k times as large.
 
-    On several ranks the step is that of one rank on the union of their batches: gradients are means over the
-    samples of all ranks (see `gmeta.models.training.optimizer.mean_gradients`), for which it makes one
-    grouped all-reduce a step, with accumulation one in k batches, and one exchange of the rows' gradients a
-    batch. All ranks call its methods equally often. A gradient that isn't finite ends the step on all of
-    them, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
+    On several ranks the step equals that of one rank on the union of their batches: gradients are means over
+    the samples of all ranks (see `gmeta.models.training.optimizer.mean_gradients`). This takes one grouped
+    all-reduce per step (with accumulation, one per k batches) and one exchange of the rows' gradients per
+    batch. All ranks must call its methods equally often. A gradient that isn't finite ends the step on all
+    ranks, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
     batch's data are at fault.
 
     Args:
       optimizer: A Keras optimizer.
       accumulate_steps: k.
-      raises: Whether a step whose gradients aren't finite is an error, where loss scaling doesn't deal with
-        it.
-      notes: Where the rank counts its samples; its wish to stop travels with the step's all-reduce.
+      raises: Whether a step whose gradients aren't finite is an error, if loss scaling doesn't handle it.
+      notes: The rank's notes: its count of samples, and its request to stop, which travels with the step's
+        all-reduce.
 
     Attributes:
       optimizer: The Keras optimizer.
     """
 
-    # Not a Trackable on purpose: what is kept here is for the moment and belongs to no checkpoint.
+    # Not a Trackable on purpose: this state is temporary and belongs in no checkpoint.
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class JointOptimizer:
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
         self._of_keras = _is_of_keras(optimizer)
         self._clipping = Clipping.of(optimizer)
-        # Keras' optimizers do nothing at all where there are no variables: no step is counted, no schedule
-        # moves, no loss scale. A model of embeddings alone gives them this one.
+        # Without variables, Keras' optimizers do nothing at all: they don't count the step or move the
+        # schedule or the loss scale. A model with only embeddings passes them this variable.
         self._stand_in = tf.Variable(0.0, name="no_dense_variables")
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
 
     @property
     def accumulates(self) -> bool:
-        """Whether a step is made of several batches."""
+        """Whether several batches make one step."""
         return self._accumulator is not None
 
     def apply_gradients(
@@ -91,20 +91,22 @@ class JointOptimizer:
         samples: tf.Tensor,
         allowed: tf.Tensor,
     ) -> None:
-        """Take one batch's gradients: a step, or with accumulation a k-th part of one.
+        """Make a step with one batch's gradients; with accumulation, add them to the next step.
 
         Args:
-          gradients: Of the dense variables.
+          gradients: The gradients of the dense variables.
           variables: The dense variables.
           lookups: The step's lookups.
           row_gradients: The gradients of ``lookups.rows``.
-          samples: How many samples the loss is a mean of, a scalar; accumulation and several ranks ask.
-          allowed: Whether a step may be made of the loss, () bool, as `NanGuard.finite` says it.
+          samples: The number of samples that the loss is a mean of, a scalar. Only accumulation and several
+            ranks use it.
+          allowed: Whether a step may be made from the loss, () bool, as returned by `NanGuard.finite`.
 
         Raises:
-          tf.errors.InvalidArgumentError: No step may be made of the loss, or on several ranks of a gradient.
+          tf.errors.InvalidArgumentError: No step may be made from the loss, or on several ranks from a rank's
+            gradient.
         """
-        # AutoGraph would rewrite hundreds of Keras' functions for the first step, which takes 3 to 5 s.
+        # AutoGraph would rewrite hundreds of Keras' functions for the first step, taking 3 to 5 s.
         apply = tf.autograph.experimental.do_not_convert(self._apply) if self._of_keras else self._apply
         apply(gradients, variables, lookups, row_gradients, samples, allowed)
 
@@ -119,7 +121,7 @@ class JointOptimizer:
     ) -> None:
         accumulator = self._accumulator
         if collectives.world().size > 1:
-            # A step that ends the data may or may not come here, but has no samples.
+            # The step that ends the data may or may not run this line; its number of samples is 0.
             self._notes.seen.assign_add(tf.cast(samples, tf.int64))
             gradients = times_samples(gradients, samples)
             row_gradients = times_samples(row_gradients, samples)
@@ -143,12 +145,12 @@ class JointOptimizer:
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether gradients of some batches wait for their step."""
+        """Whether accumulated gradients wait for their step."""
         accumulator = self._accumulator
         return accumulator is not None and not bool(accumulator.is_empty())
 
     def flush(self) -> None:
-        """Make the step of the batches that were accumulated so far, if there are any."""
+        """Make the step of the batches accumulated so far, if there are any."""
         accumulator = self._accumulator
         if accumulator is not None and accumulator.is_made:
             tf.cond(accumulator.is_empty(), _nothing, lambda: self._step_of_mean(accumulator))
@@ -168,7 +170,7 @@ class JointOptimizer:
         samples: tf.Tensor,
         state: tf.Tensor,
     ) -> None:
-        """The step of all ranks' samples, given this rank's sums over its own."""
+        """Make the step of all ranks' samples from this rank's sums over its own samples."""
         means = global_means(sums, samples, state, self._notes.stop_asked)
         self._notes.stop_agreed.assign(means.stop)
         dense, scale = means.dense, means.scale
@@ -189,7 +191,8 @@ class JointOptimizer:
     ) -> None:
         gradients, tables = self._clipping.clip(gradients, tables)
         pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
-        # A data set that has run out ends a step where its data is used. Counting the step uses none.
+        # If the data set has run out, the step must end before it is counted. It ends where an op uses the
+        # data, and counting uses none, so let counting wait for the gradients.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
             self._step_on(pairs, tables, finite)
 
@@ -203,21 +206,21 @@ class JointOptimizer:
         if stepping and hasattr(self.optimizer, "build"):  # its slots
             with lift_variables():
                 self.optimizer.build(stepping)
-        rate = rate_of_next_step(self.optimizer)  # asked now, so that tables needn't wait for the dense step
+        rate = rate_of_next_step(self.optimizer)  # read now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
             self.optimizer.apply_gradients(pairs)
             _update(tables, rate)
             return
         if finite is None:
             finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
-        # The optimizer judges by the dense gradients: it must hear of the rows' too.
+        # The optimizer checks only the dense gradients, so make them NaN if the rows' aren't finite.
         verdict = tf.where(finite, 0.0, float("nan"))
         self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
         tf.cond(finite, lambda: _update(tables, rate), _nothing)
 
 
 def _is_of_keras(optimizer: Any) -> bool:
-    """Whether an optimizer and its schedule are Keras' own, which ask no tensor in Python's `if`."""
+    """Return whether an optimizer and its schedule are Keras' own, which never put a tensor in an `if`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
     parts = [optimizer, inner, *([rate] if callable(rate) and not isinstance(rate, tf.Variable) else [])]
@@ -225,11 +228,11 @@ def _is_of_keras(optimizer: Any) -> bool:
 
 
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:
-    """The learning rate of the step that `apply_gradients` will make."""
+    """Return the learning rate of the step that `apply_gradients` will make."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if hasattr(optimizer, "_decayed_lr"):  # a legacy one, whose decay is besides its rate
+    if hasattr(optimizer, "_decayed_lr"):  # a legacy optimizer, which applies its decay on top of its rate
         return optimizer._decayed_lr(tf.float32)
-    # The schedule is here; `learning_rate` is what it gave for the last step.
+    # `_learning_rate` holds the schedule; `learning_rate` is its value for the last step.
     rate = getattr(optimizer, "_learning_rate", optimizer.learning_rate)
     return tf.convert_to_tensor(rate(optimizer.iterations) if callable(rate) else rate)
 
@@ -251,7 +254,7 @@ def _nothing() -> tf.Tensor:
 
 
 def _held(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The same, to be had only if what the code around this depends on has happened."""
+    """Return the same gradients, available only once the enclosing control dependencies have run."""
     return [
         None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
         for each in gradients

@@ -1,4 +1,4 @@
-"""The loss scaling of a Keras optimizer, as ``mixed_float16`` asks for it."""
+"""Applies the loss scaling of a Keras optimizer, which ``mixed_float16`` needs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gmeta.models.training.optimizer.mean_gradients import Gradient
 
 
 class LossScale:
-    """Scales losses and unscales gradients where the optimizer is a ``LossScaleOptimizer``.
+    """The loss scaling of a ``LossScaleOptimizer``: scales losses and unscales gradients.
 
     With any other optimizer it changes nothing.
 
     Args:
-      optimizer: A Keras optimizer; None: no scaling.
+      optimizer: A Keras optimizer. None: no scaling.
     """
 
     def __init__(self, optimizer: Any = None) -> None:
@@ -24,15 +24,15 @@ class LossScale:
 
     @property
     def skips_bad_steps(self) -> bool:
-        """Whether the optimizer leaves out steps whose gradients aren't finite."""
+        """Whether the optimizer skips steps whose gradients aren't finite."""
         return self._optimizer is not None and self._optimizer.dynamic
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
-        """Scale the loss to differentiate; call it inside the tape."""
+        """Scale the loss before differentiation; call this inside the tape."""
         return loss if self._optimizer is None else self._optimizer.get_scaled_loss(loss)
 
     def unscale(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """Compute the gradients of the loss from those of the scaled one."""
+        """Compute the gradients of the loss from those of the scaled loss."""
         if self._optimizer is None:
             return list(gradients)
         return self._optimizer.get_unscaled_gradients(gradients)

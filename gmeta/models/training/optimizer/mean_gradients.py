@@ -1,14 +1,14 @@
-r"""Gradients of the mean loss over the samples of all ranks.
+r"""Computes the gradients of the mean loss over the samples of all ranks.
 
 Rank r has the gradient :math:`g_r` of the mean loss over its :math:`n_r` samples. The gradient of the mean
 over all :math:`N = \sum_r n_r` samples is
 
 .. math:: g = \frac{1}{N} \sum_r n_r g_r,
 
-whatever the :math:`n_r`, some of them 0: a mean weighted by the numbers of samples (MTGenRec, section 3.3).
-Dense gradients are summed in one grouped all-reduce, and the numbers of samples ride along; rows are summed
-by their owners (`gmeta.layers.exchange.pieces`). Task parameters never leave their rank (G-Meta, section
-2.1.3): the outer gradient alone is exchanged.
+a mean weighted by the numbers of samples (MTGenRec, section 3.3), which holds even if some :math:`n_r` are 0.
+One grouped all-reduce sums the dense gradients together with the numbers of samples. The rows' owners sum the
+rows' gradients (`gmeta.layers.exchange.pieces`). Task parameters never leave their rank (G-Meta, section
+2.1.3): only the outer gradient is exchanged.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gmeta.core import collectives
 Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
 SOUND, NOT_FINITE, REFUSED = 0, 1, 2
-"""What a rank's gradients are: finite; not finite, so that a loss scale skips the step; or of a batch with
+"""The state of a rank's gradients: finite; not finite, so loss scaling skips the step; or from a batch with
 bad data, which ends training."""
 
 
 class GlobalMeans(NamedTuple):
-    """What the all-reduce of a step tells every rank.
+    """The results of a step's all-reduce, the same on every rank.
 
     Attributes:
-      dense: The gradients of the mean over all samples; None where there was none.
-      scale: () float32, 1 / N; 0 where there are no samples at all.
-      states: (world size,) int32, what each rank's gradients are: `SOUND`, `NOT_FINITE` or `REFUSED`.
-      stop: () bool, whether any rank asks to stop.
+      dense: The gradients of the mean over all samples; None for a variable without a gradient.
+      scale: () float32, 1 / N; 0 if there are no samples at all.
+      states: (world size,) int32, the state of each rank's gradients: `SOUND`, `NOT_FINITE` or `REFUSED`.
+      stop: () bool, whether any rank requests a stop.
     """
 
     dense: list[tf.Tensor | None]
@@ -44,25 +44,25 @@ class GlobalMeans(NamedTuple):
 
 
 def times_samples(gradients: Sequence[Gradient], samples: tf.Tensor) -> list[Gradient]:
-    """Each gradient n times; zeros, whatever the gradient, for n = 0.
+    """Multiply each gradient by n, the number of samples; for n = 0 the result is zeros.
 
-    The gradient of a mean over no samples may be NaN.
+    That holds even if the gradient is NaN, as that of a mean over no samples may be.
     """
     return [_times(gradient, samples) for gradient in gradients]
 
 
 def state_of(gradients: Sequence[Gradient], allowed: tf.Tensor) -> tf.Tensor:
-    """Say whether a rank's gradients are `SOUND`, `NOT_FINITE` or `REFUSED`, () int32.
+    """Return whether a rank's gradients are `SOUND`, `NOT_FINITE` or `REFUSED`, () int32.
 
     Args:
-      gradients: All of one rank's.
-      allowed: Whether the batch is free of bad data, () bool, as `NanGuard.finite` says it.
+      gradients: All gradients of one rank.
+      allowed: Whether the batch is free of bad data, () bool, as returned by `NanGuard.finite`.
     """
     return tf.where(allowed, tf.where(all_finite(gradients), SOUND, NOT_FINITE), REFUSED)
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether every number in the gradients is finite."""
+    """Return whether every number in the gradients is finite."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
@@ -70,13 +70,13 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
 def global_means(
     sums: Sequence[Gradient], samples: tf.Tensor, state: tf.Tensor, stop: tf.Tensor
 ) -> GlobalMeans:
-    """The ranks' sums over samples as means over all samples, in one grouped all-reduce.
+    """Turn the ranks' sums over samples into means over all samples, in one grouped all-reduce.
 
     Args:
       sums: n_r times this rank's gradients.
       samples: n_r.
-      state: What this rank's gradients are, as `state_of` says it.
-      stop: Whether this rank asks all to stop after this step, () bool.
+      state: The state of this rank's gradients, as returned by `state_of`.
+      stop: Whether this rank requests that all stop after this step, () bool.
     """
     here = collectives.world()
     present = [tf.convert_to_tensor(gradient) for gradient in sums if gradient is not None]

@@ -1,4 +1,4 @@
-"""What a rank notes down while it trains: how many samples it saw, and who wants to stop."""
+"""A rank's notes during training: how many samples it saw, and whether it or all ranks want to stop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import tensorflow as tf
 
 
 class RankNotes:
-    """Three variables of a rank, which belong to no checkpoint.
+    """Three variables of a rank, which belong in no checkpoint.
 
     Attributes:
-      seen: () int64: on several ranks, how many samples this one trained on since somebody set it to 0
-        (`gmeta.models.training.ranks.averages`).
+      seen: () int64: on several ranks, the number of samples that this rank trained on since the variable was
+        last reset to 0 (`gmeta.models.training.ranks.averages`).
       stop_asked: () bool: whether this rank wants all to stop (`gmeta.models.training.ranks.stopping`).
-      stop_agreed: () bool: whether all do.
+      stop_agreed: () bool: whether all ranks have agreed to stop.
     """
 
     # Not a Trackable on purpose: checkpoints don't hold it.

@@ -1,8 +1,8 @@
-"""What tables without an optimizer of their own do as the Keras optimizer of their model does.
+"""Makes tables without their own optimizer follow the Keras optimizer of their model.
 
-They take over its kind, its hyperparameters, its rate and weight decay, where `gmeta.optimizers` has a fused
-form of it, and its clipping. Fused optimizers are lazy: a row without a gradient stays as it is, and doesn't
-decay.
+If `gmeta.optimizers` has a fused form of the Keras optimizer, the tables take over its kind, hyperparameters,
+rate and weight decay. They also take over its clipping. Fused optimizers are lazy: a row without a gradient
+stays as it is and doesn't decay.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _DECAY = "weight_decay"
 
 
 def follow(model: tf.keras.Model, optimizer: Any) -> None:
-    """Give the tables of a model that have no optimizer of their own the fused form of a Keras optimizer.
+    """Give a model's tables without their own optimizer the fused form of a Keras optimizer.
 
-    Rows that are trained already keep their slots where the form before had the same; otherwise those begin
-    anew, as a Keras optimizer's do. What can't be followed is said in a warning.
+    Rows that are already trained keep their slots if the previous form had the same ones. Otherwise the slots
+    start anew, as a Keras optimizer's do. A warning names everything that the tables can't follow.
     """
     tables = [table for table in tables_of(model) if table.chosen_by != "user"]
     if not tables:
@@ -49,15 +49,15 @@ def follow(model: tf.keras.Model, optimizer: Any) -> None:
 
 
 def follow_late(model: tf.keras.Model, optimizer: Any) -> None:
-    """`follow` for tables that were made after `compile`."""
+    """Call `follow` for tables that were created after `compile`."""
     if any(table.chosen_by == "nobody" for table in tables_of(model)):
         follow(model, optimizer)
 
 
 def sparse_form(optimizer: Any) -> tuple[SparseOptimizer, list[str]]:
-    """The fused form of a Keras optimizer, and in words what of it that leaves out.
+    """Return the fused form of a Keras optimizer, and descriptions of the features that it leaves out.
 
-    Where there is none, it is Adam, at the optimizer's rate.
+    If there is no fused form, the result is Adam at the optimizer's rate.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     config, name = _settings(inner), _name(optimizer)
@@ -78,7 +78,7 @@ def sparse_form(optimizer: Any) -> tuple[SparseOptimizer, list[str]]:
 
 
 def _settings(optimizer: Any) -> Mapping[str, Any]:
-    """The settings of a Keras optimizer; its rate may be a schedule that has no config, as Keras allows."""
+    """Return a Keras optimizer's settings; its rate may be a schedule without a config, as Keras allows."""
     try:
         return optimizer.get_config()
     except NotImplementedError:
@@ -123,15 +123,15 @@ _FORMS: dict[str, Callable[[Mapping[str, Any]], SparseOptimizer]] = {
 
 @dataclass(frozen=True)
 class Clipping:
-    """How a Keras optimizer clips gradients.
+    """The gradient clipping of a Keras optimizer.
 
-    The rows of a table that are updated in a step count as one variable, those of all features and ranks
-    together. Gradients to the same row are added up first.
+    All rows of a table that a step updates, for all features and on all ranks, count as one variable.
+    Gradients to the same row are added up first.
 
     Args:
-      value: The largest magnitude of a number.
-      norm: The largest norm of a variable's gradient.
-      global_norm: The largest norm of all gradients together.
+      value: Maximum magnitude of a number.
+      norm: Maximum norm of a variable's gradient.
+      global_norm: Maximum norm of all gradients together.
     """
 
     value: float | None
@@ -140,18 +140,18 @@ class Clipping:
 
     @classmethod
     def of(cls, optimizer: Any) -> Clipping:
-        """That of a Keras optimizer."""
+        """Return the clipping of a Keras optimizer."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         return cls(*(getattr(inner, name, None) for name in ("clipvalue", "clipnorm", "global_clipnorm")))
 
     def clip(
         self, dense: Sequence[Gradient], tables: Sequence[TableGradient]
     ) -> tuple[list[Gradient], list[TableGradient]]:
-        """Clip the gradients of tables that follow the optimizer; all ranks call it together.
+        """Clip the gradients of tables that follow the optimizer; all ranks must call this together.
 
         Returns:
-          The dense gradients, which the Keras optimizer clips itself, but for the global norm, which is of
-          both; and the tables'.
+          The dense gradients and the tables' gradients. Dense gradients are clipped here only by the global
+          norm, which covers both; the Keras optimizer does their other clipping itself.
         """
         mine = [each.table.chosen_by != "user" for each in tables]
         if not any(mine) or not any((self.value, self.norm, self.global_norm)):

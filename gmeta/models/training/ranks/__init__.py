@@ -1,10 +1,10 @@
-"""Keras' training loops on several ranks, with the numbers of one.
+"""Keras' training loops on several ranks, with the same results as on one.
 
-`loops` stands before `tf.keras.Model` in gmeta's models and brings the rest together: `start` makes ranks
-begin alike, `data` gives each its part and all of them the same number of steps, `step` ends the steps
-together, `gradients` makes means over the samples of all ranks, `averages` of layers' moving averages,
-`metrics` adds up what was measured, and `stopping` decides for all of them when to stop. With one rank none
-of it runs.
+`loops` is a base class of gmeta's models, placed before `tf.keras.Model`, and uses the other modules. `start`
+makes ranks begin alike. `data` gives each rank its part of the data and all ranks the same number of steps.
+`step` ends the steps together, with mean gradients over the samples of all ranks. `averages` computes
+means of layers' moving averages, and `metric_merge` adds up the ranks' metrics. `stopping` decides for
+all ranks when to stop. With one rank none of it runs.
 """
 
 __all__: list[str] = []

@@ -1,13 +1,13 @@
-r"""Moving averages of all ranks' samples, out of those that each rank has made of its own.
+r"""Merges the ranks' moving averages into averages over all ranks' samples.
 
-A layer such as `tf.keras.layers.BatchNormalization` keeps averages of what it sees in training, which it uses
-when the model is measured. Each rank sees its own samples. So before anyone measures or saves the model, and
-not in every step, the ranks' averages :math:`m_r` become
+A layer such as `tf.keras.layers.BatchNormalization` keeps averages of its inputs in training, and uses them
+in evaluation. Each rank sees only its own samples. So before the model is evaluated or saved, but not in
+every step, the ranks' averages :math:`m_r` are replaced by
 
 .. math:: m = \frac{1}{N} \sum_r n_r m_r, \quad N = \sum_r n_r,
 
-where :math:`n_r` is how many samples rank r has trained on since the last time: a rank that had none has
-nothing to say. All ranks hold m then, and go on from it.
+where :math:`n_r` is the number of samples that rank r has trained on since the last merge. A rank without
+samples has no weight. All ranks then hold m and continue from it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from gmeta.core import collectives
 
 
 def merge_moving_averages(model: tf.keras.Model, seen: tf.Variable) -> None:
-    """Give all ranks the same moving averages, in one collective; in none, if the model has none.
+    """Give all ranks the same moving averages, in one collective.
 
-    Call it eagerly, on all ranks, between two steps.
+    A model without moving averages needs no collective. Call this eagerly, on all ranks, between two steps.
 
     Args:
       model: The compiled model, the same on all ranks.
-      seen: () int64: how many samples this rank has trained on since the last time. It becomes 0.
+      seen: () int64: the number of samples that this rank has trained on since the last merge. It is reset
+        to 0.
     """
     variables = moving_averages(model)
     if collectives.world().size == 1 or not variables:
         return
-    # In float64 what is equal on all ranks stays as it is, to the last bit.
+    # In float64, values that are equal on all ranks stay the same to the last bit.
     weight = tf.cast(seen, tf.float64)
     sent = [tf.math.multiply_no_nan(tf.cast(v, tf.float64), weight) for v in variables]
     *totals, everywhere = collectives.allreduce_sum([*sent, weight], name="moving_averages")
@@ -41,7 +42,7 @@ def merge_moving_averages(model: tf.keras.Model, seen: tf.Variable) -> None:
 
 
 def moving_averages(model: tf.keras.Model) -> list[tf.Variable]:
-    """The variables that aren't trained and say that replicas' values go together as their MEAN."""
+    """Return the untrained variables whose aggregation over replicas is MEAN."""
     if not model.built:
         return []
     measured = {id(variable) for metric in model.metrics for variable in metric.variables}

@@ -1,13 +1,13 @@
-"""A rank's part of the data, in as many batches as the others have.
+"""Gives each rank its part of the data, in the same number of batches as every other rank.
 
-Whatever Keras takes (arrays, tensors, data sets, generators) becomes a `tf.data.Dataset`. Of data that all
-ranks are given alike, each takes every N-th sample or element, beginning with its own number. So the k-th
-batches of all N ranks are, together, the k-th batch of one rank whose batches are N times as large, if
-nothing is shuffled. Where an elastic job has lost ranks, those that are left take the parts of the lost ones
-too (`gmeta.core.shares`), and the k-th batches are the same samples as before.
+Any data that Keras accepts (arrays, tensors, data sets, generators) becomes a `tf.data.Dataset`. If all N
+ranks receive the same data, each takes every N-th sample or element, starting at its own rank number. So
+without shuffling, the k-th batches of all N ranks together are the k-th batch of one rank whose batches are N
+times as large. If an elastic job has lost ranks, the remaining ranks also take the parts of the lost ones
+(`gmeta.core.shares`), and the k-th batches contain the same samples as before.
 
-Ranks must take the same number of steps, as each step is a conversation. A rank with less data goes on with
-batches of no samples.
+Ranks must take the same number of steps, because they exchange data in each step. A rank with less data
+continues with batches of no samples.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
-_BATCH = 32  # samples, where Keras isn't told
+_BATCH = 32  # samples, Keras' default
 
 
 class RankData(NamedTuple):
-    """A rank's part.
+    """A rank's part of the data.
 
     Attributes:
-      dataset: Its batches.
-      digest: Where every N-th element is taken: what `SameElements` compares with the other ranks'.
+      dataset: The rank's batches.
+      digest: If the rank takes every N-th element, the digest that `SameElements` compares with the other
+        ranks' digests; None otherwise.
     """
 
     dataset: tf.data.Dataset
@@ -51,26 +52,26 @@ def rank_dataset(
     shard: bool = True,
     **generator: Any,
 ) -> RankData:
-    """What this rank trains or measures on, of the same number of batches as every other rank's.
+    """Return this rank's training or test data, in the same number of batches as every other rank's.
 
-    All ranks call it together.
+    All ranks must call this together.
 
     Args:
       x: As in ``tf.keras.Model.fit``.
-      y: As there.
-      sample_weight: As there.
-      batch_size: Samples in the batches of a share of the data, which is a rank's; of N ranks, a step has N
+      y: As in ``tf.keras.Model.fit``.
+      sample_weight: As in ``tf.keras.Model.fit``.
+      batch_size: Samples per batch of one share of the data, which is one rank's. With N ranks, a step has N
         times as many.
-      shuffle: As there, for arrays. A ``keras.utils.Sequence`` is read in its own order.
-      steps: How many batches are asked for, if that was said.
+      shuffle: As in ``tf.keras.Model.fit``, for arrays. A ``keras.utils.Sequence`` is read in its own order.
+      steps: The requested number of batches. None: not set.
       shard: Whether to take this rank's part: every N-th sample of arrays, every N-th element of anything
-        else, unless a data set's ``options().experimental_distribute.auto_shard_policy`` is OFF, which says
-        that ranks are given parts of their own (in an elastic job, by
+        else. A data set whose ``options().experimental_distribute.auto_shard_policy`` is OFF isn't sharded:
+        each rank must then receive its own part (in an elastic job, from
         ``gmeta.core.collectives.shared_data.part_of(data, world().shares)``).
       **generator: Keras' ``max_queue_size``, ``workers`` and ``use_multiprocessing``, and ``model``.
 
     Raises:
-      ConfigError: Data that ranks can't take steps on together, or elements that can't be joined.
+      ConfigError: Ranks can't take steps on the data together, or elements can't be joined.
     """
     shares = collectives.world().shares
     adapter = data_adapter.select_data_adapter(x, y)
@@ -88,7 +89,7 @@ def rank_dataset(
             y,
             batch_size=batch_size,
             steps=steps,
-            epochs=1,  # an epoch of the data set is an epoch of training
+            epochs=1,  # one pass over the data set is one epoch of training
             sample_weights=sample_weight,
             shuffle=shuffle and not elements,
             **generator,
@@ -104,18 +105,18 @@ def rank_dataset(
 
 
 def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.Dataset:
-    """A rank's batches, and after them batches of no samples while other ranks still have batches.
+    """Append batches of no samples to a rank's batches while other ranks still have batches.
 
-    Where a rank can't tell how many it has, all go on without end: the step in which no rank has samples ends
-    the epoch (`gmeta.models.training.ranks.step`). All ranks call it together.
+    If a rank doesn't know its number of batches, all ranks continue without end: the first step in which no
+    rank has samples ends the epoch (`gmeta.models.training.ranks.step`). All ranks must call this together.
 
     Args:
       dataset: The rank's batches.
-      steps: How many steps an epoch has, if that was said.
+      steps: The number of steps in an epoch. None: not set.
 
     Raises:
-      ConfigError: Some data is endless and ``steps`` doesn't say when to stop; or an element has a part of
-        which there is no batch without samples.
+      ConfigError: Some data is endless and ``steps`` isn't set; or for a part of the elements there is no
+        batch without samples.
     """
     sizes = collectives.allgather_objects(int(dataset.cardinality()))
     endless = [str(rank) for rank, size in enumerate(sizes) if size == tf.data.INFINITE_CARDINALITY]
@@ -131,17 +132,17 @@ def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.D
         return padded
     if min(sizes) >= 0:
         return padded.take(max(sizes))
-    return padded.filter(lambda *_: True)  # Keras refuses what says of itself that it has no end
+    return padded.filter(lambda *_: True)  # hides the infinite cardinality, which Keras would refuse
 
 
 def pad_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Batches, and after them batches of no samples without end.
+    """Append an endless series of batches of no samples to a data set.
 
-    Dimensions besides the first are those of the last batch, where the data set's specification leaves them
-    open, and 1 where no batch came.
+    If the data set's specification leaves a dimension after the first open, an empty batch takes it from the
+    last real batch, or 1 if there was none.
 
     Raises:
-      ConfigError: A part of an element has no number of dimensions, or isn't tensors.
+      ConfigError: A part of an element has unknown rank, or isn't a tensor.
     """
     spec = dataset.element_spec
     empty = tf.data.Dataset.from_tensors(empty_batch(spec)).repeat()
@@ -170,10 +171,10 @@ def pad_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def empty_batch(spec: Any) -> Any:
-    """A batch without samples, of the structure of a data set's elements.
+    """Return a batch without samples, with the structure of a data set's elements.
 
     Raises:
-      ConfigError: A part of it has no number of dimensions, or isn't tensors.
+      ConfigError: A part of an element has unknown rank, or isn't a tensor.
     """
     return tf.nest.map_structure(_empty, spec)
 
@@ -203,7 +204,7 @@ def _is_open(spec: tf.TypeSpec) -> bool:
 
 
 def _with_digest(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, tf.Variable]:
-    """The data set, and a variable that has a digest of the first element of each iteration over it."""
+    """Return the data set, and a variable that receives the digest of the first element of each iteration."""
     with tf.init_scope(), tf.device("CPU:0"):
         digest = tf.Variable(tf.zeros([2], tf.int64), trainable=False, name="first_element")
     spec = dataset.element_spec
@@ -228,13 +229,13 @@ def _as_tuple(element: Any) -> tuple[Any, ...]:
 
 
 class SameElements(tf.keras.callbacks.Callback):
-    """Checks in the first step over a data set that it is the same on all ranks, as each takes its part.
+    """A callback that checks in the first step that the data set that ranks share is the same on all of them.
 
     Args:
-      digest: Of the first element.
+      digest: The digest of the first element.
 
     Raises:
-      ConfigError: In that step, on every rank: the digests differ.
+      ConfigError: The digests differ. Every rank raises this in the first step.
     """
 
     def __init__(self, digest: tf.Variable, *, of: Literal["training", "test"]) -> None:
@@ -242,11 +243,11 @@ class SameElements(tf.keras.callbacks.Callback):
         self._digest, self._of, self._checked = digest, of, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Check, once."""
+        """Check the training data, once."""
         self._check("training")
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Check, once."""
+        """Check the test data, once."""
         self._check("test")
 
     def _check(self, kind: str) -> None:
@@ -265,7 +266,7 @@ class SameElements(tf.keras.callbacks.Callback):
 
 
 def take_strided(nest: Any, shares: Shares) -> Any:
-    """The samples of some shares of arrays, tensors and data frames: sample i is of share i mod the total."""
+    """Take some shares' samples of arrays, tensors and data frames: sample i is in share i mod the total."""
     if isinstance(nest, (list, tuple)) and nest and np.isscalar(nest[0]):
         nest = np.asarray(nest)
     return tf.nest.map_structure(lambda part: None if part is None else _strided_part(part, shares), nest)

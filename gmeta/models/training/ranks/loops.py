@@ -1,4 +1,4 @@
-"""Keras' `fit`, `evaluate` and `predict` on several ranks, with the results of one."""
+"""Keras' `fit`, `evaluate` and `predict` on several ranks, with the same results as on one."""
 
 from __future__ import annotations
 
@@ -29,26 +29,28 @@ _GENERATOR = ("max_queue_size", "workers", "use_multiprocessing")
 
 
 class RunsOnRanks:
-    """Stands before `tf.keras.Model` in gmeta's models. On one rank it hands everything on.
+    """A mixin, placed before `tf.keras.Model` in gmeta's models, that runs Keras' loops on several ranks.
 
-    After ``gmeta.init()`` under a launcher, the same script trains one model on all ranks:
+    On one rank it passes all calls on to Keras. After ``gmeta.init()`` under a launcher, the same script
+    trains one model on all ranks:
 
-    * ``fit`` and ``evaluate`` give each rank its part of the data: of arrays every N-th sample, of a data set
-      every N-th element (see `gmeta.models.training.ranks.data`, also for how to hand in parts of the ranks'
-      own). ``batch_size`` is a rank's, so that a step has N times as many samples, and its gradient is of the
-      mean over all of them. Ranks take equally many steps; one whose data has ended takes steps without
-      samples. In an elastic job a step has the samples of as many ranks as the job was started with, however
-      many it has now.
-    * ``predict`` predicts, on every rank, all that this rank is given.
-    * Dense weights and optimizer state begin as they are on rank 0.
-    * What ``fit`` and ``evaluate`` return and callbacks see at the end of an epoch is of all ranks' samples,
-      and the same on all of them; within an epoch it is of the rank's own. All ranks stop if one wants to.
+    * ``fit`` and ``evaluate`` give each rank its part of the data: every N-th sample of arrays, every N-th
+      element of a data set (see `gmeta.models.training.ranks.data`, also for passing each rank its own
+      part). ``batch_size`` counts one rank's samples, so a step has N times as many, and its gradient is that
+      of the mean over all of them. Ranks take equally many steps; a rank whose data has ended takes steps
+      without samples. In an elastic job a step has the samples of as many ranks as the job was started with,
+      however many it has now.
+    * ``predict`` on a rank predicts all data that this rank receives.
+    * Dense weights and optimizer state start with the values of rank 0.
+    * The results of ``fit`` and ``evaluate``, and the logs that callbacks see at the end of an epoch, cover
+      all ranks' samples and are the same on all ranks. Within an epoch, logs cover the rank's own samples.
+      All ranks stop if one wants to.
     * Moving averages (of ``BatchNormalization``, and of any variable that isn't trained and has the
       aggregation MEAN) are a rank's own within an epoch, so a batch is normalized by the rank's part of it.
-      They become one on all ranks, their mean weighted by the ranks' samples, before the model is measured,
-      at the end of an epoch, and when `ShardedCheckpoint` saves it; loops of your own call
-      `merge_moving_averages`. Other state that a forward pass writes stays the rank's own.
-    * Rank 0 alone shows progress.
+      All ranks get their mean, weighted by the ranks' samples, before the model is evaluated, at the end of
+      an epoch, and when `ShardedCheckpoint` saves the model; your own loops call `merge_moving_averages`.
+      Other state that a forward pass writes stays the rank's own.
+    * Only rank 0 shows progress.
     """
 
     _joint_optimizer: JointOptimizer
@@ -56,11 +58,11 @@ class RunsOnRanks:
     _notes: RankNotes
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
-        """As `tf.keras.Model.fit`; see `RunsOnRanks`.
+        """Train the model as `tf.keras.Model.fit` does; see `RunsOnRanks`.
 
         Raises:
-          ConfigError: Ranks differ in the model, its settings, or what `fit` is called with; or data that
-            they can't train on together.
+          ConfigError: Ranks differ in the model, its settings, or the arguments of `fit`; or they can't train
+            on the data together.
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
         """
@@ -74,7 +76,7 @@ class RunsOnRanks:
             return super().fit(**own)  # type: ignore[misc]
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.train_on_batch`.
+        """Train on one batch as `tf.keras.Model.train_on_batch` does.
 
         Raises:
           CollectiveError: Another rank has ended.
@@ -84,7 +86,7 @@ class RunsOnRanks:
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.test_on_batch`.
+        """Evaluate one batch as `tf.keras.Model.test_on_batch` does.
 
         Raises:
           CollectiveError: Another rank has ended.
@@ -93,13 +95,13 @@ class RunsOnRanks:
             return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.evaluate`; see `RunsOnRanks`.
+        """Evaluate the model as `tf.keras.Model.evaluate` does; see `RunsOnRanks`.
 
         Raises:
-          ConfigError: Data that ranks can't measure on together.
+          ConfigError: Ranks can't evaluate on the data together.
           CollectiveError: Another rank has ended.
         """
-        of_fit = kwargs.get("_use_cached_eval_dataset")  # which has prepared the data
+        of_fit = kwargs.get("_use_cached_eval_dataset")  # fit has prepared the data
         if of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         if collectives.world().shares.total == 1:
@@ -123,10 +125,10 @@ class RunsOnRanks:
             return super().evaluate(**own)  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.predict`; see `RunsOnRanks`.
+        """Predict as `tf.keras.Model.predict` does; see `RunsOnRanks`.
 
         Raises:
-          ConfigError: Data that ranks can't go through together.
+          ConfigError: Ranks can't go through the data together.
           CollectiveError: Another rank has ended.
         """
         if collectives.world().size == 1:
@@ -147,38 +149,38 @@ class RunsOnRanks:
             return super().predict(**own)  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As `tf.keras.Model.make_train_function`, when all layers and their tables are there."""
+        """Call `tf.keras.Model.make_train_function`; first, newly made tables follow the optimizer."""
         if getattr(self, "_joint_optimizer", None) is not None:
             follow_late(self, self._joint_optimizer.optimizer)
         return super().make_train_function(force)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
-        """As `tf.keras.Model.test_step`."""
+        """Evaluate one batch as `tf.keras.Model.test_step` does."""
         with rank_step(self, data) as step:
             return step.end_forward(super().test_step(data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
-        """As `tf.keras.Model.predict_step`."""
+        """Predict one batch as `tf.keras.Model.predict_step` does."""
         with rank_step(self, data) as step:
             return step.end_forward(super().predict_step(data))  # type: ignore[misc]
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether gradients of some batches wait for their step; no checkpoint has them."""
+        """Whether accumulated gradients wait for their step; checkpoints don't include them."""
         return self._joint_optimizer.is_accumulating
 
     def apply_accumulated(self) -> None:
-        """Make the step of the batches that were accumulated so far, if there are any.
+        """Make the step of the batches accumulated so far, if there are any.
 
-        For training loops over `train_on_batch`; `fit` does so at the end of an epoch. All ranks call it.
+        Training loops over `train_on_batch` call this, on all ranks; `fit` does so at the end of an epoch.
         """
         self._joint_optimizer.flush()
 
     def merge_moving_averages(self) -> None:
         """Give all ranks the same moving averages (see `RunsOnRanks`), in one collective if there are any.
 
-        For training loops over `train_on_batch`, before the weights are used outside of `evaluate` and
-        `predict`; `fit` does so at the end of an epoch. All ranks call it. On one rank it does nothing.
+        Training loops over `train_on_batch` call this, on all ranks, before the weights are used outside of
+        `evaluate` and `predict`; `fit` does so at the end of an epoch. On one rank it does nothing.
         """
         notes = getattr(self, "_notes", None)
         if notes is not None and collectives.world().size > 1:
@@ -192,7 +194,7 @@ class RunsOnRanks:
             yield
 
     def _fit_on_ranks(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `fit` for this rank."""
+        """Convert the arguments of `fit` to those for this rank."""
         own = dict(own)
         data = own["x"], own.pop("y"), own.pop("sample_weight")
         if own["validation_split"] and own["validation_data"] is None:
@@ -236,11 +238,11 @@ class RunsOnRanks:
         return own
 
     def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `fit`, where Keras' way with ``class_weight`` isn't the model's."""
+        """Return the arguments of `fit`; a model with its own handling of ``class_weight`` overrides this."""
         return own
 
     def _with_callbacks(self, given: Any) -> Any:
-        """The user's callbacks, between what completes the model and what stops all ranks."""
+        """Put the user's callbacks between those that complete the model and those that stop all ranks."""
         joint = getattr(self, "_joint_optimizer", None)
         if joint is None:
             return given
@@ -250,21 +252,21 @@ class RunsOnRanks:
         return _add(given, first, last)
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """Keras asks this for the results of an epoch, or of an evaluation, when it is over."""
+        """Return the results of an epoch or an evaluation; Keras calls this at its end."""
         merge_over_ranks(self.metrics)  # type: ignore[attr-defined]
         if collectives.world().size == 1 or not isinstance(logs, dict):
             return super()._validate_and_get_metrics_result(logs)  # type: ignore[misc]
-        # The last step's logs are of this rank alone, and Keras would replace all of them or, of a model with
-        # some metrics for training and others for evaluation, none.
+        # The last step's logs cover only this rank. Keras would replace all of them, or none if the model has
+        # some metrics for training and others for evaluation.
         results = self.get_metrics_result()  # type: ignore[attr-defined]
         merged = {name: value for name, value in results.items() if name in logs}
         return {**logs, **tf_utils.sync_to_numpy_or_python_type(merged)}
 
 
 class _Complete(tf.keras.callbacks.Callback):
-    """Completes the model before anyone measures or saves it.
+    """A callback that completes the model before it is evaluated or saved.
 
-    That is a step of what is accumulated, and moving averages of all ranks.
+    It makes the step of the accumulated batches, and merges the moving averages of all ranks.
     """
 
     def __init__(self, model: RunsOnRanks) -> None:
@@ -272,11 +274,11 @@ class _Complete(tf.keras.callbacks.Callback):
         self._owner = model
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Validation sees the whole epoch's training."""
+        """Complete the model, so that validation sees the whole epoch's training."""
         self._complete()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """So do the callbacks after this one."""
+        """Complete the model, so that the callbacks after this one see the whole epoch's training."""
         self._complete()
 
     def _complete(self) -> None:
@@ -285,7 +287,7 @@ class _Complete(tf.keras.callbacks.Callback):
 
 
 def _arguments(function: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a method of Keras' by name, those that weren't given included."""
+    """Return the arguments of a Keras method by name, with defaults for those that weren't given."""
     bound = inspect.signature(function).bind(model, *args, **kwargs)
     bound.apply_defaults()
     rest = bound.arguments.pop("kwargs", {})
@@ -298,7 +300,7 @@ def _add(
     first: Sequence[tf.keras.callbacks.Callback] = (),
     last: Sequence[tf.keras.callbacks.Callback] = (),
 ) -> Any:
-    """The user's callbacks, in whatever form, with some before and some after them."""
+    """Add callbacks before and after the user's callbacks, whatever form these have."""
     if isinstance(given, tf.keras.callbacks.CallbackList):
         for callback in (*first, *last):
             given.append(callback)

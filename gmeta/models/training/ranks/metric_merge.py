@@ -1,8 +1,9 @@
-"""Metrics of all ranks' samples, out of those that each rank has measured on its own.
+"""Merges the ranks' metrics into metrics of all ranks' samples.
 
-A Keras metric keeps sums (of values and weights, of a histogram's counts), and its variables say how ranks'
-values go together: SUM. So the sums are added up and the result is computed from them: an AUC of all samples,
-not a mean of AUCs. One that keeps samples (`gmeta.metrics.SampleMetric`) gathers those of all ranks.
+A Keras metric keeps sums (of values and weights, or of a histogram's counts), and its variables have the
+aggregation SUM. So the ranks' sums are added up and the result is computed from the totals: an AUC of all
+samples, not a mean of AUCs. A metric that keeps samples (`gmeta.metrics.SampleMetric`) gathers those of all
+ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from gmeta.metrics import SampleMetric
 
 
 def merge_over_ranks(metrics: Iterable[tf.keras.metrics.Metric]) -> None:
-    """Give the metrics of every rank the state that one rank would have that had seen all samples.
+    """Give every rank's metrics the state that one rank would have after seeing all samples.
 
-    Call it eagerly, on all ranks, once: then all of them hold the whole. The next ``reset_state`` makes it
-    their own again. Variables whose aggregation is MEAN become the mean; others stay the rank's own.
+    Call this eagerly, on all ranks, and only once: afterwards every rank's state covers all samples. The next
+    ``reset_state`` makes the state the rank's own again. Variables whose aggregation is MEAN become the mean.
+    Variables with an aggregation other than SUM and MEAN stay the rank's own.
 
     Args:
       metrics: The metrics, the same on all ranks.
@@ -35,7 +37,7 @@ def merge_over_ranks(metrics: Iterable[tf.keras.metrics.Metric]) -> None:
     summed = [v for v in variables if v.aggregation in _SHARE]
     if not summed:
         return
-    # Exact for counts, and one type is one collective.
+    # float64 is exact for counts, and one dtype needs only one collective.
     totals = collectives.allreduce_sum([tf.cast(v, tf.float64) for v in summed], name="metrics")
     for variable, total in zip(summed, totals, strict=True):
         share = total / size if variable.aggregation == tf.VariableAggregation.MEAN else total

@@ -1,4 +1,4 @@
-"""What ranks do before they train together: see that they mean the same, and begin with the same weights."""
+"""Prepares ranks to train together: checks that their settings agree, and gives them the same weights."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ ADVICE = "run the same script with the same settings on every rank"
 def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: Mapping[str, Any]) -> None:
     """Refuse to train different models, then give all ranks the dense weights and optimizer state of rank 0.
 
-    All ranks call it together. The rows of tables need no such thing: they are functions of seed and key.
+    All ranks must call this together. The rows of tables aren't sent, because they are functions of seed and
+    key.
 
     Args:
-      model: The compiled model. One that hasn't made its weights yet is called on ``batch`` to make them.
-      element_spec: Of the data.
+      model: The compiled model. If it has no weights yet, it is called on ``batch`` to create them.
+      element_spec: The data's element specification.
       batch: A batch of the data, which may have no samples.
-      loop: What `fit` was called with that must be the same, name -> value.
+      loop: The arguments of `fit` that must be the same on all ranks, name -> value.
 
     Raises:
-      ConfigError: Ranks differ; the message says in what, and which.
+      ConfigError: Ranks differ; the message says which ranks and in what.
     """
     collectives.check_agreement(
         {**settings_of(model), **{name: repr(value) for name, value in loop.items()}}, advice=ADVICE
@@ -36,7 +37,7 @@ def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: M
         x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
         model(x, training=False)
     else:
-        model.merge_moving_averages()  # of steps that were made outside of fit; rank 0's would count alone
+        model.merge_moving_averages()  # of steps outside of fit; else only rank 0's would count
     optimizer = model.optimizer
     if hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
@@ -47,7 +48,7 @@ def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: M
 
 
 def settings_of(model: tf.keras.Model) -> dict[str, str]:
-    """Name -> value of what must be the same on all ranks, as text."""
+    """Return the settings that must be the same on all ranks: name -> value, as text."""
     settings = {f"{model.name}'s compile settings": _text(_compile_config(model))}
     for layer in model.submodules:
         if isinstance(layer, EmbeddingCollection):
@@ -59,7 +60,7 @@ def settings_of(model: tf.keras.Model) -> dict[str, str]:
 def _compile_config(model: tf.keras.Model) -> Any:
     try:
         return model.get_compile_config()
-    except Exception:  # settings that Keras can't write down, such as a loss of the user's own
+    except Exception:  # settings that Keras can't serialize, such as a user's own loss
         return type(model.optimizer).__name__
 
 
@@ -68,7 +69,7 @@ def _text(value: Any) -> str:
 
 
 def _form(spec: Any) -> str:
-    """Names and types of the parts of an element; their sizes may differ."""
+    """Describe an element's parts by name and type. Their sizes are left out, as they may differ."""
     parts = [
         f"{type(part).__name__} {getattr(part, 'dtype', None)} rank {part.shape.rank}"
         for part in tf.nest.flatten(spec)

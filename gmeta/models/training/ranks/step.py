@@ -1,9 +1,9 @@
-"""One step of a rank that takes it together with the others.
+"""One step that all ranks take together.
 
-A rank whose data has ended takes steps on batches of no samples. They contribute nothing, and they must
-change nothing of the rank's own: a layer's moving average of no values would be NaN. When no rank has samples
-any more, the step ends as an iterator does that has run out, on all ranks in the same step, which Keras takes
-for the end of the data.
+A rank whose data has ended takes steps on batches of no samples. These steps contribute nothing, and they
+must not change the rank's own state: a layer's moving average of no values would be NaN. When no rank has
+samples any more, the step raises the error of an exhausted iterator, on all ranks in the same step. Keras
+takes that as the end of the data.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from gmeta.layers.exchange.sample_counts import StepSamples, step_samples
 
 
 class RankStep:
-    """A step of one rank among several; or of the only one, for which it does nothing."""
+    """A step of one rank among several. With only one rank it does nothing."""
 
     def __init__(self, model: tf.keras.Model, samples: StepSamples | None) -> None:
         self._samples = samples
-        # Reads of variables that the step doesn't write cost no copy.
+        # Reading a variable that the step doesn't write costs no copy.
         self._kept = [] if samples is None else [(v, v.read_value()) for v in _state(model)]
 
     def end_forward(self, tensors: Any) -> Any:
-        """Call this when the forward pass and the metrics are done, and before anything is trained.
+        """End the forward pass and the metrics; call this before any weight is updated.
 
         Args:
-          tensors: What the rest of the step works with, a nest of tensors, None among them.
+          tensors: The tensors that the rest of the step uses, a nest that may contain None.
 
         Returns:
-          The same. They can be had only if the step goes on.
+          The same tensors. They are available only if the step goes on.
 
         Raises:
-          tf.errors.OutOfRangeError: When they are asked for, if no rank has samples.
+          tf.errors.OutOfRangeError: No rank has samples. Computing the returned tensors raises it.
         """
         samples = self._samples
         if samples is None:
             return tensors
         restored = tf.cond(samples.own > 0, _nothing, self._restore)
-        if samples.everywhere is None:  # no lookup was made that could have told
+        if samples.everywhere is None:  # no lookup has exchanged the numbers
             (samples.everywhere,) = collectives.allreduce_sum([samples.own], name="step/samples")
         with tf.control_dependencies([restored]):
             over = tf.identity(samples.everywhere) <= 0
@@ -78,7 +78,7 @@ def rank_step(model: tf.keras.Model, data: Any) -> Iterator[RankStep]:
 
 
 def batch_size(data: Any) -> tf.Tensor:
-    """() int64: the first dimension of the first part of a batch that has one; 1 where none has."""
+    """Return the first dimension of the first part of a batch that has one, () int64; 1 if none has."""
     for part in tf.nest.flatten(data):
         if isinstance(part, tf.RaggedTensor):
             return tf.cast(part.nrows(), tf.int64)
@@ -90,7 +90,7 @@ def batch_size(data: Any) -> tf.Tensor:
 
 
 def _state(model: tf.keras.Model) -> Sequence[tf.Variable]:
-    """What a forward pass may change: layers' own state and the metrics'."""
+    """Return the variables that a forward pass may change: the state of layers and metrics."""
     own = [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)]
     return list({id(variable): variable for variable in own}.values())
 
@@ -100,6 +100,6 @@ def _nothing() -> tf.Tensor:
 
 
 def _end() -> tf.Tensor:
-    # Of TensorFlow's ops, those that read a data set are the ones to raise OutOfRangeError.
+    # TensorFlow's ops that raise OutOfRangeError are those that read a data set.
     iterator = iter(tf.data.Dataset.range(0))
     return iterator.get_next() >= 0

@@ -1,4 +1,4 @@
-"""One decision of all ranks to stop."""
+"""Lets all ranks decide together when to stop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gmeta.models.training.optimizer.rank_notes import RankNotes
 
 
 class StopTogether(tf.keras.callbacks.Callback):
-    """Makes ``model.stop_training`` hold for all ranks, in the same step, if any rank sets it.
+    """A callback that sets ``model.stop_training`` on all ranks, in the same step, if any rank sets it.
 
     Within an epoch, a rank that wants to stop says so in the all-reduce of its next optimizer step, and every
-    rank stops after that one: a rank that left at once would leave the others waiting. At the end of an epoch
-    ranks agree on the spot; what callbacks see there is the same on all of them.
+    rank stops after that step. A rank that stopped at once would leave the others waiting. At the end of an
+    epoch ranks agree immediately; callbacks see the same logs there on all ranks.
 
     Args:
-      notes: The rank's; the all-reduce sends ``stop_asked`` and writes ``stop_agreed``.
+      notes: The rank's notes. The all-reduce sends ``stop_asked`` and writes ``stop_agreed``.
     """
 
     def __init__(self, notes: RankNotes) -> None:
@@ -26,17 +26,17 @@ class StopTogether(tf.keras.callbacks.Callback):
         self._asked, self._agreed = notes.stop_asked, notes.stop_agreed
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Nobody has asked yet."""
+        """Reset the request and the agreement to stop."""
         self._asked.assign(False)
         self._agreed.assign(False)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ask instead of stopping; stop if that was agreed on."""
+        """Request a stop instead of stopping at once; stop if all ranks have agreed."""
         if self.model.stop_training:
             self._asked.assign(True)
         self.model.stop_training = bool(self._agreed.numpy())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Agree."""
+        """Agree with all ranks on whether to stop."""
         wanted = self.model.stop_training or bool(self._asked.numpy())
         self.model.stop_training = any(collectives.allgather_objects(bool(wanted)))

@@ -1,4 +1,4 @@
-// The kernel by which the index of a GPU table grows.
+// The kernel that grows the index of a GPU table.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_GROWING_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_GROWING_CUH_

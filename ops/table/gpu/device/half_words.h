@@ -1,5 +1,5 @@
-// 16-bit numbers in pairs, as a GPU thread reads and writes them: a word holds two neighbours of an
-// array, the first in its lower half.
+// 16-bit numbers in pairs, as a GPU thread reads and writes them: a word holds two neighbouring
+// elements of an array, the first in its lower half.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_HALF_WORDS_H_
 #define GMETA_OPS_TABLE_GPU_DEVICE_HALF_WORDS_H_
@@ -11,7 +11,7 @@
 
 namespace gmeta {
 
-// What weights of a half record are, and what its slots are (row_record.h).
+// The number formats of a half record (row_record.h): Float16 for weights, Bfloat16 for slots.
 struct Float16 {
   GMETA_HOST_DEVICE static uint16_t Of(float x) { return portable::ToHalf(x); }
   GMETA_HOST_DEVICE static float Value(uint16_t bits) { return portable::FromHalf(bits); }

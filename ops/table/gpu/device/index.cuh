@@ -2,38 +2,39 @@
 // slots.
 //
 // Layout
-//   A slot is 16 bytes, a bucket 64, aligned: what one access to the memory brings anyway.
+//   A slot is 16 bytes, a bucket 64, aligned: a memory access fetches that much anyway.
 //
 //     slot: key (8) | entry (4) | overflow (4)
 //
 //   `entry` is 0 for an empty slot, kLocked while a key is being written, else row number + 1. So
-//   zeroed memory is an empty index, and every int64 is a valid key. Tags, which the CPU's index
-//   has, would be an access of their own here and save none: a bucket's four keys come with it.
-//   Of the four `overflow` words of a bucket the first is used.
+//   zeroed memory is an empty index, and every int64 is a valid key. Tags, as in the CPU's index,
+//   would need a memory access of their own here and save none: one access to a bucket already
+//   fetches its four keys. A bucket uses only the first of its four `overflow` words.
 //
 // Probing
 //   The home of a key is bucket MurmurHash3(key) mod B, B a power of two. A probe looks at it, then
-//   at its neighbour in the same 128-byte line, then goes on in pairs by an odd step of the key's
-//   own; so it meets every bucket once, and keys with one home go different ways. Four lanes of a
-//   warp, a cooperative group, look at the four slots of a bucket together, and a warp asks for the
-//   home buckets of its 32 keys before it looks at the first answer: 2 KB in flight a warp. At load
-//   0.75 nine keys in ten are in their home. The few that aren't are followed lane by lane.
+//   at its neighbour in the same 128-byte line, then at further pairs, which are an odd step apart
+//   that depends on the key. So it visits every bucket once, and keys with the same home take
+//   different paths. Four lanes of a warp, a cooperative group, look at the four slots of a bucket
+//   together, and a warp loads the home buckets of its 32 keys before it looks at the first of
+//   them: 2 KB in flight per warp. At load 0.75, nine keys in ten are in their home. Single lanes
+//   probe on for the few other keys.
 //
 // Where a probe may end
-//   bucket.overflow counts the keys that went past this bucket because it was full when they came.
-//   A probe ends at the first bucket whose count is zero. Erasing empties the slot and takes one
-//   off the counts on the key's path: there are no tombstones, and a table that churns stays as
-//   fast as a new one. (As key_index.h, and F14.)
+//   bucket.overflow counts the keys that passed this bucket because it was full when they were
+//   inserted. A probe ends at the first bucket whose count is zero. Erasing empties the slot and
+//   subtracts one from the counts on the key's path: there are no tombstones, and a table with
+//   many inserts and removals stays as fast as a new one. (Like key_index.h, and F14.)
 //
 // Threads
 //   Kernels that only find, or erase, or insert run one after another. Within a kernel that
-//   inserts, slots go from empty to locked to full, never back:
-//     a key that is absent goes into the first slot on its path that isn't taken. An inserter looks
-//     at the slots in that order. It compares taken ones, waits for locked ones, and claims an
-//     empty one by compare-and-swap; so two inserters of a key come to the same slot, and the
-//     second finds what the first wrote. Keys beyond an empty slot (after erasures) were found by
-//     the probe that comes before: they were there when the kernel began.
-//   Slots are read in one 16-byte access, so that key and entry are of one moment.
+//   inserts, slots change from empty to locked to full, never back:
+//     an absent key is put into the first slot on its path that isn't taken. An inserter looks at
+//     the slots in that order. It compares taken ones, waits for locked ones, and claims an empty
+//     one by compare-and-swap; so two inserters of a key reach the same slot, and the second finds
+//     the entry that the first wrote. A key may be beyond an empty slot (after erasures). The probe
+//     before the insertion has found such a key, because it was in the table when the kernel began.
+//   Slots are read in one 16-byte access, so that key and entry are from the same moment.
 //   An inserter never waits for a lane of its own warp (InsertStep), so nothing deadlocks.
 //
 // Growth: the host makes a larger array and a kernel moves the slots; rows don't move.
@@ -69,7 +70,8 @@ struct alignas(16) KeySlot {
 };
 static_assert(sizeof(KeySlot) == 16);
 
-// One access, which other writers can't come between, and which sees what they wrote before.
+// Reads a slot in one access, which other writers can't interrupt, and which sees their earlier
+// writes.
 __device__ inline KeySlot ReadSlotAtomic(const KeySlot* slot) {
   KeySlot read;
   uint64_t low, high;
@@ -85,7 +87,7 @@ __device__ inline KeySlot ReadSlot(const KeySlot* slot) {
   return {static_cast<int64_t>(uint64_t{words.y} << 32 | words.x), words.z, words.w};
 }
 
-// The buckets that a key's probe meets.
+// The buckets that a key's probe visits.
 class ProbePath {
  public:
   __device__ ProbePath(uint64_t hash, uint32_t bucket_mask)
@@ -103,7 +105,7 @@ class ProbePath {
   uint32_t home_, mask_, step_;
 };
 
-// What kernels see of the index. At least two buckets, at most 2^30.
+// The index, as kernels see it. It has at least two buckets, at most 2^30.
 struct IndexView {
   KeySlot* slots;
   uint32_t bucket_mask;
@@ -114,8 +116,8 @@ struct IndexView {
   __device__ ProbePath Path(int64_t key) const { return {MurmurHash3(key), bucket_mask}; }
   __device__ uint32_t* overflow(uint32_t number) const { return &bucket(number)->overflow; }
 
-  // The slot of a key, probed by one thread from the i-th bucket of its path on; null where it is
-  // absent. `at`, if given, becomes its bucket's place on the path.
+  // Returns the slot of a key, or null if it is absent. One thread probes from the i-th bucket of
+  // the key's path on. Sets `at`, if given, to the place of the key's bucket on the path.
   template <bool kAtomic>
   __device__ KeySlot* FindFrom(uint32_t i, int64_t key, const ProbePath& path,
                                uint32_t* entry = nullptr, uint32_t* at = nullptr) const {
@@ -139,8 +141,8 @@ struct IndexView {
   }
 };
 
-// The entry of each lane's key, kNoEntry where it is absent or the lane isn't `active`. The whole
-// warp calls it.
+// Returns the entry of each lane's key, or kNoEntry if it is absent or the lane isn't `active`. The
+// whole warp calls it.
 template <bool kAtomic>
 __device__ inline uint32_t FindEntries(const IndexView& index, int64_t key, bool active) {
   const auto warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
@@ -165,7 +167,7 @@ __device__ inline uint32_t FindEntries(const IndexView& index, int64_t key, bool
     const uint32_t overflow = tile.shfl(slots[round].overflow, 0);
     uint32_t held = tile.shfl(slots[round].entry, found == 0 ? 0 : __ffs(found) - 1);
     if (found == 0) held = kNoEntry;
-    // From the tile that looked to the lane that asked.
+    // Passes the result from the tile that read the bucket to the lane that has the key.
     const uint32_t from = warp.thread_rank() % kTiles * kBucketSlots;
     const uint32_t answer = warp.shfl(held, from);
     const bool more = warp.shfl(overflow, from) != 0;
@@ -179,10 +181,10 @@ __device__ inline uint32_t FindEntries(const IndexView& index, int64_t key, bool
   return entry;
 }
 
-// One try to insert a key that FindEntries didn't find.
+// The result of one try to insert a key that FindEntries didn't find.
 enum class InsertStep {
-  kFound,    // another inserter was faster: *entry
-  kClaimed,  // *claimed is locked: to be published
+  kFound,    // another inserter was faster and made *entry
+  kClaimed,  // *claimed is locked, and the caller has to publish it
   kWait,     // a slot on the path is locked: try again
   kNoRoom,   // all slots are taken: the host hasn't grown the index in time
 };
@@ -215,14 +217,16 @@ __device__ inline InsertStep TryInsert(const IndexView& index, int64_t key, uint
   return InsertStep::kNoRoom;
 }
 
-// Makes a claimed slot known, after all that others may read by it was written.
+// Makes a claimed slot visible to others. The caller has written everything that others may reach
+// through it.
 __device__ inline void Publish(KeySlot* slot, int64_t key, uint32_t entry) {
   *reinterpret_cast<volatile int64_t*>(&slot->key) = key;
   __threadfence();
   atomicExch(&slot->entry, entry);
 }
 
-// Empties the slot of a key. Returns its entry, to one caller alone of those that erase the key.
+// Empties the slot of a key. If several threads erase the key, only one of them gets its entry, the
+// others kNoEntry.
 __device__ inline uint32_t Erase(const IndexView& index, int64_t key) {
   const ProbePath path = index.Path(key);
   uint32_t entry = kNoEntry, at = 0;

@@ -1,19 +1,19 @@
 // Lookups, in two kernels.
 //
 // FindRows looks keys up and copies the rows that it finds: all of them, in training that has
-// warmed up. A warp takes 32 keys. It finds them together (FindEntries); then runs of its lanes
-// copy rows, a lane 16 bytes of eight rows at a time, all asked for before the first is stored.
-// Some 4 KB are in flight a warp in each half, and tens of warps are on a multiprocessor, in either
-// half.
-//   Of missing keys it writes the initial row, or, where the lookup may insert, notes the
-//   positions.
+// warmed up. A warp takes 32 keys. It finds them together (FindEntries); then groups of its lanes
+// copy rows, each lane 16 bytes of eight rows at a time, all loaded before the first is stored.
+// Each warp has some 4 KB in flight in either half of the kernel, and tens of warps are on a
+// multiprocessor, some in one half and some in the other.
+//   For missing keys, it writes the initial row, or, if the lookup may insert, notes the positions.
 //
-// InsertRows takes the positions that are left, inserts keys, and writes initial rows to the output
-// and, one of the occurrences of a key, to the record. It reads no record that it writes, so
-// occurrences needn't wait for each other. Where there are none, it costs its launch.
+// InsertRows takes the noted positions, inserts their keys, and writes initial rows to the output.
+// One of the occurrences of a key also writes the initial row to the record. The kernel reads no
+// record that it writes, so occurrences needn't wait for each other. If no position was noted, it
+// costs only its launch.
 //
-// Both are compiled for tables of one form of rows and of two (mixed_rows.cuh). Of the latter,
-// PromoteRows (promotion.cuh) comes after them.
+// Both are compiled for tables of one form of rows and of two (mixed_rows.cuh). In a table of two
+// forms, PromoteRows (promotion.cuh) runs after them.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_
@@ -33,23 +33,23 @@ __device__ inline uint64_t GlobalThread() {
   return uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }
 
-// Blocks that have so many threads together.
+// The number of blocks that together have at least `threads` threads.
 inline uint32_t BlocksOf(uint64_t threads) {
   return static_cast<uint32_t>((threads + kBlockThreads - 1) / kBlockThreads);
 }
 
-// Four floats, where rows and pointers allow it, or one.
+// The floats of a vector: four if rows and pointers allow it, else one.
 template <class Vec>
 inline constexpr uint32_t kVecFloats = sizeof(Vec) / sizeof(float);
 
-// How a warp is split for rows of `vectors` vectors: runs of 2^log2 lanes take a row each.
+// How a warp is split for rows of `vectors` vectors: groups of 2^log2 lanes take a row each.
 __host__ __device__ constexpr int Log2Lanes(uint32_t vectors) {
   int log2 = 0;
   while (log2 < 5 && (1u << log2) < vectors) ++log2;
   return log2;
 }
 
-// Vector c of the initial row of a key.
+// Computes vector c of the initial row of a key.
 template <class Vec>
 __device__ Vec InitialVector(const Initializer& initializer, int64_t key, uint32_t c) {
   float four[4];
@@ -62,7 +62,7 @@ __device__ Vec InitialVector(const Initializer& initializer, int64_t key, uint32
   }
 }
 
-// Adds a warp's count to a counter of the table, by a block's sum.
+// A block's sum of its warps' counts, to add to a counter of the table.
 class BlockCount {
  public:
   __device__ explicit BlockCount(uint32_t* shared) : sum_(shared) {
@@ -73,7 +73,7 @@ class BlockCount {
     const uint32_t mask = __ballot_sync(kFullWarp, counts);
     if (threadIdx.x % kWarp == 0 && mask != 0) atomicAdd(sum_, __popc(mask));
   }
-  // After a barrier of the block.
+  // The sum. Call this after a barrier of the block.
   __device__ uint32_t sum() const { return *sum_; }
 
  private:
@@ -82,11 +82,11 @@ class BlockCount {
 
 enum class Uses {
   kNone,      // reads only
-  kDistinct,  // counts uses; no key stands twice
+  kDistinct,  // counts uses; no key occurs twice
   kShared,    // counts uses
 };
 
-// Rows: RowsView or MixedRowsView.
+// `Rows` is RowsView or MixedRowsView.
 template <class Rows>
 struct LookupBatch {
   IndexView index;
@@ -94,16 +94,16 @@ struct LookupBatch {
   const int64_t* keys;
   uint32_t n;
   float* out;
-  uint32_t vectors;  // of a row
+  uint32_t vectors;  // vectors per row
   uint32_t step;
   Initializer initializer;
   float initial_slot;
-  uint32_t* missing;      // positions that are left to InsertRows
+  uint32_t* missing;      // positions that FindRows leaves to InsertRows
   uint32_t turn;          // which of counters->missing counts them
-  int64_t* rare_no_more;  // keys whose rows are to be promoted, of mixed rows alone
+  int64_t* rare_no_more;  // keys whose rows are to be promoted, for mixed rows only
 };
 
-// Notes keys of a warp's lanes whose rows are to be promoted. The whole warp calls it.
+// Notes the keys of a warp's lanes whose rows are to be promoted. The whole warp calls it.
 __device__ inline void ListPromoted(const LookupBatch<MixedRowsView>& batch, int64_t key,
                                     bool promoted) {
   const uint32_t lane = threadIdx.x % kWarp;
@@ -119,8 +119,8 @@ template <class Rows, class Vec, int kLog2Lanes, Uses kUses>
 __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows> batch) {
   using Record = typename Rows::Record;
   constexpr uint32_t kLanes = 1u << kLog2Lanes;
-  constexpr uint32_t kRows = kWarp / kLanes;            // that the warp copies at once
-  constexpr uint32_t kAhead = kRows >= 4 ? kLanes : 8;  // and how often before it stores
+  constexpr uint32_t kRows = kWarp / kLanes;            // rows that the warp copies at once
+  constexpr uint32_t kAhead = kRows >= 4 ? kLanes : 8;  // rows that a lane loads before it stores
   static_assert(kRows * kAhead <= kWarp);
   __shared__ uint32_t shared[1];
   const BlockCount hits(shared);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   }
   SharedTouch touch;
   if (kUses == Uses::kShared) {
-    // Of a row that several lanes use, one lane counts all uses.
+    // If several lanes use the same row, one of them counts all uses.
     const uint32_t peers = __match_any_sync(kFullWarp, entry);
     if (found && lane == static_cast<uint32_t>(__ffs(peers) - 1)) {
       touch.Begin(batch.rows.header(entry - 1), batch.step, __popc(peers));
@@ -220,9 +220,9 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   }
 }
 
-// Inserts keys of a warp that were absent when the kernel began, those of `wanted` lanes. Returns
-// each one's entry; *won: this lane's occurrence has made it, with `header`. The whole warp calls
-// it.
+// Inserts the keys of a warp's `wanted` lanes, which were absent when the kernel began. Returns the
+// entry of each lane's key. Sets *won if this lane's occurrence made the entry, with `header`. The
+// whole warp calls it.
 template <class Rows>
 __device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, int64_t key,
                                       bool wanted, RowHeader header, bool* won) {
@@ -245,11 +245,11 @@ __device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, 
     }
     if (step != InsertStep::kWait) wanted = false;
   }
-  __threadfence();  // what others wrote before they published is to be seen
+  __threadfence();  // to see what others wrote before they published
   return entry;
 }
 
-// Makes the record of a new row, a run of lanes together.
+// Writes the initial slots to the record of a new row. A group of lanes does so together.
 template <class Vec, class Rows>
 __device__ void WriteNewSlots(const LookupBatch<Rows>& batch, const typename Rows::Record& record,
                               uint32_t column, uint32_t lanes) {
@@ -266,8 +266,8 @@ __device__ void WriteNewSlots(const LookupBatch<Rows>& batch, const typename Row
   }
 }
 
-// The positions that FindRows has left, as many as the counter says. `admitted`, if given, says of
-// each whether its key gets a row.
+// Handles the positions that FindRows has noted, as many as the counter says. `admitted`, if given,
+// tells for each position whether its key gets a row.
 template <class Rows, class Vec>
 __global__ void __launch_bounds__(kBlockThreads)
     InsertRows(const LookupBatch<Rows> batch, const uint8_t* admitted, bool distinct) {
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kBlockThreads)
       touch.Begin(batch.rows.header(entry - 1), batch.step, 1);
       touch.End();
     }
-    if constexpr (Rows::kMixed) {  // one use makes no row full
+    if constexpr (Rows::kMixed) {  // a single use promotes no row
       ListPromoted(batch, key, batch.rows.rule.EndsRarity(touch.before(), touch.uses()));
     }
 
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Queue the kernels. `vector`: vectors are of four floats.
+// Queue the kernels. If `vector` is true, a vector has four floats, else one.
 template <class Rows>
 void LaunchFind(const LookupBatch<Rows>& batch, bool vector, Uses uses, cudaStream_t stream);
 template <class Rows>

@@ -2,21 +2,21 @@
 // are half records, the others full ones.
 //
 // Layout
-//   Half records are in blocks and a pool of their own, of rows.cuh's form:
+//   Half records have blocks and a pool of their own, in the form that rows.cuh describes:
 //
 //     block: 2^k x [float16 weights, bfloat16 slots, padding]   then   2^k x [frequency, last step]
 //
-//   A row's number says its form (half_rule.h), so the kernels know it from the index. They are
-//   those of full rows, compiled for MixedRowsView: of a half row, four numbers are read as 8 bytes
-//   where a full one's are 16, and turned into float32 (half_words.h) when all that was asked for
-//   has come. A lane has rows of either form under way at a time.
+//   A row's number tells its form (half_rule.h), so the kernels know it from the index. They are
+//   the kernels of full rows, compiled for MixedRowsView: they read four numbers of a half row as 8
+//   bytes instead of 16, and convert them to float32 (half_words.h) when all loads are complete. A
+//   lane may load rows of both forms at the same time.
 //
 // Promotion
-//   Rows don't change their form while a batch reads them. Who adds the use that brings a row to
-//   the threshold, which the sum before its addition tells, notes the key; when all keys were found
-//   and inserted, one more kernel moves the records of those keys (PromoteRows) and gives the half
-//   records back to their pool. That a row is half until then makes no difference to what is read:
-//   float32 holds a half row's numbers as they are.
+//   Rows don't change their form while a batch reads them. The thread whose addition brings a row's
+//   frequency to the threshold, which it sees from the value before the addition, notes the key.
+//   When all keys are found and inserted, one more kernel moves the records of those keys
+//   (PromoteRows) and gives the half records back to their pool. Readers get the same numbers
+//   although the row is half until then: float32 represents a half row's numbers exactly.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_
@@ -31,8 +31,8 @@
 
 namespace gmeta {
 
-// FullRecord's interface to a record of either form: the address of its weights, and in that's
-// lowest bit, which is free, whether they are halves.
+// FullRecord's interface to a record of either form. It holds the address of the weights; the
+// lowest bit of the address, which is free, tells whether they are halves.
 class MixedRecord {
  public:
   MixedRecord() = default;
@@ -122,11 +122,11 @@ struct MixedRowsView {
 
   RowsView full, half;
   HalfRule rule;
-  uint32_t stride;  // of the full ones; a half record holds as many numbers
+  uint32_t stride;  // of full records; a half record holds as many numbers
   uint32_t dim;
   uint32_t slot_floats;
   GpuCounters* counters;
-  bool counts_shards;  // counters->shard_halves is kept, of 2^log2_shards shards
+  bool counts_shards;  // whether to keep counters->shard_halves, for 2^log2_shards shards
   int log2_shards;
 
   __device__ MixedRecord record(uint32_t row) const {
@@ -146,7 +146,7 @@ struct MixedRowsView {
     }
   }
 
-  // Of the form that fits the frequency.
+  // Takes rows of the form that fits the frequency.
   __device__ uint32_t Take(uint32_t mask, bool takes, int64_t key, uint32_t frequency) const {
     const bool takes_half = takes && rule.IsRare(frequency);
     const uint32_t halves = __ballot_sync(kFullWarp, takes_half);
@@ -173,8 +173,9 @@ struct MixedRowsView {
   }
 };
 
-// Gives the rows of a warp's `moves` lanes numbers of the form that fits a frequency, and returns
-// them; the old ones are free. Headers and records are left to the caller. The whole warp calls it.
+// Gives the row of each of a warp's `moves` lanes a new number, of the form that fits the
+// frequency, and frees the old number. Returns the row's number. The caller writes headers and
+// records. The whole warp calls it.
 __device__ inline uint32_t MoveRows(const IndexView& index, const MixedRowsView& rows, int64_t key,
                                     bool moves, uint32_t row, uint32_t frequency) {
   const uint32_t mask = __ballot_sync(kFullWarp, moves);

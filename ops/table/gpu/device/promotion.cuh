@@ -1,4 +1,5 @@
-// The kernel that moves half rows to full ones when they have been used so often (mixed_rows.cuh).
+// The kernel that moves half rows to full ones when they have been used often enough
+// (mixed_rows.cuh).
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_PROMOTION_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_PROMOTION_CUH_
@@ -14,9 +15,9 @@
 
 namespace gmeta {
 
-// The rows of keys, as many as counters->rare_no_more says; no key stands twice. Those that aren't
-// there or needn't be moved any more are left: a list may have waited for memory. `vectors` are of
-// a whole record.
+// Promotes the rows of the first counters->rare_no_more keys; no key occurs twice. Skips keys that
+// the table doesn't have any more and rows that needn't be moved any more, because the list may
+// have waited for memory. `vectors` is the number of vectors in a whole record.
 template <class Vec>
 __global__ void __launch_bounds__(kBlockThreads)
     PromoteRows(IndexView index, MixedRowsView rows, const int64_t* keys, uint32_t vectors) {
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Queues it, for at most `most` keys. `vector`: vectors are of four floats.
+// Queues the kernel, for at most `most` keys. If `vector` is true, a vector has four floats, else
+// one.
 void LaunchPromote(const IndexView& index, const MixedRowsView& rows, const int64_t* keys,
                    uint32_t most, bool vector, cudaStream_t stream);
 

@@ -13,7 +13,7 @@
 
 namespace gmeta {
 
-// logical[i] = the logical shard of keys[i], and order[i] = i.
+// Sets logical[i] to the logical shard of keys[i], and order[i] to i.
 __global__ void __launch_bounds__(kBlockThreads)
     NumberByShard(const int64_t* keys, uint32_t n, uint16_t* logical, uint32_t* order) {
   const uint64_t at = GlobalThread();
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   ordered_numbers[at] = numbers[order[at]];
 }
 
-// A piece of records as columns, packed. Null columns are left out.
+// A piece of records as packed columns. Null columns are left out.
 struct PieceColumns {
   float* rows;
   float* slots;
@@ -39,7 +39,7 @@ struct PieceColumns {
   int64_t* last_step;
 };
 
-// A warp for a record.
+// Reads records into columns, with one warp per record.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
     ReadRecords(Rows rows, const uint32_t* numbers, uint32_t n, PieceColumns to) {
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Writes records of distinct keys, making those of absent ones, each of the form that its frequency
-// asks for.
+// Writes records of distinct keys, and makes rows for absent keys. Each row gets the form that fits
+// its frequency.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
     WriteRecords(IndexView index, Rows rows, const int64_t* keys, uint32_t n, PieceColumns from) {

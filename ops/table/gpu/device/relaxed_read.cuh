@@ -1,4 +1,5 @@
-// A read of 16 bytes that is PTX, and so in a file of its own (tests/native/emulated_gpu).
+// A read of 16 bytes. It is written in PTX and therefore has a file of its own
+// (tests/native/emulated_gpu).
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_RELAXED_READ_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_RELAXED_READ_CUH_
@@ -7,7 +8,8 @@
 
 namespace gmeta {
 
-// 16 bytes at an address aligned to them, as they are at one moment, whoever writes them meanwhile.
+// Reads 16 bytes, as they are at one moment, even if others write them meanwhile. The address must
+// be aligned to 16 bytes.
 __device__ inline void ReadRelaxed(const void* from, uint64_t* low, uint64_t* high) {
   asm volatile(
       "{\n .reg .b128 whole;\n ld.relaxed.gpu.global.b128 whole, [%2];\n"

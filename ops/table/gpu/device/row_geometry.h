@@ -1,4 +1,4 @@
-// How the records of a GPU table lie in its memory (rows.cuh): widths and sizes of blocks.
+// The layout of a GPU table's records in its memory (rows.cuh): widths and sizes of blocks.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_ROW_GEOMETRY_H_
 #define GMETA_OPS_TABLE_GPU_DEVICE_ROW_GEOMETRY_H_
@@ -11,11 +11,12 @@
 namespace gmeta {
 
 struct RowGeometry {
-  uint32_t stride;           // words of four bytes from a row to the next
+  uint32_t stride;           // four-byte words from one row to the next
   uint32_t log2_block_rows;  // at least 5
 
-  // Records of float32, and half records. Where the width of a row is a multiple of four, so is the
-  // record's, padded: its numbers are read four at a time in either form.
+  // The geometry of float32 records and of half records. If the width of a row is a multiple of
+  // four, the record is padded so that its width is too: kernels read four of its numbers at a
+  // time, in either form.
   static RowGeometry OfFull(const RowLayout& layout) { return OfStride(Numbers(layout)); }
   static RowGeometry OfHalf(const RowLayout& layout) { return OfStride((Numbers(layout) + 1) / 2); }
 
@@ -26,7 +27,7 @@ struct RowGeometry {
   }
 
  private:
-  static constexpr size_t kMostBytes = size_t{4} << 20;  // of a block, but where 32 rows take more
+  static constexpr size_t kMostBytes = size_t{4} << 20;  // of a block, unless 32 rows take more
   static constexpr size_t kAlignment = 256;
 
   static size_t Numbers(const RowLayout& layout) {
@@ -42,8 +43,9 @@ struct RowGeometry {
   }
 };
 
-// How many of `added` blocks are to be in the GPU's memory, where a table may keep `device_rows`
-// rows of a form there (0: all) and has memory for `capacity` of them, somewhere.
+// How many of `added` blocks are to be in the GPU's memory. A table may keep `device_rows` rows of
+// a form there (0: all), and already has memory for `capacity` rows of that form, on the GPU or on
+// the host.
 inline uint64_t BlocksOnDevice(uint64_t added, uint64_t block_rows, uint64_t capacity,
                                uint64_t device_rows) {
   if (device_rows == 0) return added;
@@ -52,9 +54,10 @@ inline uint64_t BlocksOnDevice(uint64_t added, uint64_t block_rows, uint64_t cap
   return added < blocks ? added : blocks;
 }
 
-// How many full rows, where there are half ones beside them, may be in the GPU's memory for all
-// rows to take what `device_rows` full ones would: half the memory is theirs, whichever come first,
-// since they are the ones that are used; the other half holds as many half rows as were asked for.
+// How many full rows may be in the GPU's memory if the table also has half rows and all rows there
+// together are to take the memory of `device_rows` full rows. Half of this memory is for full rows,
+// whichever come first, because full rows are the ones that are used. The other half holds
+// `device_rows` half rows.
 inline uint64_t FullRowsOnDevice(uint64_t device_rows) { return (device_rows + 1) / 2; }
 
 }  // namespace gmeta

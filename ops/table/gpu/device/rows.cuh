@@ -1,27 +1,28 @@
-// The records of a GPU table by row number: memory that never moves, a directory, and a pool of row
-// numbers that are free.
+// The records of a GPU table by row number: memory that never moves, a directory, and a pool of
+// free row numbers.
 //
 // Layout
-//   Rows are in blocks of 2^k, a directory has a pointer to each:
+//   Rows are in blocks of 2^k, and a directory has a pointer to each block:
 //
 //     block: 2^k x [weights, slots, padding]   then   2^k x [frequency, last step]
 //
-//   The record is row_record.h's, full or half, but its 8-byte header stands apart. So weights
-//   begin on a border of 16 bytes (of 32, the unit of memory access, where the widths allow it): a
-//   row of 64 floats is 8 sectors and not 9, and is read 16 bytes a lane. And passes that judge
-//   rows by their metadata (incremental saves, eviction) read 8 bytes a row, densely. A lookup that
-//   inserts touches one sector more than if the header stood with the weights. Headers of
-//   neighbouring rows are 1/32 of a block apart: rows that are used most are made first, one after
-//   another, and additions to one line of the cache take turns.
+//   The record is that of row_record.h, full or half, but its 8-byte header is stored separately.
+//   So weights begin on a 16-byte boundary (a 32-byte one, the unit of memory access, if the widths
+//   allow it): a row of 64 floats is 8 sectors and not 9, and each lane reads 16 bytes of it. And
+//   passes that judge rows by their metadata (incremental saves, eviction) read 8 bytes per row,
+//   densely. A lookup that inserts touches one sector more than if the header were stored with the
+//   weights. Headers of neighbouring rows are 1/32 of a block apart: the most used rows are made
+//   first, one after another, and atomic additions to the same cache line run one at a time.
 //
 //   A block is about 4 MB, so the directory of 100 M rows is some 50 KB and stays in the first
-//   cache. Blocks are cut from chunks, larger allocations; those beyond a number of rows may be in
-//   pinned host memory, which kernels read and write over the bus like their own.
+//   cache. Blocks are cut from chunks, which are larger allocations. Chunks beyond a number of rows
+//   may be in pinned host memory, which kernels read and write over the bus like GPU memory.
 //
-// The pool is a ring of the free rows' numbers. `taken` and `given` count for ever: number i that
-// is taken is ring[i % capacity]. Taking for a warp is one atomic addition. A kernel may give rows
-// while it takes others, where so many were free when it began: what it takes was written before,
-// and what it gives goes where others were taken before.
+// The pool is a ring of the free rows' numbers. `taken` and `given` only ever increase: number i
+// that is taken is ring[i % capacity]. A warp takes its rows by one atomic addition. A kernel may
+// give rows back while it takes others, if at least as many rows as it takes were free when it
+// began: the numbers that it takes were written before, and the numbers that it gives back go to
+// places whose numbers were taken before.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_
@@ -37,37 +38,38 @@ struct PoolCounters {
   unsigned long long taken, given;
 };
 
-// What is counted on the GPU: statistics.h's, and the state of pools and of half rows.
+// The counters on the GPU: those of statistics.h, and the state of pools and of half rows.
 struct GpuCounters {
   static constexpr uint32_t kMostShards = 64;
 
   unsigned long long hits, misses, inserts, removes, updates, ignored, rejects;
-  PoolCounters full;           // the pool's
-  unsigned int missing[2];     // keys that a lookup has left to its inserting half, by turns
+  PoolCounters full;           // of the pool of full rows
+  unsigned int missing[2];     // keys that FindRows left to InsertRows; lookups alternate the two
   unsigned int selected;       // rows that a scan has found
-  unsigned int shards_met[2];  // bits of shards
-  // Of tables of two precisions:
+  unsigned int shards_met[2];  // one bit per shard: whether it has keys of the batch
+  // For tables of two precisions:
   unsigned int rare_no_more;  // keys whose rows are to be promoted
   PoolCounters half;
-  unsigned int shard_halves[kMostShards];  // half rows of each shard, where eviction asks for them
+  unsigned int shard_halves[kMostShards];  // half rows of each shard, kept if the table evicts
 };
 
-// The record of a full row, by the address of its weights. Vectors are of one float or of four, and
-// slots are counted on from the weights. What is loaded becomes numbers by Weights or Slots, so
-// that many loads may be under way before (mixed_rows.cuh, where records have two forms).
+// The record of a full row, given by the address of its weights. A vector has one float or four,
+// and vectors are numbered through the weights and then the slots. Weights or Slots converts a
+// loaded vector to numbers. Conversion is separate from loading, so that many loads may be in
+// progress before it (mixed_rows.cuh, where records have two forms).
 class FullRecord {
  public:
   FullRecord() = default;
   __device__ explicit FullRecord(float* weights) : weights_(weights) {}
 
   __device__ explicit operator bool() const { return weights_ != nullptr; }
-  // The record of another lane. The whole warp calls it.
+  // Returns the record of another lane. The whole warp calls it.
   __device__ FullRecord OfLane(uint32_t lane) const {
     return FullRecord(reinterpret_cast<float*>(
         __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(weights_), lane)));
   }
 
-  // Vector c after `skipped` others.
+  // Loads vector c after `skipped` others.
   template <class Vec>
   __device__ Vec Load(uint32_t c, uint32_t skipped = 0) const {
     return __ldcg(reinterpret_cast<const Vec*>(weights_) + skipped + c);
@@ -88,7 +90,7 @@ class FullRecord {
   __device__ void StoreSlots(uint32_t c, Vec vector) const {
     reinterpret_cast<Vec*>(weights_)[c] = vector;
   }
-  // What change(number), which alters a slot, returns.
+  // Calls change(number), which changes a slot, and returns its result.
   template <class Change>
   __device__ auto ChangeSlot(uint32_t at, const Change& change) const {
     return change(weights_ + at);
@@ -98,14 +100,14 @@ class FullRecord {
   float* weights_ = nullptr;
 };
 
-// What kernels see of the rows of one form.
+// The rows of one form, as kernels see them.
 struct RowsView {
   using Record = FullRecord;
   static constexpr bool kMixed = false;
 
   char* const* blocks;
   uint32_t log2_block_rows;
-  uint32_t stride;  // words of four bytes from a row to the next
+  uint32_t stride;  // four-byte words from one row to the next
   uint32_t dim;
   uint32_t slot_floats;
   uint32_t* ring;
@@ -124,14 +126,14 @@ struct RowsView {
            ((at % 32 << (log2_block_rows - 5)) | at / 32);
   }
 
-  // What a new row's weights become by being stored.
+  // Rounds weights as storing them in a new row does.
   template <class Vec>
   __device__ static Vec Rounded(Vec weights) {
     return weights;
   }
 
-  // Numbers of free rows for the lanes of a mask that isn't empty, of which this is one if `takes`.
-  // The whole warp calls it.
+  // Takes a free row for each lane of a nonempty mask and returns its number. `takes` tells whether
+  // this lane is in the mask. The whole warp calls it.
   __device__ uint32_t Take(uint32_t mask, bool takes) const {
     const uint32_t lane = threadIdx.x % kWarp;
     unsigned long long turn = 0;
@@ -154,8 +156,8 @@ struct RowsView {
   __device__ uint32_t in_block(uint32_t row) const { return row & ((1u << log2_block_rows) - 1); }
 };
 
-// Notes uses of a row that other threads may use as well. In two steps, so that the first one's way
-// to memory is spent on other work.
+// Records uses of a row that other threads may use as well. It has two steps, so that the thread
+// can do other work while the first one's memory access is in progress.
 class SharedTouch {
  public:
   __device__ void Begin(RowHeader* header, uint32_t step, uint32_t uses) {
@@ -164,14 +166,14 @@ class SharedTouch {
     header->last_step = step;
     before_ = atomicAdd(&header->frequency, uses);
   }
-  // The frequency stays at its largest. Between a sum that went beyond it and this, others may add
-  // to what is too little; this comes after them.
+  // Keeps the frequency at its maximum if the addition has overflowed. Between the overflow and
+  // this write, others may add to a value that is too small; this write comes after them.
   __device__ void End() const {
     if (header_ != nullptr && before_ > UINT32_MAX - uses_) {
       atomicExch(&header_->frequency, UINT32_MAX);
     }
   }
-  // What the frequency was, and how many uses came; of a row that wasn't touched, none.
+  // The frequency before the addition, and the number of uses added; 0 if no row was touched.
   __device__ uint32_t before() const { return before_; }
   __device__ uint32_t uses() const { return uses_; }
 

@@ -1,15 +1,16 @@
-// The optimizer's step on the records of distinct keys, in one kernel: find the row, sum its
-// gradients, read weights and slots, run the policy of optimizers.h, write them back.
+// The optimizer's step on the records of distinct keys, in one kernel: it finds the row, sums its
+// gradients, reads weights and slots, runs the policy of optimizers.h, and writes them back.
 //
-// A warp takes 32 keys, finds them together, then runs of its lanes take rows, a lane 16 bytes of
-// the weights and of each slot: a record is read once and written once, whole sectors at a time.
-// Of two rows, the record and the first gradients are asked for before anything is used.
+// A warp takes 32 keys and finds them together. Then groups of its lanes each take a row, and each
+// lane takes 16 bytes of the weights and of each slot, so that a record is read once and written
+// once, whole sectors at a time. The kernel loads the records and the first gradients of two rows
+// before it uses any of them.
 //
 // Policies are written for a row of any width. All but RowWiseAdagrad work element by element, so a
 // lane calls them for rows of one weight, whose slots are in registers. This file is compiled
-// without fused multiply-add, so that the bits are the CPU's; only Ftrl with a power other than
-// -0.5 differs from it, by what the two machines' pow differ. A half row (mixed_rows.cuh) is
-// computed in float32 and rounded when it is written back.
+// without fused multiply-add, so that the results have the same bits as on the CPU. Only Ftrl with
+// a power other than -0.5 differs, as far as pow differs on the two machines. A half row
+// (mixed_rows.cuh) is computed in float32 and rounded when it is written back.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_
@@ -26,28 +27,29 @@
 
 namespace gmeta {
 
-// Rows: RowsView or MixedRowsView.
+// `Rows` is RowsView or MixedRowsView.
 template <class Rows>
 struct UpdateBatch {
   IndexView index;
   Rows rows;
   const int64_t* keys;
-  uint32_t n;  // keys; where `count` is given, at most, and *count says how many
+  uint32_t n;  // number of keys; if `count` is given, an upper bound of it, and *count is exact
   const int32_t* count;
   const float* gradients;
-  bool summed;  // gradients are of keys; else of positions, and `segments` says whose
+  bool summed;  // one gradient per key; else one per position, which `segments` assigns to keys
   SegmentsView segments;
   uint32_t vectors;
   uint32_t log2_lanes;
   uint32_t step;
 };
 
-// Queues the update. `step` is the table's after it; `vector`: vectors are of four floats.
+// Queues the update. `step` is the table's step after the update. If `vector` is true, a vector has
+// four floats, else one.
 template <class Rows>
 void LaunchUpdate(const UpdateBatch<Rows>& batch, const SparseOptimizer& optimizer,
                   float learning_rate, int64_t step, bool vector, cudaStream_t stream);
 
-// Slots of one weight.
+// The number of slots per weight.
 template <class Optimizer>
 inline constexpr int kSlotsOf = 2;
 template <>
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     }
   }
 
-  int32_t start = 0, count = 0;  // of the key's gradients among the sorted positions
+  int32_t start = 0, count = 0;  // place of the key's gradients among the sorted positions
   if (!kSummed && found) {
     start = __ldg(batch.segments.starts + at);
     count = __ldg(batch.segments.starts + at + 1) - start;
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
 
   const uint32_t vectors = batch.vectors;
   const uint32_t lanes = 1u << batch.log2_lanes;
-  const uint32_t rows = kWarp >> batch.log2_lanes;  // that the warp takes at once
+  const uint32_t rows = kWarp >> batch.log2_lanes;  // rows that the warp takes at once
   const auto gradient = [&](int32_t place, uint32_t c) {
     return batch.segments.template Row<Vec>(batch.gradients, place, vectors, c);
   };
