@@ -1,12 +1,12 @@
-"""The README's examples run as they stand there, each in a fresh process and an empty folder."""
+"""The README's examples run as they stand there, each in a process and an empty folder of its own."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gmeta.testing.jobs import warm
 from gmeta.testing.jobs.output_filter import without_stalls
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -26,13 +26,7 @@ EXPECTED = [
 def test_an_example_runs(number, tmp_path):
     example, (holds, printed) = EXAMPLES[number], EXPECTED[number]
     assert len(example.strip().splitlines()) <= 30  # it says what gmeta is only while it is short
-    run = subprocess.run(
-        [sys.executable, "-c", f"{example}assert {holds}\n"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    run = warm.run([sys.executable, "-c", f"{example}assert {holds}\n"], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert without_stalls(run.stderr) == ""  # no chatter of TensorFlow's
     assert printed in run.stdout

@@ -192,11 +192,17 @@ def groups(
 
 
 def settle(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
-    """Return the dataset with options that prevent further sharding and allow it to be saved."""
+    """Return the dataset with options: no further sharding, it can be saved, and it ends at once.
+
+    TensorFlow 2.16 doesn't wake the thread that tunes a pipeline when an iterator ends before its data: the
+    iterator's end then waits as long as the iterator has lived, a minute at most. The readers have threads
+    of their own, and read no slower without that thread.
+    """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # The only external state is the epoch counter, and a saved iterator holds the value read from it.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    options.autotune.enabled = False
     dataset = dataset.with_options(options)
     dataset._gmeta_ranges = pieces
     return dataset

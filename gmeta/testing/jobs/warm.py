@@ -107,8 +107,10 @@ def _serve(reads: int, writes: int) -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+    from gmeta.testing.jobs.tuning import tune_no_datasets
 
     leave_keras_as_it_is()
+    tune_no_datasets()
     subprocess.Popen = _Forked  # type: ignore[misc]
     requests, answers = Connection(reads, writable=False), Connection(writes, readable=False)
     while True:
