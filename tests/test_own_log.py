@@ -109,10 +109,11 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
-# Two ranks of each kind take a minute: one of them stays among the quick tests.
+# All kinds on one rank and on two take minutes: two of them stay among the quick tests.
+QUICK = (("meta", 1), ("ordinary", 2))
 CASES = [
     pytest.param(
-        (kind, ranks), id=f"{kind}-np{ranks}", marks=[pytest.mark.slow] * (ranks == 2 and kind != "ordinary")
+        (kind, ranks), id=f"{kind}-np{ranks}", marks=[pytest.mark.slow] * ((kind, ranks) not in QUICK)
     )
     for kind in KINDS
     for ranks in (1, 2)

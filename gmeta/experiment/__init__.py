@@ -1,6 +1,6 @@
-"""Experiments on tasks: methods and baselines over seeds, their runs, results and report.
+"""Experiments on tasks: methods and baselines over several seeds, their runs, results and report.
 
-Each name is loaded when it is first used.
+Python imports the module of a name when the name is first used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHERE = {
     "train": "gmeta.experiment.runs.trainer",
     "write_report": "gmeta.experiment.report.page",
 }
-"""Name -> the module that has it."""
+"""Name -> the module that defines it."""
 
 __all__ = [
     "Evaluation",

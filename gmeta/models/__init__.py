@@ -1,4 +1,4 @@
-"""Models: a Keras model that trains tables, one with inner and outer loop, and published ones made of it."""
+"""Models: a Keras model that trains tables, a meta-learning model, and published models built on them."""
 
 from gmeta.models.meta.adapter.adapter import Adapter
 from gmeta.models.meta.adapter.fast_weights import FastWeights

@@ -49,7 +49,7 @@ def row_count(columns: Columns) -> int:
 
 
 def single(columns: Columns, name: str) -> NDArray[Any]:
-    """Return a column of one value a row."""
+    """Return a column with one value per row."""
     values = columns[name]
     if isinstance(values, tuple):
         raise TypeError(f"column {name!r} holds lists")

@@ -53,7 +53,7 @@ class Source(Named, Protocol):
     def rows_read(self) -> int: ...  # noqa: D102
 
     def parts(self) -> Sequence[Source]:
-        """Return the sources to prepare separately: one a partition, or itself if there are no partitions."""
+        """Return the sources to prepare separately: one per partition, or itself without partitions."""
 
     def digests(self) -> Mapping[str, str]:
         """Return file name -> SHA-256, for every file that is read."""

@@ -45,7 +45,7 @@ class BadKind:
       reason: What is wrong with them.
       count: Their number.
       examples: The first few, each with its file and line, or row.
-      of_rows: True: they are records that would have been rows. False: lines of a file of attributes.
+      of_rows: True: they are records that would have been rows. False: they are lines of an attribute file.
     """
 
     file: str

@@ -19,7 +19,7 @@ _WIDE, _STEEP = 3000, 1000  # largest ratio of sizes, and of numbers of tasks, t
 
 
 def draw_task_sizes(summary: PrepareSummary, path: Path) -> Path:
-    """Draw the histogram of rows a task, on a logarithmic axis, and write it as a PNG.
+    """Draw the histogram of rows per task, on a logarithmic axis, and write it as a PNG.
 
     Args:
       summary: The summary, with the sizes of all tasks and the bounds of the selection.

@@ -66,6 +66,7 @@ def test_values_are_those_of_evaluating_for_each_number_of_steps(known, reductio
     assert history["val_loss@0"][-1] != history["val_loss@4"][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 def test_without_data_it_measures_the_validation_data_of_fit(options):
     cold = tasks(3, seed=9)

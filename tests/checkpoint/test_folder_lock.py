@@ -234,6 +234,7 @@ print(saved, refused, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_every_checkpoint_that_two_writers_say_they_have_saved_can_be_loaded(tmp_path: Path) -> None:
     code = [sys.executable, "-c", WRITER, str(tmp_path)]
     seconds = float(os.environ.get("GMETA_TEST_WRITERS_SECONDS", "4"))

@@ -34,8 +34,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_train_evaluate_and_report(folder):
-    trained = gmeta("train", "--run", "run", "--config", "short.toml", folder=folder)
+@pytest.fixture(scope="module")
+def trained(folder):
+    return gmeta("train", "--run", "run", "--config", "short.toml", folder=folder)
+
+
+def test_train_evaluate_and_report(folder, trained):
     assert trained.returncode == 0, trained.stderr
     assert "MAML, seed 0: 2 epochs" in trained.stderr
     assert "WARNING" not in without_stalls(trained.stderr) + trained.stdout
@@ -53,11 +57,10 @@ def test_train_evaluate_and_report(folder):
     }
 
 
-def test_a_trained_run_is_exported_to_the_next_version(folder):
-    trained = gmeta("train", "--run", "served", "--data", "run/data", "--config", "short.toml", folder=folder)
+def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
     assert trained.returncode == 0, trained.stderr
     for version in (1, 2):
-        result = gmeta("export", "--run", "served", "--out", "models/melu", folder=folder)
+        result = gmeta("export", "--run", "run", "--out", "models/melu", folder=folder)
         assert result.returncode == 0, result.stderr
         *signatures, last = result.stdout.splitlines()
         assert [line.partition(": ")[0] for line in signatures] == ["predict", "adapt", "predict_with"]
@@ -68,8 +71,8 @@ def test_a_trained_run_is_exported_to_the_next_version(folder):
     samples = {name: np.arange(3) for name in ("year", "gender", "age", "occupation", "area")}
     samples["genre"] = np.array([[1, 2], [3, -1], [-1, -1]])
     answer = ask(folder / "models/melu/2", "serving_default", samples)["rating"]
-    config, _ = RunFolder(folder / "served").load()
-    model, _ = restore(config, "maml", 0, folder=folder / "served/maml/seed-0")
+    config, _ = RunFolder(folder / "run").load()
+    model, _ = restore(config, "maml", 0, folder=folder / "run/maml/seed-0")
     genres = tf.ragged.boolean_mask(tf.constant(samples["genre"]), samples["genre"] >= 0)
     features = {name: tf.constant(value) for name, value in samples.items()} | {"genre": genres}
     embeddings = model.collection.concat(model.collection.lookup(features, insert=False))

@@ -112,6 +112,7 @@ def test_a_run_without_a_data_set_says_which_command_makes_one(tmp_path, monkeyp
     assert "no prepared data set, neither here nor in data; run `gmeta prepare` first" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_ranks_train_on_own_data(folder):
     said = warm.run(

@@ -64,7 +64,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(said) + "\n")
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
     """In processes of their own, where nothing has been traced yet, and of a file, which AutoGraph reads."""
     for said in run_ranks(Path(__file__), size):

@@ -292,7 +292,8 @@ def checkpointed(folder: str) -> dict[str, Any]:
     return {"saved": trained(model), **continued(folder)}
 
 
-SAME = (arrays, dataset, accumulated, mixed, ignored, eager)
+SAME = (arrays, accumulated, ignored)
+SLOWLY = (dataset, mixed, eager)
 
 
 def work(folder: str) -> dict[str, Any]:
@@ -303,6 +304,12 @@ def work(folder: str) -> dict[str, Any]:
     results["checkpointed"] = checkpointed(folder)
     results["only"] = only_ranks(folder)
     return results
+
+
+def train_slowly() -> dict[str, Any]:
+    """Runs on every rank, and alone."""
+    leave_keras_as_it_is()
+    return {function.__name__: function() for function in SLOWLY}
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +327,16 @@ def alone() -> dict[str, Any]:
     return {function.__name__: function() for function in SAME}
 
 
+@pytest.fixture(scope="module")
+def slow_ranks() -> list[dict[str, Any]]:
+    return run_ranks(train_slowly, RANKS, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def slow_alone() -> dict[str, Any]:
+    return train_slowly()
+
+
 def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tolerance: float = 1e-5) -> None:
     for table, expected in enumerate(alone["tables"]):
         order = np.argsort(np.concatenate([rank["tables"][table]["keys"] for rank in ranks]))
@@ -334,7 +351,7 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
             )
 
 
-@pytest.mark.parametrize("name", ["arrays", "dataset", "accumulated", "eager"])
+@pytest.mark.parametrize("name", ["arrays", "accumulated"])
 def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
 
@@ -363,10 +380,14 @@ def test_what_is_measured_and_predicted_is_one_ranks_and_decides_alike(ranks: An
         np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dataset", "eager"])
-def test_data_sets_and_eager_steps_measure_and_predict_alike(ranks: Any, alone: Any, name: str) -> None:
-    expected = alone[name]
-    for rank in ranks:
+def test_data_sets_and_eager_steps_train_measure_and_predict_alike(
+    slow_ranks: Any, slow_alone: Any, name: str
+) -> None:
+    expected = slow_alone[name]
+    assert_trained_alike([rank[name] for rank in slow_ranks], expected)
+    for rank in slow_ranks:
         found = rank[name]
         for metric, values in expected["history"].items():
             np.testing.assert_allclose(found["history"][metric], values, rtol=1e-5, err_msg=metric)
@@ -382,9 +403,10 @@ def test_a_window_of_batches_makes_one_step_and_one_all_reduce(ranks: Any, alone
         assert found["counts"]["alltoall"] == 3 * 12
 
 
-def test_mixed_precision_trains_and_all_ranks_leave_out_a_bad_step(ranks: Any, alone: Any) -> None:
-    assert_trained_alike([rank["mixed"] for rank in ranks], alone["mixed"], tolerance=2e-2)
-    for rank in ranks:
+@pytest.mark.slow
+def test_mixed_precision_trains_and_all_ranks_leave_out_a_bad_step(slow_ranks: Any, slow_alone: Any) -> None:
+    assert_trained_alike([rank["mixed"] for rank in slow_ranks], slow_alone["mixed"], tolerance=2e-2)
+    for rank in slow_ranks:
         assert rank["mixed"]["scale"] == 512.0
         before, after = rank["mixed"], rank["mixed"]["after"]
         np.testing.assert_equal(after["dense"], before["dense"])

@@ -60,8 +60,10 @@ def test_every_split_is_measured_and_shown(data, tmp_path):
     assert (tmp_path / "figures" / "error-by-support.png").exists()
 
 
+@pytest.mark.slow
 def test_a_yes_or_no_is_measured_by_order_alone(data, tmp_path):
     settings = config(loss="binary_crossentropy", support_sizes=())
+    settings = replace(settings, methods={"maml": settings.methods["maml"]})
     evaluation = evaluated(settings, data, tmp_path)
     assert evaluation.metrics == ["auc", "ndcg@1", "ndcg@3"]
     assert evaluation.spread("item_mean", 0, "auc").mean > 0.6  # movies differ in how they are liked
@@ -130,7 +132,7 @@ def test_a_model_that_there_isnt():
         build_model(replace(small_config(), methods={"x": method}), "x", 0)
 
 
-@pytest.mark.parametrize("model", ["cbml", "dlrm"])
+@pytest.mark.parametrize("model", [pytest.param("cbml", marks=pytest.mark.slow), "dlrm"])
 def test_other_models_train_and_adapt_on_the_same_split(data, model):
     method = replace(small_config().methods["maml"], model=model)
     settings = replace(config(), methods={model: method})

@@ -72,6 +72,7 @@ def test_a_run_that_is_done_is_left_alone(data, folder):
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_repeat(data, trained, tmp_path):
     outcomes = [
         train(small_config(epochs=1), "maml", seed, data=data, folder=tmp_path / str(seed)) for seed in (0, 1)

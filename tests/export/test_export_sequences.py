@@ -68,7 +68,7 @@ def matrices(columns, prefix=""):
     return found
 
 
-@pytest.mark.parametrize("kind", ["numbers", "hashes"])
+@pytest.mark.parametrize("kind", ["numbers", pytest.param("hashes", marks=pytest.mark.slow)])
 def test_what_comes_next_is_answered_as_here(kind, tmp_path):
     items = ITEMS[kind]
     model, batch = next_item(items, FuXi if kind == "hashes" else HSTU), histories(items)
@@ -82,7 +82,7 @@ def test_what_comes_next_is_answered_as_here(kind, tmp_path):
     np.testing.assert_allclose(best["scores"], scores, **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["hashes", "texts"])
+@pytest.mark.parametrize("kind", [pytest.param("hashes", marks=pytest.mark.slow), "texts"])
 def test_clients_send_texts_and_what_they_had_is_left_out(kind, tmp_path):
     texts = ITEMS["texts"]
     items = texts if kind == "texts" else np.array([hash_text(text.decode()) for text in texts])
@@ -150,7 +150,7 @@ def sent_of(model, batch, labels=()):
     "settings",
     [
         {},
-        {"text": True},
+        pytest.param({"text": True}, marks=pytest.mark.slow),
         pytest.param({"backbone": "fuxi", "by_time": False}, marks=pytest.mark.slow),
         pytest.param(
             {"time": None, "by_time": False, "scenario": "scene", "scenarios": 2}, marks=pytest.mark.slow

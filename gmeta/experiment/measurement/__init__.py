@@ -1,3 +1,3 @@
-"""Measures methods and baselines on held-out tasks."""
+"""Measurement of methods and baselines on held-out tasks."""
 
 __all__: list[str] = []

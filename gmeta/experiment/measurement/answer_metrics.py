@@ -1,4 +1,4 @@
-"""Metrics of labels that are no ratings: of any numbers, and of a yes or no."""
+"""Metrics for labels other than ratings: arbitrary numbers, and binary labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gmeta.experiment.results.metrics import auc
 
 
 def number_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
-    """Mean absolute and root mean squared error; nan without rows, or if a prediction isn't finite.
+    """Compute mean absolute and root mean squared error; nan without rows, or if a prediction isn't finite.
 
     Example:
       >>> number_metrics([10.0, -10.0], [13.0, -14.0])
@@ -24,17 +24,17 @@ def number_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float
 def click_metrics(
     labels: ArrayLike, logits: ArrayLike, row_splits: ArrayLike, positive: float = 0.5
 ) -> dict[str, float]:
-    """Log loss, AUC over all rows, and the tasks' own AUC.
+    """Compute log loss, AUC over all rows, and the weighted mean of each task's own AUC.
 
     Args:
       labels: (rows,).
-      logits: (rows,) of a label of at least ``positive``.
+      logits: (rows,) logits that a row's label is at least ``positive``.
       row_splits: (tasks + 1,): where each task's rows begin and end.
       positive: The threshold.
 
     Returns:
-      ``logloss``, ``auc`` and ``gauc`` (`gmeta.metrics.GAUC`); nan where one is undefined, and all of them
-      if a logit isn't finite.
+      ``logloss``, ``auc`` and ``gauc`` (`gmeta.metrics.GAUC`). A metric that is undefined is nan; if a logit
+      isn't finite, all three are nan.
 
     Example:
       >>> found = click_metrics([1, 0, 1, 1], [1.0, 0.0, 0.0, 0.0], [0, 2, 4])
@@ -50,11 +50,11 @@ def click_metrics(
 
 
 def _gauc(clicked: NDArray[np.bool_], scores: NDArray[np.float64], splits: NDArray[np.int64]) -> float:
-    """By the sum of ranks that ties share (Mann and Whitney), all tasks at once."""
+    """Compute GAUC for all tasks at once from rank sums (Mann and Whitney); ties share the mean rank."""
     sizes = np.diff(splits)
     task = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((scores, task))
-    first = splits[:-1][task[order]]  # of the task
+    first = splits[:-1][task[order]]  # the first row of each row's task
     same = np.concatenate([[False], (np.diff(scores[order]) == 0) & (np.diff(task[order]) == 0)])
     starts = np.flatnonzero(~same)
     tied = np.cumsum(~same) - 1

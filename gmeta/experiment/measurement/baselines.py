@@ -1,13 +1,13 @@
-r"""What anyone would predict without a network: the mean of an item, and how it and a user lie off the mean.
+r"""Baselines without a network: an item's mean label, and the sum of mean, item bias and user bias.
 
-With :math:`\mu` the mean of all labels that are trained on, an item i with :math:`n_i` of them, and a task t
-with :math:`n_t` support labels,
+:math:`\mu` is the mean of all training labels. Item i has :math:`n_i` training labels, and task t has
+:math:`n_t` support labels:
 
 .. math:: b_i = \frac{\sum_{r \in i} (y_r - \mu)}{n_i + d_i}, \quad
    b_t = \frac{\sum_{r \in S_t} (y_r - \mu - b_i)}{n_t + d_t}, \quad \hat y = \mu + b_i + b_t
 
-Damping, d, draws means of few rows to that of all. Of a new task nothing is known but its support set, which
-these baselines see as the methods do after their steps.
+The damping d pulls the mean of a few rows towards the mean of all. A new task is known only by its support
+set. The baselines see this set, as the methods do when they take their steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ITEM_DAMPING, TASK_DAMPING = 10.0, 5.0
 
 @dataclass(frozen=True)
 class ItemMeans:
-    """What is known of items from the rows that are trained on.
+    """Label statistics of the items in the training rows.
 
     Attributes:
-      mean: Of all labels.
-      items: (items,) their ids, rising.
+      mean: The mean of all labels.
+      items: (items,) their ids, in ascending order.
       sums: (items,) sums of their labels.
       counts: (items,) how many labels they have.
     """
@@ -42,12 +42,12 @@ class ItemMeans:
 
     @classmethod
     def of(cls, batches: Iterable[Mapping[str, Any]], item: str | None, positive: float | None) -> ItemMeans:
-        """Read all rows of some batches of tasks.
+        """Compute the statistics of all rows in the given batches of tasks.
 
         Args:
-          batches: As `gmeta.io.tasks` gives them.
-          item: The column of items; None: all rows are of one item.
-          positive: Labels count as 1 from here on and else as 0; None: as they are.
+          batches: Batches as `gmeta.io.tasks` yields them.
+          item: The column of items; None: all rows belong to one item.
+          positive: A label of at least this value counts as 1, any other as 0. None: labels stay as they are.
         """
         items, labels = [np.zeros(0, np.int64)], [np.zeros(0)]
         for batch in batches:
@@ -59,7 +59,7 @@ class ItemMeans:
         return cls(float(values.mean()), known, sums.astype(np.float64), counts.astype(np.float64))
 
     def of_items(self, items: NDArray[np.int64], damping: float = 0.0) -> Floats:
-        """The means of some items, damped; of items that nobody has rated the mean of all."""
+        """Return the damped mean of each item; an item without labels gets the mean of all labels."""
         found = np.minimum(np.searchsorted(self.items, items), len(self.items) - 1)
         known = self.items[found] == items
         damped = (self.sums[found] + damping * self.mean) / (self.counts[found] + damping)
@@ -69,14 +69,14 @@ class ItemMeans:
 def item_means(
     means: ItemMeans, batches: Iterable[Mapping[str, Any]], item: str | None, damping: float = 0.0
 ) -> Floats:
-    """The mean of each query row's item, task after task."""
+    """Return the mean of each query row's item, task after task."""
     return np.concatenate([means.of_items(_items(batch, item)[_query(batch)], damping) for batch in batches])
 
 
 def biases(
     means: ItemMeans, batches: Iterable[Mapping[str, Any]], item: str | None, positive: float | None
 ) -> Floats:
-    """Mean, item and task together, for each query row, task after task."""
+    """Return mean + item bias + task bias for each query row, task after task."""
     parts = []
     for batch in batches:
         of_item = means.of_items(_items(batch, item), ITEM_DAMPING)
@@ -89,7 +89,7 @@ def biases(
 
 
 def as_logits(rates: Floats, least: float = 1e-3) -> Floats:
-    """Rates as logits, cut off at ``least`` and ``1 - least``: no few rows make an event certain."""
+    """Convert rates to logits, clipped to ``least`` and ``1 - least``: few rows make no event certain."""
     cut = np.clip(rates, least, 1 - least)
     return np.log(cut) - np.log1p(-cut)
 
@@ -106,5 +106,5 @@ def _items(batch: Mapping[str, Any], item: str | None) -> NDArray[np.int64]:
 
 
 def _query(batch: Mapping[str, Any]) -> NDArray[np.int64]:
-    """The query rows, task after task."""
+    """Return the indices of the query rows, task after task."""
     return np.asarray(batch["query"]["index"].numpy()[batch["query"]["mask"].numpy() > 0])

@@ -1,4 +1,4 @@
-"""Measures methods on tasks that they were not trained on, before and after adaptation."""
+"""Measurement of methods on tasks that they were not trained on, before and after adaptation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.models import MetaModel
 Floats = NDArray[np.float64]
 
 WORTH_A_GRAPH = 16
-"""From more batches on they are predicted from a graph."""
+"""With more batches than this, predictions run in a traced graph."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,24 @@ def predict_after(
     *,
     support_size: int | None = None,
 ) -> dict[int, Floats]:
-    """Query predictions after several numbers of inner steps, each continuing the one before.
+    """Predict the query rows after several numbers of inner steps, each continuing the one before.
 
     Args:
-      model: A trained model. Nothing is stored in it.
+      model: A trained model. The call doesn't change it.
       batches: Task batches.
       steps: Numbers of inner gradient steps, e.g. (0, 1, 3, 5).
       support_size: Adapt on each task's latest ``support_size`` support samples only (a task with fewer
         uses all it has); None for all.
 
-    On several ranks all are given the same batches, and each predicts every N-th of them.
+    In a job of N ranks, every rank gets the same batches and predicts every N-th of them.
 
     Returns:
-      Steps -> (rows,) predictions, in the order of `query_rows`; on every rank all of them.
+      Steps -> (rows,) predictions, in the order of `query_rows`. Every rank gets all predictions.
     """
     parts: dict[int, list[Floats]] = {goal: [] for goal in sorted(set(steps))}
     given = list(batches)
-    # Tracing the unrolled loop takes as long as running it op by op for some ten batches; several ranks make
-    # the same exchanges, also those that have no batch left.
+    # Tracing the unrolled loop takes as long as running it op by op for some ten batches. With several ranks,
+    # all of them must make the same exchanges, including a rank that has no batch left.
     traced = len(given) > WORTH_A_GRAPH and collectives.world().size == 1
     for batch in _own_share(model, given):
         batch = _latest_support(batch, support_size)
@@ -81,24 +81,24 @@ def predict_after(
 
 
 def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Every N-th batch, beginning with the rank's own number; there are as many lookups on every rank."""
+    """Yield every N-th batch, starting at the rank's number; every rank does the same number of lookups."""
     here = collectives.world()
     for first in range(0, len(batches), here.size):
         if first + here.rank < len(batches):
             yield batches[first + here.rank]
-        else:  # other ranks have a batch, and look up rows of this one
+        else:  # other ranks still have a batch, and look up rows that this rank holds
             nothing = tf.nest.map_structure(lambda ids: ids[:0], dict(batches[first]["features"]))
             model.collection.lookup(nothing, insert=False)
 
 
 def _of_all_ranks(own: list[Floats]) -> list[Floats]:
-    """What the ranks have of their batches, in the order of all batches."""
+    """Gather the predictions of all ranks, in the order of all batches."""
     ranks = collectives.allgather_objects(own)
     return [of_rank[turn] for turn in range(len(ranks[0])) for of_rank in ranks if turn < len(of_rank)]
 
 
 def _latest_support(batch: Mapping[str, Any], size: int | None) -> Mapping[str, Any]:
-    """The batch with all but each task's last ``size`` support samples masked out."""
+    """Return the batch with all but each task's last ``size`` support samples masked out."""
     if size is None:
         return batch
     support = batch["support"]

@@ -1,4 +1,4 @@
-"""Every method of a trained experiment on every split that it names, beside two simple baselines."""
+"""Evaluation of every method of a trained experiment on each of its test splits, and of two baselines."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from gmeta.experiment.runs.all_runs import trained
 from gmeta.experiment.runs.run_folder import RunFolder
 
 ITEM_MEAN, BIASES = "item_mean", "biases"
-"""The baselines that every evaluation has beside the methods that are trained."""
+"""The baselines that every evaluation measures beside the trained methods."""
 
 Results = dict[int, dict[str, list[float]]]
-"""Inner steps -> metric -> one value a seed."""
+"""Inner steps -> metric -> one value per seed."""
 
 _EVERYTHING = (0, 1)  # ranks divide the predictions, not the tasks
 
@@ -48,12 +48,12 @@ class _Split:
 
     @classmethod
     def read(cls, config: ExperimentConfig, data: Path, name: str, on_bad: OnBad) -> _Split:
-        """All of a split, as every rank has it."""
+        """Read the whole split; every rank reads all of it."""
         batches = list(measured_tasks(config, data, name, on_bad, shard=_EVERYTHING))
         return cls(config, batches, cold_start.query_rows(batches))
 
     def measure(self, predictions: Floats) -> dict[str, float]:
-        """The metrics of a network's outputs, which are logits where the labels are a yes or no."""
+        """Compute the metrics of a network's outputs; the outputs are logits where labels are binary."""
         labels, splits, ratings = self.rows.labels, self.rows.row_splits, not self.config.own_columns
         if self.config.loss == "mse":
             return (
@@ -67,7 +67,7 @@ class _Split:
         return click_metrics(labels, predictions, splits, self.config.positive)
 
     def baselines(self, means: ItemMeans) -> dict[str, dict[str, float]]:
-        """The metrics of what needs no training; ratings are ordered by their means as they are."""
+        """Compute the metrics of the baselines; for ratings, the plain means give the order."""
         config, rates = self.config, _yes(self.config) is not None
         damping = baselines.ITEM_DAMPING if config.own_columns else 0.0
         found = {
@@ -78,17 +78,17 @@ class _Split:
 
 
 def _yes(config: ExperimentConfig) -> float | None:
-    """From which label on rows count as 1, where it is a rate that is predicted."""
+    """Return the label from which on a row counts as 1, or None if the experiment doesn't predict a rate."""
     return config.positive if config.own_columns and config.loss != "mse" else None
 
 
 def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
     """Measure every method of a trained experiment on its test splits, beside the baselines.
 
-    On several ranks all call it together, and all get the whole of it.
+    In a job of several ranks, all ranks call it together, and each gets the whole evaluation.
 
     Raises:
-      DataError: The run isn't trained to the end; it says which method and seed.
+      DataError: The run isn't trained to the end; the message names the method and the seed.
     """
     started = time.monotonic()
     config, data = run.load()
@@ -165,7 +165,7 @@ def _about_baselines(config: ExperimentConfig) -> dict[str, tuple[str, str]]:
 
 
 def _notes(config: ExperimentConfig, data: Path) -> list[str]:
-    """What a reader of the table has to know of how it came about."""
+    """Return the notes that a reader needs to judge the table."""
     notes = []
     for split in (config.train_split, *config.test_splits):
         _, small = count_tasks(config, data, split)
@@ -177,7 +177,7 @@ def _notes(config: ExperimentConfig, data: Path) -> list[str]:
 
 
 def _add(results: Results, measured: Mapping[int, Mapping[str, float]]) -> None:
-    """Add what one more seed has reached."""
+    """Append the values that one more seed reached."""
     for steps, metrics in measured.items():
         for metric, value in metrics.items():
             results.setdefault(steps, {}).setdefault(metric, []).append(value)

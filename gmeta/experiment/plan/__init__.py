@@ -1,3 +1,3 @@
-"""Plans an experiment: its data, columns, methods and seeds."""
+"""The plan of an experiment: its data, columns, methods and seeds."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What an experiment says of a column: how ids are embedded, and how numbers are brought to one scale."""
+"""An experiment's settings of a column: how ids are embedded, and how numbers are scaled."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gmeta.layers.embedding.feature_config import Combiner
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """A column of ids.
+    """The settings of a column of ids.
 
     Attributes:
       dim: Width of its embedding; None: the experiment's ``embedding_dim``.
       hash: Whether its ids are hashed: clients of an exported model then send text, and ids may be any
         numbers. None: as `gmeta prepare` has stored the column.
-      combiner: How a row's several ids become one vector; None: their mean, where the column holds lists.
-      table: The embedding table, where it shares the rows of another column; None: one of its own.
-      max_length: Of a row's ids only the last so many are used; None: all.
+      combiner: How a row's several ids become one vector; None: their mean, if the column holds lists.
+      table: The embedding table, if the column shares it with another column; None: a table of its own.
+      max_length: How many of a row's ids are used, counted from the last; None: all.
     """
 
     FORMER_NAMES: ClassVar = {"pooling": "combiner"}
@@ -34,10 +34,10 @@ class FeatureSettings:
 
 @dataclass(frozen=True)
 class NumberScale:
-    """The scale that a column of numbers has: the network takes ``(x - mean) / deviation``.
+    """The scale of a column of numbers: the network takes ``(x - mean) / deviation``.
 
     Attributes:
-      mean: Over the rows that are trained on.
+      mean: The mean over the training rows.
       deviation: Their standard deviation, above 0.
     """
 

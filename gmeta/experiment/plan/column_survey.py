@@ -1,4 +1,4 @@
-"""A look at the rows that are trained on, for what a manifest doesn't say: which values columns hold."""
+"""A survey of the training rows: which values each column holds. The manifest doesn't record this."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gmeta import io
 from gmeta.core.data.schema import Schema
 
 SURVEYED_ROWS = 1 << 20
-"""Rows that are looked at, in a drawn order of tasks; all of a smaller split."""
+"""The number of rows surveyed, from tasks in random order; a smaller split is surveyed whole."""
 
-_TASKS = 256  # an element
+_TASKS = 256  # per element
 
 
 @dataclass(frozen=True)
 class IdSurvey:
-    """What ids a column holds.
+    """The ids that a column holds.
 
     Attributes:
-      least: The smallest.
-      most: The largest.
-      distinct: How many there are.
-      of_tasks: How many pairs of a task and an id of its rows there are.
+      least: The smallest id.
+      most: The largest id.
+      distinct: The number of distinct ids.
+      of_tasks: The number of distinct pairs of a task and an id in its rows.
     """
 
     least: int
@@ -39,15 +39,15 @@ class IdSurvey:
 
 @dataclass(frozen=True)
 class NumberSurvey:
-    """What numbers a column holds.
+    """The numbers that a column holds.
 
     Attributes:
-      least: The smallest of the finite ones.
-      most: The largest of them.
-      mean: Of the finite ones.
+      least: The smallest finite number.
+      most: The largest finite number.
+      mean: The mean of the finite numbers.
       deviation: Their standard deviation.
-      zero_or_one: Whether all of them are 0 or 1.
-      not_finite: How many are NaN or infinite.
+      zero_or_one: Whether all of the finite numbers are 0 or 1.
+      not_finite: How many numbers are NaN or infinite.
     """
 
     least: float
@@ -60,13 +60,13 @@ class NumberSurvey:
 
 @dataclass(frozen=True)
 class Survey:
-    """What rows hold.
+    """The contents of the surveyed rows.
 
     Attributes:
-      rows: How many were looked at.
-      tasks: Of how many tasks, or batches of such.
-      ids: Column of one id a row -> what is in it.
-      numbers: Column of one number a row, the label among them -> what is in it.
+      rows: The number of rows surveyed.
+      tasks: The number of tasks, or batches of tasks, that these rows belong to.
+      ids: Column with one id per row -> its ids.
+      numbers: Column with one number per row, including the label -> its numbers.
     """
 
     rows: int
@@ -76,13 +76,13 @@ class Survey:
 
 
 def survey(path: Path, schema: Schema, label: str, choice: io.TaskChoice) -> Survey:
-    """Look at the rows of some tasks of a split; the same ones each time.
+    """Survey the rows of some tasks of a split; each call reads the same tasks.
 
     Args:
-      path: A data set's folder and a split.
-      schema: Its columns.
-      label: The column to predict, a number whatever its type.
-      choice: Which tasks are meant.
+      path: The folder of a data set, followed by the split.
+      schema: The data set's columns.
+      label: The column to predict; it counts as a number whatever its type.
+      choice: Which tasks to read.
     """
     single = [c for c in schema if not c.is_list and c.name not in (schema.task, schema.batch)]
     kept: dict[str, list[NDArray[Any]]] = {column.name: [] for column in single}
@@ -129,11 +129,11 @@ def _of_numbers(values: NDArray[Any]) -> NumberSurvey:
 
 
 def likeliest_item(found: Survey, columns: Sequence[str]) -> str | None:
-    """The column that most likely says which item a row is about.
+    """Return the column that most likely holds the item of a row.
 
-    An item is met by several tasks, and a task meets several items; of the columns of which that is so, by a
-    factor of 3/2 on average, it is the one with the most ids. A user's own city has one id a task, and the
-    number of a session is of one task.
+    An item occurs in several tasks, and a task has several items. A column qualifies if both numbers are at
+    least 3/2 on average; among the qualifying columns, the one with the most ids wins. A user's city doesn't
+    qualify, since it has one id per task; nor does a session number, since it occurs in one task.
     """
     fitting = [
         name

@@ -15,49 +15,49 @@ from gmeta.experiment.plan.method_config import default_methods
 Loss = Literal["mse", "binary_crossentropy"]
 NamedFeatures = Literal["movielens", "melu"]
 HELD_OUT = "held-out"
-"""What the tasks are called as a split that `ExperimentConfig.held_out` keeps from training."""
+"""The split name of the tasks that `ExperimentConfig.held_out` keeps out of training."""
 
 
 @dataclass(frozen=True)
 class ExperimentConfig:
-    """A cold-start experiment, with everything decided.
+    """A cold-start experiment with all settings decided.
 
-    The defaults are those of MovieLens. What a data set of one's own has for defaults, and which keys a
-    settings file may leave out then, says `gmeta.experiment.plan.own_plan`.
+    The defaults suit MovieLens. `gmeta.experiment.plan.own_plan` describes the defaults for the user's own
+    data set, and which keys a settings file may then leave out.
 
     Attributes:
-      seeds: One training run a seed and method: initial weights, initial rows and the order of tasks.
+      seeds: Each method trains once per seed. The seed sets initial weights, initial rows and task order.
       tasks_per_batch: Tasks in one step.
       train_split: The split that is trained on.
       test_splits: The splits that are measured, each in a table of its own. The first one is also measured
         after each epoch, and for the curve of error against support size.
-      held_out: One of so many tasks of ``train_split``, by a hash of its id, is never trained on; they are
-        measured as the split ``"held-out"``. 0: all its tasks are trained on.
-      query: Rows of a task's query set, or the share of a task's rows that they are; the others are its
-        support set.
-      rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, by the task
+      held_out: With N, one of N tasks of ``train_split``, chosen by a hash of the task's id, is never trained
+        on; these tasks are measured as the split ``"held-out"``. 0: all tasks are trained on.
+      query: The number of rows in a task's query set, or their share of the task's rows; the other rows are
+        the support set.
+      rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, from the task
         alone, so that every method and seed is measured on the same rows.
       resample: In training, draw support and query anew in each epoch.
-      features: Which columns are embedded: ``"movielens"`` are year, genre, gender, age, occupation and area;
-        ``"melu"`` are those of MeLU's MovieLens-1M, rate, genre, director, actor, gender, age, occupation and
-        zipcode. Or a table, column -> `FeatureSettings`.
-      numbers: Columns of numbers that the network takes as they are but for their scale.
+      features: Which columns are embedded. ``"movielens"``: year, genre, gender, age, occupation and area.
+        ``"melu"``: the columns of MeLU's MovieLens-1M, which are rate, genre, director, actor, gender, age,
+        occupation and zipcode. Or a table, column -> `FeatureSettings`.
+      numbers: Column of numbers that the network takes without an embedding -> its scale.
       label: The column to predict.
       label_scale: With ``"mse"``, the scale on which labels are learnt; None: they are learnt as they are.
-      item: The column whose means the baselines take; None: there is none, and they know the mean alone.
-      loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit of a label of
-        at least ``positive``; of ratings it is measured by AUC and nDCG alone.
-      positive: That label: a rating, or 0.5 where labels are 0 and 1.
-      embedding_dim: Width of embeddings that say nothing else.
+      item: The column whose means the baselines use; None: no such column, so they use the overall mean.
+      loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit that a label
+        is at least ``positive``; for ratings, only AUC and nDCG are then measured.
+      positive: The threshold for that loss: a rating, or 0.5 where labels are 0 and 1.
+      embedding_dim: Width of embeddings without a width of their own.
       hidden: Units of the hidden layers.
-      evaluation_steps: Inner steps after which tasks are measured.
-      support_sizes: How many of a task's last support samples it may see, for the curve of error against
-        support size; a task that has fewer shows all it has. Empty: no curve.
+      evaluation_steps: Numbers of inner steps after which tasks are measured.
+      support_sizes: The sizes for the curve of error against support size: a task uses only so many of its
+        last support samples, or all if it has fewer. Empty: no curve.
       support_steps: Inner steps for that curve.
       methods: Method name -> how it is trained.
 
     Example:
-      A TOML file names what differs from these defaults::
+      A TOML file gives only what differs from these defaults::
 
         seeds = [0, 1, 2]
         [methods.maml]
@@ -129,12 +129,12 @@ class ExperimentConfig:
 
     @property
     def own_columns(self) -> bool:
-        """Whether features are columns of the user's own, and not MovieLens'."""
+        """Whether features are the user's own columns rather than those of MovieLens."""
         return not isinstance(self.features, str)
 
     @property
     def columns(self) -> list[str]:
-        """The columns of ids and numbers that the network takes, where they are the user's own."""
+        """The user's own columns of ids and numbers that the network takes; empty for MovieLens."""
         return [] if isinstance(self.features, str) else [*self.features, *self.numbers]
 
 

@@ -1,4 +1,4 @@
-"""How one method of an experiment is trained."""
+"""The training settings of one method of an experiment."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gmeta.meta import InnerLoop
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """How one network is trained.
+    """The training settings of one method.
 
     Attributes:
-      label: Its name in tables and pictures.
+      label: Its name in tables and figures.
       description: One sentence on what it is.
       inner: The inner loop; ``steps = 0`` trains without adaptation.
-      outer_samples: Which samples the outer loss is over, ``"query"`` or ``"all"``.
+      outer_samples: Which samples the outer loss covers, ``"query"`` or ``"all"``.
       learning_rate: Adam's rate in the outer loop.
-      row_learning_rate: That of the embedding rows; None: the same. Rows are updated when they are read, so
-        those of rare names take far fewer steps than dense weights, and than they would under an Adam that
-        moves every row in every step.
+      row_learning_rate: Adam's rate for the embedding rows; None: the same. A row is updated only in steps
+        that read it. So the row of a rare id takes far fewer steps than a dense weight does, and fewer than
+        it would under an Adam that moves every row in every step.
       epochs: Passes over the training tasks.
       model: One of `gmeta.experiment.runs.model_choice.MODELS`.
     """
@@ -45,7 +45,7 @@ class MethodConfig:
 
 
 def default_methods() -> dict[str, MethodConfig]:
-    """MAML and joint training on MovieLens-100K."""
+    """Return MAML and joint training, with settings for MovieLens-100K."""
     rate = 5e-3
     return {
         "maml": MethodConfig(
@@ -70,10 +70,12 @@ _STEPS = 1500
 
 
 def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
-    """MAML and joint training on data of one's own, for as many epochs as make about 1,500 steps.
+    """Return MAML and joint training for the user's own data, with enough epochs for about 1,500 steps.
+
+    The number of epochs is at least 3 and at most 40.
 
     Args:
-      steps_per_epoch: How many steps an epoch has; 3 epochs at least and 40 at most.
+      steps_per_epoch: How many steps an epoch has.
     """
     epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 40)
     inner = InnerLoop(steps=2, learning_rate=0.1, order=2)

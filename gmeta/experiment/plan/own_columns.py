@@ -1,4 +1,4 @@
-"""Which columns of a data set of one's own an experiment takes, and for what."""
+"""The choice of columns that an experiment takes from the user's own data set, and their roles."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.column_settings import FeatureSettings
 from gmeta.experiment.plan.column_survey import Survey, likeliest_item
 
-_MANY, _UNIQUE = 1000, 0.9  # of so many rows nearly all with an id of their own: the number of an event
+_MANY, _UNIQUE = 1000, 0.9  # if nearly all of so many rows have a distinct id, the ids number events
 _ID_LIMIT = 2**56
-"""Ids from here on are hashed: merged tables leave them fewer bits than 62."""
+"""Columns with ids of this size or larger are hashed: in merged tables an id has fewer than 62 bits."""
 
 
 class ColumnPlan:
-    """Decides on columns, by what is given and else by what the data set says.
+    """The roles of columns, taken from the settings, or else from the data set.
 
     Args:
-      given: What the settings say.
+      given: The settings.
       data: The data set.
       manifest: Its manifest.
-      where: What errors call the settings.
+      where: The name of the settings in error messages.
 
     Attributes:
-      notes: What was decided, in sentences.
+      notes: Sentences that describe the decisions.
     """
 
     def __init__(self, given: Mapping[str, Any], data: Path, manifest: Manifest, where: str) -> None:
@@ -37,7 +37,7 @@ class ColumnPlan:
         self.notes: list[str] = []
 
     def features(self, found: Survey, label: str) -> dict[str, dict[str, Any]]:
-        """The columns that are embedded -> their settings, none left open but the width."""
+        """Decide which columns to embed -> their settings; only the width may stay open."""
         given = self.given.get("features")
         if given is None:
             own: dict[str, Any] = {name: {} for name in self._usable_ids(found, label)}
@@ -76,7 +76,7 @@ class ColumnPlan:
         return to_mapping(replace(settings, hash=hashed, combiner=combiner))
 
     def _usable_ids(self, found: Survey, label: str) -> list[str]:
-        """All columns of ids that may say something."""
+        """Return all columns of ids that may help to predict the label."""
         usable, useless = [], []
         for column in self.schema:
             if column.dtype != "int64" or column.name in (*self._roles, label):
@@ -93,7 +93,7 @@ class ColumnPlan:
         return usable
 
     def numbers(self, found: Survey, label: str, features: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns of numbers -> their scales."""
+        """Decide on the columns of numbers -> their scales."""
         given = self.given.get("numbers")
         if given is None:
             taken = (*self._roles, label, *features)
@@ -123,7 +123,7 @@ class ColumnPlan:
         return scales
 
     def item(self, found: Survey, features: Mapping[str, Any]) -> str | None:
-        """The column whose means the baselines take, if there is one."""
+        """Choose the column whose means the baselines use; None if no column looks like an item."""
         item = self.given.get("item")
         if item is not None:
             self.check("item", [item], lists=False, dtype="int64")
@@ -142,11 +142,11 @@ class ColumnPlan:
 
     @property
     def names(self) -> str:
-        """The columns, for errors."""
+        """The names of the columns, for error messages."""
         return ", ".join(column.name for column in self.schema if column.name != self.schema.batch)
 
     def check(self, key: str, names: Sequence[str], *, lists: bool = True, dtype: str | None = None) -> None:
-        """Refuse columns that there aren't, or that can't be what a key names them for."""
+        """Raise an error if a column doesn't exist, or can't have the role that ``key`` gives it."""
         for name in names:
             if not isinstance(name, str) or name not in self.schema:
                 raise ConfigError(

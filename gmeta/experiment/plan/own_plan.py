@@ -1,16 +1,18 @@
-"""The experiment that a settings file, or none, means for a data set: what it leaves out, the data set says.
+"""The full settings of an experiment: a settings file, if any, completed from the data set.
 
-MovieLens has the defaults of `ExperimentConfig`. Of any other data set
+MovieLens has the defaults of `ExperimentConfig`. For any other data set, the defaults are:
 
-* the label is the one that it was prepared with;
-* features are all columns of whole numbers but the task, the time and the label, hashed where they were
-  prepared so, and lists by their mean; columns of floats are numbers, brought to one scale. A column that
-  tells nearly every row apart, or is the same in all, is left out, and so are lists of floats;
-* the item is the column that `data_survey.likeliest_item` finds;
-* the loss is ``"binary_crossentropy"`` if all labels that were looked at are 0 or 1, and else ``"mse"``;
-* if it has one split, one of five tasks is held out; else ``warm`` or ``train`` is trained on, and the others
-  are measured;
-* a fifth of a task's rows, its latest where it is measured, are its query set, drawn anew in each epoch.
+* The label is the one that the data set was prepared with.
+* Features are all columns of whole numbers except the task, the time and the label. A column is hashed if it
+  was prepared so, and a list is pooled by its mean. Columns of floats are numbers, brought to one scale. A
+  column with a distinct value in nearly every row, or one value in all rows, is left out; so is a list of
+  floats.
+* The item is the column that `column_survey.likeliest_item` finds.
+* The loss is ``"binary_crossentropy"`` if all surveyed labels are 0 or 1, and otherwise ``"mse"``.
+* If the data set has one split, one of five tasks is held out. Otherwise, ``warm`` or ``train`` is trained
+  on, and the other splits are measured.
+* A fifth of a task's rows are its query set: drawn anew in each epoch of training, the latest rows when the
+  task is measured.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from gmeta.experiment.plan.own_columns import ColumnPlan
 from gmeta.experiment.plan.task_sets import count_tasks
 
 HELD_OUT_OF = 5
-"""One of so many tasks is held out where a data set has one split."""
+"""If a data set has a single split, one of so many tasks is held out."""
 
 _OF_MOVIELENS = {"task", "item", "rating", "year", "genre", "gender", "age", "occupation", "area"}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """An experiment, and what was decided for it, in sentences."""
+    """An experiment, and sentences that describe the decisions made for it."""
 
     config: ExperimentConfig
     notes: tuple[str, ...] = ()
@@ -48,14 +50,14 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
     """Decide what the settings leave out.
 
     Args:
-      given: Keys of `ExperimentConfig` and values. For data of one's own ``features`` may be a list of names,
-        or a table of `FeatureSettings` that leave out what the data set says, and ``numbers`` a list.
+      given: Keys of `ExperimentConfig` and values. For the user's own data, ``features`` may be a list of
+        names, or a table of `FeatureSettings` without what the data set says; ``numbers`` may be a list.
       data: A prepared data set.
-      where: What errors call the settings.
+      where: The name of the settings in error messages.
 
     Raises:
-      ConfigError: A key or a value that there isn't; a column that the data set doesn't have, or that can't
-        be what it is named for; no label.
+      ConfigError: A key or a value is unknown; a column is missing from the data set, or can't have the role
+        that the settings give it; there is no label.
       DataError: The data set can't be read, or its labels are all the same or not finite.
     """
     manifest = Manifest.load(data)
@@ -66,14 +68,14 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
 
 
 class _Plan(ColumnPlan):
-    """What is known while an experiment of a data set of one's own is decided."""
+    """The state of planning an experiment on the user's own data set."""
 
     def __init__(self, given: Mapping[str, Any], data: Path, manifest: Manifest, where: str) -> None:
         super().__init__(given, data, manifest, where)
         self.splits = list(manifest.splits)
 
     def make(self) -> Planned:
-        """Decide on the experiment."""
+        """Decide all settings of the experiment."""
         label = self._label()
         settings = {
             "query": 0.2,
@@ -87,7 +89,7 @@ class _Plan(ColumnPlan):
             settings.pop(name, None)
         given = from_mapping(
             ExperimentConfig, settings | _ANY, self.where
-        )  # checks the types of what is given
+        )  # checks the types of the given values
         choice = io.TaskChoice(max(given.held_out, 1))
         with io.data_errors():
             found = survey(self.data / given.train_split, self.schema, label, choice)
@@ -125,7 +127,7 @@ class _Plan(ColumnPlan):
         }
 
     def _loss(self, found: Survey, label: str) -> dict[str, Any]:
-        """The loss, and what goes with it."""
+        """Decide on the loss and the settings that depend on it."""
         if not found.rows:
             raise DataError(
                 "no task is left to train on", path=self.data, advice="give held_out = 0, or more data"
@@ -158,7 +160,7 @@ class _Plan(ColumnPlan):
         return {"loss": loss, "positive": positive}
 
     def _tasks(self, config: ExperimentConfig) -> int:
-        """How many tasks are trained on; says so."""
+        """Count the training tasks, and add a note about all counts."""
         counts = {
             split: count_tasks(config, self.data, split)
             for split in (config.train_split, *config.test_splits)
@@ -183,4 +185,4 @@ _ANY: dict[str, Any] = {
     "support_sizes": [],
     "methods": {"any": {"label": "any", "description": "any"}},
 }
-"""What stands for keys that are decided later, while the others are checked."""
+"""Placeholders for keys that are decided later, used while the other keys are checked."""

@@ -1,4 +1,4 @@
-"""The tasks that an experiment is trained on and measured on."""
+"""The tasks that an experiment trains on and measures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DEFAULTS = io.ReadOptions()
 def training_tasks(
     config: ExperimentConfig, data: Path, start: io.Start = 0, options: io.ReadOptions = DEFAULTS
 ) -> tf.data.Dataset:
-    """The training split, in an order of its own each epoch.
+    """Read the tasks of the training split, in a new order each epoch.
 
     Args:
       config: The experiment.
       data: A prepared data set.
       start: As for `gmeta.io.tasks`.
-      options: As there; ``seed`` is that of the order, and of what is drawn.
+      options: As for `gmeta.io.tasks`; ``seed`` sets the order of tasks and the random draws.
     """
     return io.tasks(
         data / config.train_split,
@@ -48,9 +48,9 @@ def measured_tasks(
     stats: io.ReaderStats | None = None,
     shard: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
-    """The tasks of a split, in the order of the files; a rank's part of them, or as ``shard`` says.
+    """Read the tasks of a split in the order of the files: the rank's part, or the part that ``shard`` names.
 
-    What is drawn is drawn by the task alone, whatever the method and its seed.
+    Random draws depend on the task alone, not on the method or its seed.
     """
     return io.tasks(
         data / folder_of(config, split),
@@ -63,7 +63,7 @@ def measured_tasks(
 
 
 def count_tasks(config: ExperimentConfig, data: Path, split: str) -> tuple[int, int]:
-    """How many tasks a split has for the experiment, and how many more are too small for a query set."""
+    """Count the tasks of a split that the experiment uses, and those that are too small for a query set."""
     shards = Manifest.load(data).splits[folder_of(config, split)].shards
     choice = _choice(config, split)
     if choice is None:
@@ -79,19 +79,19 @@ def count_tasks(config: ExperimentConfig, data: Path, split: str) -> tuple[int, 
 
 
 def folder_of(config: ExperimentConfig, split: str) -> str:
-    """The split of the data set that a split of the experiment is, or is a part of."""
+    """Return the split of the data set that holds a split of the experiment."""
     return config.train_split if split == HELD_OUT else split
 
 
 def _choice(config: ExperimentConfig, split: str) -> io.TaskChoice | None:
     if not config.own_columns:
-        return None  # MovieLens' tasks have rows enough, and a split of their own that is measured
+        return None  # MovieLens' tasks have enough rows, and the measured tasks have a split of their own
     parts = config.held_out if folder_of(config, split) == config.train_split else 0
     return io.TaskChoice(max(parts, 1), held_out=split == HELD_OUT)
 
 
 def _columns(config: ExperimentConfig) -> dict[str, Any]:
-    """What is read of a row."""
+    """Return the arguments of `gmeta.io.tasks` that name the columns to read."""
     columns: dict[str, Any] = {"query": config.query, "label": config.label}
     if config.own_columns:
         also = [config.item] if config.item else []

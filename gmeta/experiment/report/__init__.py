@@ -1,3 +1,3 @@
-"""Draws the report of an experiment: one page that opens without network."""
+"""The report of an experiment: one page that opens without network."""
 
 __all__: list[str] = []

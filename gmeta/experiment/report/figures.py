@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = ("error-by-steps", "error-by-support", "training")
-"""The files that `draw` may make, without suffix."""
+"""The names of the files that `draw` may make, without suffix."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Drawing:
 
 
 def draw(evaluation: Evaluation) -> list[Drawing]:
-    """All figures that the evaluation has data for, in the report's order."""
+    """Draw all figures that the evaluation has data for, in the report's order."""
     makers: tuple[Callable[[Evaluation], Drawing | None], ...] = (
         error_by_steps,
         error_by_support,
@@ -42,7 +42,7 @@ def draw(evaluation: Evaluation) -> list[Drawing]:
 
 
 def error_by_steps(evaluation: Evaluation) -> Drawing | None:
-    """The error on cold tasks against gradient steps on their support ratings."""
+    """Draw the error on cold tasks against gradient steps on their support ratings."""
     error = evaluation.error
     metric = METRICS[error]
     lines = _drop_undefined(
@@ -72,7 +72,7 @@ def error_by_steps(evaluation: Evaluation) -> Drawing | None:
 
 
 def error_by_support(evaluation: Evaluation) -> Drawing | None:
-    """MAE on cold tasks against the number of support ratings that a task may use; log-2 x axis."""
+    """Draw MAE on cold tasks against the number of support ratings that a task may use; log-2 x axis."""
     lines = _drop_undefined(
         {
             name: {float(size): Spread.of(values) for size, values in sorted(sizes.items())}
@@ -86,7 +86,7 @@ def error_by_support(evaluation: Evaluation) -> Drawing | None:
     title = _support_title(evaluation, lines)
     subtitle = _subtitle(evaluation, f"MAE on the query ratings of {evaluation.data.split} tasks{steps}")
     figure, (axes,) = canvas(title, subtitle, 3.9, label=_longest_label(evaluation, lines))
-    # No ratings at all have no logarithm: they stand one doubling to the left of the fewest.
+    # Zero has no logarithm: its point stands one doubling to the left of the smallest positive size.
     fewest = math.log2(min(size for size in sizes if size > 0))
     at = {size: math.log2(size) if size > 0 else fewest - 1 for size in sizes}
     left, right = at[sizes[0]], at[sizes[-1]]
@@ -110,7 +110,7 @@ def _support_title(evaluation: Evaluation, lines: Mapping[str, Line]) -> str:
 
 
 def training_curves(evaluation: Evaluation) -> Drawing | None:
-    """Training loss and validation MAE by epoch: each seed thin, their mean thick."""
+    """Draw training loss and validation MAE by epoch: a thin line per seed, a thick line for their mean."""
     panels = {
         curve: heading
         for curve, heading in ((TRAIN_LOSS, "training loss"), (VALIDATION_MAE, "validation MAE"))

@@ -1,8 +1,8 @@
-"""What the numbers say, in sentences that are computed from them.
+"""The report's sentences, computed from the numbers of an evaluation.
 
-Two means count as different when they lie further apart than ``sqrt(s_a^2 + s_b^2)``, the standard deviation
+Two means count as different if they lie further apart than ``sqrt(s_a^2 + s_b^2)``, the standard deviation
 of the difference of two single runs; ``s`` is the spread over seeds. This is no significance test: it keeps
-the report from praising a difference that the next seed could turn round.
+the report from praising a difference that the next seed could reverse.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gmeta.experiment.results.spread import Spread
 
 @dataclass(frozen=True)
 class Standing:
-    """The best that a method reaches by a metric, and after how many steps."""
+    """The best value of a metric that a method reaches, and the number of steps it takes."""
 
     method: str
     label: str
@@ -27,23 +27,23 @@ class Standing:
 
     @property
     def where(self) -> str:
-        """``" after 5 steps"``; empty for a method that takes none."""
+        """The number of steps as text, ``" after 5 steps"``; empty for a method that takes no steps."""
         return f" {after(self.steps)}" if self.adapts else ""
 
 
 def after(steps: int) -> str:
-    """A number of steps, as part of a sentence."""
+    """Format a number of steps as part of a sentence."""
     return {0: "before adaptation", 1: "after 1 step"}.get(steps, f"after {steps} steps")
 
 
 def level(a: Spread, b: Spread) -> bool:
-    """Whether two means can't be told apart by the spread between seeds; see the module's rule."""
+    """Return whether two means differ by no more than the spread between seeds; see the module's rule."""
     noise = math.hypot(a.deviation or 0.0, b.deviation or 0.0)
     return abs(a.mean - b.mean) <= noise + 1e-12  # rounding is no difference
 
 
 def standings(evaluation: Evaluation, metric: str) -> list[Standing]:
-    """Every method at its best number of steps, best method first; methods without a value are left out."""
+    """List every method at its best number of steps, best method first; omit methods without a value."""
     sign = 1.0 if METRICS[metric].better == "lower" else -1.0
     found = []
     for name, method in evaluation.methods.items():
@@ -56,24 +56,24 @@ def standings(evaluation: Evaluation, metric: str) -> list[Standing]:
 
 
 def headline(evaluation: Evaluation) -> list[str]:
-    """The report's opening: who wins and why, what adaptation did, who is best by error and by ranking."""
+    """Write the report's opening: the winner and why, the effect of adaptation, the best by each measure."""
     parts = (winner, adaptation, lowest_error, ranking, caution)
     sentences = [part(evaluation) for part in parts]
     return [sentence for sentence in sentences if sentence]
 
 
 def change(before: Spread, now: Spread) -> str:
-    """``"falls from 1.001 to 0.917"``, or that it hardly moves."""
+    """Describe a change, as in ``"falls from 1.001 to 0.917"``, or say that the value hardly moves."""
     if level(before, now):
         return f"hardly moves, from {before.mean:.3f} to {now.mean:.3f}"
     return f"{'falls' if now.mean < before.mean else 'rises'} from {before.mean:.3f} to {now.mean:.3f}"
 
 
 def winner(evaluation: Evaluation) -> str:
-    """Which method has the lowest error, by how much below the best simple baseline, and what made it so.
+    """Say which method has the lowest error, how far it is below the best simple baseline, and why.
 
-    A method that takes steps and is best after some of them wins by them, as far as its error before
-    them lies above; one that is best before them wins by what it has learnt of the features.
+    If a method is best after some steps, the sentence credits the steps, provided that the error before them
+    is higher. If it is best before any step, the sentence credits what it has learnt from the features.
     """
     metric = METRICS[evaluation.error].label
     order = standings(evaluation, evaluation.error)
@@ -123,7 +123,7 @@ def _behind(evaluation: Evaluation, best: Standing) -> str:
 
 
 def adaptation(evaluation: Evaluation) -> str:
-    """What the first step does to the error of the first method that adapts; empty if there is none."""
+    """Say how the first step changes the error of the first method that adapts; empty if no method does."""
     metric = evaluation.error
     for name, method in evaluation.methods.items():
         steps = [n for n in sorted(method.results) if evaluation.spread(name, n, metric).defined]
@@ -135,7 +135,7 @@ def adaptation(evaluation: Evaluation) -> str:
 
 
 def lowest_error(evaluation: Evaluation) -> str:
-    """Who has the lowest error, and whether the runner-up is really behind."""
+    """Say which method has the lowest error, and whether the second-best is clearly behind it."""
     order = standings(evaluation, evaluation.error)
     if len(order) < 2:
         return ""
@@ -155,7 +155,7 @@ def lowest_error(evaluation: Evaluation) -> str:
 
 
 def ranking(evaluation: Evaluation) -> str:
-    """Who orders a task's items best, by AUC, GAUC and nDCG@3."""
+    """Say which method ranks a task's items best, by AUC, GAUC and nDCG@3."""
     parts = []
     for metric in ("auc", "gauc", "ndcg@3"):
         order = standings(evaluation, metric)
@@ -171,12 +171,12 @@ def ranking(evaluation: Evaluation) -> str:
 
 
 def caution(evaluation: Evaluation) -> str:
-    """That one seed is no evidence of a small difference."""
+    """Warn that one seed is no evidence of a small difference; empty if there are several seeds."""
     if len(evaluation.seeds) > 1:
         return ""
     return "This is one seed: the spread between seeds is unknown, and small differences prove nothing."
 
 
 def capital(text: str) -> str:
-    """The text with its first letter capital, the rest as it is."""
+    """Capitalise the first letter of the text, and leave the rest as it is."""
     return text[:1].upper() + text[1:]

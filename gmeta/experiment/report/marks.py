@@ -1,4 +1,4 @@
-"""What is drawn inside the axes: lines with their spread, points off the scale, and training runs."""
+"""The marks inside the axes of a figure: lines with their spread, points off the scale, training runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Line = Mapping[float, Spread]
-"""x -> mean and spread, every mean defined, x rising."""
+"""x -> mean and spread, in ascending order of x; every mean is defined."""
 
 DASHES = (0, (5, 3))
 
 
 def curves(axes: Axes, evaluation: Evaluation, lines: Mapping[str, Line]) -> None:
-    """A line per method with its spread as a band, and its name and last value beside it.
+    """Draw a line per method with its spread as a band, and its name and last value beside it.
 
-    Points far above the rest are not drawn to scale but named at the upper edge (`ceiling`), so that one
-    untrained start doesn't flatten every difference that matters. Methods that take no steps are dashed.
+    Points far above the rest are not drawn to scale: they are marked and labelled at the upper edge
+    (`ceiling`), so that one untrained start doesn't flatten every difference that matters. Methods that take
+    no steps are dashed.
 
     Args:
       axes: Where to draw; its x limits must be final.
-      evaluation: For labels and looks.
+      evaluation: The source of labels and looks.
       lines: Method name -> line.
     """
     points = [spread for line in lines.values() for spread in line.values()]
@@ -58,7 +59,7 @@ def curves(axes: Axes, evaluation: Evaluation, lines: Mapping[str, Line]) -> Non
 
 
 def band(axes: Axes, look: Look, line: Line) -> None:
-    """The means as a line with markers, one standard deviation to either side as a band."""
+    """Draw the means as a line with markers, and one standard deviation to either side as a band."""
     xs, means = list(line), [spread.mean for spread in line.values()]
     deviations = [spread.deviation or 0.0 for spread in line.values()]
     lower = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
@@ -68,14 +69,14 @@ def band(axes: Axes, look: Look, line: Line) -> None:
 
 
 def far_point(axes: Axes, look: Look, line: Line, x: float, rank: int) -> None:
-    """A point above the axis: an arrow head at the edge, its value, and a dotted way to its neighbours.
+    """Draw a point above the axis: an arrow head at the edge, its value, and dotted lines to its neighbours.
 
     Args:
       axes: Where to draw; its limits must be final.
-      look: The method's.
+      look: The method's look.
       line: The method's whole line.
-      x: Which of its points.
-      rank: How many such points stand at the edge already: each goes below the one before.
+      x: The x of the point.
+      rank: How many such points already stand at the edge: each is drawn below the one before.
     """
     low, top = axes.get_ylim()
     y = top - (top - low) * (0.04 + 0.075 * rank)
@@ -99,7 +100,7 @@ def far_point(axes: Axes, look: Look, line: Line, x: float, rank: int) -> None:
 
 
 def mean_curve(runs: Sequence[TrainingRun], curve: str) -> dict[int, float]:
-    """Epoch -> mean over the runs, at epochs where every run that has the curve has a finite value."""
+    """Average a curve over the runs, epoch -> mean, at epochs where every run with the curve is finite."""
     series = [dict(zip(run.epoch, run.curves[curve], strict=True)) for run in runs if curve in run.curves]
     means = {
         epoch: Spread.of([values.get(epoch, math.nan) for values in series])
@@ -109,10 +110,10 @@ def mean_curve(runs: Sequence[TrainingRun], curve: str) -> dict[int, float]:
 
 
 def training_runs(axes: Axes, evaluation: Evaluation, curve: str) -> list[tuple[str, str, float]]:
-    """Each seed thin, their mean thick.
+    """Draw a thin line per seed, and a thick line for their mean.
 
     Returns:
-      For `label_lines`: label, colour and last value of each method.
+      Label, colour and last value of each method, for `label_lines`.
     """
     styles, names = looks(evaluation), []
     for name, runs in evaluation.training.items():
@@ -133,11 +134,11 @@ def training_runs(axes: Axes, evaluation: Evaluation, curve: str) -> list[tuple[
 def fit_training(axes: Axes, evaluation: Evaluation, curve: str) -> str:
     """Choose a y axis on which the end of training can be read, not only its steep start.
 
-    Values that span more than a factor of four get a logarithmic axis; where the first quarter of the
-    epochs takes up more than two thirds of the range, the axis ends above the rest.
+    Values that span more than a factor of four get a logarithmic axis. If the first quarter of the epochs
+    takes up more than two thirds of the range, the axis ends just above the later values.
 
     Returns:
-      What was done, for the reader; empty for a plain axis.
+      A description of the axis for the reader; empty for a plain axis.
     """
     points = [
         (epoch, value)

@@ -21,13 +21,13 @@ FILE_NAME, FIGURES = "report.html", "figures"
 def write_report(evaluation: Evaluation, folder: Path) -> Path:
     """Write ``report.html`` and ``figures/*.png`` into ``folder``.
 
-    The page holds its figures inside it and asks for nothing from the network, so it can be mailed or filed
-    as it is. A figure that the evaluation has no data for is left out, and its PNG from an earlier report in
-    the same folder is removed. Each file is written whole or not at all, the page last.
+    The page embeds its figures and loads nothing from the network, so it can be mailed or filed as it is. If
+    the evaluation has no data for a figure, the figure is left out, and its PNG from an earlier report in the
+    same folder is removed. Each file is written whole or not at all, the page last.
 
     Args:
       evaluation: What to report.
-      folder: Where to; made if it is missing.
+      folder: Where to write; made if it is missing.
 
     Returns:
       The path of the page.
@@ -71,7 +71,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as one list: dotted name -> the value as JSON, strings bare."""
+    """Flatten nested settings: dotted name -> the value as JSON; strings stay without quotes."""
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:

@@ -34,7 +34,7 @@ class Look:
 
 
 def looks(evaluation: Evaluation) -> dict[str, Look]:
-    """Method name -> look: colours for methods that take steps, greys for fixed baselines."""
+    """Assign a look to each method name: colours for methods that take steps, greys for fixed baselines."""
     adapting = [name for name, method in evaluation.methods.items() if method.adapts]
     fixed = [name for name in evaluation.methods if name not in adapting]
     return {
@@ -47,13 +47,13 @@ def looks(evaluation: Evaluation) -> dict[str, Look]:
 def canvas(
     title: str, subtitle: str, height: float, *, panels: int = 1, label: str = "", headings: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a title that says what is seen, a subtitle that says how it was measured, and axes.
+    """Make a figure with a title that says what it shows, a subtitle that says how it was measured, and axes.
 
     Args:
-      title: In bold, at the top left.
-      subtitle: Below it.
-      height: Of the figure, in inches.
-      panels: Axes side by side.
+      title: The title, in bold at the top left.
+      subtitle: The line below the title.
+      height: Height of the figure in inches.
+      panels: Number of axes, side by side.
       label: The longest text that `label_lines` will write to the right of the last axes.
       headings: Whether the axes have titles of their own.
     """
@@ -90,18 +90,18 @@ def canvas(
 
 
 def ceiling(means: Sequence[float], tops: Sequence[float]) -> float | None:
-    """Where to cut the axis so that a few far values don't flatten the rest; ``None`` where none do.
+    """Choose where to cut the axis so that a few far values don't flatten the rest; ``None`` for no cut.
 
-    The values are cut at their widest gap, if what lies below it fills less than a fifth of the whole range
-    and holds two thirds of the values. A start of MAE 2 above a field between 0.75 and 0.82 is cut; one of
-    1.00 above a field between 0.92 and 0.95 is not.
+    The values are cut at their widest gap, if the values below it fill less than a fifth of the whole range
+    and are at least two thirds of all. For example, a start at MAE 2 is cut if the rest lies between 0.75 and
+    0.82; a start at 1.00 is kept if the rest lies between 0.92 and 0.95.
 
     Args:
       means: The values that are drawn.
       tops: Their upper ends (mean + spread), aligned with ``means``.
 
     Returns:
-      The highest of ``tops`` that is kept.
+      The highest kept value of ``tops``.
     """
     pairs = sorted((m, t) for m, t in zip(means, tops, strict=True) if math.isfinite(m))
     if len(pairs) < 3:
@@ -114,12 +114,12 @@ def ceiling(means: Sequence[float], tops: Sequence[float]) -> float | None:
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[str, str, float]]) -> None:
-    """Write each line's name beside its end, pushed apart where they would collide.
+    """Write each line's name beside its end; names that would collide are pushed apart.
 
     Call it when the axis limits are final.
 
     Args:
-      axes: Where the lines are; the text stands to the right of it.
+      axes: The axes of the lines; the text stands to their right.
       labels: Text, colour, and the line's last y in data units.
     """
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -132,7 +132,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[str, str, float]]) -> None:
         ),
     )
     heights = [height for height, _, _ in placed]
-    for _ in range(len(heights) * 20):  # relaxation: two neighbours that collide share the way apart
+    for _ in range(len(heights) * 20):  # relaxation: two names that collide each move half the overlap
         for i in range(len(heights) - 1):
             lack = gap - (heights[i + 1] - heights[i])
             if lack > 1e-6:
@@ -154,7 +154,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[str, str, float]]) -> None:
 
 
 def logarithmic(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic y axis with plain numbers at 1, 2 and 5 of every decade."""
+    """Make the y axis logarithmic, with plain numbers at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -165,7 +165,7 @@ def logarithmic(axes: Axes, low: float, high: float) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Ticks on the x axis at whole numbers only: there is no epoch 2.5."""
+    """Put ticks on the x axis at whole numbers only: there is no epoch 2.5."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))

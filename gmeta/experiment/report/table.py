@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean and spread as text; whether it is its column's best, to the digits shown."""
+    """A table cell: mean and spread as text, and whether the mean is the column's best as displayed."""
 
     mean: str
     spread: str
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; ``steps`` is empty for a method that takes none, ``first`` opens a method."""
+    """A line of the table; ``steps`` is empty for a method without steps, ``first`` marks its first line."""
 
     label: str
     steps: str
@@ -32,13 +32,13 @@ class Row:
 
 
 def header(evaluation: Evaluation) -> list[str]:
-    """The metrics' column titles, with an arrow to the better side: ``"MAE ↓"``."""
+    """Return the metrics' column titles, with an arrow for the better direction: ``"MAE ↓"``."""
     arrows = {"lower": "↓", "higher": "↑"}
     return [f"{METRICS[name].label} {arrows[METRICS[name].better]}" for name in evaluation.metrics]
 
 
 def rows(evaluation: Evaluation) -> list[Row]:
-    """The table's lines, in the order of the methods and, within one, of the steps."""
+    """Return the table's lines, ordered by method and, within a method, by steps."""
     best = {metric: _best_mean(evaluation, metric) for metric in evaluation.metrics}
     lines = []
     for name, method in evaluation.methods.items():
@@ -59,14 +59,14 @@ def _best_mean(evaluation: Evaluation, metric: str) -> str | None:
 
 
 def legend(evaluation: Evaluation) -> str:
-    """What the table's numbers are: over which tasks, and how the spread is taken."""
+    """Describe the table's numbers: the tasks they cover, and how the spread is computed."""
     seeds = len(evaluation.seeds)
     over = "one seed" if seeds == 1 else f"{seeds} seeds: mean ± sample standard deviation"
     return f"{evaluation.data.cold_tasks:,} {evaluation.data.split} tasks, {over}"
 
 
 def rich_table(evaluation: Evaluation) -> Table:
-    """The table for a terminal of 80 columns; the best of each column is bold and starred.
+    """Build the table for a terminal of 80 columns; the best value of each column is bold and starred.
 
     The star is for terminals and logs that show no bold.
 

@@ -1,3 +1,3 @@
-"""What an experiment found: metrics, their spread over seeds, and their file."""
+"""The results of an experiment: metrics, their spread over seeds, and their file."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
 """The outcome of a cold-start evaluation, as data.
 
-An `Evaluation` holds what was measured and nothing that can be computed from it: one value per seed of every
-metric, for every method and number of inner steps. The terminal table, the JSON file and the report are all
-drawn from it, so they can't disagree.
+An `Evaluation` holds only measured values, and nothing that can be computed from them: one value per seed of
+every metric, for every method and number of inner steps. The terminal table, the JSON file and the report are
+all made from it, so they can't disagree.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class DataDescription:
 
     Attributes:
       name: Its folder's name.
-      warm_tasks: Tasks that were trained on.
-      cold_tasks: Tasks of the split that was measured.
-      rows: All its rows.
-      split: That split's name.
+      warm_tasks: Number of tasks that were trained on.
+      cold_tasks: Number of tasks of the measured split.
+      rows: Number of rows of the whole data set.
+      split: Name of the measured split.
     """
 
     name: str
@@ -41,13 +41,13 @@ class DataDescription:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What one method reached on the cold tasks' query rows.
+    """The results of one method on the cold tasks' query rows.
 
     Attributes:
       label: Its name in tables and figures, such as ``"MAML"``.
       description: One sentence on what it is.
-      results: Inner (or fine-tuning) steps -> metric -> one value per seed; a method that has no seed, such
-        as the item mean, may give a single value. nan where a metric is undefined.
+      results: Inner (or fine-tuning) steps -> metric -> one value per seed; a method without a seed, such as
+        the item mean, may give a single value. nan where a metric is undefined.
     """
 
     label: str
@@ -56,17 +56,17 @@ class MethodResult:
 
     @property
     def adapts(self) -> bool:
-        """Whether it takes any steps; a fixed baseline has results at 0 only."""
+        """Whether the method takes any steps; a fixed baseline has results at 0 steps only."""
         return any(steps > 0 for steps in self.results)
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """What the methods reached on one more split.
+    """The results of all methods on another split.
 
     Attributes:
-      tasks: Tasks of the split.
-      results: Method name -> as `MethodResult.results`.
+      tasks: Number of tasks of the split.
+      results: Method name -> the same as `MethodResult.results`.
     """
 
     tasks: int
@@ -75,10 +75,10 @@ class SplitResult:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The course of one training run, one point an epoch.
+    """The curves of one training run, one point per epoch.
 
     Attributes:
-      epoch: Epochs, counted from 1, rising.
+      epoch: Epochs, counted from 1, in ascending order.
       curves: Name -> one value per epoch, nan where it wasn't measured. The report draws ``"loss"``, the
         training loss, and ``"mae"``, the mean absolute error on held-out tasks.
     """
@@ -105,9 +105,8 @@ class Evaluation:
       seconds: Phase -> wall time in seconds.
 
     Raises:
-      ConfigError: Two parts contradict each other: a number of values that isn't the number of seeds, a
-        metric that isn't one of `gmeta.experiment.results.metrics.METRICS`, a method that is not in
-        ``methods``.
+      ConfigError: Two parts contradict each other: the number of values differs from the number of seeds, a
+        metric isn't in `gmeta.experiment.results.metrics.METRICS`, or a method isn't in ``methods``.
 
     Example:
       >>> item_mean = MethodResult("item mean", "The item's mean rating.", {0: {"mae": [0.95]}})
@@ -145,7 +144,7 @@ class Evaluation:
                     f"split {split!r} must be another than {self.data.split!r} and have the methods "
                     f"{', '.join(self.methods)}, got {', '.join(found.results)}"
                 )
-            self.on(split)  # checks what is in it
+            self.on(split)  # checks the split's results
         for name in (*self.support_curve, *self.training):
             if name not in self.methods:
                 raise ConfigError(
@@ -168,7 +167,7 @@ class Evaluation:
             raise ConfigError(f"{where}: {len(values)} values for {len(self.seeds)} seeds")
 
     def on(self, split: str) -> Evaluation:
-        """The evaluation of one of the other splits by itself: a table, without curves."""
+        """Return the evaluation of one of the other splits alone: its table, without curves."""
         found = self.splits[split]
         return replace(
             self,
@@ -183,12 +182,12 @@ class Evaluation:
 
     @property
     def sections(self) -> list[Evaluation]:
-        """One evaluation a split, the first one's with everything."""
+        """One evaluation per split; the first one also holds the curves."""
         return [self, *map(self.on, self.splits)]
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that any method has, in the order of `METRICS`: the table's columns."""
+        """The metrics that at least one method has, in the order of `METRICS`: the table's columns."""
         present = {
             metric
             for method in self.methods.values()
@@ -199,16 +198,16 @@ class Evaluation:
 
     @property
     def error(self) -> str:
-        """The metric that methods are compared by; ``"mae"`` where they have no error at all."""
+        """The metric by which methods are compared; ``"mae"`` if no method has an error metric."""
         return next((metric for metric in ERRORS if metric in self.metrics), ERRORS[0])
 
     def spread(self, method: str, steps: int, metric: str) -> Spread:
-        """Mean and spread of one cell of the table; undefined (no values) where it is absent."""
+        """Compute mean and spread of one cell of the table; undefined (no values) if the cell is absent."""
         result = self.methods.get(method)
         return Spread.of(result.results.get(steps, {}).get(metric, ()) if result else ())
 
     def best(self, metric: str) -> tuple[str, int] | None:
-        """The method and number of steps with the best mean; ``None`` where nothing is defined."""
+        """Find the method and number of steps with the best mean; ``None`` if no mean is defined."""
         sign = 1.0 if METRICS[metric].better == "lower" else -1.0
         means = {
             (name, steps): sign * self.spread(name, steps, metric).mean

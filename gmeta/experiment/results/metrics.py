@@ -1,7 +1,7 @@
-"""Metrics of predictions: how far off they are, and how well they rank a task's items.
+"""Metrics of predictions: how large their errors are, and how well they rank a task's items.
 
-Rows come flat, task after task, with the offsets of the tasks (``row_splits``), so that tasks with query
-sets of different sizes need no padding and no mask.
+Rows are flat, task after task, and ``row_splits`` gives the tasks' offsets. So tasks with query sets of
+different sizes need no padding and no mask.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ METRICS: Mapping[str, Metric] = {
     "ndcg@1": Metric("nDCG@1", "higher", "gain of the item ranked first, mean over tasks; 1 is ideal"),
     "ndcg@3": Metric("nDCG@3", "higher", "discounted gain of the first three items, mean over tasks"),
 }
-"""All that is measured, in the order in which it is shown."""
+"""All metrics, in display order."""
 
 ERRORS = ("mae", "logloss")
-"""What methods are compared by: the first of these that an evaluation has."""
+"""The metrics by which methods are compared: an evaluation uses the first of these that it has."""
 
 OF_RATINGS = ("mae", "rmse", "auc", "ndcg@1", "ndcg@3")
 """The metrics of `rating_metrics`."""
 
 OF_ORDER = ("auc", "ndcg@1", "ndcg@3")
-"""Those that ask for the order of predictions alone, so that logits will do."""
+"""The metrics that need only the order of predictions, so logits suffice."""
 
 OF_NUMBERS = ("mae", "rmse")
-"""Those of labels that are no ratings."""
+"""The metrics of numeric labels that are not ratings."""
 
 POSITIVE = 4.0
-"""A rating from here on is a positive example of the AUC."""
+"""A rating of at least this value is a positive example for the AUC."""
 
 
 def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike) -> dict[str, float]:
-    """All metrics of one set of predictions.
+    """Compute all metrics of one set of predictions.
 
     ``mae``, ``rmse`` and ``auc`` are pooled: every row weighs the same, whichever task it is in. ``ndcg@k``
     is a mean over tasks. If any prediction is not finite, every metric is nan: the run has diverged, and a
-    mean over the rows that were left would hide it.
+    mean over the remaining rows would hide it.
 
     Args:
       labels: Ratings, not negative, shape ``(rows,)``.
@@ -68,8 +68,8 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
         ``row_splits[t]`` up to ``row_splits[t + 1]``. A task may be empty.
 
     Returns:
-      Metric name -> value; the keys are `OF_RATINGS`. nan where a metric is undefined: without rows,
-      `auc` with ratings on one side of the threshold only, `ndcg` without a task that can be ranked.
+      Metric name -> value; the keys are `OF_RATINGS`. A metric that is undefined is nan: all of them without
+      rows, `auc` if all ratings lie on one side of the threshold, `ndcg` if no task can be ranked.
 
     Raises:
       DataError: The shapes don't fit, the offsets don't cover the rows in order, or a label is negative,
@@ -94,7 +94,7 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
 
 
 def auc(labels: ArrayLike, predictions: ArrayLike, positive: float = POSITIVE) -> float:
-    """Chance that a row rated ``positive`` or more is predicted above one rated less; ties count half.
+    """Estimate the chance that a row rated ``positive`` or more scores above one rated less; ties count half.
 
     Args:
       labels: Ratings, shape ``(rows,)``.
@@ -102,7 +102,7 @@ def auc(labels: ArrayLike, predictions: ArrayLike, positive: float = POSITIVE) -
       positive: The threshold, in rating points.
 
     Returns:
-      A number from 0 to 1, pooled over all rows; nan if there is no positive row or no other.
+      A number from 0 to 1, pooled over all rows; nan if all rows or none are positive.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -113,20 +113,20 @@ def auc(labels: ArrayLike, predictions: ArrayLike, positive: float = POSITIVE) -
 
 
 def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: int) -> float:
-    """Normalized discounted cumulative gain at ``k``, per task, mean over tasks.
+    """Compute normalized discounted cumulative gain at ``k`` for each task, and return the mean over tasks.
 
     ``DCG@k = sum over ranks i = 1..k of (2^r_i - 1) / log2(i + 1)``, divided by that of the ideal order.
     Items with equal predictions share the mean of their gains, as in ``sklearn.metrics.ndcg_score``, so the
     order of the rows has no influence. Järvelin and Kekäläinen (2002), with the gain of Burges et al. (2005).
 
-    A task with fewer than two rows, or whose gains are all zero, has no order that could be right or wrong:
-    it is left out of the mean.
+    The mean leaves out a task with fewer than two rows, or with gains that are all zero: no order of its rows
+    is right or wrong.
 
     Args:
       labels: Ratings, not negative, shape ``(rows,)``.
       predictions: Finite scores, shape ``(rows,)``.
       row_splits: Offsets of the tasks, shape ``(tasks + 1,)``.
-      k: Ranks that count, at least 1; a task with fewer rows is ranked whole.
+      k: Number of ranks that count, at least 1; a task with fewer rows is ranked whole.
 
     Returns:
       A number from 0 to 1; nan if no task can be ranked.

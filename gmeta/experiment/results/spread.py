@@ -1,4 +1,4 @@
-"""A number measured once per seed, as mean and spread."""
+"""Mean and spread of a number that is measured once per seed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Spread:
     """Mean and sample standard deviation over seeds.
 
     Attributes:
-      mean: Mean of the defined values; nan where there are none.
+      mean: Mean of the defined values; nan if there are none.
       deviation: Sample standard deviation, ``sqrt(sum (x - mean)^2 / (n - 1))``, in the metric's own unit;
-        ``None`` where fewer than two values are defined. It says how far apart single runs lie, not how
+        ``None`` if fewer than two values are defined. It says how far apart single runs lie, not how
         well the mean is known: for that, divide it by ``sqrt(n)``.
       defined: Number of values that are finite.
       total: Number of values, undefined ones included.
@@ -32,7 +32,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise one value per seed; those that are not finite are counted and left out."""
+        """Summarise one value per seed; values that are not finite count in ``total`` only."""
         finite = [value for value in values if math.isfinite(value)]
         return cls(
             mean=statistics.fmean(finite) if finite else math.nan,
@@ -42,10 +42,10 @@ class Spread:
         )
 
     def parts(self, digits: int = 3) -> tuple[str, str]:
-        """Mean and spread as text: ``("0.917", "±.009")``.
+        """Format mean and spread as two texts: ``("0.917", "±.009")``.
 
-        The spread is empty where there is none; an undefined mean is a dash. Where only some seeds are
-        defined, the spread ends with their number: ``"±.009 (2/3)"``.
+        A spread of ``None`` is empty; an undefined mean is a dash. If only some seeds are defined, the spread
+        ends with their number: ``"±.009 (2/3)"``.
         """
         if not self.defined:
             return "–", ""
@@ -55,5 +55,5 @@ class Spread:
         return f"{self.mean:.{digits}f}", spread
 
     def format(self, digits: int = 3) -> str:
-        """Mean and spread as one text, ``"0.917±.009"``."""
+        """Format mean and spread as one text, ``"0.917±.009"``."""
         return "".join(self.parts(digits))

@@ -1,3 +1,3 @@
-"""Trains the runs of an experiment and resumes them."""
+"""Training of an experiment's runs: starting and resuming them."""
 
 __all__: list[str] = []

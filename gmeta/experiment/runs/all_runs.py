@@ -1,4 +1,4 @@
-"""A whole experiment: every method with every seed, then one evaluation of them all."""
+"""Training of a whole experiment: every method with every seed, followed by one evaluation of all of them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def run_training(
     on_bad: OnBad = "raise",
     checkpoint_every: int | None = None,
 ) -> io.Waiting:
-    """Train every method with every seed; go on with what is half done, and leave what is done.
+    """Train every method with every seed; resume unfinished training runs, and skip finished ones.
 
-    On several ranks all call it together; see `gmeta.experiment.train`.
+    In a job of several ranks, all ranks call it together; see `gmeta.experiment.train`.
 
     Args:
       config: The experiment.
       run: Where checkpoints go.
       data: A prepared data set.
-      progress: Where it is shown, resumed runs included.
+      progress: Where progress is shown, including that of resumed runs.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       checkpoint_every: As in `gmeta.experiment.train`.
 
     Returns:
-      How long all of it has waited for data.
+      How long all training runs together have waited for data.
 
     Raises:
-      ConfigError: The folder holds an experiment of other settings, or another job trains in it; or as
+      ConfigError: The folder holds an experiment with other settings, or another job trains in it; or as in
         `check_experiment`.
       DataError: Bad records, or a checkpoint that can't be restored.
     """
@@ -105,10 +105,10 @@ def _train_all(
 
 
 def check_experiment(config: ExperimentConfig, data: Path, on_bad: OnBad = "raise") -> None:
-    """Find now what would otherwise end the training of the last method, or the evaluation after it.
+    """Raise errors now that would otherwise end the training of a later method, or the evaluation after it.
 
     Raises:
-      ConfigError: A method whose model can't be made, or splits or columns that the data set doesn't have.
+      ConfigError: A method's model can't be made, or the data set lacks splits or columns.
       DataError: The data set can't be read.
     """
     for method in config.methods:
@@ -142,10 +142,10 @@ def _other_ranks(outcome: Outcome) -> str:
 def trained(
     config: ExperimentConfig, run: RunFolder, method: str, seed: int
 ) -> tuple[MetaModel, TrainingRun]:
-    """A model of a run and its curves.
+    """Load a trained model of a run and its curves.
 
     Raises:
-      DataError: It isn't trained to the end, or its checkpoint can't be restored.
+      DataError: The model isn't trained to the end, or its checkpoint can't be restored.
     """
     model, checkpoints = restore(config, method, seed, folder=run.training(method, seed))
     done, wanted = len(checkpoints.run.epoch), config.methods[method].epochs

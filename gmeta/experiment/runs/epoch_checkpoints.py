@@ -1,4 +1,4 @@
-"""Checkpoints of a training run with its curves, at the end of every epoch and within, and the way back."""
+"""Checkpoints of a training run and its curves, saved after and within epochs, and their restoring."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from gmeta.experiment.results.evaluation import TrainingRun
 
 
 class EpochCheckpoints(ShardedCheckpoint):
-    """Keeps the last two epochs of a training run: model, tables, optimizer, and the curves so far.
+    """A callback that keeps checkpoints of a training run's last two epochs, and the curves so far.
 
-    The checkpoints are `ShardedCheckpoint`'s, each whole by itself, so they are written by all ranks of a job
-    and read by any number. Whatever kills the process, the last one is whole. Rank 0 writes the curves,
-    ``history.json``.
+    A checkpoint holds model, tables and optimizer. It is a `ShardedCheckpoint` and whole by itself: all ranks
+    of a job write it, and any number of ranks can read it. Whatever kills the process, the last checkpoint is
+    whole. Rank 0 writes the curves, ``history.json``.
 
-    With ``every`` there are others from within the epochs, each of which takes the place of the one before. A
-    run that ends goes on from the last of either kind; with data whose order is a function of the epoch
-    (`gmeta.io.tasks`), on what the uninterrupted run would have seen, and to the same curves.
+    With ``every``, further checkpoints are saved within the epochs, and each replaces the one before. An
+    interrupted run resumes from the last checkpoint of either kind. If the order of the data is a function of
+    the epoch (`gmeta.io.tasks`), the resumed run sees the data that the uninterrupted run would have seen,
+    and reaches the same curves.
 
     Args:
-      folder: Of this training run alone.
+      folder: A folder for this training run alone.
       every: Save after so many steps too.
 
     Attributes:
-      ranks_before: For how many ranks the data of a step was when the checkpoint was saved that `restore` has
-        loaded: how many there were, or, in an elastic job, how many it was started with. 0 if it has loaded
-        nothing.
+      ranks_before: The number of ranks that shared the data of a step when the checkpoint that `restore` has
+        loaded was saved: the ranks of the job or, in an elastic job, those that it was started with. 0 if
+        `restore` has loaded nothing.
 
     Example:
       ::
@@ -56,14 +57,14 @@ class EpochCheckpoints(ShardedCheckpoint):
         self.ranks_before = 0
 
     def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
-        """Load the latest checkpoint, if there is one, or the one named.
+        """Load the given checkpoint, or else the latest one, if there is any.
 
         Returns:
           How many epochs are done.
 
         Raises:
-          ConfigError: A table has another width or optimizer than was saved.
-          DataError: The checkpoint is there but can't be read, or belongs to another model.
+          ConfigError: A table's width or optimizer differs from the saved one.
+          DataError: The checkpoint exists but can't be read, or belongs to another model.
         """
         chosen = checkpoint or self.store.agree_on_latest()
         if chosen is None:
@@ -90,7 +91,7 @@ class EpochCheckpoints(ShardedCheckpoint):
         """Save the epoch that has just ended.
 
         Raises:
-          GmetaError: It can't be written; the checkpoint before it is whole.
+          GmetaError: The checkpoint can't be written; the one before it is whole.
         """
         self._history = [*self._history[:epoch], {k: float(v) for k, v in (logs or {}).items()}]
         try:
@@ -105,7 +106,7 @@ class EpochCheckpoints(ShardedCheckpoint):
 
     @property
     def run(self) -> TrainingRun:
-        """The curves so far, one point an epoch: training loss and, where measured, held-out MAE or AUC."""
+        """The curves so far, one point per epoch: training loss and, if measured, held-out MAE or AUC."""
         logged = {"loss": "loss", "mae": "val_mae", "auc": "val_auc"}
         return TrainingRun(
             epoch=list(range(1, len(self._history) + 1)),
@@ -131,7 +132,7 @@ class EpochCheckpoints(ShardedCheckpoint):
             ) from error
 
     def _refuse_other_format(self) -> None:
-        """Rather than train over what an earlier gmeta has trained."""
+        """Raise an error if the folder holds training of an earlier gmeta, rather than overwrite it."""
         if (self._file.parent / "checkpoint").exists():
             raise DataError(
                 "its checkpoints are tf.train.Checkpoint's, from an earlier gmeta, and not sharded ones",

@@ -1,7 +1,7 @@
 """The models that an experiment can name, and how they are compiled.
 
-A model is a function from (experiment, features, options) to a `MetaModel`, where the options are those that
-every model takes; `MODELS` has them by the name that a method's ``model`` says.
+`MODELS` maps the name in a method's ``model`` to a function. The function takes (experiment, features,
+options) and returns a `MetaModel`; the options are those that every model takes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
     "movielens": melu_features,
     "melu": published_features,
 }
-"""What an experiment's ``features`` names -> the columns, of a given width."""
+"""The name in an experiment's ``features`` -> a function from the embedding width to the columns."""
 
 
 def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
@@ -44,7 +44,7 @@ def _melu(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
 
 
 def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
-    """The first attention block reads the item's attributes, the second the user's."""
+    """Build CBML: its first attention block reads the item's attributes, the second the user's."""
     if config.own_columns:
         raise ConfigError(
             "cbml tells items' attributes from users', which only MovieLens' are: take melu or dlrm"
@@ -54,11 +54,11 @@ def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
 
 
 def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
-    """Rows start N(0, 1/dim), so that their products start as large as their entries would be at N(0, 1)."""
+    """Build DLRM with rows from N(0, 1/dim): their products start as large as entries would be at N(0, 1)."""
     features = [
         replace(each, table=replace(each.table, initializer=Normal(0.0, each.dim**-0.5))) for each in features
     ]
-    top: Options = {"top": config.hidden, "head": "rating"}  # any number: a label, or its logit
+    top: Options = {"top": config.hidden, "head": "rating"}  # the output is any number: a label, or its logit
     if not _has_scales(config):
         return dlrm(features, **top, **options)
     width, *others = sorted({feature.dim for feature in features})
@@ -80,7 +80,7 @@ def _scale(
     options: Options,
     name: str,
 ) -> MetaModel:
-    """A model whose network takes columns of numbers beside the vectors, or answers on a label's scale."""
+    """Build a model whose network also takes columns of numbers, or predicts on the label's scale."""
     answer = config.label_scale
     scaled = ScaledNumbers(
         network,
@@ -95,11 +95,11 @@ def _scale(
 
 
 MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
-"""What a method's ``model`` names."""
+"""The name in a method's ``model`` -> the function that builds the model."""
 
 
 def _options(method: MethodConfig, seed: int) -> Options:
-    """What every model takes. Without an optimizer of their own, rows follow the Keras optimizer."""
+    """Return the options of every model; without an optimizer of their own, rows use the Keras optimizer."""
     own_rate = method.row_learning_rate
     return {
         "inner": method.inner,
@@ -113,14 +113,14 @@ _OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
 
 
 def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:
-    """The columns that an experiment embeds."""
+    """Return the columns that an experiment embeds."""
     if isinstance(config.features, str):
         return FEATURES[config.features](config.embedding_dim)
     return [_feature(name, settings, config) for name, settings in config.features.items()]
 
 
 def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> FeatureConfig:
-    """Rows start small: most ids of a log are rare, and should say little until they have been seen."""
+    """Build a feature whose rows start small: most ids of a log are rare, and count little until seen."""
     return FeatureConfig(
         name,
         TableConfig(settings.table or name, settings.dim or config.embedding_dim),
@@ -131,10 +131,10 @@ def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> 
 
 
 def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
-    """The compiled model of a method at its initial weights.
+    """Build and compile the model of a method, at its initial weights.
 
     Raises:
-      ConfigError: The method names a model that there isn't, or has an inner loop that isn't for it.
+      ConfigError: The method names an unknown model, or the model doesn't support the method's inner loop.
     """
     settings = config.methods[method]
     if settings.model not in MODELS:
@@ -151,7 +151,7 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
         loss=_error(config) if regresses else RatedAtLeast(config.positive),
         metrics=[metric],
     )
-    # A checkpoint restores the optimizer's moments into variables that exist, so they have to exist now.
+    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
     model.optimizer.build(model.trainable_variables)
     return model
 

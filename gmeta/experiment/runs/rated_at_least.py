@@ -1,7 +1,7 @@
-"""Ratings as a yes or no: at least so many stars, or fewer.
+"""Loss and AUC for ratings as binary labels: at least so many stars, or fewer.
 
-The labels stay ratings, so that the same batches are trained on by error and by class, and ranking metrics
-keep their gains.
+The labels stay ratings. So the same batches serve regression and classification, and ranking metrics keep
+their gains.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class RatedAtLeast(tf.keras.losses.Loss):
         self.rating = rating
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """The loss of each sample."""
+        """Compute the loss of each sample."""
         liked = tf.cast(y_true >= self.rating, y_pred.dtype)
         return tf.keras.losses.binary_crossentropy(liked, y_pred, from_logits=True)
 
 
 class RatedAtLeastAUC(tf.keras.metrics.AUC):
-    """Area under the ROC curve of "rated at least so much", by logits, over all samples together.
+    """Area under the ROC curve of "rated at least so much", computed from logits over all samples together.
 
-    By Keras' 200 thresholds: what `gmeta.experiment.results.metrics.auc` computes exactly from all
-    predictions.
+    It uses Keras' 200 thresholds, and so approximates `gmeta.experiment.results.metrics.auc`, which is exact
+    and needs all predictions.
 
     Args:
-      rating: From which rating on a sample is positive.
+      rating: A sample with at least this rating is positive.
     """
 
     def __init__(self, rating: float, name: str = "auc", **kwargs: Any) -> None:
@@ -46,5 +46,5 @@ class RatedAtLeastAUC(tf.keras.metrics.AUC):
         self.rating = rating
 
     def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> Any:
-        """Count some samples."""
+        """Add a batch of samples to the metric."""
         return super().update_state(tf.cast(y_true >= self.rating, tf.float32), y_pred, sample_weight)

@@ -1,4 +1,4 @@
-"""From a run's folder to a version of a served model."""
+"""Export of a trained model from a run's folder to a version of a served model."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def export_run(
 
     Args:
       run: A run that is trained to the end.
-      out: What TensorFlow Serving calls the model's base path.
-      method: The run's first where it isn't said.
-      seed: The run's first where it isn't said.
-      version: One more than the highest there is, where it isn't said.
+      out: The model's base path, in TensorFlow Serving's terms.
+      method: The run's first method by default.
+      seed: The run's first seed by default.
+      version: One more than the highest existing version by default.
       unknown: See `gmeta.export.unknown_ids.Unknown`.
-      steps: See `gmeta.export.meta_models`, as for the rest.
-      dtype: Of the deltas that a client is given to keep.
-      stale: What becomes of deltas that another version has given.
+      steps: See `gmeta.export.meta_models`, also for the arguments below.
+      dtype: The dtype of the deltas that a client gets to keep.
+      stale: What happens to deltas that came from another version.
 
     Raises:
-      ConfigError: The run has no such method or seed, or the version is there.
+      ConfigError: The run has no such method or seed, or the version already exists.
       DataError: The model isn't trained to the end.
     """
     config, _ = run.load()
@@ -58,6 +58,6 @@ def export_run(
 
 
 def next_version(base: Path) -> int:
-    """One more than the highest version in a model's base path; 1 where there is none."""
+    """Return one more than the highest version in a model's base path; 1 if there is none."""
     found = base.iterdir() if base.is_dir() else ()
     return 1 + max((int(path.name) for path in found if path.name.isdecimal()), default=0)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and where.
+"""The files of a run on disk.
 
 ::
 
@@ -37,20 +37,20 @@ class RunFolder:
         return self.path / "data"
 
     def training(self, method: str, seed: int) -> Path:
-        """The folder of one training run."""
+        """Return the folder of one training run."""
         return self.path / method / f"seed-{seed}"
 
     @property
     def lock(self) -> FolderLock:
-        """What one job at a time trains with."""
+        """The lock that lets one job at a time train in this folder."""
         return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
 
     def begin(self, config: ExperimentConfig, data: Path) -> None:
-        """Note the settings, or check that they are those that the folder was begun with.
+        """Record the settings, or check that they equal those that the folder was begun with.
 
         Raises:
-          ConfigError: The folder holds a run of other settings or other data.
-          GmetaError: It can't be written.
+          ConfigError: The folder holds a run with other settings or other data.
+          GmetaError: The file can't be written.
         """
         file = self.path / "config.json"
         begun = {
@@ -60,7 +60,7 @@ class RunFolder:
         }
         if file.exists():
             held = self._read(file)
-            # Settings that there weren't yet when the run was begun have their defaults.
+            # Settings that didn't exist yet when the run was begun get their defaults.
             known = from_mapping(ExperimentConfig, held["experiment"], where=str(file))
             differing = _differences(held | {"experiment": _plain(to_mapping(known))}, _plain(begun))
             if differing:
@@ -73,7 +73,7 @@ class RunFolder:
             write_atomically(file, json.dumps(begun, indent=1) + "\n")
 
     def load(self) -> tuple[ExperimentConfig, Path]:
-        """The settings and the data folder that the run was begun with.
+        """Read the settings and the data folder that the run was begun with.
 
         Raises:
           DataError: No run was begun here.
@@ -98,7 +98,7 @@ class RunFolder:
 
 
 def _differences(held: Any, given: Any, where: str = "") -> list[str]:
-    """What a reader has to change: ``"experiment.seeds is [0, 1], now [0]"``."""
+    """List the settings that differ: ``"experiment.seeds is [0, 1], now [0]"``."""
     if held == given:
         return []
     if not (isinstance(held, dict) and isinstance(given, dict)):
@@ -117,5 +117,5 @@ _LONGEST = 60
 
 
 def _plain(value: Any) -> Any:
-    """As it reads back from JSON, where tuples are lists."""
+    """Convert a value to the form in which JSON reads it back: tuples become lists."""
     return json.loads(json.dumps(value))

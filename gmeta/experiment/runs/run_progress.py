@@ -1,4 +1,4 @@
-"""Progress of several training runs in the terminal."""
+"""Progress display of several training runs in the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gmeta.core.bars import Bars
 
 
 class TrainingProgress(Bars):
-    """A bar for each training run, and on anything but a terminal a line for each.
+    """A progress bar for each training run or, if the output isn't a terminal, a line for each.
 
     Example:
       ::
@@ -26,7 +26,7 @@ class TrainingProgress(Bars):
         super().__init__(*columns, console=console)
 
     def track(self, label: str, epochs: int) -> tf.keras.callbacks.Callback:
-        """A Keras callback that shows one run of ``epochs`` epochs under ``label``."""
+        """Make a Keras callback that shows one run of ``epochs`` epochs under ``label``."""
         return _EpochBar(self, label, epochs)
 
 

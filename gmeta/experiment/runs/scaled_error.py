@@ -1,4 +1,4 @@
-"""The squared error in units of the labels' own spread, so that one rate suits labels of any magnitude."""
+"""The squared error in units of the labels' spread, so that one learning rate suits labels of any size."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class ScaledError(tf.keras.losses.Loss):
         self.deviation = deviation
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """The loss of each sample."""
+        """Compute the loss of each sample."""
         return tf.reduce_mean(tf.square((tf.cast(y_true, y_pred.dtype) - y_pred) / self.deviation), axis=-1)

@@ -1,4 +1,4 @@
-"""One training run: a method, a seed, from its last checkpoint to its last epoch."""
+"""One training run of a method and a seed, from its last checkpoint to its last epoch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Outcome:
     Attributes:
       run: Its curves.
       epochs_before: How many epochs an earlier call had done.
-      left_out: What was skipped in this call and why, each named once: "FILE at byte OFFSET: what".
-      ranks_before: For how many ranks a step's data was in the earlier call; 0 if there was none.
-      steps_before: How many steps of the next epoch it had done.
+      left_out: The records skipped in this call and why, each listed once: "FILE at byte OFFSET: what".
+      ranks_before: How many ranks shared a step's data in the earlier call; 0 if there was no earlier call.
+      steps_before: How many steps of the next epoch the earlier call had done.
       waiting: How long training has waited for data in this call.
     """
 
@@ -51,22 +51,22 @@ def train(
     on_bad: OnBad = "raise",
     checkpoint_every: int | None = None,
 ) -> Outcome:
-    """Train one method with one seed, or go on with it where its last checkpoint left off.
+    """Train one method with one seed, or resume the training from its last checkpoint.
 
-    An epoch's order of tasks is a function of (seed, epoch), so a resumed run sees what an uninterrupted
-    one would have seen.
+    The order of tasks in an epoch is a function of (seed, epoch), so a resumed run sees the same data as an
+    uninterrupted one.
 
-    On N ranks a step has N times ``tasks_per_batch`` tasks, each rank's from its range of the epoch's order.
-    All ranks call it together, and any number of them goes on with what others have begun. In an elastic job
-    N is the number of ranks that it was started with.
+    On N ranks, a step has N times ``tasks_per_batch`` tasks; each rank takes its tasks from its own range of
+    the epoch's order. All ranks call the function together, and a job may resume what another number of ranks
+    began. In an elastic job, N is the number of ranks that the job was started with.
 
     Args:
       config: The experiment.
       method: One of ``config.methods``.
-      seed: Of initial weights, initial rows and the order of tasks.
+      seed: The seed of initial weights, initial rows and the order of tasks.
       data: A prepared data set that has the experiment's splits.
       folder: Where this run's checkpoints are.
-      callbacks: For progress, say.
+      callbacks: Keras callbacks, for example to show progress.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       checkpoint_every: Save after so many steps too, and not only at the end of each epoch.
 
@@ -94,7 +94,7 @@ def train(
                 callbacks=callbacks,
                 verbose=0,
             )
-    # Every epoch meets the same records again.
+    # Every epoch reads the same records again.
     left_out = tuple(dict.fromkeys(stats.read().messages))
     return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps, time.read())
 
@@ -102,7 +102,7 @@ def train(
 def restore(
     config: ExperimentConfig, method: str, seed: int, *, folder: Path, checkpoint_every: int | None = None
 ) -> tuple[MetaModel, EpochCheckpoints]:
-    """A method's model as its last checkpoint has it; at its initial weights where there is none."""
+    """Restore a method's model from its last checkpoint; without one, return it at its initial weights."""
     model = build_model(config, method, seed)
     checkpoints = EpochCheckpoints(folder, every=checkpoint_every)
     checkpoints.restore(model)

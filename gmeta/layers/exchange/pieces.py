@@ -4,7 +4,7 @@ On N ranks each rank owns the keys of its logical shards (`gmeta.core.logical_sh
 lookup needs several exchanges (G-Meta, algorithm 1; MTGenRec, section 3.3)::
 
     send_keys           each rank's distinct keys go to their owners               one exchange
-    fetch_rows          an owner reads every row that ranks request, once        no exchange
+    fetch_rows          an owner reads every row that ranks request, once          no exchange
     exchange_values     rows go to those who asked                                 one exchange
       ... the model and its tape run on the rows as if they had been there ...
     exchange_gradients  gradients go the way that the keys went                    one exchange

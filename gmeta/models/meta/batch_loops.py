@@ -1,4 +1,4 @@
-"""Keras' loops over batches of tasks: one batch at a time, and with weights of classes."""
+"""Keras' loops over batches of tasks: one batch at a time, and with class weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def run_batch(
 ) -> Any:
     """Run Keras' train, test or predict function on one batch of tasks.
 
-    Keras' own methods of one batch take all parts of it for samples, as many each; a batch of tasks has
-    samples and tasks.
+    Keras' own one-batch methods expect the same number of samples in all parts of a batch; a batch of tasks
+    has samples and tasks.
 
     Args:
       model: A `gmeta.models.meta.task_model.TaskModel`.
@@ -45,11 +45,12 @@ def run_batch(
 def weigh_data(learner: TaskLearner, data: Any, class_weight: Mapping[int, float]) -> tf.data.Dataset:
     r"""Weigh the samples of each batch of a data set by their labels.
 
-    The weights go into the masks of support and query, so that the inner and the outer loss are weighted
-    means: :math:`\sum_i w_i l_i / \sum_i w_i`. A class of weight 0 is left out, of metrics too.
+    The weights multiply the masks of support and query, so that the inner and the outer loss are weighted
+    means: :math:`\sum_i w_i l_i / \sum_i w_i`. Samples of a class with weight 0 are left out, also from
+    metrics.
 
     Raises:
-      ConfigError: The data are no data set; or as `weigh_tasks`.
+      ConfigError: The data aren't a data set; or as `weigh_tasks`.
     """
     if not isinstance(data, tf.data.Dataset):
         raise ConfigError(
@@ -63,8 +64,8 @@ def weigh_tasks(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> 
     """Weigh the samples of a batch of tasks by their labels.
 
     Args:
-      batch: The batch, with one label a sample.
-      class_weight: Label -> weight, at least 0; other labels weigh 1.
+      batch: The batch, with one label per sample.
+      class_weight: Label -> weight, at least 0; other labels have weight 1.
 
     Raises:
       ConfigError: Samples have several labels, or a weight is negative or isn't finite.
@@ -89,10 +90,10 @@ def weigh_tasks(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> 
 
 
 def refuse_beside(**given: Any) -> None:
-    """Refuse what stands beside a batch of tasks.
+    """Refuse arguments that can't accompany a batch of tasks.
 
     Raises:
-      ConfigError: Something was given.
+      ConfigError: An argument isn't None.
     """
     named = [name for name, value in given.items() if value is not None]
     if named:

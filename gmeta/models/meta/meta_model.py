@@ -1,4 +1,4 @@
-"""A Keras model that is trained for how well it adapts."""
+"""A Keras model that is trained to adapt well to new tasks."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from gmeta.models.meta.task_model import TaskModel
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class MetaModel(TaskModel):
-    r"""Embeddings, a network, and the two loops around them.
+    r"""A model of embeddings and a network, trained by an inner and an outer loop.
 
     The outer loss of a step is
 
     .. math:: \frac{1}{n} \sum_t \sum_{q \in Q_t} \ell(f(x_q; \theta_t), y_q), \quad
        \theta_t = \theta - \alpha \nabla_\theta \frac{1}{|S_t|} \sum_{s \in S_t} \ell(f(x_s; \theta), y_s)
 
-    (the inner step repeated ``inner.steps`` times), a mean over all n query samples of the batch, or with
-    ``reduction="task"`` the mean over tasks of each task's mean. `gmeta.meta.InnerLoop` has the algorithms:
-    what adapts, by which optimizer and rates, and what the outer gradient is.
+    with the inner step repeated ``inner.steps`` times. The loss is a mean over all n query samples of the
+    batch, or with ``reduction="task"`` the mean over tasks of each task's mean. `gmeta.meta.InnerLoop` sets
+    the algorithm: what adapts, by which optimizer and rates, and what the outer gradient is.
 
     Args:
       collection: The embeddings.
       network: Any Keras layer or model, functional or subclassed, that maps (samples, ...) inputs to
         (samples, outputs), or a `gmeta.layers.MLP`. A functional model with named inputs gets the
-        vectors of the features of these names, and columns of the data that the collection doesn't embed,
-        such as floats; so does a network with an attribute ``takes_by_name``, a list of names. Any other gets
+        vectors of the features with these names, and data columns that the collection doesn't embed, such as
+        floats; so does a network with an attribute ``takes_by_name``, a list of names. Any other network gets
         all vectors side by side, (samples, sum of dims).
       inner: The inner loop; `compile` takes it too.
       outer_samples: ``"query"``: the outer loss is over the query samples. ``"all"``: over support and query
-        alike; with ``inner.steps=0`` this is ordinary joint training, the baseline that any meta-learner
-        has to be compared with.
-      reduction: ``"sample"``: all query samples of a step count alike. ``"task"``: all its tasks do.
-      learner: What makes the learner: `TaskLearner`, or a class derived from it with a start, a loss or
-        inputs of its own.
+        alike; with ``inner.steps=0`` this is ordinary joint training, the baseline to compare any
+        meta-learner with.
+      reduction: ``"sample"``: all query samples of a step count alike. ``"task"``: all its tasks count alike.
+      learner: The class of the learner: `TaskLearner`, or a class derived from it with its own start
+        weights, loss or inputs.
       name: The model's name.
 
     Raises:
-      ConfigError: A collection, network or inner loop that don't go together.
+      ConfigError: The collection, network and inner loop don't go together.
 
-    On several ranks n is the number of query samples, or of tasks, of all ranks; see
+    On several ranks n is the number of query samples, or of tasks, on all ranks; see
     `gmeta.models.meta.task_model.TaskModel`.
 
-    Compile with any Keras optimizer and loss; the tables follow that optimizer, or update with a fused one of
-    their own, at the rate that it states or else at the Keras optimizer's current one. Metrics see the real
-    query samples only, as (samples, outputs); a `gmeta.metrics.TaskMetric` sees them task by task.
+    Compile with any Keras optimizer and loss. The tables follow that optimizer, or they use their own fused
+    optimizer, at its stated rate or else at the Keras optimizer's current rate. Metrics see only the real
+    query samples, as (samples, outputs); a `gmeta.metrics.TaskMetric` sees them task by task.
 
     Example:
       >>> from gmeta.layers import FeatureConfig
@@ -92,18 +92,18 @@ class MetaModel(TaskModel):
         self.adapter = Adapter(made)
 
     def adapt(self, support_x: Samples, support_y: Any, steps: int | None = None) -> FastWeights:
-        r"""Compute what a task learns from its support: :math:`\theta_t - \theta` after so many inner steps.
+        r"""Adapt to a task by inner steps on its support, and return the deltas :math:`\theta_t - \theta`.
 
-        The model is left as it is, and ids that it has never seen get no rows: they are read as they would
-        start. A graph is traced at the first call, whatever the number of samples in later ones.
+        The model doesn't change. An id that it has never seen gets no row; it is read as its initial row. The
+        first call traces a graph, which later calls reuse for any number of samples.
 
         Args:
-          support_x: The samples' features. No samples are fine, and adapt nothing.
+          support_x: The samples' features. There may be no samples; then nothing adapts.
           support_y: (samples,), or (samples, labels).
-          steps: None: ``inner.steps_in("serving")``.
+          steps: The number of inner steps. None: ``inner.steps_in("serving")``.
 
         Raises:
-          ConfigError: The model isn't compiled; columns are missing or don't go together.
+          ConfigError: The model isn't compiled, or columns are missing or don't go together.
 
         Example:
           ::
@@ -116,15 +116,15 @@ class MetaModel(TaskModel):
     def adapt_many(
         self, tasks: Iterable[tuple[Samples, Any]] | TaskBatch, steps: int | None = None
     ) -> list[FastWeights]:
-        """Adapt to many tasks in one vectorised graph: to rounding, what `adapt` gives for each.
+        """Adapt to many tasks in one vectorised graph; results equal those of `adapt`, up to rounding.
 
         Args:
-          tasks: Pairs of samples and labels; or an element of `gmeta.io.tasks`, whose support sets are meant.
-            Memory grows with their number: give thousands in several calls.
+          tasks: Pairs of samples and labels; or an element of `gmeta.io.tasks`, whose support sets are used.
+            Memory grows with the number of tasks: split thousands into several calls.
           steps: As in `adapt`.
 
         Returns:
-          One for each task, in their order.
+          Fast weights for each task, in the order of the tasks.
 
         Raises:
           ConfigError: As `adapt`.
@@ -132,20 +132,20 @@ class MetaModel(TaskModel):
         return self.adapter.adapt_many(tasks, steps)
 
     def predict(self, x: Any, *args: Any, weights: FastWeights | None = None, **kwargs: Any) -> Any:
-        """Predict samples, adapted or not; or task batches, as `tf.keras.Model.predict`.
+        """Predict samples, with or without adaptation; or task batches, as `tf.keras.Model.predict` does.
 
         Args:
-          x: Samples of one task: a mapping of features. Or a data set of task batches, each of which is
-            adapted on its support samples and predicts its query samples.
+          x: Samples of one task, as a mapping of features; or a data set of task batches, whose tasks adapt
+            on their support samples and predict their query samples.
           *args: As in Keras, for task batches.
-          weights: What `adapt` gave for the task. None: the shared weights, which adaptation starts from.
+          weights: The result of `adapt` for the task. None: the shared weights, which adaptation starts from.
           **kwargs: As in Keras, for task batches.
 
         Returns:
-          (samples,), or (samples, outputs) if there are several. For task batches their query predictions.
+          (samples,), or (samples, outputs) if there are several outputs. For task batches, query predictions.
 
         Raises:
-          ConfigError: The weights are of another network, or of a model that was trained on since.
+          ConfigError: The weights belong to another network, or the model was trained since they were made.
         """
         if not names_columns(x) or {"features", "support"} <= set(x):
             if weights is not None:
@@ -157,7 +157,7 @@ class MetaModel(TaskModel):
         return self.adapter.predict(x, weights)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON can hold them."""
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize = tf.keras.saving.serialize_keras_object
         kind = type(self.learner)
         return {
@@ -169,10 +169,10 @@ class MetaModel(TaskModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MetaModel:
-        """Make the model that `get_config` described.
+        """Create the model that a config from `get_config` describes.
 
         Raises:
-          ConfigError: A learner that isn't registered with Keras.
+          ConfigError: The learner isn't registered with Keras.
         """
         made: dict[str, Any] = {
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)

@@ -1,8 +1,8 @@
-"""A Keras model over a `TaskLearner`: it trains and measures batches of tasks.
+"""A Keras model over a `TaskLearner`, which trains and evaluates on batches of tasks.
 
-One step is G-Meta's algorithm 1, lines 5 to 10: the rows of support and query are looked up once, together;
-every task adapts its own copy of the network's fast weights, and of embedding rows if they adapt too, on its
-support samples; the loss of the adapted networks on the query samples is differentiated with respect to the
+One step is G-Meta's algorithm 1, lines 5 to 10. It looks up the rows of support and query once, together.
+Every task adapts its own copy of the network's fast weights, and of embedding rows if they adapt too, on its
+support samples. The loss of the adapted networks on the query samples is differentiated with respect to the
 shared weights and to the embedding rows.
 """
 
@@ -38,15 +38,16 @@ from gmeta.models.training.ranks.step import rank_step
 
 
 class TaskModel(Model):
-    """A learner in Keras; `gmeta.models.MetaModel` and `gmeta.models.MetaGRM` derive from it.
+    """A Keras model over a learner; `gmeta.models.MetaModel` and `gmeta.models.MetaGRM` derive from it.
 
     On several ranks (see `gmeta.models.training.ranks.loops.RunsOnRanks`) the outer loss is a mean over the
-    query samples, or tasks, of all ranks, so a step is that of one rank with all their tasks. A task adapts
-    where its samples are: only outer gradients travel, never task parameters (G-Meta, section 2.1.3).
+    query samples, or tasks, of all ranks, so a step equals that of one rank with all tasks. A task adapts on
+    the rank that has its samples: ranks exchange outer gradients, never task parameters (G-Meta, section
+    2.1.3).
 
     Args:
       learner: The learner.
-      name: The model's name, and the learner's.
+      name: The name of the model and of the learner.
 
     Attributes:
       learner: The learner.
@@ -78,7 +79,7 @@ class TaskModel(Model):
 
     @property
     def reduction(self) -> Reduction:
-        """What counts alike in means: ``"sample"`` or ``"task"``."""
+        """The unit that counts equally in means: ``"sample"`` or ``"task"``."""
         return self.learner.reduction
 
     def compile(  # type: ignore[override]
@@ -93,24 +94,25 @@ class TaskModel(Model):
         nan: Literal["raise", "allow"] = "raise",
         **kwargs: Any,
     ) -> None:
-        """As `tf.keras.Model.compile`; the loss must be one that gives a value for each sample.
+        """Compile as `tf.keras.Model.compile` does; the loss must give a value for each sample.
 
         Args:
           optimizer: As in Keras.
           loss: As in Keras.
-          metrics: As in Keras, and `gmeta.metrics.TaskMetric` among them.
-          inner: The inner loop, in place of the one that the model was made with.
-          form: How a training step computes its inner loop, which changes its speed and no result beyond
+          metrics: As in Keras; a `gmeta.metrics.TaskMetric` may be among them.
+          inner: The inner loop, which replaces the model's present one.
+          form: How a training step computes its inner loop. It changes the speed, and results only by
             rounding: ``"plain"``, ``"dual"``, ``"grouped"`` or ``"dual in groups"``
             (`gmeta.models.meta.learner.forms`); ``"auto"`` chooses the quickest.
           accumulate_steps: Make one outer step of every k batches of tasks; see `gmeta.models.Model.compile`.
-          nan: As there: ``"raise"``, or ``"allow"`` to train on where the loss isn't finite.
+          nan: As in `gmeta.models.Model.compile`: ``"raise"``, or ``"allow"`` to train on if the loss isn't
+            finite.
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: A loss that can't be taken by the sample, ``loss_weights``, what tables can't follow
-            (``accumulate_steps`` below 1, XLA, several replicas in one process), an inner loop that adapts
-            layers which the network doesn't have, or a form that the inner loop doesn't allow.
+          ConfigError: The loss can't give a value for each sample; ``loss_weights`` is given; tables don't
+            support a setting (``accumulate_steps`` below 1, XLA, several replicas in one process); the inner
+            loop adapts layers which the network doesn't have, or it doesn't allow the form.
         """
         if kwargs.get("loss_weights") is not None:
             raise ConfigError(
@@ -129,11 +131,11 @@ class TaskModel(Model):
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
-        """Take any: its values are taken by the sample, whatever its own reduction."""
+        """Accept any loss: its values are computed for each sample, whatever its own reduction."""
 
     @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
-        """Query predictions (tasks, query samples) after ``inner.evaluation_steps`` steps."""
+        """Predict the query samples after ``inner.evaluation_steps`` steps, (tasks, query samples)."""
         batch = self.learner.tasks_of(batch)
         return without_single_output(self._query_outputs(batch, insert=bool(training))[1])
 
@@ -144,10 +146,10 @@ class TaskModel(Model):
         weights = learner.adapt(view, steps=self.inner.steps_in("evaluation")).parameters
         return view, learner.task_outputs(view, "query", weights)
 
-    # AutoGraph would rewrite 600 functions of Keras' own for the first step: 8 s for nothing.
+    # AutoGraph would needlessly rewrite 600 Keras functions before the first step, which takes 8 s.
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, data: Any) -> StepGradients:
-        """Compute the outer gradients of a batch of tasks, which `train_step` trains with."""
+        """Compute the outer gradients of a batch of tasks for `train_step`."""
         batch = self.learner.tasks_of(data)
         with shapes_on_host():
             outer, lookup = self.outer_gradients(batch)
@@ -160,9 +162,9 @@ class TaskModel(Model):
         return StepGradients(outer.loss, samples, outer.dense, outer.rows, lookups, logs)
 
     def outer_gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:
-        """Compute the outer loss, its gradients, and the lookup that they were made from.
+        """Compute the outer loss and its gradients, and return them with the lookup.
 
-        On several ranks they are of this rank's tasks.
+        On several ranks they cover only the tasks of this rank.
         """
         lookup = self.collection.lookup(batch["features"], insert=self.collection.trainable)
         self.mark("lookup", *lookup.rows)
@@ -182,12 +184,12 @@ class TaskModel(Model):
 
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, data: Any) -> tf.Tensor:
-        """Query predictions, as `call`."""
+        """Predict the query samples, as `call` does."""
         with rank_step(self, data) as step, shapes_on_host():
             return step.end_forward(self(data, training=False))
 
     def predict_after(self, batch: Any, steps: Sequence[int]) -> dict[int, tf.Tensor]:
-        """Predict the query after several numbers of inner steps, each continuing the one before.
+        """Predict the query after each of several numbers of inner steps; each continues the one before.
 
         Args:
           batch: A batch of tasks. Nothing is stored.
@@ -197,7 +199,7 @@ class TaskModel(Model):
           Steps -> (tasks, query samples), or (tasks, query samples, outputs) if there are several.
 
         Raises:
-          ConfigError: The batch is none of tasks, or lacks a column that the network takes.
+          ConfigError: It isn't a batch of tasks, or it lacks a column that the network takes.
         """
         return self.learner.predict_after(batch, steps)
 
@@ -210,10 +212,10 @@ class TaskModel(Model):
         reset_metrics: bool = True,
         return_dict: bool = False,
     ) -> Any:
-        """As `tf.keras.Model.train_on_batch`, for a batch of tasks, in which labels are.
+        """Train on a batch of tasks, which contains its labels, as `tf.keras.Model.train_on_batch` does.
 
         Raises:
-          ConfigError: Labels or weights of samples are given beside it.
+          ConfigError: Labels or sample weights are given beside the batch.
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite.
         """
@@ -229,17 +231,17 @@ class TaskModel(Model):
         reset_metrics: bool = True,
         return_dict: bool = False,
     ) -> Any:
-        """As `tf.keras.Model.test_on_batch`, for a batch of tasks, in which labels are.
+        """Evaluate a batch of tasks, which contains its labels, as `tf.keras.Model.test_on_batch` does.
 
         Raises:
-          ConfigError: Labels or weights of samples are given beside it.
+          ConfigError: Labels or sample weights are given beside the batch.
           CollectiveError: Another rank has ended.
         """
         refuse_beside(y=y, sample_weight=sample_weight)
         return run_batch(self, "test", x, reset_metrics, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """As `tf.keras.Model.predict_on_batch`, for a batch of tasks: its query predictions."""
+        """Predict the query samples of a batch of tasks, as `tf.keras.Model.predict_on_batch` does."""
         return run_batch(self, "predict", x)
 
     def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
@@ -249,19 +251,19 @@ class TaskModel(Model):
         return {**own, "x": weigh_data(self.learner, own["x"], weights), "class_weight": None}
 
     def find_fault(self, data: Any) -> str:
-        """Say what in a batch is at fault where the loss isn't finite; empty if nothing is."""
+        """Say which part of a batch makes the loss not finite; empty if none does."""
         return fault_of_tasks(self.learner, self.learner.tasks_of(data))
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """The loss and what `compile` was given; reset at each epoch."""
+        """The loss and the metrics passed to `compile`, all reset at each epoch."""
         own = [self._loss_metric] if hasattr(self, "_loss_metric") else []
         compiled = self.compiled_metrics.metrics if self.compiled_metrics is not None else []
         of_tasks = self._task_metrics.metrics if hasattr(self, "_task_metrics") else []
         return [*own, *compiled, *of_tasks]
 
     def _measure(self, view: TaskView, part: Part, outputs: tf.Tensor) -> None:
-        """Show outputs to the metrics."""
+        """Update the metrics with outputs."""
         labels, mask = view.labels(part), view.mask(part)
         real = mask > 0
         true, predicted = tf.boolean_mask(like_outputs(labels), real), tf.boolean_mask(outputs, real)

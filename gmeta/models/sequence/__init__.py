@@ -1,3 +1,3 @@
-"""Models over histories: next items, generative ranking, and both with meta-learning."""
+"""Models over users' histories: next items, generative ranking, and both with meta-learning."""
 
 __all__: list[str] = []

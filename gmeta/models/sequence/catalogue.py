@@ -1,4 +1,4 @@
-"""The items that a model chooses from: ids of any kind, numbered."""
+"""The items that a model chooses from: ids of any kind, with a number for each."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gmeta.ops.table.frozen_table import RowNumbers
 
 Items = Any
 """A number, or a vector of ids: integers or texts, as an array, a tensor or a list."""
-_BLOCK = 65536  # items that are scored at once
+_BLOCK = 65536  # the number of items scored at once
 
 
 class Catalogue(tf.__internal__.tracking.AutoTrackable):
-    """Items by number, from 0 on.
+    """A numbering of items, from 0 on.
 
     Args:
-      items: V, for the ids from 0 to V - 1; or the V ids, distinct: any integers, such as the hashes that
-        ``gmeta prepare`` writes, or texts. Neither -1 nor the empty text can be one: they stand for padding.
-      owner: What messages begin with.
-      feature: The feature that embeds items. Where it hashes, a text and its prepared hash are one item.
+      items: V, for the ids from 0 to V - 1; or V distinct ids: any integers, such as the hashes that
+        ``gmeta prepare`` writes, or texts. An id can't be -1 or the empty text, which stand for padding.
+      owner: The name that messages begin with.
+      feature: The feature that embeds items. If it hashes, a text and its prepared hash are the same item.
 
     Raises:
-      ConfigError: No items, ids that aren't distinct or are of another kind, one that stands for padding, or
-        one that the feature takes with ``hash=True`` alone.
+      ConfigError: There are no items; ids aren't distinct or are of another kind; an id stands for padding;
+        or the feature takes an id only with ``hash=True``.
 
     Example:
       >>> catalogue = Catalogue([70, -5, 8], "model", FeatureConfig("item", dim=4, hash=True))
@@ -66,27 +66,27 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
     @property
     def nothing(self) -> tf.Tensor:
-        """What stands for no id."""
+        """The value that stands for no id."""
         return tf.constant(PADDING if self._texts is None else TEXT_PADDING, self.dtype)
 
     def ids(self, numbers: tf.Tensor) -> tf.Tensor:
-        """The ids of items as they were given, of the shape of their numbers."""
+        """Return the ids of items as they were given, in the shape of ``numbers``."""
         return self.keys(numbers) if self._texts is None else tf.gather(self._texts, numbers)
 
     def keys(self, numbers: tf.Tensor) -> tf.Tensor:
-        """What items are embedded by, int64 of the shape of their numbers; of a text, its hash."""
+        """Return the keys that items are embedded by, int64 in the shape of ``numbers``; texts are hashed."""
         return tf.cast(numbers, tf.int64) if self._keys is None else tf.gather(self._keys, numbers)
 
     @property
     def all_keys(self) -> tf.Tensor:
-        """(V,): those of all items."""
+        """The keys of all items, (V,)."""
         return self.keys(tf.range(self.size, dtype=tf.int64))
 
     def find(self, ids: tf.Tensor) -> tf.Tensor:
-        """The numbers of items by their ids, (n,) int64; -1 for an id that there isn't.
+        """Find the numbers of items by their ids, (n,) int64; -1 for an unknown id.
 
         Raises:
-          ConfigError: Ids of a kind that the feature doesn't take.
+          ConfigError: The ids are of a kind that the feature doesn't take.
         """
         text = ids.dtype == tf.string
         if not (ids.dtype.is_integer or (text and self._hashes and self._keys is not None)):
@@ -101,15 +101,15 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         return tf.where((ids >= 0) & (ids < self.size), ids, -1)
 
     def numbers(self, ids: tf.Tensor) -> tf.Tensor:
-        """The numbers of items by their ids, (n,) int64.
+        """Find the numbers of items by their ids, (n,) int64; refuse unknown ids.
 
         Raises:
-          ConfigError: Ids of another kind; or one that there isn't, which is named (of a graph, where it runs
-            within `gmeta.core.graph.conditions.name_refusals`).
+          ConfigError: Ids are of another kind; or an id is unknown, which the message names (in a graph,
+            if it runs within `gmeta.core.graph.conditions.name_refusals`).
         """
         found = self.find(ids)
         good = found >= 0
-        first = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # beyond the last: none is bad
+        first = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # the size, if no id is bad
         texts = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
         known = f"items={self.size} has the ids from 0 to {self.size - 1}"
         if self._keys is not None:
@@ -123,7 +123,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
     @property
     def config(self) -> int | list[int] | list[str]:
-        """``items`` as JSON can hold them."""
+        """The argument ``items`` in a form that JSON can hold."""
         if self._keys is None:
             return self.size
         if self._texts is None:
@@ -149,7 +149,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
 
 def _check(items: Items, owner: str) -> Any:
-    """Ids as int64, or as bytes of dtype object."""
+    """Return ids as int64, or as bytes of dtype object."""
     ids = np.asarray(items)
     texts = ids.dtype.kind in "USO" and all(isinstance(each, str | bytes) for each in ids.ravel())
     if ids.ndim != 1 or not len(ids) or not (texts or ids.dtype.kind in "iu"):
@@ -173,20 +173,20 @@ def top_items(
     without: tf.RaggedTensor | None = None,
     block: int = _BLOCK,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The items whose vectors have the greatest products with queries, the greatest first.
+    """Find the items whose vectors have the greatest products with queries, the greatest first.
 
-    The catalogue is scored block by block: of n V scores, n times ``block`` are there at once.
+    The catalogue is scored block by block, so memory holds n times ``block`` scores at once instead of n V.
 
     Args:
       queries: (n, d) floats.
       vectors: (V, d), of all items; V is at least k.
-      k: How many.
-      without: Items of each query that are left out, ragged (n, None) numbers; negative ones name none.
-      block: Items that are scored at once.
+      k: The number of items per query.
+      without: Numbers of the items to leave out for each query, ragged (n, None); negative ones are ignored.
+      block: The number of items scored at once.
 
     Returns:
-      (n, k) numbers of items, int64, of equal scores the smaller number first, -1 where there are fewer than
-      k; and (n, k) scores, float32, of these -inf.
+      (n, k) numbers of items, int64, and (n, k) scores, float32. Among equal scores the smaller number comes
+      first. Where there are fewer than k items, the number is -1 and the score -inf.
     """
     size, count = tf.shape(vectors, tf.int64)[0], tf.shape(queries, tf.int64)[0]
     queries = tf.cast(queries, tf.float32)
@@ -217,7 +217,7 @@ def top_items(
 
 
 def _hide(scores: tf.Tensor, without: tf.RaggedTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Scores of the items from begin to end, -inf of those that are left out."""
+    """Set the scores of left-out items to -inf among the items from begin to end."""
     items = without.values
     here = tf.where((items >= begin) & (items < end))[:, 0]
     rows = tf.cast(tf.gather(without.value_rowids(), here), tf.int64)

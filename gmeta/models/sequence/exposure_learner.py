@@ -1,7 +1,7 @@
-"""Users as tasks of which the heads of a `GRM` adapt: the learner of `MetaGRM`.
+"""The learner of `MetaGRM`: users are tasks, and the heads of a `GRM` adapt to them.
 
-All exposures of a user are targets of one sequence, so the trunk, nearly all of the work, is computed once;
-the inner loop's steps are of experts, gates and towers alone, on what the trunk made of the exposures.
+All exposures of a user are targets of one sequence, so the trunk, which is nearly all of the work, is
+computed once. The inner steps change only experts, gates and towers, with the trunk's outputs as inputs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gmeta.ops import Jagged, jagged
 
 
 class ExposureHeads(tf.keras.layers.Layer):
-    """The end of a `GRM` as one network: (samples, dim) -> (samples, towers), logits.
+    """The last layers of a `GRM` as one network: (samples, dim) -> (samples, towers), logits.
 
     Args:
       mixture: The experts.
-      heads: The towers; products of their probabilities are made of the logits elsewhere.
+      heads: The towers; products of their probabilities are computed from the logits elsewhere.
     """
 
     def __init__(self, mixture: MMoE, heads: TaskHeads, **kwargs: Any) -> None:
@@ -34,7 +34,7 @@ class ExposureHeads(tf.keras.layers.Layer):
         self.mixture, self.heads = mixture, heads
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Run it."""
+        """Compute the logits."""
         logits = self.heads(self.mixture(x))
         return tf.stack([logits[task] for task in self.heads.tasks], axis=-1)
 
@@ -79,13 +79,13 @@ class ExposureLearner(TaskLearner):
         super().__init__(ranker.collection, heads, inner, self.exposure_losses, name=name, **options)
 
     def _build(self, network: Any) -> None:
-        return None  # it has its weights, and takes what the trunk makes
+        return None  # the heads have their weights, and their input is the trunk's output
 
     def use(self, inner: meta.InnerLoop) -> None:
         """Adapt by another inner loop from now on.
 
         Raises:
-          ConfigError: As `TaskLearner.use`; or one that adapts rows, or Reptile.
+          ConfigError: As `TaskLearner.use`; or the inner loop adapts rows, or is Reptile.
         """
         if isinstance(inner, meta.InnerLoop) and (inner.adapts_embeddings or inner.algorithm == "reptile"):
             raise ConfigError(
@@ -97,11 +97,11 @@ class ExposureLearner(TaskLearner):
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:
-        """What holds the shared weights, in a fixed order."""
+        """The layers that hold the shared weights, in a fixed order."""
         return [*super().layers, self.ranker, self.ranker.trunk]
 
     def tasks_of(self, batch: Any) -> TaskBatch:
-        """Make tasks of the users in a batch as the ranker takes it."""
+        """Make tasks from the users in a batch of the ranker's kind."""
         if "support" in batch:
             return super().tasks_of(batch)
         layout = self.columns.layout(batch)
@@ -117,13 +117,13 @@ class ExposureLearner(TaskLearner):
         }
 
     def view(self, batch: TaskBatch, lookup: CollectionLookup, training: bool = False) -> TaskView:
-        """Arrange the batch, with what the trunk made of its exposures as the network's inputs."""
+        """Arrange the batch, with the trunk's outputs for the exposures as the network's inputs."""
         vectors = self.collection.embed(lookup)
         exposures = self.ranker.trunk(vectors, batch["layout"], training=training)
         return super().view(batch, lookup, training).with_samples(exposures)
 
     def exposure_losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """Sum each exposure's losses, weighted: (..., labels) and (..., towers) -> (...)."""
+        """Compute the weighted sum of each exposure's losses: (..., labels) and (..., towers) -> (...)."""
         by_tower = self._by_tower(logits)
         losses = []
         for number, (task, factors) in enumerate(self._factors.items()):
@@ -132,7 +132,7 @@ class ExposureLearner(TaskLearner):
         return tf.add_n(losses)
 
     def by_label(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Compute the labels' logits of the towers': (..., towers) -> label -> (...)."""
+        """Compute the labels' logits from the towers' logits: (..., towers) -> label -> (...)."""
         by_tower = self._by_tower(logits)
         return {
             task: product_logits(*(by_tower[tower] for tower in factors))
@@ -140,7 +140,7 @@ class ExposureLearner(TaskLearner):
         }
 
     def by_task(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Compute the ranker's logits of the towers': (..., towers) -> task or product -> (...)."""
+        """Compute the ranker's logits from the towers' logits: (..., towers) -> task or product -> (...)."""
         by_tower = self._by_tower(logits)
         products = self.ranker.heads.products.items()
         made = {name: product_logits(*(by_tower[task] for task in factors)) for name, factors in products}
@@ -165,7 +165,7 @@ def _check(name: str, query: Any) -> int | float:
 
 
 def _pad(part: Jagged) -> dict[str, tf.Tensor]:
-    """Which exposures, (users, most), and where those are no padding."""
+    """Return the indices of exposures, (users, most), and a mask that is 0 for padding."""
     index = jagged.to_padded(part)
     mask = tf.sequence_mask(jagged.lengths(part), tf.shape(index)[1], tf.float32)
     return {"index": index, "mask": mask}

@@ -1,4 +1,4 @@
-"""From a user's contexts, history and exposures to a vector of each exposure, in one pass over sequences."""
+"""A layer from a user's contexts, history and exposures to a vector per exposure, in one pass."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from gmeta.layers import MLP, GroupLayerNorm, SequenceView, sequence_view
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
 from gmeta.ops import Jagged, jagged
 
-_PARTS = 3  # contexts, history, targets: the domains of tokens
-_CONTEXTS_TIME = -(2**60)  # so long ago that every distance in time to it has the last bucket, its own
+_PARTS = 3  # contexts, history, targets: the groups of tokens
+_CONTEXTS_TIME = -(2**60)  # long ago: every time distance to it falls into the last bucket, reserved for it
 
 
 class ExposureTrunk(tf.keras.layers.Layer):
-    r"""Tokens ``[contexts | history | targets]``, a backbone over them, and what it makes of the targets.
+    r"""Tokens ``[contexts | history | targets]`` and a backbone over them; it returns outputs for targets.
 
     .. math::
        x_c = W_c e_c + b_c, \quad x_j = W_h [e_j^1; e_j^2; \dots] + b_h, \quad
        x_t = W_t [e_t^1; \dots] + b_t, \quad
        H = \mathrm{GLN}_{scenario}(\mathrm{backbone}(\mathrm{dropout}(\mathrm{GLN}_{part}(X)))_{targets})
 
-    A token of each contextual feature, of each event, of each exposure (MTGenRec, section 2; MTGR, Han et
-    al., arXiv 2505.18654, 2025). Layer norm by group makes tokens of the three parts alike before attention
-    compares them, and the scenarios' outputs after it. A target sees the contexts and the history and no
-    other target: exposures are scored in one pass, each as if it were alone.
+    Each contextual feature, each event and each exposure is one token (MTGenRec, section 2; MTGR, Han et al.,
+    arXiv 2505.18654, 2025). Group layer norm gives tokens of the three parts the same scale before attention
+    compares them, and the scenarios' outputs after it. A target sees the contexts and the history, but no
+    other target: all exposures are scored in one pass, each as if it were alone.
 
-    Targets stand behind the whole history, so places say nothing of how long before an exposure an event
-    was; times do. A backbone with a bias of places is refused: by it a target's score would depend on how
-    many others stand before it. Contextual tokens have no time, and a bucket of the bias of times for
-    themselves.
+    Targets come after the whole history, so positions don't say how long before an exposure an event
+    happened; times do. A backbone with a position bias is refused, because a target's score would depend on
+    the number of targets before it. Contextual tokens have no time; they have their own bucket of the time
+    bias.
 
     Args:
-      backbone: Over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`, with
-        ``bias_by_place=False``. Its mask says who sees whom: ``by_time`` where exposures were shown while the
-        history went on.
-      columns: What is read.
+      backbone: A layer over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`, with
+        ``bias_by_place=False``. Its mask says which tokens a token sees; use ``by_time`` if exposures were
+        shown while the history went on.
+      columns: The columns to read.
       widths: Feature -> width of its vectors.
-      dim: d, numbers of a token.
-      combine: ``"concat"``: as above. ``"sum"``: the vectors of an event, or of an exposure, are added up,
-        with no W and b; all are d wide then.
-      scenarios: How many the scenario column tells.
-      dropout: The share of numbers of tokens that are dropped in training.
-      seed: Of the initial values and of dropout.
+      dim: d, the width of a token.
+      combine: ``"concat"``: as above. ``"sum"``: the vectors of an event or of an exposure are added, without
+        W and b; all must be d wide then.
+      scenarios: The number of scenarios in the scenario column.
+      dropout: The share of a token's numbers that are dropped in training.
+      seed: The seed of the initial values and of dropout.
 
     Raises:
-      ConfigError: A bias of places, a backbone that needs times where none are read, or sums of unequal
-        widths.
+      ConfigError: The backbone has a position bias, or it needs times and none are read; or
+        ``combine="sum"`` and widths differ.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class ExposureTrunk(tf.keras.layers.Layer):
     def call(
         self, vectors: Mapping[str, tf.Tensor], layout: Layout, training: bool | None = None
     ) -> tf.Tensor:
-        """Run it.
+        """Compute a vector for each exposure.
 
         Args:
-          vectors: Feature -> (ids, width), of the ids that `SequenceColumns.ids` gave.
-          layout: Of the same batch.
-          training: Whether to drop out.
+          vectors: Feature -> (ids, width), the vectors of the ids that `SequenceColumns.ids` returned.
+          layout: The layout of the same batch.
+          training: Whether to apply dropout.
 
         Returns:
           (exposures, dim).
@@ -138,7 +138,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
         return self.leave(targets, scenarios)
 
     def _tokens(self, parts: Mapping[str, list[tf.Tensor]], layout: Layout) -> tuple[Jagged, tf.Tensor]:
-        """All tokens, and how many contextual ones each sequence has."""
+        """Return all tokens, and the number of contextual tokens in each sequence."""
         users, count = tf.size(layout.history, tf.int64) - 1, len(self.columns.contexts)
         inputs = [*([vector] for vector in parts["contexts"]), parts["history"], parts["targets"]]
         if self.combine == "sum":
@@ -165,7 +165,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
         )
         count = len(self.columns.contexts)
         if count:
-            # Some time of the batch: what the mask has to be given, and doesn't look at.
+            # The mask must get a time for these tokens, but ignores it; any time of the batch will do.
             some = tf.reduce_min(tf.concat([known.values, [tf.int64.max]], axis=0))
             size = count * tf.size(contexts, tf.int64)
             first = Jagged(tf.fill([size], some), count * tf.range(tf.size(contexts, tf.int64) + 1))

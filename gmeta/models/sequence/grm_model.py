@@ -1,6 +1,6 @@
-"""GRM: what was shown to users is ranked by sequences of what they did, for several tasks at once.
+"""GRM: a model that ranks users' exposures by sequences of their actions, for several tasks at once.
 
-MTGenRec, section 2 and appendix A: a user's features are computed once for all of its exposures.
+As in MTGenRec, section 2 and appendix A, a user's features are computed once for all of its exposures.
 """
 
 from __future__ import annotations
@@ -33,45 +33,46 @@ _INSTEAD = {
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class GRM(Model):
-    r"""Contexts, history and exposures as one sequence; a mixture of experts and a tower for each task.
+    r"""A model of contexts, history and exposures as one sequence, with experts and a tower for each task.
 
     .. math::
        H = \mathrm{trunk}([contexts \mid history \mid targets]), \quad
        a = \mathrm{heads}(\mathrm{MMoE}(H)), \quad
        L = \sum_t w_t \frac{1}{N} \sum_{i=1}^{N} \mathrm{BCE}(y_{ti}, p_{ti})
 
-    over all N exposures of the step, of all users and ranks, however many sequences those are. The
-    probability of a product, :math:`p_\mathrm{ctcvr} = p_\mathrm{ctr} p_\mathrm{cvr}`, is trained on all that
-    was shown (`gmeta.losses.MultiTaskBCE`). Everything that a batch has is embedded by one lookup; see
+    N counts all exposures of the step, of all users and ranks, in any number of sequences. The probability of
+    a product, :math:`p_\mathrm{ctcvr} = p_\mathrm{ctr} p_\mathrm{cvr}`, is trained on all exposures
+    (`gmeta.losses.MultiTaskBCE`). One lookup embeds a whole batch; see
     `gmeta.models.sequence.exposure_trunk.ExposureTrunk` for the sequence, and
-    `gmeta.models.sequence.sequence_columns` for what a batch is.
+    `gmeta.models.sequence.sequence_columns` for the format of a batch.
 
-    A prediction is {task or product: ragged (users, None)}, the logits of the users' exposures. Measured is,
-    of each label, its loss, ``auc_{task}`` and ``gauc_{task}``, exactly and over all ranks; the latter two
-    when an evaluation is over; and what `compile` is given. ``{mixture}/{task}/importance_cv2`` and
-    ``.../load_cv2`` report how evenly experts are used (`gmeta.layers.MMoE`).
+    A prediction is {task or product: ragged (users, None)}, the logits of the users' exposures. The metrics
+    of each label are its loss, ``auc_{task}`` and ``gauc_{task}``, measured exactly and over all ranks, and
+    the metrics passed to `compile`; AUC and GAUC are computed at the end of an evaluation.
+    ``{mixture}/{task}/importance_cv2`` and ``.../load_cv2`` report how evenly experts are used
+    (`gmeta.layers.MMoE`).
 
     Args:
-      collection: The embeddings. A feature that events and exposures both have is named alike in both.
+      collection: The embeddings. A feature of both events and exposures has the same name in both.
       backbone: As for `ExposureTrunk`.
-      mixture: The experts; its tasks are those of the towers.
+      mixture: The experts; their tasks must be those of the towers.
       heads: The towers, and products of their probabilities.
       contexts: Features of the user.
-      history: Features of an event, what the user did (the action) among them; a label of exposures can be
-        that.
+      history: Features of an event, including the user's action; a label of exposures can be the action.
       targets: Features of an exposure.
-      labels: Task or product -> the column of its label. What has none isn't trained by itself, as CVR isn't.
-      dim: d, numbers of a token.
-      weights: Task or product -> its weight in the loss; 1 for those that it hasn't.
+      labels: Task or product -> the column of its label. A task without a label, such as CVR, is trained only
+        in a product.
+      dim: d, the width of a token.
+      weights: Task or product -> its weight in the loss; others have weight 1.
       time: As for `SequenceColumns`.
       scenario: As for `SequenceColumns`.
-      scenarios: How many scenarios there are.
+      scenarios: The number of scenarios.
       combine: As for `ExposureTrunk`.
       dropout: As for `ExposureTrunk`.
-      seed: Of what isn't in one of the given layers.
+      seed: The seed of everything outside the given layers.
 
     Raises:
-      ConfigError: Parts that don't go together.
+      ConfigError: The parts don't go together.
 
     Example:
       >>> model = grm(
@@ -142,7 +143,7 @@ class GRM(Model):
         self._build()
 
     def _build(self) -> None:
-        """All weights from the start: a model that is loaded has to have them."""
+        """Create all weights now: a model needs them before weights can be loaded."""
         offsets, no_times = tf.zeros([1], tf.int64), tf.zeros([0], tf.int64)
         nothing = Layout(offsets, offsets, *([no_times] * 2 if self.columns.time is not None else []))
         vectors = {name: tf.zeros([0, width]) for name, width in self.trunk.widths.items()}
@@ -184,33 +185,34 @@ class GRM(Model):
         accumulate_steps: int = 1,
         **kwargs: Any,
     ) -> None:
-        """As `gmeta.models.Model.compile`, but for the loss, which is the labels'.
+        """Compile as `gmeta.models.Model.compile` does, but with the loss of the labels.
 
         Args:
           optimizer: As in Keras.
           loss: None.
           metrics: Keras metrics of labels and probabilities, such as ``["accuracy"]``: one or several for
-            every label, or label -> one or several. A result is called ``{metric}_{label}``.
-          loss_weights: None; ``weights`` of the model weigh labels.
+            every label, or label -> one or several. A result has the name ``{metric}_{label}``.
+          loss_weights: None; the model's ``weights`` weigh labels.
           weighted_metrics: None.
           *args: As in Keras.
           accumulate_steps: As for `gmeta.models.Model.compile`.
-          **kwargs: As there.
+          **kwargs: As for `gmeta.models.Model.compile`.
 
         Raises:
-          ConfigError: A loss, weights, or metrics that can't be measured; and as there.
+          ConfigError: A loss or weights are given, or metrics can't be measured; or as
+            `gmeta.models.Model.compile`.
         """
         given = {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics}
         refuse_settings(self.name, given, _INSTEAD)
         taken = [metric.name for metric in (*self._sums, *self._ranked)]
         self._of_compile = LabelMetrics(self.name, list(self.labels), metrics, taken)
-        none = (None,) * 4  # loss and metrics are not Keras' to compute
+        none = (None,) * 4  # Keras computes neither loss nor metrics
         super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
         self._compile_config.config["metrics"] = metrics
 
     @tf.autograph.experimental.do_not_convert
     def call(self, x: Batch, training: bool | None = None) -> dict[str, tf.RaggedTensor]:
-        """Task or product -> ragged (users, None): the logits of the exposures."""
+        """Compute task or product -> the logits of the exposures, ragged (users, None)."""
         logits, layout = self.logits(x, training)
         return {
             name: tf.RaggedTensor.from_row_splits(logit, layout.targets, validate=False)
@@ -218,24 +220,24 @@ class GRM(Model):
         }
 
     def logits(self, x: Batch, training: bool | None = None) -> tuple[dict[str, tf.Tensor], Layout]:
-        """Task or product -> (exposures,), of all users one after another; and whose they are."""
+        """Compute task or product -> logits (exposures,) of all users one after another, and their layout."""
         layout = self.columns.layout(x)
         vectors = self.collection(self.ids(x), training=training)
         hidden = self.trunk(vectors, layout, training=training)
         return self.heads(self.mixture(hidden)), layout
 
     def ids(self, x: Batch) -> dict[str, Any]:
-        """Feature -> ids of all parts of a batch, one after another: what one lookup takes."""
+        """Return feature -> the ids of all parts of a batch, one after another, for one lookup."""
         return self.columns.ids(x, set(self.labels.values()))
 
-    # AutoGraph would rewrite hundreds of functions, most of them Keras' own, for the first step: for nothing.
+    # AutoGraph would needlessly rewrite hundreds of functions, mostly Keras' own, before the first step.
     @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One batch: forward, backward, and a step of dense weights and rows."""
+        """Train on one batch: forward and backward pass, and a step of dense weights and rows."""
         return super().train_step(data)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
-        """The mean loss over exposures, and how many those are."""
+        """Compute the mean loss over exposures, and their number."""
         x = only_columns(self.name, data)
         logits, layout = self.logits(x, training=True)
         labels = self.columns.labels(x, self.labels)
@@ -251,7 +253,7 @@ class GRM(Model):
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Losses; exposures are kept for the order that they are in when all have been seen."""
+        """Compute losses, and keep the exposures to compute AUC and GAUC at the end of the evaluation."""
         x = only_columns(self.name, data)
         with rank_step(self, data) as step:
             logits, layout = self.logits(x, training=False)
@@ -268,7 +270,7 @@ class GRM(Model):
     def _loss(
         self, logits: Mapping[str, tf.Tensor], labels: Mapping[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The weighted sum of the labels' means, and these."""
+        """Compute the weighted sum of the labels' mean losses, and the means."""
         means = self.loss_of.task_means(logits, labels)
         return tf.add_n([self.loss_of.weights[task] * mean for task, mean in means.items()]), means
 
@@ -279,7 +281,7 @@ class GRM(Model):
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """Losses, the balance of experts, and what evaluation ranks by; reset at each epoch."""
+        """The losses, the use of experts, the metrics of `compile`, AUC and GAUC, reset at each epoch."""
         return [*self._sums, *self._of_compile.metrics, *self._ranked]
 
     @property
@@ -291,7 +293,7 @@ class GRM(Model):
         return [metric for pair in self.aucs.values() for metric in pair]
 
     def get_metrics_result(self) -> dict[str, tf.Tensor]:
-        """What sums can tell; AUC takes a sort of all samples, and is told when an evaluation is over."""
+        """Return all metrics except AUC and GAUC, which sort all samples once an evaluation is over."""
         return {metric.name: metric.result() for metric in (*self._sums, *self._of_compile.metrics)}
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
@@ -300,7 +302,7 @@ class GRM(Model):
         return {**found, **{metric.name: float(metric.result()) for metric in measured}}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON can hold them."""
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize, trunk = tf.keras.saving.serialize_keras_object, self.trunk
         layers = {"backbone": trunk.backbone, **{n: getattr(self, n) for n in _LAYERS if n != "backbone"}}
         return {
@@ -315,7 +317,7 @@ class GRM(Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> GRM:
-        """The model that `get_config` described."""
+        """Create the model that a config from `get_config` describes."""
         made = {
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects) for part in _LAYERS
         }
@@ -347,33 +349,33 @@ def grm(
     seed: int = 0,
     **options: Any,
 ) -> GRM:
-    """`GRM` with a tower for each label; for ``ctcvr`` towers for CTR and CVR, whose product it is.
+    """Make a `GRM` with a tower for each label; ``ctcvr`` is the product of towers for CTR and CVR.
 
     Args:
-      features: Of all parts.
-      contexts: As for `GRM`, and so history, targets and time.
+      features: The features of all parts.
+      contexts: As for `GRM`; so are history, targets and time.
       history: Features of an event.
       targets: Features of an exposure.
       labels: As for `GRM`; ``{"ctr": "click"}`` for a log of clicks alone. None: ``{"ctr": "click",
         "ctcvr": "buy"}``.
       time: The column of times; with it the backbone has a bias of times.
-      dim: Numbers of a token; a head of the backbone has ``dim // heads``.
+      dim: The width of a token; a head of the backbone has the width ``dim // heads``.
       backbone: ``"hstu"``, ``"fuxi"``, or a layer.
-      blocks: Of the backbone.
-      heads: Of the backbone.
-      max_length: Of the backbone: about as long as sequences are.
-      by_time: Whether what a token sees are events with an earlier time, for exposures that were shown while
-        the history went on.
-      window: How many events back a token sees in each block; None: all. Recent ones are quicker to learn
-        from, and to attend to.
-      experts: How many.
-      expert_units: Units of their layers.
-      top_k: How many experts an exposure has; None: all.
+      blocks: The number of the backbone's blocks.
+      heads: The number of the backbone's heads.
+      max_length: The backbone's maximum length, about the length of sequences.
+      by_time: Whether a token sees only events with an earlier time, for exposures that were shown while the
+        history went on.
+      window: How many events back a token sees in each block; None: all. With recent events alone, learning
+        and attention are quicker.
+      experts: The number of experts.
+      expert_units: Units of the experts' layers.
+      top_k: The number of experts that an exposure uses; None: all.
       tower_units: Units of the towers' hidden layers.
       report: As for `gmeta.layers.MMoE`.
-      dropout: Of tokens, and in the backbone.
-      optimizer: The tables' sparse optimizer; Adam at the Keras optimizer's rate where it isn't said.
-      seed: Of the initial weights and rows.
+      dropout: The dropout of tokens and in the backbone.
+      optimizer: The tables' sparse optimizer. None: Adam at the Keras optimizer's rate.
+      seed: The seed of the initial weights and rows.
       **options: As for `GRM`.
     """
     if isinstance(backbone, str):

@@ -1,4 +1,4 @@
-"""Keras metrics of a model with several labels, each measured for every label apart."""
+"""Keras metrics of a model with several labels, measured for each label separately."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _BINARY = {
 
 
 class LabelMetrics:
-    """What `compile` was given as ``metrics``, for each of a model's labels.
+    """The ``metrics`` passed to `compile`, for each of a model's labels.
 
-    They see each exposure's label and its probability, (exposures, 1) both.
+    They see each exposure's label and its predicted probability, both (exposures, 1).
 
     Args:
       model: The model's name.
       labels: The names of its labels.
-      given: A metric or several, which measure every label; or label -> a metric or several. A metric is a
-        Keras metric, its name, or a function of labels and probabilities.
-      taken: Names that results have already.
+      given: One or several metrics, which measure every label; or label -> one or several metrics. A metric
+        is a Keras metric, its name, or a function of labels and probabilities.
+      taken: Names that other results already use.
 
     Raises:
-      ConfigError: A label that there isn't, or a metric that can't be measured here.
+      ConfigError: A label is unknown, or a metric can't be measured here.
     """
 
     def __init__(self, model: str, labels: Sequence[str], given: Any, taken: Sequence[str]) -> None:
@@ -55,15 +55,15 @@ class LabelMetrics:
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """All of them."""
+        """The metrics of all labels."""
         return [metric for of_label in self.by_label.values() for metric in of_label]
 
     def update(self, labels: Mapping[str, tf.Tensor], logits: Mapping[str, tf.Tensor]) -> None:
-        """Show them exposures.
+        """Update the metrics with exposures.
 
         Args:
           labels: Name -> (exposures,).
-          logits: Name -> (exposures,), of the label's probability.
+          logits: Name -> (exposures,), logits of the label's probability.
         """
         for label, metrics in self.by_label.items():
             for metric in metrics:
@@ -77,7 +77,7 @@ def _list(given: Any) -> list[Any]:
 
 
 def _of_label(model: str, given: Any, label: str) -> tf.keras.metrics.Metric:
-    """A metric of its own for the label, called as the label."""
+    """Make a separate metric for the label, with the label in its name."""
     if isinstance(given, AUC | UserGAUC | TaskMetric):
         raise ConfigError(
             f"{model}: {type(given).__name__} is no metric for compile: auc_{label} and gauc_{label} are "

@@ -1,9 +1,9 @@
-"""Meta-learning over GRM: the heads of a model of sequences adapt to each user.
+"""Meta-learning over GRM: the heads of a sequence model adapt to each user.
 
 A user's earlier exposures are its support and its later ones its query. All of them are targets of one
-sequence, so the trunk, nearly all of the work, is computed once; the inner loop's steps are of experts, gates
-and towers alone, on what the trunk made of the exposures. The outer loss goes through the steps into these
-and into the trunk and the tables.
+sequence, so the trunk, which is nearly all of the work, is computed once. The inner steps change only
+experts, gates and towers, with the trunk's outputs as inputs. The outer gradient goes through the steps to
+these layers, to the trunk and to the tables.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from gmeta.models.sequence.grm_model import GRM
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class MetaGRM(TaskModel):
-    r"""A `GRM` that is trained for how well its heads adapt to a user.
+    r"""A `GRM` that is trained so that its heads adapt well to a user.
 
     .. math::
        H_u = \mathrm{trunk}(u), \quad
        \theta_u = \theta - \alpha \nabla_\theta \frac{1}{|S_u|} \sum_{s \in S_u} \ell(f(H_{us}; \theta), y_s),
        \quad L = \frac{1}{n} \sum_u \sum_{q \in Q_u} \ell(f(H_{uq}; \theta_u), y_q)
 
-    with f the experts and towers, ℓ the sum of the labels' cross-entropies as in `GRM`, and H from one pass
-    over the user's sequence. Everything else is `MetaModel`'s: algorithms, orders, learned rates, what adapts
-    by the names of layers (``adapt=["mixture"]``, ``["heads/ctr"]``), reductions, ranks.
+    f are the experts and towers, ℓ is the sum of the labels' cross-entropies as in `GRM`, and H comes from
+    one pass over the user's sequence. Everything else is as in `MetaModel`: algorithms, orders, learned
+    rates, reductions, ranks, and the choice of adapted layers by name (``adapt=["mixture"]``,
+    ``["heads/ctr"]``).
 
-    It takes the batches that the `GRM` takes. Measured are the loss, and ``gauc_{label}`` of the users' query
-    exposures after ``inner.evaluation_steps`` steps. Predictions are (users, query exposures, towers) logits;
-    `by_label` makes those of the labels.
+    The model takes the same batches as `GRM`. Its metrics are the loss, and ``gauc_{label}`` of the users'
+    query exposures after ``inner.evaluation_steps`` steps. Predictions are (users, query exposures, towers)
+    logits; `by_label` converts them to the labels' logits.
 
     Args:
-      ranker: The model; trained before, or not at all. Its mixture has neither metrics (``report=None``) nor
-        a loss of balance, which can't be where a graph is mapped over users.
-      query: A user's query exposures, the latest: how many, or a share of them, rounded, of which at least
-        one is query, and one support where there are two.
-      inner: The inner loop. Embedding rows don't adapt: each step would have to compute the trunk anew.
+      ranker: The model, trained before or not. Its mixture must have no metrics (``report=None``) and no
+        balance loss, because a graph that is mapped over users supports neither.
+      query: How many of a user's latest exposures are the query: a number, or a share, which is rounded. With
+        a share, at least one exposure is query, and of two or more exposures at least one is support.
+      inner: The inner loop. Embedding rows can't adapt: each step would have to compute the trunk again.
       outer_samples: As for `MetaModel`.
       reduction: As for `MetaModel`.
       name: The model's name.
 
     Raises:
-      ConfigError: A ranker or an inner loop that this isn't for.
+      ConfigError: The model doesn't support the ranker or the inner loop.
 
     Example:
       ::
@@ -88,7 +89,7 @@ class MetaGRM(TaskModel):
     def compile(  # type: ignore[override]
         self, optimizer: Any = "adam", loss: Any = None, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """As `gmeta.models.MetaModel.compile`, but for the loss and the metrics, which are the ranker's.
+        """Compile as `gmeta.models.MetaModel.compile` does, but with the ranker's loss and metrics.
 
         Args:
           optimizer: As in Keras.
@@ -97,17 +98,17 @@ class MetaGRM(TaskModel):
           **kwargs: As for `gmeta.models.MetaModel.compile`.
 
         Raises:
-          ConfigError: As there; or a loss or metrics.
+          ConfigError: As `gmeta.models.MetaModel.compile`; or a loss or metrics are given.
         """
         if loss is not None or metrics is not None:
             raise ConfigError(f"{self.name}: loss and metrics are those of the ranker: leave them out")
         super().compile(optimizer, self.learner.exposure_losses, **kwargs)
-        elsewhere = ("inner", "accumulate_steps", "nan")  # in the model's config, and added to this one
+        elsewhere = ("inner", "accumulate_steps", "nan")  # saved by get_config and get_compile_config
         kept = {name: value for name, value in kwargs.items() if name not in elsewhere}
         self._compile_config = Config(optimizer=optimizer, **kept)
 
     def by_label(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Compute the labels' logits of the towers': (..., towers) -> label -> (...)."""
+        """Compute the labels' logits from the towers' logits: (..., towers) -> label -> (...)."""
         return self.learner.by_label(logits)
 
     def _measure(self, view: TaskView, part: Part, outputs: tf.Tensor) -> None:
@@ -118,14 +119,14 @@ class MetaGRM(TaskModel):
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """The loss and the labels' GAUC; reset at each epoch."""
+        """The loss and the labels' GAUC, reset at each epoch."""
         return [*super().metrics, *getattr(self, "_gauc", {}).values()]
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.predict`, of batches as the ranker takes them.
+        """Predict batches that the ranker takes, as `tf.keras.Model.predict` does.
 
         Raises:
-          ConfigError: A single batch in place of a data set.
+          ConfigError: ``x`` is a single batch instead of a data set.
         """
         if isinstance(x, Mapping):
             raise ConfigError(
@@ -134,7 +135,7 @@ class MetaGRM(TaskModel):
         return super().predict(x, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON can hold them."""
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
         return {
             "ranker": tf.keras.saving.serialize_keras_object(self.ranker),
             "query": self.learner.query,
@@ -143,7 +144,7 @@ class MetaGRM(TaskModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MetaGRM:
-        """The model that `get_config` described."""
+        """Create the model that a config from `get_config` describes."""
         ranker = tf.keras.saving.deserialize_keras_object(config["ranker"], custom_objects)
         inner = from_mapping(meta.InnerLoop, config["inner"], "inner")
         return cls(**{**config, "ranker": ranker, "inner": inner})

@@ -1,4 +1,4 @@
-"""A model of what comes next in a history: embedded items, a backbone over sequences, sampled negatives."""
+"""A model of the next item in a history: embedded items, a backbone over sequences, sampled negatives."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ _INSTEAD = {
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class NextItemModel(Model):
-    r"""Learns to tell, at every token of a history, the item that comes next.
+    r"""A model that predicts the next item at every token of a history.
 
     .. math::
        H = \mathrm{backbone}(\mathrm{dropout}(\sqrt{d}\, E[i_1 \dots i_{L-1}] + P)), \quad
        l_k = -\log \frac{e^{s(H_k, E[i_{k+1}])}}{e^{s(H_k, E[i_{k+1}])} + \sum_{j \in N} e^{s(H_k, E[j])}}
 
-    with learned places P, and negatives N that are drawn from the catalogue at each step, for all tokens
-    together. Histories, positives and negatives are embedded by one lookup. The loss is the mean over tokens
-    that something follows, of all ranks. It is the training of HSTU's research form and of SASRec alike (Zhai
-    et al., "Actions Speak Louder than Words", ICML 2024, section 4.1.1): the backbone makes the difference.
+    P are learned position vectors. The negatives N are drawn from the catalogue at each step and shared by
+    all tokens. One lookup embeds histories, positives and negatives. The loss is the mean over all tokens
+    with a successor, on all ranks. HSTU's research form and SASRec train in the same way (Zhai et al.,
+    "Actions Speak Louder than Words", ICML 2024, section 4.1.1); they differ in the backbone.
 
-    Batches are dicts of ragged columns, a row a user, in the order of time, with the item's id and whatever
-    else there is; ``time`` names a column of int64 times, which go to the backbone. Of histories longer than
-    ``max_length + 1`` the last are taken. Measured is a history's last item, at its rank among all of the
-    catalogue (`gmeta.metrics.NextItem`): ``hr@10``, ``ndcg@10``, ``mrr``.
+    A batch is a dict of ragged columns, one row per user in order of time, with the item's id and any other
+    columns; ``time`` names a column of int64 times for the backbone. A history longer than ``max_length + 1``
+    is cut to its last items. Evaluation measures the rank of a history's last item in the whole catalogue
+    (`gmeta.metrics.NextItem`): ``hr@10``, ``ndcg@10``, ``mrr``.
 
     Args:
       collection: The embedding of ``item``, its only feature.
       backbone: A layer over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`.
-      items: The catalogue: V, for the ids from 0 to V - 1; or a vector of ids, any int64 or texts, of a
-        feature with ``hash=True``. A text and the hash that ``gmeta prepare`` writes of it are one item,
-        whichever of them the catalogue and a batch have. Negatives are drawn from it, all of it is ranked,
-        and `fit` and `evaluate` refuse histories with another id.
-      max_length: The longest history that is read, as the backbone's.
-      item: The column of items, and their feature.
-      time: The column of times; None: the backbone gets none.
-      negatives: How many are drawn for a step of the optimizer, the same on all ranks.
-      loss: Of samples.
-      dropout: The share of the numbers of embedded tokens that are dropped in training.
-      seed: Of places, dropout and negatives.
-      ks: The k of what is measured.
+      items: The catalogue: V, for the ids from 0 to V - 1; or, for a feature with ``hash=True``, a vector of
+        ids, any int64 or texts. A text and the hash that ``gmeta prepare`` writes for it are the same item,
+        whichever of them the catalogue and a batch contain. Negatives are drawn from the catalogue,
+        evaluation ranks all of it, and `fit` and `evaluate` refuse histories with other ids.
+      max_length: The longest history that is read, as for the backbone.
+      item: The name of the item column and of its feature.
+      time: The column of times; None: the backbone gets no times.
+      negatives: The number of negatives per optimizer step, the same negatives on all ranks.
+      loss: The sampled softmax loss.
+      dropout: The share of the embedded tokens' numbers that are dropped in training.
+      seed: The seed of position vectors, dropout and negatives.
+      ks: The cutoffs k of the metrics.
 
     Raises:
-      ConfigError: Parts that don't go together.
+      ConfigError: The parts don't go together.
 
     Example:
       >>> collection = EmbeddingCollection([FeatureConfig("item", dim=16)])
@@ -112,7 +112,7 @@ class NextItemModel(Model):
         )
         self.ranking = NextItem(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
-        # All weights from the start: a model that is loaded has to have them.
+        # Create all weights now: a model needs them before weights can be loaded.
         nothing = Jagged(tf.zeros([0, self.dim]), tf.zeros([2], tf.int64))
         self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
         self.built = True
@@ -128,7 +128,7 @@ class NextItemModel(Model):
         accumulate_steps: int = 1,
         **kwargs: Any,
     ) -> None:
-        """As `gmeta.models.Model.compile`, but for the loss and the metrics, which the model has.
+        """Compile as `gmeta.models.Model.compile` does, but with the model's own loss and metrics.
 
         Args:
           optimizer: As in Keras.
@@ -138,22 +138,22 @@ class NextItemModel(Model):
           weighted_metrics: None.
           *args: As in Keras.
           accumulate_steps: As for `gmeta.models.Model.compile`.
-          **kwargs: As there.
+          **kwargs: As for `gmeta.models.Model.compile`.
 
         Raises:
-          ConfigError: A loss, metrics or weights; and as there.
+          ConfigError: A loss, metrics or weights are given; or as `gmeta.models.Model.compile`.
         """
         given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
         refuse_settings(self.name, {**given, "weighted_metrics": weighted_metrics}, _INSTEAD)
-        none = (None,) * 4  # what was refused
+        none = (None,) * 4  # the settings that are refused above
         super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
 
     @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
-        """(users, d): what comes after each history, to be compared with the items' vectors.
+        """Compute a query vector per history, (users, d), to be compared with the items' vectors.
 
-        The last item looks back from its own time, as when the next one will come isn't known. Of an empty
-        history it is 0.
+        The time of the next item isn't known, so the last item's own time is used in its place. An empty
+        history gets 0.
         """
         ids, times = self._sequences(x, self.max_length)
         vectors = self.collection({self.item: ids.values}, training=training)[self.item]
@@ -163,7 +163,7 @@ class NextItemModel(Model):
 
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
-        """(V, d): the vectors of the catalogue; items that were never trained have their initial ones."""
+        """Compute the vectors of the catalogue, (V, d); untrained items have their initial vectors."""
         return self._normalize(
             self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item]
         )
@@ -177,17 +177,18 @@ class NextItemModel(Model):
     def recommend(
         self, x: Mapping[str, Any], k: int = 10, *, leave_out_seen: bool = False, vectors: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The items that most likely come next, among all of the catalogue.
+        """Find the k items of the catalogue that most likely come next.
 
         Args:
           x: A batch.
-          k: How many.
-          leave_out_seen: Whether the items of a history, as far as it is read, are left out.
-          vectors: Those of `item_vectors`, where they are known already.
+          k: The number of items.
+          leave_out_seen: Whether to leave out the items of the history, as far as it is read.
+          vectors: The result of `item_vectors`, if it is known already.
 
         Returns:
-          (users, k) ids, the likeliest first, and (users, k) scores, their products with what `predict`
-          gives. Where fewer than k are left, -1 or the empty text, of score -inf.
+          (users, k) ids, the likeliest first; and (users, k) scores, the products of item vectors with the
+          result of `predict`. If fewer than k items are left, the rest is -1 or the empty text, with the
+          score -inf.
 
         Raises:
           ConfigError: The catalogue has fewer than k items.
@@ -204,21 +205,21 @@ class NextItemModel(Model):
         found = self.catalogue.ids(tf.maximum(numbers, 0))
         return tf.where(numbers < 0, self.catalogue.nothing, found), scores
 
-    # AutoGraph would rewrite 200 functions, most of them Keras' own, for the first step: 8 s for nothing.
+    # AutoGraph would needlessly rewrite 200 functions, mostly Keras' own, before the first step: 8 s.
     @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """One batch: forward, backward, and a step of dense weights and rows."""
+        """Train on one batch: forward and backward pass, and a step of dense weights and rows."""
         return super().train_step(data)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
-        """Every token's loss at telling the next."""
+        """Compute the mean loss of predicting each token's next item, and the number of tokens."""
         x = only_columns(self.name, data)
         ids, times = self._sequences(x, self.max_length + 1)
         numbers = self.catalogue.numbers(ids.values)
-        # The optimizer's steps are those of all ranks, of one that has no users in a step too.
+        # All ranks count the same optimizer steps, also a rank without users in a step.
         step = self.optimizer.iterations
         drawn = uniform_negatives(self.negatives, self.items, seed=self.seed, step=step)
-        # Embedded are ids that have been found in the catalogue.
+        # Only ids that the catalogue has are embedded.
         found = {self.item: self.catalogue.keys(tf.concat([numbers, drawn], axis=0))}
         vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
         queries, positives = self._ask(Jagged(vectors[:total], ids.offsets), times, training=True)
@@ -239,7 +240,7 @@ class NextItemModel(Model):
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Each history's last item, at its rank among all; a history of one item counts nothing."""
+        """Measure the rank of each history's last item among all items; histories of one item don't count."""
         x = only_columns(self.name, data)
         with rank_step(self, data) as step:
             ids, times = self._sequences(x, self.max_length + 1)
@@ -254,18 +255,18 @@ class NextItemModel(Model):
             return step.end_forward(self.ranking.result())
 
     def _ask(self, tokens: Jagged, times: Jagged | None, training: bool) -> tuple[Jagged, Jagged]:
-        """A query of each token that something follows, and the vectors of what does."""
+        """Return a query for each token with a successor, and the vectors of the successors."""
         following = None if times is None else _but_first(times)
         earlier = None if times is None else _but_last(times)
         return self._queries(_but_last(tokens), earlier, following, training), _but_first(tokens)
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """The loss of training and the ranks of evaluation; reset at each epoch."""
+        """The training loss and the ranking metrics of evaluation, reset at each epoch."""
         return [self.mean, self.ranking]
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON can hold them."""
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize = tf.keras.saving.serialize_keras_object
         names = ("max_length", "item", "time", "negatives", "seed", "name")
         return {
@@ -280,7 +281,7 @@ class NextItemModel(Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> NextItemModel:
-        """The model that `get_config` described."""
+        """Create the model that a config from `get_config` describes."""
         made = {
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
             for part in ("collection", "backbone")
@@ -288,7 +289,7 @@ class NextItemModel(Model):
         return cls(**{**config, **made, "loss": from_mapping(SampledSoftmax, config["loss"], "loss")})
 
     def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
-        """Ids and times, of each user the last ``longest``."""
+        """Return ids and times, cut to the last ``longest`` of each user."""
         columns = [self.item] if self.time is None else [self.item, self.time]
         missing = [name for name in columns if name not in x]
         if missing:

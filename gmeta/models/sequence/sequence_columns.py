@@ -1,10 +1,10 @@
-"""What a model of sequences reads of a batch: columns, for one lookup, and where each sequence's parts lie.
+"""The columns that a sequence model reads from a batch, for one lookup, and the layout of its sequences.
 
-A batch is nested dicts, a row a user, as `gmeta.io.sequences` gives it::
+A batch is a nested dict with one row per user, as `gmeta.io.sequences` yields it::
 
     {"task": (users,),
      "contexts": {name: (users,)},                  # or ragged (users, None), for a feature with a combiner
-     "history": {name: ragged (users, None)},       # events, in the order of time
+     "history": {name: ragged (users, None)},       # events, in order of time
      "targets": {name: ragged (users, None)},       # exposures
      "labels": {name: ragged (users, None)}}
 """
@@ -26,14 +26,14 @@ Batch = Mapping[str, Any]
 
 
 class Layout(NamedTuple):
-    """Where the parts of a batch's sequences lie, and what is known of their tokens besides features.
+    """The offsets of the parts of a batch's sequences, and the times and scenarios of their tokens.
 
     Attributes:
       history: (users + 1,) int64 offsets of the events.
       targets: (users + 1,) int64 offsets of the exposures.
-      history_times: (events,) int64; None where the model reads no times.
+      history_times: (events,) int64; None if the model reads no times.
       target_times: (exposures,) int64.
-      scenarios: (exposures,) integers; None where there is one scenario.
+      scenarios: (exposures,) integers; None if there is one scenario.
     """
 
     history: tf.Tensor
@@ -44,27 +44,27 @@ class Layout(NamedTuple):
 
     @property
     def exposures(self) -> tf.Tensor:
-        """() int64: how many there are."""
+        """The number of exposures, () int64."""
         return self.targets[-1]
 
     def of_exposures(self, of_users: tf.Tensor) -> tf.Tensor:
-        """(users, ...) -> (exposures, ...): of each exposure what its user has."""
+        """Repeat each user's values for its exposures: (users, ...) -> (exposures, ...)."""
         return tf.repeat(of_users, self.targets[1:] - self.targets[:-1], axis=0)
 
 
 @dataclass(frozen=True)
 class SequenceColumns:
-    """The columns of each part.
+    """The columns of each part of a sequence.
 
     Attributes:
-      contexts: Features of the user, one token each. May be none.
+      contexts: Features of the user, one token each. May be empty.
       history: Features of an event.
-      targets: Features of an exposure. A feature of the same name as one of the history is the same feature.
-      time: The column of times, in the history and in the targets; None: none is read.
-      scenario: A column of the targets, or of the contexts, that tells scenarios apart; None: there is one.
+      targets: Features of an exposure. A feature with the same name in the history is the same feature.
+      time: The column of times, in the history and in the targets; None: no times are read.
+      scenario: A column of the targets or the contexts that identifies the scenario; None: there is only one.
 
     Raises:
-      ConfigError: No features of the history, or of targets.
+      ConfigError: The history or the targets have no features.
     """
 
     contexts: tuple[str, ...]
@@ -85,10 +85,10 @@ class SequenceColumns:
             )
 
     def check(self, collection: EmbeddingCollection) -> None:
-        """See that the collection has these features, each of a form that its tokens can be made of.
+        """Check that the collection has these features, in a form that tokens can be made from.
 
         Raises:
-          ConfigError: It hasn't.
+          ConfigError: It doesn't, or it has other features too.
         """
         known = {feature.name: feature for feature in collection.features}
         for part in ("contexts", "history", "targets"):
@@ -114,7 +114,7 @@ class SequenceColumns:
         return (*self.history, *self.targets)
 
     def layout(self, batch: Batch) -> Layout:
-        """Where the parts lie.
+        """Compute where the parts of the sequences lie.
 
         Raises:
           ConfigError: A column is missing, or not ragged.
@@ -134,12 +134,12 @@ class SequenceColumns:
         return layout._replace(scenarios=layout.of_exposures(_given(batch, "contexts", self.scenario)))
 
     def ids(self, batch: Batch, labels: Collection[str] = ()) -> dict[str, Any]:
-        """Feature -> ids, of all parts one after another: what one lookup takes.
+        """Return feature -> the ids of all parts one after another, for one lookup.
 
         Args:
           batch: The batch.
-          labels: Columns of the history that are labels of exposures too. `gmeta.io` reads labels as floats;
-            as what a user did with an event they are ids.
+          labels: Columns of the history that are also labels of exposures. `gmeta.io` reads labels as floats;
+            in the history they are ids that say what the user did.
 
         Raises:
           ConfigError: A column is missing, or not ragged.
@@ -156,11 +156,11 @@ class SequenceColumns:
         return {name: parts[0] if len(parts) == 1 else _join(name, parts) for name, parts in found.items()}
 
     def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
-        """What became of `ids`, by part: contexts [(users, dim)], history [(events, dim)], targets.
+        """Split the vectors of `ids` by part: contexts [(users, dim)], history [(events, dim)], targets.
 
         Args:
           vectors: Feature -> (ids, dim).
-          layout: Of the batch.
+          layout: The layout of the batch.
         """
         sizes = {
             "contexts": tf.size(layout.history, tf.int64) - 1,
@@ -176,17 +176,17 @@ class SequenceColumns:
         return {part: [own[name] for name in getattr(self, part)] for part, own in found.items()}
 
     def users(self, batch: Batch, layout: Layout) -> tf.Tensor:
-        """(exposures,): whose each exposure is.
+        """Return the user of each exposure, (exposures,).
 
         Raises:
-          ConfigError: The batch doesn't say.
+          ConfigError: The batch has no ``task``.
         """
         if "task" not in batch:
             raise ConfigError(f"the batch lacks 'task', a number for each user; it has {', '.join(batch)}")
         return layout.of_exposures(batch["task"])
 
     def labels(self, batch: Batch, columns: Mapping[str, str]) -> dict[str, tf.Tensor]:
-        """Name -> (exposures,) float32, of the columns of labels by name."""
+        """Return name -> label of each exposure, (exposures,) float32, read from the columns by name."""
         splits = self._column(batch, "targets", self.targets[0]).offsets
         found = {}
         for name, column in columns.items():
@@ -203,14 +203,14 @@ class SequenceColumns:
         return tf.cast(times, tf.int64)
 
     def _column(self, batch: Batch, part: str, name: str) -> Jagged:
-        """A column, as long as the part's first one in each row."""
+        """Return a column whose rows are as long as those of the part's first column."""
         first = getattr(self, part)[0]
         column = _jagged(batch, part, name)
         return column if name == first else _alike(column, _jagged(batch, part, first).offsets, part, name)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that make them again."""
+        """The arguments that recreate this object."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -222,10 +222,11 @@ def _given(batch: Batch, part: str, name: str) -> Any:
 
 
 def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
-    """Labels as ids.
+    """Convert labels to ids.
 
     Raises:
-      ConfigError: One isn't a whole number (of a graph, as of `gmeta.core.graph.conditions.refuse_unless`).
+      ConfigError: A label isn't a whole number (in a graph, raised as by
+        `gmeta.core.graph.conditions.refuse_unless`).
     """
     if not labels.dtype.is_floating:
         return labels
@@ -235,7 +236,7 @@ def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def _join(name: str, parts: list[Any]) -> tf.Tensor:
-    """The ids of a feature that several parts have, one after another."""
+    """Concatenate the ids of a feature that is in several parts."""
     kinds = {part.dtype for part in parts}
     if kinds == {tf.string}:
         return tf.concat(parts, axis=0)
@@ -248,7 +249,7 @@ def _join(name: str, parts: list[Any]) -> tf.Tensor:
 
 
 def _as_ragged(ids: Any) -> Any:
-    """A context's ids, as the embeddings take them."""
+    """Convert a context's ids to the form that the embeddings take."""
     sequences = jagged.as_jagged(ids) if isinstance(ids, Jagged) else None
     return ids if sequences is None else jagged.to_ragged(sequences)
 

@@ -1,3 +1,3 @@
-"""Models of the literature: MeLU, CBML, MetaEmb, DLRM."""
+"""Published models: MeLU, CBML, MetaEmb, DLRM."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""CBML: each task begins from decision weights that its cluster of tasks makes of the shared ones.
+"""CBML: each task starts from shared decision weights that its clusters have modulated.
 
-Song et al., "CBML: A Cluster-based Meta-learning Model for Session-based Recommendation" (CIKM 2021), whose
+Song et al., "CBML: A Cluster-based Meta-learning Model for Session-based Recommendation" (CIKM 2021). Its
 clusters and gate are those of HSML: Yao et al., "Hierarchically Structured Meta-learning" (ICML 2019),
 "Hierarchical Task Clustering" and "Knowledge Adaptation".
 """
@@ -24,39 +24,40 @@ from gmeta.optimizers import SparseOptimizer
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class CBML(MetaModel):
-    r"""A `MetaModel` whose tasks don't all start alike.
+    r"""A `MetaModel` in which each task has its own start weights.
 
-    From a task's support samples, of which each is its embeddings and its label y,
+    A task's start weights come from its support samples S; a sample is its embeddings and its label y:
 
     .. math:: e = [\mathrm{attention}_{items}(S); \mathrm{attention}_{features}(S)], \quad
        p_k \propto \exp\left(-\|e - c_k\|^2 / 2 \sigma^2\right), \quad
        h = \sum_k p_k \tanh(W_k e + b_k), \quad
        \theta_0 = \theta \circ \sigma(W_g [e; h] + b_g)
 
-    and from :math:`\theta_0` the task takes its inner steps, with :math:`\theta` the network's weights that
-    adapt. The outer loop trains the attention blocks, centres and gates along with :math:`\theta` and the
+    The task takes its inner steps from :math:`\theta_0`; :math:`\theta` are the network's weights that adapt.
+    The outer loop trains the attention blocks, centres and gates along with :math:`\theta` and the
     embeddings, through the inner steps. See `gmeta.models.zoo.task_clusters` for the parts.
 
     The two attention blocks, over items and over their features, the soft clusters and the parameter gate are
-    CBML's; p, h and the gate are HSML's equations with one level of clusters. It differs from CBML in that a
-    task is a support set with labels, such as a user's ratings, and not a session of clicks: the blocks see
-    labels and no positions, and the decision network scores a sample in place of ranking all items. Gates
-    start open, at 0.88.
+    CBML's; p, h and the gate are HSML's equations with one level of clusters. This model differs from CBML:
+    a task is a support set with labels, such as a user's ratings, and not a session of clicks. The blocks see
+    labels and no positions, and the decision network scores single samples instead of ranking all items.
+    Gates start open, at 0.88.
 
     Args:
-      collection: The embeddings; their vectors, side by side, are what the network gets.
-      network: As for `MetaModel`, but it takes no inputs by name.
-      items: The features of the first attention block, such as the item's id; the second has all others.
-      clusters: How many clusters.
+      collection: The embeddings; the network gets their vectors side by side.
+      network: As for `MetaModel`, but it can't take inputs by name.
+      items: The features of the first attention block, such as the item's id; the second block gets the
+        others.
+      clusters: The number of clusters.
       dim: Width of each attention block.
-      scale: :math:`\sigma`, in units of the root of e's width.
-      seed: Of the initial weights of what isn't the network.
+      scale: :math:`\sigma`, in units of the square root of e's width.
+      seed: The seed of the initial weights outside the network.
       **options: As for `MetaModel`.
 
     Raises:
-      ConfigError: ``items`` names features that aren't there, none, or all; the network takes its inputs by
-        name; a sample has several labels; or the inner loop is Reptile, which doesn't differentiate what a
-        task starts from.
+      ConfigError: ``items`` names unknown features, no feature, or all features; the network takes its inputs
+        by name; a sample has several labels; or the inner loop is Reptile, which doesn't differentiate a
+        task's start weights.
 
     Example:
       >>> model = CBML(
@@ -96,7 +97,7 @@ class CBML(MetaModel):
         self.attention, self.soft_clusters, self.gate = parts.attention, parts.soft_clusters, parts.gate
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON can hold them."""
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
         config = super().get_config()
         del config["learner"]
         return {**config, **self._settings}
@@ -115,7 +116,7 @@ def cbml(
     optimizer: SparseOptimizer | None = None,
     seed: int = 0,
 ) -> CBML:
-    """`CBML` with decision layers ``fc1``, ``fc2``, …, ``linear_out``, all of them gated and adapted.
+    """Make a `CBML` with decision layers ``fc1``, ``fc2``, …, ``linear_out``, all gated and adapted.
 
     Args:
       features: The features.
@@ -126,8 +127,8 @@ def cbml(
       scale: See `CBML`.
       inner: The inner loop.
       outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer; they follow the Keras optimizer where it isn't said.
-      seed: Of the initial weights and rows.
+      optimizer: The tables' sparse optimizer. None: tables follow the Keras optimizer.
+      seed: The seed of the initial weights and rows.
     """
     units = {f"fc{number}": width for number, width in enumerate(hidden, 1)}
     return CBML(

@@ -1,4 +1,4 @@
-"""Tasks that start from weights which their clusters make of the shared ones: the learner of `CBML`."""
+"""The learner of `CBML`, whose tasks start from shared weights that their clusters have modulated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gmeta.models.zoo.task_clusters import ParameterGate, SelfAttention, SoftClu
 
 
 class ClusterLearner(TaskLearner):
-    """A `TaskLearner` whose tasks don't all start alike; `CBML` has the equations.
+    """A `TaskLearner` whose tasks have their own start weights; `CBML` has the equations.
 
     Args:
       collection: As for `CBML`.
@@ -62,7 +62,7 @@ class ClusterLearner(TaskLearner):
             aspect_columns(widths, items),
             aspect_columns(widths, [name for name in names if name not in items]),
         ]
-        full = tf.keras.backend.floatx()  # under mixed precision too: what tasks start from isn't rounded
+        full = tf.keras.backend.floatx()  # under mixed precision too, so start weights aren't rounded
         self.attention = [
             SelfAttention(dim, seed=2 * seed + number, name=f"{aspect}_attention", dtype=full)
             for number, aspect in enumerate(("item", "feature"))
@@ -75,10 +75,10 @@ class ClusterLearner(TaskLearner):
         super().__init__(collection, network, inner, **options)
 
     def use(self, inner: meta.InnerLoop) -> None:
-        """Adapt by another inner loop from now on; weights that it adapts anew get gates.
+        """Adapt by another inner loop from now on; newly adapted weights get gates.
 
         Raises:
-          ConfigError: As `TaskLearner.use`; or Reptile.
+          ConfigError: As `TaskLearner.use`; or the algorithm is Reptile.
         """
         super().use(inner)
         if inner.algorithm == "reptile":
@@ -90,11 +90,11 @@ class ClusterLearner(TaskLearner):
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:
-        """What holds the shared weights, in a fixed order."""
+        """The layers that hold the shared weights, in a fixed order."""
         return [*super().layers, *self.attention, self.soft_clusters, self.gate]
 
     def task_embeddings(self, view: TaskView) -> tf.Tensor:
-        """Compute e out of the tasks' support samples, (tasks, 2 dim)."""
+        """Compute e from the tasks' support samples, (tasks, 2 dim)."""
         labels = view.labels("support")
         if labels.shape.rank != 2:
             raise ConfigError(f"CBML: a sample must have one label, got labels of shape {labels.shape}")
@@ -113,7 +113,7 @@ class ClusterLearner(TaskLearner):
         return self.soft_clusters(self.task_embeddings(view))[0]
 
     def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
-        """Compute what tasks start from, (tasks, ...): the shared weights through the tasks' gates."""
+        """Compute the start weights of tasks, (tasks, ...): the shared weights times the tasks' gates."""
         e = self.task_embeddings(view)
         _, h = self.soft_clusters(e)
         return self.gate(tf.concat([e, h], axis=-1), super().start_weights(view))

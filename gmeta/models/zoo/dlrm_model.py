@@ -1,7 +1,8 @@
-"""DLRM that adapts to tasks: embeddings, dot products between them, and two multilayer perceptrons.
+"""A DLRM that adapts to tasks: embeddings, dot products between them, and two multilayer perceptrons.
 
-Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019),
-sections 2.1 and 2.2, inside MAML's two loops, as the Meta-DLRM that G-Meta measures (section 3.1).
+The network is from Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
+Systems" (2019), sections 2.1 and 2.2. MAML's two loops around it make the Meta-DLRM that G-Meta measures
+(section 3.1).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ Head = Literal["ctr", "rating"]
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class DLRMNetwork(tf.keras.layers.Layer):
-    """What `dlrm` does with the vectors, with one set of weights or one for each task.
+    """The network of `dlrm` after the embeddings, with one set of weights or one for each task.
 
     Args:
       features: The names of the features.
-      width: Of each of their vectors.
-      floats: As for `dlrm`, and so the other arguments.
+      width: The width of each feature's vectors.
+      floats: As for `dlrm`; so are the other arguments.
 
     Shapes:
       {feature: (..., samples, width), column: (..., samples)} -> (..., samples, outputs).
@@ -96,15 +97,15 @@ class DLRMNetwork(tf.keras.layers.Layer):
 
     @property
     def takes_by_name(self) -> list[str]:
-        """List the features and columns that the network takes by name, as `AdaptiveNetwork` asks for."""
+        """The features and columns that the network takes by name; see `AdaptiveNetwork`."""
         return [*self._features, *self._floats]
 
     def task_weights(self) -> dict[str, tf.Variable]:
-        """All weights, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
+        """Return all weights, ``"layer/kernel"`` and ``"layer/bias"`` -> variable."""
         return dict(self._weights_of)
 
     def fast_weights(self) -> dict[str, tf.Variable]:
-        """What a task adapts: all of them."""
+        """Return the weights that a task adapts by default: all weights."""
         return self.task_weights()
 
     def call(
@@ -118,7 +119,7 @@ class DLRMNetwork(tf.keras.layers.Layer):
         Args:
           x: Vectors and floats, by name.
           weights: Replacements by name, of the variable's shape or with a leading task dimension.
-          training: Makes no difference.
+          training: Has no effect.
         """
         used = {**self._weights_of, **(weights or {})}
         vectors = [x[name] for name in self._features]
@@ -132,12 +133,12 @@ class DLRMNetwork(tf.keras.layers.Layer):
         return tf.sigmoid(outputs) if self._head == "ctr" else outputs
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), **self._settings}
 
 
 def products_of_pairs(vectors: tf.Tensor) -> tf.Tensor:
-    r"""The dot product of each pair of a sample's vectors, :math:`v_i \cdot v_j` for :math:`j < i`.
+    r"""Compute the dot product of each pair of a sample's vectors, :math:`v_i \cdot v_j` for :math:`j < i`.
 
     Args:
       vectors: (..., n, width).
@@ -157,7 +158,7 @@ def products_of_pairs(vectors: tf.Tensor) -> tf.Tensor:
 
 
 def _perceptron(x: tf.Tensor, layers: Sequence[str], weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Dense layers with ReLU between them, none after the last."""
+    """Apply dense layers with ReLU between them, but not after the last."""
     for number, layer in enumerate(layers):
         x = dense(tf.nn.relu(x) if number else x, weights[f"{layer}/kernel"], weights[f"{layer}/bias"])
     return x
@@ -177,38 +178,40 @@ def dlrm(
     seed: int = 0,
     name: str = "dlrm",
 ) -> MetaModel:
-    r"""MAML-DLRM as a `MetaModel`.
+    r"""Make MAML-DLRM as a `MetaModel`.
 
-    With the embeddings :math:`e_1, \dots, e_n` of a sample's features, all of width d, and its floats x,
+    For a sample with the embeddings :math:`e_1, \dots, e_n` of its features, all of width d, and floats x:
 
     .. math:: z_0 = \mathrm{MLP}_{bottom}(x), \quad
        p = (z_0 \cdot e_1,\ z_0 \cdot e_2,\ e_1 \cdot e_2, \dots), \quad
        \hat y = \sigma(\mathrm{MLP}_{top}([z_0; p]))
 
-    with ReLU inside both perceptrons and after the bottom one. Layers are named ``bottom1``, …, ``top1``, …,
-    ``head``; all of them adapt, unless ``inner`` says otherwise, such as ``adapt=["top1", "top2", "head"]``,
-    or ``adapt="all"``, which adapts the embedding rows too, as G-Meta's Meta-DLRM does.
+    ReLU follows the hidden layers of both perceptrons and the bottom one's last layer. Layers are named
+    ``bottom1``, …, ``top1``, …, ``head``. All of them adapt unless ``inner`` says otherwise, for example
+    ``adapt=["top1", "top2", "head"]``; ``adapt="all"`` adapts the embedding rows too, as G-Meta's Meta-DLRM
+    does.
 
-    It differs from the paper in that rows start as their `FeatureConfig` says and not by the size of their
-    table, which is open; and where there are no floats, the embeddings side by side take the place of
-    :math:`z_0` in the top perceptron's input, or nothing but products would reach it.
+    The model differs from the paper: a row's initial values follow its `FeatureConfig` and not the size of
+    its table, which isn't fixed. Without floats, the embeddings side by side replace :math:`z_0` in the top
+    perceptron's input; otherwise only products would reach it.
 
     Args:
-      features: The categorical features, all of one width; one of several ids needs a combiner.
+      features: The categorical features, all of one width; one with several ids a sample needs a combiner.
       floats: The names of float columns, one number a sample; scale them to about one (the log of counts).
-      bottom: Units of the bottom perceptron's hidden layers; its last layer has d.
+      bottom: Units of the bottom perceptron's hidden layers; its last layer has d units.
       top: Units of the top perceptron's hidden layers.
       head: ``"ctr"``: outputs are probabilities, for ``loss="binary_crossentropy"``. ``"rating"``: they are
         any numbers, and :math:`\sigma` above is left out.
-      outputs: How many, such as 2 for clicks and conversions, with labels (samples, 2).
+      outputs: The number of outputs, such as 2 for clicks and conversions, with labels (samples, 2).
       inner: The inner loop.
       outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer; they follow the Keras optimizer where it isn't said.
-      seed: Of the initial weights and rows.
+      optimizer: The tables' sparse optimizer. None: tables follow the Keras optimizer.
+      seed: The seed of the initial weights and rows.
       name: The model's name.
 
     Raises:
-      ConfigError: Features of several widths, fewer than two vectors to multiply, or an unknown head.
+      ConfigError: Features have several widths, there are fewer than two vectors to multiply, or the head is
+        unknown.
 
     Example:
       >>> features = [FeatureConfig("user", dim=8), FeatureConfig("item", dim=8)]

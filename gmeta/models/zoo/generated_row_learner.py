@@ -18,20 +18,20 @@ from gmeta.models.zoo.task_clusters import aspect_columns
 
 
 class GeneratedRowLearner(TaskLearner):
-    """A `TaskLearner` whose tasks adapt one row, which a generator makes; `MetaEmb` has the equations.
+    """A `TaskLearner` whose tasks adapt one generated row each; `MetaEmb` has the equations.
 
     Args:
       collection: The base's embeddings.
-      network: The base's network, with a place for the row.
+      network: The base's network, wrapped so that it takes the row.
       inner: The inner loop.
-      widths: (feature, dim) of all features.
+      widths: (feature, dim) for all features.
       attributes: The features that rows are generated from.
       generator: As for `MetaEmb`.
       cold_weight: As for `MetaEmb`.
       **options: As for `TaskLearner`.
 
     Raises:
-      ConfigError: An inner loop that is to adapt something else.
+      ConfigError: The inner loop adapts something other than the row.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GeneratedRowLearner(TaskLearner):
         """Adapt by another inner loop from now on.
 
         Raises:
-          ConfigError: It is to adapt something else than the row.
+          ConfigError: The inner loop adapts something other than the row.
         """
         check_inner(inner)
         if inner.algorithm not in ("maml", "fomaml", "meta-sgd") or inner.adapt:
@@ -67,14 +67,14 @@ class GeneratedRowLearner(TaskLearner):
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:
-        """What holds the shared weights, in a fixed order."""
+        """The layers that hold the shared weights, in a fixed order."""
         return [*super().layers, self.generator]
 
     def generate(self, features: Mapping[str, Any]) -> tf.Tensor:
-        """Generate rows for ids, by their attributes.
+        """Generate rows for ids from their attributes.
 
         Args:
-          features: Attribute -> ids of n items, as in a batch of samples.
+          features: Attribute -> its ids for n items, as in a batch of samples.
 
         Returns:
           (n, dim).
@@ -94,7 +94,7 @@ class GeneratedRowLearner(TaskLearner):
         return {GENERATED: self.generator(tf.gather(vectors, columns, axis=-1))}
 
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> OuterLoss:
-        """Mix the cold loss on the support samples and the warm one on the query, as a mean over tasks."""
+        """Compute the mean over tasks of the weighted sum of cold support loss and warm query loss."""
         warm = self.task_outputs(view, "query", weights)
         mask = view.mask("query")
         losses = self._cold_weight * self.support_loss(view, self.start_weights(view)) + (

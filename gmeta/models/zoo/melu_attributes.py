@@ -1,8 +1,8 @@
-"""The attributes that MeLU published for MovieLens-1M, and how their embeddings start.
+"""The attributes that MeLU published for MovieLens-1M, with the initial values of their embeddings.
 
-Lee et al. (KDD 2019), section 4.1, and the authors' code: of a movie its rating (G, PG, R, ...), genres,
-directors and actors, of a user gender, age, occupation and postal code, each 32 wide. What a movie has
-several of is the mean of their embeddings.
+They are from Lee et al. (KDD 2019), section 4.1, and the authors' code. A movie has its rating (G, PG, R,
+...), genres, directors and actors; a user has gender, age, occupation and postal code; each is 32 wide. If a
+movie has several values of an attribute, their embeddings are averaged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _LIST_SIZES = {"genre": 25, "director": 2186, "actor": 8030}
 
 
 def published_features(dim: int = 32) -> tuple[FeatureConfig, ...]:
-    r"""MeLU's attributes of MovieLens-1M, as `gmeta prepare` stores them.
+    r"""Return MeLU's attributes of MovieLens-1M, as `gmeta prepare` stores them.
 
-    Single attributes start N(0, 1), as PyTorch's embeddings do. Lists start
-    :math:`U(-1/\sqrt{n}, 1/\sqrt{n})` for n names, because the authors make them by a linear layer over n
+    Embeddings of single attributes start N(0, 1), as PyTorch's embeddings do. Those of lists start
+    :math:`U(-1/\sqrt{n}, 1/\sqrt{n})` for n names, because the authors compute them by a linear layer over n
     flags.
 
     Args:

@@ -1,11 +1,11 @@
 """MeLU: cold-start recommendation by adapting the decision layers to a user.
 
 Lee et al., "MeLU: Meta-Learned User Preference Estimator for Cold-Start Recommendation" (KDD 2019),
-section 3.2: categorical attributes of user and item are embedded, two hidden layers and an output layer
-decide, and the inner loop adapts those layers to a user's few ratings while the embeddings stay.
+section 3.2: the model embeds categorical attributes of user and item, and predicts by two hidden layers and
+an output layer. The inner loop adapts those layers, but not the embeddings, to a user's few ratings.
 
-Where this differs: the output has no activation (ratings are regressed), the embeddings are rows of dynamic
-hash tables and start N(0, 1), and all tasks of a step adapt in one graph.
+This implementation differs: the output has no activation (ratings are regressed), the embeddings are rows of
+dynamic hash tables and start N(0, 1), and all tasks of a step adapt in one graph.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gmeta.optimizers import SparseOptimizer
 
 
 def melu_features(dim: int = 32) -> tuple[FeatureConfig, ...]:
-    """MovieLens' attributes: of the item its year and genres, of the user gender, age, occupation, area.
+    """Return MovieLens' attributes: the item's year and genres; the user's gender, age, occupation and area.
 
     Args:
-      dim: Width of every embedding; equal widths make them one physical table.
+      dim: Width of every embedding; because widths are equal, all share one physical table.
     """
     start = Normal(0.0, 1.0)
     return (
@@ -46,15 +46,15 @@ def melu(
     optimizer: SparseOptimizer | None = None,
     seed: int = 0,
 ) -> MetaModel:
-    """MeLU as a `MetaModel`: decision layers ``fc1``, ``fc2``, …, ``linear_out``, all of them adapted.
+    """Make MeLU as a `MetaModel`, with decision layers ``fc1``, ``fc2``, …, ``linear_out``, all adapted.
 
     Args:
-      features: The attributes; `melu_features` where it isn't said.
+      features: The attributes. None: those of `melu_features`.
       hidden: Units of the hidden layers.
       inner: The inner loop.
       outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer; they follow the Keras optimizer where it isn't said.
-      seed: Of the initial weights and rows.
+      optimizer: The tables' sparse optimizer. None: tables follow the Keras optimizer.
+      seed: The seed of the initial weights and rows.
 
     Example:
       >>> model = melu(inner=InnerLoop(steps=1, learning_rate=5e-3))

@@ -1,4 +1,4 @@
-"""MetaEmb: a generator of embeddings for new ids, trained for how they predict and how they adapt.
+"""MetaEmb: a generator of embeddings for new ids, trained so that they predict well and adapt well.
 
 Pan et al., "Warm Up Cold-start Advertisements: Improving CTR Predictions via Learning to Learn ID
 Embeddings" (SIGIR 2019), section 3 and algorithm 1.
@@ -25,41 +25,43 @@ from gmeta.models.zoo.row_network import RowNetwork
 class MetaEmb(MetaModel):
     r"""A trained model, with a generator in place of one feature's embedding rows.
 
-    A task is an item: all its samples have one id, and attributes u that go with it. Support and query are
-    the paper's two minibatches of the item. The generator g, the only thing that is trained, makes the id's
-    row; the base model f predicts with it cold, and warm after the inner steps, which move this row alone:
+    A task is an item: all its samples have one id, and the attributes u of that id. Support and query are the
+    paper's two minibatches of the item. Only the generator g is trained. It makes the id's row. The base
+    model f predicts with the row as generated (cold), and after the inner steps (warm), which change only
+    this row:
 
     .. math:: \phi_t = g(u_t) = \gamma \tanh(W u_t), \quad
        \phi_t' = \phi_t - a \nabla_{\phi_t} \ell(f(S_t; \phi_t)), \quad
        L = \frac{1}{T} \sum_t \alpha\, \ell(f(S_t; \phi_t)) + (1 - \alpha)\, \ell(f(Q_t; \phi_t'))
 
     with :math:`\ell` the mean loss over a task's samples. As in the paper, u are the base's own embeddings of
-    the attributes, frozen with the rest of it. What differs: any number of inner steps and any inner
-    optimizer may be used, ``order=1`` leaves out the second derivatives, and support and query need not be
-    equally large.
+    the attributes, frozen with the rest of the base. In contrast to the paper, any number of inner steps and
+    any inner optimizer may be used, ``order=1`` leaves out the second derivatives, and support and query may
+    differ in size.
 
-    Metrics, ``evaluate`` and ``predict`` are of the query samples, warm; ``predict_after(batch, [0, 1])`` has
-    them cold too. `generate` makes rows for new ids, and ``model.adapt`` warms one up: what it gives is the
-    row.
+    Metrics, ``evaluate`` and ``predict`` use warm predictions of the query samples;
+    ``predict_after(batch, [0, 1])`` returns cold predictions too. `generate` makes rows for new ids, and
+    ``model.adapt`` warms one up and returns the row.
 
     Args:
-      base: A trained model; `MetaModel` with ``InnerLoop(steps=0)`` and ``outer_samples="all"`` trains it as
-        ever. Its embeddings and network are used as they are, and frozen from here on.
+      base: A trained model; `MetaModel` with ``InnerLoop(steps=0)`` and ``outer_samples="all"`` gives
+        ordinary training. Its embeddings and network are used unchanged, and frozen from here on.
       feature: The feature whose rows are generated, such as ``"ad"``; one id a sample.
-      attributes: The features that rows are generated from; None: all others. Those of a task are read from
-        its first sample.
-      cold_weight: :math:`\alpha`, 0 to 1; the paper's choice is 0.1.
+      attributes: The features that rows are generated from; None: all others. A task's attributes are read
+        from its first sample.
+      cold_weight: :math:`\alpha`, from 0 to 1; the paper uses 0.1.
       generator: Any Keras layer or model that maps the attributes' vectors, (tasks, width), to rows,
-        (tasks, dim of the feature), in place of the one above.
-      scale: :math:`\gamma`: how large a generated number can be; about as large as those of trained rows.
+        (tasks, dim of the feature), in place of the generator above.
+      scale: :math:`\gamma`, the largest absolute value of a generated number; choose about the size of
+        numbers in trained rows.
       inner: The inner loop: its steps, rate a, order and optimizer. The algorithm is ``"maml"``,
         ``"fomaml"``, or ``"meta-sgd"`` to learn a.
-      seed: Of the generator's initial weights.
+      seed: The seed of the generator's initial weights.
       name: The model's name.
 
     Raises:
-      ConfigError: A base that is no `MetaModel`, a feature that isn't there or has several ids a sample, no
-        attributes, a weight outside of 0 to 1, or an inner loop that is to adapt something else.
+      ConfigError: The base isn't a `MetaModel`; the feature is unknown or has several ids a sample; there are
+        no attributes; the weight is outside of 0 to 1; or the inner loop adapts something other than the row.
 
     Example:
       >>> from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
@@ -135,10 +137,10 @@ class MetaEmb(MetaModel):
             raise ConfigError(f"MetaEmb: cold_weight must be from 0 to 1, got {cold_weight}")
 
     def generate(self, features: Mapping[str, Any]) -> tf.Tensor:
-        """Generate rows for ids, by their attributes.
+        """Generate rows for ids from their attributes.
 
         Args:
-          features: Attribute -> ids of n items, as in a batch of samples.
+          features: Attribute -> its ids for n items, as in a batch of samples.
 
         Returns:
           (n, dim).
@@ -146,7 +148,7 @@ class MetaEmb(MetaModel):
         return self.learner.generate(features)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this model again, as JSON can hold them."""
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize = tf.keras.saving.serialize_keras_object
         return {
             "collection": serialize(self.collection),
@@ -161,7 +163,7 @@ class MetaEmb(MetaModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MetaEmb:
-        """The model that `get_config` described."""
+        """Create the model that a config from `get_config` describes."""
         made = {
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
             for part in ("collection", "network", "generator")
@@ -173,7 +175,7 @@ class MetaEmb(MetaModel):
 
 
 def _generator(width: int, scale: float, seed: int) -> tf.keras.Model:
-    """The paper's generator."""
+    """Make the paper's generator."""
     start = tf.keras.initializers.GlorotUniform(seed=seed)
     return tf.keras.Sequential(
         [

@@ -1,4 +1,4 @@
-"""A network that is handed one feature's row, each task its own."""
+"""A network that takes one feature's row as a weight, with one row per task."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import tensorflow as tf
 from gmeta.models.zoo.task_clusters import aspect_columns
 
 GENERATED = "generated/row"
-"""What the row is called among the things that adapt."""
+"""The name of the row among the adapted weights."""
 
 
 class RowNetwork(tf.keras.layers.Layer):
-    """A frozen network, in whose inputs a feature has one vector for all samples of a task.
+    """A frozen network that reads one vector of a feature for all samples of a task.
 
-    The vector is the only weight that a task may adapt, so all that `gmeta.models.MetaModel` does with
-    weights is done with it. It is 0 where none is handed in.
+    The vector is the only weight that a task may adapt, so `gmeta.models.MetaModel` treats it like any other
+    weight. It is 0 if none is passed.
 
     Args:
-      network: What is run; see `gmeta.models.meta.learner.adaptive_network.AdaptiveNetwork`.
+      network: The network; see `gmeta.models.meta.learner.adaptive_network.AdaptiveNetwork`.
       widths: The features' names and widths, in the order of their vectors.
-      feature: The one whose vectors are replaced.
+      feature: The feature whose vectors are replaced.
       by_name: Whether the network takes {feature: vectors}.
 
     Shapes:
@@ -35,11 +35,11 @@ class RowNetwork(tf.keras.layers.Layer):
         self.row = self.add_weight("row", [dict(widths)[feature]], initializer="zeros", trainable=False)
 
     def task_weights(self) -> dict[str, tf.Variable]:
-        """The row alone."""
+        """Return only the row."""
         return {GENERATED: self.row}
 
     def fast_weights(self) -> dict[str, tf.Variable]:
-        """The row alone."""
+        """Return only the row."""
         return self.task_weights()
 
     def call(
@@ -50,7 +50,7 @@ class RowNetwork(tf.keras.layers.Layer):
         Args:
           x: (tasks, samples, sum of widths): all features' vectors side by side.
           weights: The row, (dim,) for all tasks or (tasks, dim).
-          training: Makes no difference: the network is trained already.
+          training: Has no effect: the network is trained already.
         """
         row = tf.cast((weights or {}).get(GENERATED, self.row), x.dtype)
         vectors = {

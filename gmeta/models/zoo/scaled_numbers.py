@@ -1,7 +1,6 @@
-"""Columns of numbers beside embeddings, and labels, brought to one scale inside the network.
+"""Scaling of number columns and labels inside a network.
 
-The scales are part of the network, so that an exported model takes and answers numbers as they are in the
-data.
+The scales are part of the network, so an exported model takes and returns numbers as they are in the data.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ import numpy as np
 import tensorflow as tf
 
 FARTHEST = 5.0
-"""Numbers are cut off at so many deviations from the mean: a price with a slip of the point moves no weight
-by a hundred times what others do."""
+"""The number of deviations from the mean at which numbers are clipped. Without the clipping, a price with a
+misplaced decimal point could move a weight a hundred times as far as other prices do."""
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class ScaledNumbers(tf.keras.layers.Layer):
-    r"""Gives a network the vectors of features, and numbers as :math:`(x - \mu) / \sigma`.
+    r"""A network whose inputs are features' vectors and numbers scaled by :math:`(x - \mu) / \sigma`.
 
-    A scaled number is cut off at 5 and -5. One that isn't finite counts as the mean.
+    Scaled numbers are clipped to -5 and 5. A number that isn't finite counts as the mean.
 
     Args:
       network: A `gmeta.layers.MLP`, which gets vectors and numbers side by side, or a network that
         takes columns by name (``takes_by_name``), such as `gmeta.models.zoo.dlrm_model.DLRMNetwork`.
       features: The names of the features.
-      widths: Of each of their vectors.
+      widths: The width of each feature's vectors.
       scales: Column -> (mean, deviation).
-      answer: (mean, deviation) of the labels: outputs y become :math:`\mu + \sigma y`. None: they stay.
+      answer: (mean, deviation) of the labels: outputs y become :math:`\mu + \sigma y`. None: outputs stay y.
 
     Shapes:
-      {feature: (..., samples, width), column: (..., samples)} -> those of the network.
+      {feature: (..., samples, width), column: (..., samples)} -> the network's outputs.
 
     Example:
       >>> from gmeta.layers import MLP
@@ -57,19 +56,19 @@ class ScaledNumbers(tf.keras.layers.Layer):
         self._scales = {name: (float(mean), float(deviation)) for name, (mean, deviation) in scales.items()}
         self._answer = (0.0, 1.0) if answer is None else (float(answer[0]), float(answer[1]))
         vectors = {name: tf.zeros([1, 1, width]) for name, width in zip(features, widths, strict=True)}
-        self({**vectors, **{name: tf.zeros([1, 1]) for name in self._scales}})  # makes the weights
+        self({**vectors, **{name: tf.zeros([1, 1]) for name in self._scales}})  # creates the weights
 
     @property
     def takes_by_name(self) -> list[str]:
-        """List the features and columns that the network takes by name, as `AdaptiveNetwork` asks for."""
+        """The features and columns that the network takes by name; see `AdaptiveNetwork`."""
         return [*self._features, *self._scales]
 
     def task_weights(self) -> dict[str, tf.Variable]:
-        """The network's own."""
+        """Return the task weights of the inner network."""
         return dict(self.network.task_weights())
 
     def fast_weights(self) -> dict[str, tf.Variable]:
-        """The network's own."""
+        """Return the fast weights of the inner network."""
         return dict(self.network.fast_weights())
 
     def call(
@@ -82,7 +81,7 @@ class ScaledNumbers(tf.keras.layers.Layer):
 
         Args:
           x: Vectors and numbers, by name.
-          weights: As the network takes them.
+          weights: Weights by name, as the inner network takes them.
           training: As in Keras.
         """
         numbers = {name: _scale(x[name], *scale) for name, scale in self._scales.items()}
@@ -96,7 +95,7 @@ class ScaledNumbers(tf.keras.layers.Layer):
         return mean + deviation * self.network(given, weights, training=training)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {
             **super().get_config(),
             "network": tf.keras.saving.serialize_keras_object(self.network),
@@ -108,7 +107,7 @@ class ScaledNumbers(tf.keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ScaledNumbers:
-        """The layer that `get_config` described."""
+        """Create the layer that a config from `get_config` describes."""
         return cls(**{**config, "network": tf.keras.saving.deserialize_keras_object(config["network"])})
 
 

@@ -1,6 +1,6 @@
-"""What a task is, out of its support set: an embedding, and how much it belongs to each of some clusters.
+"""Layers that compute a task's embedding and soft cluster assignment from its support set.
 
-Nothing here sees a task's neighbours or padding: attention, means and clusters are each task's own.
+Attention, means and clusters are computed for each task alone; other tasks and padding have no influence.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class SelfAttention(tf.keras.layers.Layer):
        e = \frac{1}{|S|} \sum_s \mathrm{norm}\left(A'_s + \mathrm{ReLU}(A'_s W_1 + b_1) W_2 + b_2\right),
        \quad A' = \mathrm{norm}(A)
 
-    with Q, K and V linear in X, which is linear in the samples, and layer normalization. Only real samples
+    Q, K and V are linear in X, which is linear in the samples; norm is layer normalization. Only real samples
     are attended to and averaged. The order of the samples has no influence.
 
     Vaswani et al. (2017), section 3.2.1, with one head.
 
     Args:
       dim: d.
-      seed: Of the initial weights.
+      seed: The seed of the initial weights.
 
     Shapes:
-      (tasks, samples, in), mask (tasks, samples) -> (tasks, d); a task without samples has zeros.
+      (tasks, samples, in), mask (tasks, samples) -> (tasks, d); a task without samples gets zeros.
     """
 
     def __init__(self, dim: int, seed: int = 0, name: str = "self_attention", **kwargs: Any) -> None:
@@ -46,11 +46,11 @@ class SelfAttention(tf.keras.layers.Layer):
         ]
 
     def call(self, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """The tasks' embeddings."""
+        """Compute the tasks' embeddings."""
         real = mask > 0
         x = self._tokens(tf.where(real[..., tf.newaxis], x, 0))
         scores = tf.matmul(self._query(x), self._key(x), transpose_b=True) / self.dim**0.5
-        # exp(min - max) is exactly 0, so padding weighs nothing, not even by rounding.
+        # exp(min - max) is exactly 0, so the weight of padding is exactly 0.
         weights = tf.nn.softmax(tf.where(real[:, tf.newaxis], scores, scores.dtype.min))
         x = self._norms[0](x + tf.matmul(weights, self._value(x)))
         x = self._norms[1](x + self._out(self._hidden(x)))
@@ -60,7 +60,7 @@ class SelfAttention(tf.keras.layers.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), "dim": self.dim, "seed": self.seed}
 
     def _dense(self, name: str, number: int, **options: Any) -> tf.keras.layers.Dense:
@@ -72,16 +72,16 @@ class SelfAttention(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class SoftClusters(tf.keras.layers.Layer):
-    r"""HSML's soft assignment of task embeddings e to K centres, and what the clusters make of them.
+    r"""HSML's soft assignment p of task embeddings e to K centres, and the clusters' outputs h.
 
     .. math:: p_k = \frac{\exp(-\|e - c_k\|^2 / 2 \sigma^2)}{\sum_j \exp(-\|e - c_j\|^2 / 2 \sigma^2)}, \quad
        h = \sum_k p_k \tanh(W_k e + b_k)
 
     Args:
       clusters: K.
-      scale: How far from a centre tasks still belong to it: :math:`\sigma` over the root of dim, as distances
-        grow with it.
-      seed: Of the initial weights.
+      scale: How far from a centre tasks still belong to it: :math:`\sigma` divided by the square root of dim,
+        because distances grow with that root.
+      seed: The seed of the initial weights.
 
     Shapes:
       (tasks, dim) -> p (tasks, K), h (tasks, dim).
@@ -94,7 +94,7 @@ class SoftClusters(tf.keras.layers.Layer):
         self.clusters, self.scale, self.seed = clusters, scale, seed
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        """Create centres and maps."""
+        """Create the centres and the clusters' maps."""
         dim = int(input_shape[-1])
         normal = tf.keras.initializers.RandomNormal(seed=1000 * self.seed + 1, stddev=1.0)
         glorot = tf.keras.initializers.GlorotUniform(seed=1000 * self.seed + 2)
@@ -104,24 +104,24 @@ class SoftClusters(tf.keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, e: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Assignments and what the clusters say."""
+        """Compute the assignments p and the clusters' outputs h."""
         distances = tf.reduce_sum((e[:, tf.newaxis] - self.centres) ** 2, axis=-1)
         assigned = tf.nn.softmax(-distances / (2 * self.scale**2 * e.shape[-1]))
         told = tf.tanh(tf.einsum("td,kde->tke", e, self.kernels) + self.biases)
         return assigned, tf.einsum("tk,tke->te", assigned, told)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return {**super().get_config(), "clusters": self.clusters, "scale": self.scale, "seed": self.seed}
 
 
 class ParameterGate(tf.keras.layers.Layer):
-    r"""A gate for every number of some weights, :math:`\theta \circ \sigma(W [e; h] + b)`, each task's own.
+    r"""Gates of each task for every number of the weights, :math:`\theta \circ \sigma(W [e; h] + b)`.
 
-    Gates start at 0.88 and nearly alike for all tasks, so that training begins near the weights themselves.
+    Gates start at 0.88 and nearly equal for all tasks, so that training begins near the weights themselves.
 
     Args:
-      seed: Of the initial weights.
+      seed: The seed of the initial weights.
     """
 
     def __init__(self, seed: int = 0, name: str = "gate", **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ class ParameterGate(tf.keras.layers.Layer):
         self._biases: dict[str, tf.Variable] = {}
 
     def build_for(self, weights: Mapping[str, tf.Tensor], width: int) -> None:
-        """Make gates for weights that have none, by name; ``width`` is that of [e; h]."""
+        """Create gates for those weights, by name, that have none; ``width`` is the width of [e; h]."""
         start = tf.keras.initializers.RandomNormal(stddev=0.1 / width**0.5, seed=1000 * self._seed + 7)
         opened = tf.keras.initializers.Constant(2.0)
         for name, weight in weights.items():
@@ -142,7 +142,7 @@ class ParameterGate(tf.keras.layers.Layer):
         self.built = True
 
     def call(self, told: tf.Tensor, weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Name -> (tasks, ...): the weights of each task's own that it starts from."""
+        """Return name -> (tasks, ...): the start weights of each task."""
         return {
             name: weight * tf.reshape(self._gate(told, name), [-1, *weight.shape])
             for name, weight in weights.items()
@@ -153,11 +153,11 @@ class ParameterGate(tf.keras.layers.Layer):
 
 
 def aspect_columns(widths: Sequence[tuple[str, int]], names: Sequence[str]) -> list[int]:
-    """Where the vectors of some features stand, in all features' vectors side by side.
+    """Return the columns of some features' vectors among all features' vectors side by side.
 
     Args:
       widths: The features' names and widths, in order.
-      names: Those that are asked for.
+      names: The features whose columns are returned.
     """
     found: list[int] = []
     first = 0

@@ -1,3 +1,3 @@
-"""Prepares data on a cluster: Spark and Hadoop Streaming."""
+"""Preparation of data on a cluster, with Spark or Hadoop Streaming."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""Shards written by workers that may be killed, repeated, or run twice at once.
+"""Writing of shards by workers that may be killed, repeated, or run twice at once.
 
-An attempt writes into a folder of its own and, once its shard and index are whole and on the disk, gives
-them their names. Whichever comes last replaces equal bytes by equal bytes, so it doesn't matter which one a
-scheduler believes. What killed attempts leave is in folders that the one who finishes the job removes.
+Each attempt writes into a folder of its own. Once its shard and index are whole and on the disk, it renames
+them to their final names. A later attempt replaces equal bytes by equal bytes, so it doesn't matter which
+attempt a scheduler accepts. Killed attempts leave only their folders, which the end of the job removes.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _ATTEMPTS = "_attempts"
 
 
 def place_name(place: int, config: PlanConfig) -> str:
-    """The name of the shard at ``split * shards + shard``."""
+    """Return the name of the shard at ``split * shards + shard``."""
     return shard_name(plan.splits(config)[place // config.shards], place % config.shards, config.shards)
 
 
 def write_attempt(
     folder: Path, place: int, schema: Schema, config: PlanConfig, parts: Iterable[Columns], attempt: str
 ) -> Shard:
-    """Write a shard and its index, safe against other attempts at it.
+    """Write a shard and its index, safely beside other attempts at the same shard.
 
     Args:
       folder: The folder of all shards, the same for every worker.
       place: ``split * shards + shard``.
       schema: The columns.
       config: The settings.
-      parts: The shard's rows in their order, cut anywhere.
-      attempt: Names the attempt, for who looks into the folder; it needn't be unique.
+      parts: The shard's rows in order, cut into parts anywhere.
+      attempt: A name of the attempt for people who look into the folder; it needn't be unique.
 
     Returns:
-      What the manifest says of it.
+      The shard's entry in the manifest.
 
     Raises:
       DataError: A batch is too large for a record.
@@ -56,14 +56,14 @@ def write_attempt(
     with _own_folder(folder, attempt) as own:
         path = own / place_name(place, config)
         shard = write_shard(path, schema, config.layout, whole_batches(parts, schema), config.codec)
-        # The index last: who finishes the job takes a shard for written when it is there.
+        # The index goes last: `collect` treats a shard as written once its index exists.
         path.replace(folder / path.name)
         index_path(path).replace(index_path(folder / path.name))
     return shard
 
 
 def write_note(path: Path, text: str, attempt: str) -> None:
-    """Write a small file, safe against other attempts at it that write the same."""
+    """Write a small file, safely beside other attempts that write the same content."""
     with _own_folder(path.parent, attempt) as own:
         write_atomically(own / path.name, text).replace(path)
 
@@ -79,7 +79,7 @@ def _own_folder(folder: Path, attempt: str) -> Iterator[Path]:
 
 
 def whole_batches(parts: Iterable[Columns], schema: Schema) -> Iterator[Columns]:
-    """The rows of ``parts``, cut where a batch ends."""
+    """Yield the rows of ``parts``, cut only where a batch ends."""
     held: list[Columns] = []
     for rows in parts:
         if not row_count(rows):
@@ -105,16 +105,16 @@ def whole_batches(parts: Iterable[Columns], schema: Schema) -> Iterator[Columns]
 def collect(
     folder: Path, schema: Schema, config: PlanConfig, expected: Mapping[str, tuple[int, int, int]]
 ) -> dict[str, list[Shard]]:
-    """All shards of a job that has ended; those that got no rows are written here.
+    """Return all shards of a job whose workers have ended, and write the shards that got no rows.
 
     Args:
-      folder: Holds the shards.
+      folder: The folder of the shards.
       schema: The columns.
       config: The settings.
       expected: Split -> (tasks, groups, rows) that it must hold.
 
     Raises:
-      DataError: A shard is missing, isn't what its index says, or rows are missing or there twice.
+      DataError: A shard is missing, a shard doesn't match its index, or rows are missing or duplicated.
     """
     shutil.rmtree(folder / _ATTEMPTS, ignore_errors=True)
     found: dict[str, list[Shard]] = {}
@@ -138,7 +138,7 @@ def collect(
 
 
 def _shard(path: Path, config: PlanConfig) -> Shard | None:
-    """A shard that was written, or None."""
+    """Return the shard that was written at ``path``, or None."""
     if not index_path(path).exists():
         return None
     index = GroupIndex.load(path)

@@ -1,4 +1,4 @@
-"""Files cut into pieces that workers read by themselves: stretches of text, row groups of Parquet."""
+"""Splitting of files into pieces that workers read by themselves: byte ranges of text, Parquet row groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPRESSED = (".gz", ".zst")
 
 
 class FileSplit(NamedTuple):
-    """A piece of a file: the lines that begin in these bytes, or these row groups; ``stop`` 0: all of it."""
+    """A piece of a file: the lines that begin in a byte range, or row groups; ``stop`` 0: the whole file."""
 
     file: int
     start: int
@@ -65,7 +65,7 @@ def _row_groups(path: Path, number: int, aim: int) -> Iterator[FileSplit]:
 
 
 def read_split(job: TableJob, split: FileSplit) -> Iterator[bytes | pa.RecordBatch]:
-    """Lines, or records with the columns that the job wants and the file has.
+    """Yield blocks of lines, or records with those of the job's columns that the file has.
 
     Raises:
       DataError: The file can't be read.
@@ -94,7 +94,7 @@ def _lines(path: Path, split: FileSplit) -> Iterator[bytes]:
     with path.open("rb") as file:
         if split.start:
             file.seek(split.start - 1)
-            file.readline()  # of a line that begins in the piece before, or its end
+            file.readline()  # skips the rest of a line that begins in the previous piece
         while (place := file.tell()) < split.stop:
             block = file.read(min(_BLOCK, split.stop - place))
             if not block:

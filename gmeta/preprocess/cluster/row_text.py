@@ -1,13 +1,14 @@
-"""Rows as lines of text that sort as they are to be sorted: what Hadoop Streaming carries between its jobs.
+"""Rows as lines of text whose byte order is the rows' order, for transport between Hadoop Streaming jobs.
 
 ::
 
     000012.800000000000002a.800000005f3b9c10 <tab> 42 <tab> 17 <tab> 3,8,11 <tab> 0.5 ...
     number . hexadecimal numbers             <tab> the columns, lists with commas
 
-The key is what stands before the first tab. Its first field is the number of a range or of a shard, and
-partitions the rows; the others have a fixed width and begin with a flipped sign, so that bytes (``LC_ALL=C``,
-Hadoop's ``Text``) compare as the numbers do. Float32 are written with as many digits as tell them apart.
+The key is the text before the first tab. Its first field is the number of a range or of a shard, and
+partitions the rows. The other fields have a fixed width and a flipped sign bit, so that their bytes
+(``LC_ALL=C``, Hadoop's ``Text``) compare as the numbers do. A float32 is written with enough digits to
+restore it exactly.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _TYPES = {"int64": pa.int64(), "float32": pa.float32()}
 
 
 def keys(number: Ints, sort: Sequence[Ints]) -> pa.Array:
-    """The keys of rows (N,).
+    """Build the keys (N,) of rows.
 
     Args:
       number: (N,) range or shard, from 0 to 999,999.
-      sort: (N,) integers each, which rows of a number are sorted by.
+      sort: Arrays of (N,) integers, by which the rows of each range or shard are sorted.
     """
     count = len(number)
     digits = (number[:, None] // 10 ** np.arange(_DIGITS - 1, -1, -1)) % 10 + ord("0")
@@ -52,13 +53,13 @@ def keys(number: Ints, sort: Sequence[Ints]) -> pa.Array:
 
 
 def write_rows(out: IO[bytes], key: pa.Array, rows: Columns, columns: Sequence[Column]) -> None:
-    """Write lines.
+    """Write rows as lines.
 
     Args:
-      out: Where to.
+      out: The file to write to.
       key: (N,) text, without tabs.
       rows: N rows.
-      columns: Which columns, in which order.
+      columns: The columns to write, in order.
     """
     if not len(key):
         return
@@ -78,7 +79,7 @@ def write_rows(out: IO[bytes], key: pa.Array, rows: Columns, columns: Sequence[C
 
 
 def read_rows(lines: bytes, columns: Sequence[Column]) -> tuple[Ints, dict[str, Values]]:
-    """The inverse of `write_rows`: the number of each line's key, and the rows."""
+    """Parse lines that `write_rows` wrote: return the number of each line's key, and the rows."""
     names = ["", *(column.name for column in columns)]
     types = {c.name: pa.string() if c.is_list else _TYPES[c.dtype] for c in columns}
     table = csv.read_csv(
@@ -103,7 +104,7 @@ def _lists(text: pa.Array, column: Column) -> tuple[NDArray[np.generic], Ints]:
 
 
 def blocks(stream: IO[bytes], size: int = _BLOCK) -> Iterator[bytes]:
-    """Whole lines of a stream, about ``size`` bytes at a time."""
+    """Yield whole lines of a stream, about ``size`` bytes at a time."""
     rest: list[bytes] = []
     while block := stream.read(size):
         end = block.rfind(b"\n") + 1
@@ -117,7 +118,7 @@ def blocks(stream: IO[bytes], size: int = _BLOCK) -> Iterator[bytes]:
 
 
 def without_tallies(block: bytes) -> tuple[list[str], bytes]:
-    """The tallies at the beginning of some sorted lines, and the other lines."""
+    """Split sorted lines into the tallies at the beginning and the other lines."""
     found, mark = [], f"{TALLY}\t".encode()
     while block.startswith(mark):
         line, _, block = block.partition(b"\n")

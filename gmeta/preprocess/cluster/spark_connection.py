@@ -1,4 +1,4 @@
-"""A session of Spark that has Java, the right Python, and errors of one line."""
+"""A Spark session with checks for Java, the right Python for workers, and one-line errors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _CELLS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 FEW_CELLS = _CELLS, "16"
-"""The setting for tables whose cells hold megabytes: they come in batches, of at most 2 GB each."""
+"""The setting for tables with cells of several megabytes: Arrow batches must stay within 2 GB each."""
 
 _SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",  # times without a zone are UTC's, as in the other engines
+    "spark.sql.session.timeZone": "UTC",  # times without a zone are UTC, as in the other engines
     _CELLS: "65536",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-_LOCAL = {  # a machine's own name may not be one that it answers to
+_LOCAL = {  # a machine may be unreachable under its own name
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -36,10 +36,10 @@ _LOCAL = {  # a machine's own name may not be one that it answers to
 
 @contextmanager
 def spark_session(master: str | None = None, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """The session that is there already, or a new one that is stopped at the end.
+    """Provide the active session, or a new one that is stopped at the end.
 
     Args:
-      master: Where to run; None: what ``spark-submit`` or Spark's own files say, else this machine.
+      master: Where to run; None: as ``spark-submit`` or Spark's own files say, else on this machine.
       conf: More settings for a new session.
 
     Raises:
@@ -64,7 +64,7 @@ def spark_session(master: str | None = None, conf: Mapping[str, str] | None = No
         for name, value in {**own, **(conf or {})}.items():
             if (conf and name in conf) or not settings.contains(name):
                 builder = builder.config(name, value)
-        # Executors ask the session, forked workers of a local one the environment.
+        # Executors read this path from the session; forked workers of a local session, from the environment.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         with spark_errors():
             spark = builder.getOrCreate()
@@ -84,10 +84,10 @@ def spark_session(master: str | None = None, conf: Mapping[str, str] | None = No
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Spark's errors as ours, in one line: the worker's own where it raised one.
+    """Convert Spark's errors to gmeta's, in one line; if a worker raised an error, raise that one.
 
     Raises:
-      GmetaError: In place of Spark's.
+      GmetaError: Spark raised an error.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -1,4 +1,4 @@
-"""The distributed engine: the plan on a cluster of Spark.
+"""The distributed engine: it runs the plan on a Spark cluster.
 
 ::
 
@@ -6,12 +6,13 @@
     pass 2   rows ──by range──> sort, number ──> on disk; counts ──> prefix sum over the ranges
     pass 3   rows ──batch, order_key──> by shard, sort ──native writer──> shards
 
-A range is any stretch of the order of rows (task, time, and what breaks ties), so a hot task is spread over
-as many workers as its rows fill ranges. Where keys may not repeat in a task, rows meet by their keys first.
+A range is a contiguous part of the rows in order (task, time, then the tie-breaking columns). So the rows of
+a hot task may fill several ranges, which different workers process. If keys may not repeat in a task, rows
+with the same key are first brought together.
 
-The driver moves counts, samples and what the manifest says, never rows. It writes the manifest last. Workers
-write shards into the staging folder, under names of their own until they are whole (`attempts`), so tasks may
-be repeated or run twice. The folder must be on a file system that all machines see.
+The driver handles counts, samples and manifest entries, never rows. It writes the manifest last. Workers
+write shards into the staging folder, under temporary names until the shards are whole (`attempts`), so tasks
+may be repeated or run twice. The folder must be on a file system that all machines see.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RANGE_ROWS = 500_000
-"""Rows that make a range: a worker of Python holds one."""
+"""The number of rows in a range: each Python worker holds one range in memory."""
 
 
 def prepare_on_spark(
@@ -68,7 +69,7 @@ def prepare_on_spark(
     conf: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> PrepareSummary:
-    """Prepare a table as `gmeta.preprocess.prepare` does, to the same bytes, on Spark.
+    """Prepare a table on Spark; the result has the same bytes as with `gmeta.preprocess.prepare`.
 
     Args:
       data: Files, folders and patterns of CSV, Parquet or JSON lines that every machine sees; addresses such
@@ -76,16 +77,17 @@ def prepare_on_spark(
       out: The folder to make, on a file system that every machine sees.
       config: The settings.
       on_bad: ``"raise"`` ends the run at bad records, ``"skip"`` counts each and leaves it out.
-      spec: What the columns are.
-      overwrite: Replace a data set that was prepared otherwise.
-      ranges: How many parts to sort apart. None: one for `RANGE_ROWS` rows, and one for each core.
-      master: Spark's master, such as ``local[4]`` or ``yarn``. None: what ``spark-submit`` says, or this
+      spec: The description of the columns.
+      overwrite: Replace a data set that was prepared with other settings or input.
+      ranges: The number of ranges to sort separately. None: one for each `RANGE_ROWS` rows, and at least one
+        for each core.
+      master: Spark's master, such as ``local[4]`` or ``yarn``. None: as ``spark-submit`` says, or this
         machine.
-      conf: Settings for a new session. A session that is there is used as it is.
-      progress: Is told when a stage is over.
+      conf: Settings for a new session. An active session is used as it is.
+      progress: Called at the end of each stage.
 
     Returns:
-      What was read, kept and left out.
+      A summary of what was read, kept and left out.
 
     Raises:
       ConfigError: A setting is out of range, or the spec doesn't fit the table.
@@ -148,7 +150,7 @@ def _run(
 
 
 def _survey(rows: DataFrame) -> tuple[Tally, list[tuple[int, Columns]]]:
-    """What is bad, and (stride, rows) of every partition."""
+    """Collect the tally of bad records, and the sample of every partition as (stride, rows)."""
     tally, samples = Tally(), []
     for found in rows.select("tally", "stride", "sample").where("tally is not null").collect():
         tally.merge(Tally.from_json(found["tally"]))
@@ -158,7 +160,7 @@ def _survey(rows: DataFrame) -> tuple[Tally, list[tuple[int, Columns]]]:
 
 
 def _sort(job: TableJob, rows: DataFrame, bounds: Columns | None, salts: Ints) -> DataFrame:
-    """All good rows, a range a partition, in order and numbered."""
+    """Return all good rows in order and numbered, one range per partition."""
     rows = rows.select(work.ROWS)
     to_ranges = work.mark_repeated if job.spec.unique else work.assign_ranges
     if job.spec.unique:
@@ -187,7 +189,7 @@ def _write(
 
 
 def _salts(spark: SparkSession, partitions: int) -> Ints:
-    """A number for each partition that Spark's hash sends there: so a partition gets what it is to get."""
+    """Find, for each partition, a number that Spark's hash sends there, to address rows to partitions."""
     found: dict[int, int] = {}
     start, step = 0, 8 * partitions + 64
     while len(found) < partitions:

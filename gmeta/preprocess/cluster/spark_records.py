@@ -1,4 +1,4 @@
-"""The records that Spark reads, as good rows: lines of text with their files, or columns."""
+"""Conversion of the records that Spark reads, lines of text with their files or columns, to good rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gmeta.preprocess.cluster.text_records import parse_lines
 from gmeta.preprocess.columns import Columns
 
 FILE, LINE = "_gmeta_file", "_gmeta_line"
-"""Columns of the input: the file's path, and, where it is text, a line."""
+"""Columns of the input: the file's path and, for a text file, a line."""
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -23,15 +23,15 @@ Batches = Iterator[pa.RecordBatch]
 def good_rows_of(
     job: TableJob, splits: Sequence[FileSplit], batches: Batches, tally: Tally
 ) -> Iterator[tuple[int, Columns]]:
-    """(file's number, rows) of a partition; what is bad is counted.
+    """Yield (file's number, good rows) of a partition, and count its bad records.
 
-    If a bad record ends the run, no more than the first part that has one is looked at.
+    If a bad record ends the run, reading stops after the first part that has one.
 
     Args:
       job: The job.
-      splits: Of the files that this worker reads itself; none where Spark does.
+      splits: The splits of the files that workers read themselves; empty if Spark reads the files.
       batches: The numbers of splits; or records, or lines, and their files.
-      tally: Counts them all.
+      tally: Counts all records.
     """
     for file, given in _split_parts(job, splits, batches) if splits else _parts(job, batches):
         form = job.files[file].form
@@ -41,7 +41,7 @@ def good_rows_of(
             if (rows := good_rows(records, job.spec, file, tally)) is not None:
                 yield file, rows
         if tally.bad and job.on_bad == "raise":
-            for _ in batches:  # Spark wants them to be taken
+            for _ in batches:  # Spark requires that all batches are consumed
                 pass
             return
 

@@ -1,10 +1,10 @@
-"""What Spark's workers do with rows: generators from Arrow's batches to Arrow's batches, for ``mapInArrow``.
+"""The work of Spark's workers on rows: generators from Arrow batches to Arrow batches, for ``mapInArrow``.
 
-Rows travel between workers in parcels, some megabytes of rows as one Arrow stream in one cell. Spark moves,
-partitions and sorts parcels by the numbers beside them and never looks inside: row by row, turning twenty
-columns into Spark's rows and back costs ten times what all that is done here does.
+Rows travel between workers in parcels: one cell holds some megabytes of rows as an Arrow stream. Spark moves,
+partitions and sorts parcels by the numbers beside them, and never decodes them: to convert twenty columns to
+Spark's rows and back, row by row, would cost ten times as much as all the work done here.
 
-Nothing here knows Spark. A function gets the job and a partition, as an iterator of batches.
+This module doesn't import Spark. Each function gets the job and a partition, as an iterator of batches.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from gmeta.preprocess.plan.ranges import Sampler, range_of
 from gmeta.preprocess.source import NUMBER
 
 ROWS, SALT, PIECE = "rows", "salt", "piece"
-"""The parcel, what hashes to the partition that it belongs to, and a stretch of a shard."""
+"""The columns of the parcel, of the number whose hash selects its partition, and of the shard's piece."""
 
 READ = "tally string, stride bigint, sample binary, rows binary"
 RANGED = "salt bigint, range bigint, rows binary"
 NUMBERED = "range bigint, count string, tally string, rows binary"
 PLACED = "salt bigint, piece bigint, rows binary"
 WRITTEN = "place bigint, shard string"
-"""What the functions give, as Spark writes it."""
+"""The columns that the functions yield, in Spark's notation."""
 
-AGAIN = "_gmeta_again"  # 1 where a row's key was in its task before
+AGAIN = "_gmeta_again"  # 1 if an earlier row of the task has the same key
 _PARCEL_BYTES = 4 << 20
 _HELD_ROWS = 1 << 18  # rows that are cut into parcels together
 
 
 def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batches:
-    """The good rows of a partition; at its end its tally, and a sample."""
+    """Yield the good rows of a partition, then its tally and a sample."""
     tally, sampler = Tally(), Sampler()
     for file, rows in good_rows_of(job, splits, batches, tally):
         sampler.add(rows)
@@ -81,7 +81,7 @@ def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batche
 
 
 def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
-    """Rows that have one key to one place, whatever their ranges."""
+    """Send rows with the same key to the same partition, whatever their ranges."""
     for rows in _gather(batches):
         keys = [plan.comparable(single(rows, name)) for name in job.spec.unique]
         task = single(rows, job.spec.task)
@@ -92,7 +92,7 @@ def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
 
 
 def mark_repeated(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
-    """Rows to their ranges, of which those are marked whose key was in their task before."""
+    """Send rows to their ranges, and mark those whose key an earlier row of the task has."""
     parcels = [rows for batch in batches for rows in _unpack(batch)]
     if parcels:
         rows = join_rows(parcels)
@@ -102,7 +102,7 @@ def mark_repeated(job: TableJob, bounds: Columns | None, salts: Ints, batches: B
 
 
 def assign_ranges(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
-    """Rows to their ranges."""
+    """Send rows to their ranges."""
     for rows in _gather(batches):
         yield from _to_ranges(job, rows, bounds, salts)
 
@@ -114,7 +114,7 @@ def _to_ranges(job: TableJob, rows: Columns, bounds: Columns | None, salts: Ints
 
 
 def number_ranges(job: TableJob, batches: Batches) -> Batches:
-    """The rows of whole ranges in order, numbered, and the count of each range; repeated ones are out."""
+    """Sort and number the rows of whole ranges, count each range, and drop rows with repeated keys."""
     for which, parcels in _by_number(batches, "range").items():
         rows, tally = join_rows(parcels), Tally()
         if AGAIN in rows:
@@ -134,13 +134,14 @@ def number_ranges(job: TableJob, batches: Batches) -> Batches:
 def place_pieces(
     job: TableJob, known: Mapping[int, Edge], pieces: int, salts: Ints, batches: Batches
 ) -> Batches:
-    """The rows that are kept, with their batches, to their shards.
+    """Send the kept rows, with their batches, to their shards.
 
     Args:
       job: The job.
       known: The edges of the ranges.
-      pieces: Into how many stretches of `plan.order_key` a shard's rows are cut, to be sorted apart.
-      salts: Of the shards.
+      pieces: The number of ranges of `plan.order_key` into which a shard's rows are cut; each is sorted
+        separately.
+      salts: The salts of the shards.
       batches: Parcels of numbered rows.
     """
     shards = job.config.shards
@@ -155,7 +156,7 @@ def place_pieces(
 
 
 def write_shards(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
-    """Write shards, whose pieces come in order; what the manifest says of each, as JSON."""
+    """Write shards from pieces that come in order, and yield each shard's manifest entry as JSON."""
     attempt = f"spark-{uuid.uuid4().hex[:8]}"
     parcels = (one for batch in batches for one in _numbers(batch, PIECE))
 
@@ -170,7 +171,7 @@ def write_shards(job: TableJob, folder: Path, pieces: int, batches: Batches) -> 
 
 
 def pack(rows: Columns, most: int | None = None) -> Iterator[bytes]:
-    """Parcels of rows, of at most ``most`` rows, or else of about 4 MB."""
+    """Pack rows into parcels of at most ``most`` rows or, if it is None, of about 4 MB."""
     table = to_arrow(rows)
     if most is None:
         most = max(1, _PARCEL_BYTES * row_count(rows) // max(table.nbytes, 1))
@@ -182,14 +183,14 @@ def pack(rows: Columns, most: int | None = None) -> Iterator[bytes]:
 
 
 def unpack(parcel: pa.Scalar | bytes) -> Columns:
-    """The rows of a parcel."""
+    """Unpack the rows of a parcel."""
     return from_arrow(
         pa.ipc.open_stream(parcel if isinstance(parcel, bytes) else parcel.as_buffer()).read_all()
     )
 
 
 def _parcels(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
-    """Parcels of rows of one number each."""
+    """Yield (number, parcel); a parcel holds rows of a single number."""
     order = np.argsort(number, kind="stable")
     for which, some in runs(number[order], take(rows, order)):
         for parcel in pack(some):
@@ -197,7 +198,7 @@ def _parcels(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Iterator[tuple[int, pa.Scalar]]:
-    """(number, parcel) of a batch's rows that have a parcel."""
+    """Yield (number, parcel) for each row of a batch that has a parcel."""
     for number, parcel in zip(batch.column(name).to_pylist(), batch.column(ROWS), strict=True):
         if parcel.is_valid:
             yield number, parcel
@@ -208,7 +209,7 @@ def _unpack(batch: pa.RecordBatch) -> Iterator[Columns]:
 
 
 def _gather(batches: Batches) -> Iterator[Columns]:
-    """Rows of parcels, many at once."""
+    """Yield the rows of many parcels at once."""
     held: list[Columns] = []
     for batch in batches:
         for rows in _unpack(batch):
@@ -232,7 +233,7 @@ _TYPES = {"string": pa.string(), "bigint": pa.int64(), "binary": pa.binary()}
 
 
 def _cells(form: str, *values: object) -> pa.RecordBatch:
-    """A batch of one row."""
+    """Make a batch of one row."""
     fields = [field.split() for field in form.split(", ")]
     arrays = [pa.array([value], _TYPES[kind]) for value, (_, kind) in zip(values, fields, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in fields])

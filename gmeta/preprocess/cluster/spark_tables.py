@@ -1,4 +1,4 @@
-"""Where Spark reads from: files that every machine sees, addresses that only it knows, or Hive tables."""
+"""Spark's input: files that every machine sees, addresses that only Spark can open, or Hive tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HIVE = "hive:"
-"""What the name of a table of Spark's catalogue begins with."""
+"""The prefix of the name of a table in Spark's catalogue."""
 
 
 def open_job(
@@ -38,21 +38,21 @@ def open_job(
     *,
     overwrite: bool = False,
 ) -> TableJob:
-    """The job of preparing a table.
+    """Make the job that prepares a table.
 
-    Files that this machine can read are described as `gmeta.preprocess.prepare` does, by their digests, so
-    the manifest is the same. Of what only the cluster can read, columns and types are Spark's, and sizes and
-    times of change stand for the content.
+    Files that this machine can read are identified by their digests, as in `gmeta.preprocess.prepare`, so the
+    manifest is the same. For data that only the cluster can read, Spark gives the columns and types, and the
+    files' sizes and times of change identify the content.
 
     Args:
-      spark: Spark.
+      spark: The session.
       data: Files, folders and patterns; or addresses such as ``hdfs://host/clicks/*.parquet``; or one
         ``hive:database.table``.
       out: The data set's folder.
-      spec: What the columns are.
+      spec: The description of the columns.
       config: The settings.
       on_bad: The rule for bad records.
-      overwrite: Whether to replace a data set that was prepared otherwise.
+      overwrite: Whether to replace a data set that was prepared with other settings or input.
 
     Raises:
       ConfigError: The spec doesn't fit, a setting is out of range, or kinds of data are mixed.
@@ -95,15 +95,15 @@ def open_job(
 def read_table(
     spark: SparkSession, job: TableJob, data: str | os.PathLike[str]
 ) -> tuple[DataFrame, list[FileSplit]]:
-    """What `spark_rows.read` is given: numbers of splits; or lines or columns, and their files.
+    """Return the input of `spark_rows.read`: numbers of splits; or lines or columns, and their files.
 
-    Files that every machine sees are read by the workers themselves, as the other engines read them: Spark
-    would make each value one of its own first, which takes longer than all the rest.
+    The workers themselves read files that every machine sees, as the other engines do: Spark would first
+    convert each value to its own form, which takes longer than all other work.
 
     Args:
-      spark: Spark.
+      spark: The session.
       job: The job.
-      data: The first of what was given.
+      data: The first of the given files, addresses or tables.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -140,7 +140,7 @@ def _types(table: DataFrame) -> pa.Schema:
 
 
 def _describe(spark: SparkSession, files: Sequence[str], spec: TableSpec) -> DataFrame:
-    """A table with the columns and types of the first file."""
+    """Return a table with the columns and types of the first file."""
     kind = format_of(PurePosixPath(files[0]))
     if kind == "parquet":
         return spark.read.parquet(_address(files[0]))
@@ -167,7 +167,7 @@ def _delimiter(file: str, spec: TableSpec) -> str:
 
 
 def _stamps(spark: SparkSession, addresses: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """File -> size and time of the last change, of the files that addresses and patterns name."""
+    """Find the files that addresses and patterns name: file -> size and time of the last change."""
     context: Any = spark.sparkContext
     jvm, conf = context._jvm, context._jsc.hadoopConfiguration()
     found: dict[str, tuple[int, int]] = {}
@@ -194,5 +194,5 @@ def _stamps(spark: SparkSession, addresses: Sequence[str]) -> dict[str, tuple[in
 
 
 def _address(address: str) -> str:
-    """An address that isn't taken for a pattern."""
+    """Escape an address so that Spark doesn't read it as a pattern."""
     return "".join(f"\\{one}" if one in "*?[]{}\\" else one for one in address)

@@ -1,4 +1,4 @@
-"""What the programs of Hadoop Streaming have in common: their options, errors and counters."""
+"""The common parts of the Hadoop Streaming programs: their options, errors and counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally
 
 COUNTS, SHARDS, TALLY_FILE, BOUNDS = "counts", "shards", "tally.json", "bounds.tsv"
-"""Names in the job's folder (`gmeta.preprocess.cluster.table_job`)."""
+"""File and folder names in the job's folder (`gmeta.preprocess.cluster.table_job`)."""
 
 Stage = Callable[["Task"], None]
 
@@ -30,8 +30,8 @@ class Task:
       sink: Standard output.
 
     Attributes:
-      job: What is prepared.
-      attempt: Names this attempt; Hadoop says it.
+      job: The job that the task belongs to.
+      attempt: The name of this attempt, as Hadoop gives it.
     """
 
     def __init__(self, folder: Path, source: IO[bytes], sink: IO[bytes]) -> None:
@@ -40,10 +40,10 @@ class Task:
         self.attempt = os.environ.get("mapreduce_task_attempt_id", "attempt")  # noqa: SIM112 - Hadoop's
 
     def refuse_bad(self, tally: Tally) -> None:
-        """End here, if the rule is ``"raise"`` and there is a bad record.
+        """Raise an error if the rule is ``"raise"`` and the tally has a bad record.
 
         Raises:
-          DataError: There is one.
+          DataError: There is a bad record.
         """
         if self.job.on_bad == "raise":
             tally.report(BadRecords("raise"), self.job.path_of)
@@ -56,18 +56,18 @@ def count(name: str, number: int) -> None:
 
 
 def count_bad(tally: Tally) -> None:
-    """Add to a counter for each reason."""
+    """Add the bad records of each reason to that reason's Hadoop counter."""
     for (_, reason), number in tally.counts.items():
         count(f"bad: {reason.value}", number)
 
 
 def run(program: str, stages: Mapping[str, Stage], about: str) -> None:
-    """Run the stage that the command line names, and print errors in one line.
+    """Run the stage that the command line names, and print an error as one line.
 
     Args:
       program: The program's name.
-      stages: Name -> what to do.
-      about: What the program does.
+      stages: Name -> the function that runs the stage.
+      about: The description of the program in its help.
     """
 
     @click.command(program, help=about, context_settings={"help_option_names": ["-h", "--help"]})

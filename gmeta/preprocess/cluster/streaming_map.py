@@ -1,4 +1,4 @@
-"""``gmeta-map``: the mappers of the preparation as Hadoop Streaming runs them, lines in and lines out.
+"""``gmeta-map``: the mappers of the preparation for Hadoop Streaming; they read and write lines.
 
 =============  ===========================================  =================================================
 stage          reads                                        writes
@@ -34,7 +34,7 @@ from gmeta.preprocess.source import NUMBER
 
 
 def sample(task: Task) -> None:
-    """A few of the good rows; what is bad is the next job's business."""
+    """Write a sample of the good rows; the next job counts the bad records."""
     sampler = Sampler()
     for rows in _good_rows(task, Tally()):
         sampler.add(rows)
@@ -44,10 +44,10 @@ def sample(task: Task) -> None:
 
 
 def rows(task: Task) -> None:
-    """All good rows; the account of the bad ones goes the same way, so it is counted once as they are.
+    """Write all good rows, and the tally of the bad records as a line among them, so that it is counted once.
 
     Raises:
-      DataError: A record is bad, and the rule says so.
+      DataError: A record is bad, and the rule is ``"raise"``.
     """
     job, tally = task.job, Tally()
     bounds = read_bounds(task)
@@ -68,10 +68,10 @@ def rows(task: Task) -> None:
 
 
 def batches(task: Task) -> None:
-    """Every row that is kept, with its batch, to where it is written.
+    """Send every kept row, with its batch, to its shard.
 
     Raises:
-      DataError: The job before hasn't ended.
+      DataError: The previous job hasn't ended.
     """
     job = task.job
     notes = [json.loads(path.read_text()) for path in (task.folder / COUNTS).glob("*.json")]
@@ -90,15 +90,18 @@ def batches(task: Task) -> None:
 
 
 def range_order(task: Task) -> tuple[str, ...]:
-    """What rows are compared by where ranges are cut: tasks stay whole if a key may not repeat in them."""
+    """Return the columns that decide a row's range.
+
+    If keys may not repeat in a task, this is the task's column alone, so that a task stays whole.
+    """
     return (task.job.spec.task,) if task.job.spec.unique else task.job.spec.order
 
 
 def read_bounds(task: Task) -> Columns | None:
-    """The bounds of the ranges.
+    """Read the bounds of the ranges.
 
     Raises:
-      DataError: They aren't there.
+      DataError: The file of bounds doesn't exist.
     """
     path = task.folder / BOUNDS
     try:
@@ -126,11 +129,11 @@ def _good_rows(task: Task, tally: Tally) -> Iterator[Columns]:
 
 
 def _input_file() -> str | None:
-    return os.environ.get("mapreduce_map_input_file")  # noqa: SIM112 - what Hadoop calls it
+    return os.environ.get("mapreduce_map_input_file")  # noqa: SIM112 - Hadoop's name
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     stages = {"sample": sample, "rows": rows, "batches": batches}
     run("gmeta-map", stages, "A mapper of `gmeta prepare` as Hadoop Streaming runs it.")
 

@@ -1,4 +1,4 @@
-"""``gmeta-reduce``: the reducers of the preparation as Hadoop Streaming runs them, and what ends it.
+"""``gmeta-reduce``: the reducers of the preparation for Hadoop Streaming, and its last stage.
 
 =============  ==========================================  ==================================================
 stage          reads                                       writes
@@ -9,8 +9,8 @@ stage          reads                                       writes
 ``finish``     nothing                                     the manifest
 =============  ==========================================  ==================================================
 
-Shards, bounds and counts go to the job's folder, each under its name only when it is whole. Attempts may be
-killed, repeated, or run twice at once: they write the same bytes.
+Shards, bounds and counts go to the job's folder; each gets its final name only when it is whole. Attempts may
+be killed, repeated, or run twice at once: they write the same bytes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from gmeta.preprocess.plan.numbering import COUNT, POSITION, RangeCount, number_
 from gmeta.preprocess.plan.ranges import bounds_of
 from gmeta.preprocess.source import NUMBER
 
-_SPLIT = 1 << 20  # bytes that are parsed at once: a reducer holds a range, and little else
+_SPLIT = 1 << 20  # bytes parsed at once: a reducer holds a range in memory, and little else
 
 
 def bounds(task: Task) -> None:
-    """Choose the ranges; what an earlier run counted is of others and goes."""
+    """Choose the ranges, and delete the counts of an earlier run: they belong to other ranges."""
     samples = []
     for block in row_text.blocks(task.source):
         samples += [*runs(*row_text.read_rows(block, task.job.columns()))]
@@ -64,7 +64,7 @@ def tasks(task: Task) -> None:
     """Sort each range, number its rows, and count them.
 
     Raises:
-      DataError: A key is repeated in a task, and the rule says so.
+      DataError: A key is repeated in a task, and the rule is ``"raise"``.
     """
     job, columns = task.job, task.job.columns(POSITION, COUNT)
     tally: Tally | None = None
@@ -96,7 +96,7 @@ def tasks(task: Task) -> None:
 
 
 def _parts(task: Task, added: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, Columns]]]:
-    """(range, ("", rows)) in the order of the ranges; before them (-1, (tally, no rows))."""
+    """Yield (-1, (tally, no rows)) for each tally, then (range, ("", rows)) in the order of the ranges."""
     columns = task.job.columns(*added)
     for block in row_text.blocks(task.source, _SPLIT):
         tallies, lines = row_text.without_tallies(block)
@@ -108,7 +108,7 @@ def _parts(task: Task, added: tuple[str, ...]) -> Iterator[tuple[int, tuple[str,
 
 
 def shards(task: Task) -> None:
-    """Write shards, and say of each what the manifest will.
+    """Write shards, and print each shard's manifest entry.
 
     Raises:
       DataError: A batch is too large for a record.
@@ -132,10 +132,10 @@ def shards(task: Task) -> None:
 
 
 def finish(task: Task) -> None:
-    """Check that everything is there, and give the data set its name.
+    """Check that the data set is complete, and move it to its final place.
 
     Raises:
-      DataError: A shard is missing, or isn't whole; rows were lost; or a split would be empty.
+      DataError: A shard is missing or isn't whole, rows were lost, or a split would be empty.
     """
     job = task.job
     if job.is_done():
@@ -161,7 +161,7 @@ def finish(task: Task) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     stages = {"bounds": bounds, "tasks": tasks, "shards": shards, "finish": finish}
     run("gmeta-reduce", stages, "A reducer of `gmeta prepare` as Hadoop Streaming runs it.")
 

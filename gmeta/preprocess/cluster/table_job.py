@@ -1,4 +1,4 @@
-"""A preparation that many workers do: what each must be told, and how their parts are put together.
+"""A preparation by many workers: the description that each worker reads, and the joining of their parts.
 
 A job's folder, which all workers see, holds
 
@@ -6,7 +6,7 @@ A job's folder, which all workers see, holds
 job.json      what is prepared, and how; written first
 bounds.tsv    the first rows of the ranges (`gmeta.preprocess.plan.ranges`)
 tally.json    how many records were read, and which were bad
-counts/       one file a range: how many rows its tasks have
+counts/       one file per range: how many rows its tasks have
 shards/       the shards and their indexes; they are moved to the data set's folder at the end
 ============  ==========================================================================================
 """
@@ -44,14 +44,14 @@ from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_na
 from gmeta.preprocess.tables.table_source import TableSource
 
 RANGE_BYTES = 64 << 20
-"""Bytes of files that make a range: a worker holds a few times as much."""
+"""The bytes of input in a range; a worker's memory holds a few times as much."""
 
 _FILE = "job.json"
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the table; ``form`` is None where it isn't text."""
+    """A file of the table; ``form`` is None if it isn't text."""
 
     path: str
     form: TextForm | None = None
@@ -59,18 +59,18 @@ class InputFile:
 
 @dataclass(frozen=True)
 class TableJob:
-    """What is prepared, and how.
+    """The description of a preparation: its input, its settings and its output.
 
     Attributes:
       out: The data set's folder.
-      name: What the table is called in the summary.
-      spec: The columns, decided.
+      name: The table's name in the summary.
+      spec: The columns, as `TableSpec.resolve` decided them.
       config: The settings.
       on_bad: The rule for bad records.
-      plan: What the manifest keeps of the settings (`describe_plan`).
-      files: The table's files; records are counted by their numbers.
-      ranges: How many ranges rows are cut into.
-      overwrite: Whether to replace a data set that was prepared otherwise.
+      plan: The part of the settings that the manifest keeps (`describe_plan`).
+      files: The table's files; tallies refer to a file by its number in this tuple.
+      ranges: The number of ranges that the rows are cut into.
+      overwrite: Whether to replace a data set that was prepared with other settings or input.
     """
 
     out: str
@@ -96,17 +96,17 @@ class TableJob:
         overwrite: bool = False,
         stamp: str | None = None,
     ) -> TableJob:
-        """The job of preparing some files, as `prepare` would.
+        """Make the job that prepares some files as `prepare` would.
 
         Args:
           data: Files, folders and patterns (`table_files.find_files`).
           out: The data set's folder.
-          spec: What the columns are; the first file decides what is left open.
+          spec: The description of the columns; the first file decides what it leaves open.
           config: The settings.
           on_bad: The rule for bad records.
           ranges: How many ranges; None: one for each `RANGE_BYTES` of the files.
-          overwrite: Whether to replace a data set that was prepared otherwise.
-          stamp: What the manifest names the input by, in place of the files' digests.
+          overwrite: Whether to replace a data set that was prepared with other settings or input.
+          stamp: A text by which the manifest identifies the input, in place of the files' digests.
 
         Raises:
           ConfigError: A setting is out of range, or the spec doesn't fit.
@@ -133,16 +133,16 @@ class TableJob:
         )
 
     def columns(self, *added: str) -> list[Column]:
-        """The columns of rows on their way, and some that are added to them."""
+        """Return the columns of rows that move between workers, followed by the added ones."""
         own = [Column(name, c.dtype or "int64", bool(c.is_list)) for name, c in self.spec.columns.items()]
         return [*own, *map(Column, added)]
 
     def path_of(self, file: int) -> Path:
-        """A file, by its number."""
+        """Return the path of the file with this number."""
         return Path(self.files[file].path)
 
     def file_of(self, uri: str | None) -> int:
-        """The number of the file that a cluster calls ``uri``: the one whose path ends most alike."""
+        """Return the number of the file that a cluster names ``uri``: the longest common path end decides."""
         if uri is None:
             return 0
         parts = PurePosixPath(unquote(uri)).parts[::-1]
@@ -164,7 +164,7 @@ class TableJob:
         """Read ``job.json``.
 
         Raises:
-          DataError: There is none, or it is of another version of gmeta.
+          DataError: The file doesn't exist, or another version of gmeta wrote it.
         """
         path = folder / _FILE
         try:
@@ -175,10 +175,10 @@ class TableJob:
             ) from error
 
     def is_done(self) -> bool:
-        """Whether the data set is there already, made by this plan.
+        """Return whether the data set already exists, made by this plan.
 
         Raises:
-          GmetaError: Something else is there, and may not be replaced.
+          GmetaError: The folder holds something else that may not be replaced.
         """
         out = Path(self.out)
         restore(out)
@@ -193,10 +193,10 @@ class TableJob:
         """Write the summary and, last, the manifest.
 
         Args:
-          folder: Holds the shards.
+          folder: The folder of the shards.
           shards: Split -> its shards (`attempts.collect`).
-          census: Of all good rows.
-          tally: Of all records, repeated keys included.
+          census: The census of all good rows.
+          tally: The tally of all records, repeated keys included.
         """
         bad = BadRecords(self.on_bad)
         tally.report(bad, self.path_of)
@@ -206,10 +206,11 @@ class TableJob:
         return summary
 
     def check(self, census: Census, tally: Tally) -> None:
-        """Refuse what can't be finished.
+        """Raise an error if the job can't be finished.
 
         Raises:
-          DataError: A record is bad and the rule says so, rows were lost, or a split would have no task.
+          DataError: A record is bad and the rule is ``"raise"``, rows were lost, or a split would have no
+            task.
         """
         tally.report(BadRecords(self.on_bad), self.path_of)
         if census.rows + tally.bad != tally.rows_read:

@@ -1,6 +1,6 @@
-"""What workers found bad, counted apart and added up: the same whoever read what.
+"""The counts of bad records, kept by each worker and added up; the sum doesn't depend on who read what.
 
-A worker that reads a piece of a file doesn't know where in the file it is, so examples are told by their
+A worker that reads a piece of a file doesn't know its position in the file. So examples show the records'
 content, and the first ones in alphabetical order are kept.
 """
 
@@ -23,16 +23,16 @@ from gmeta.preprocess.source import NUMBER
 from gmeta.preprocess.table_spec import TableSpec
 
 _DESCRIBED = (
-    1000  # of a part's bad records: enough that which ones are kept seldom hangs on how parts are cut
+    1000  # bad records of a part that are described: so many that the cuts seldom affect the kept examples
 )
 
 
 @dataclass
 class Tally:
-    """Records read, and those of them that are bad.
+    """The counts of records read and of bad records.
 
     Attributes:
-      rows_read: Records, bad ones included.
+      rows_read: The number of records read, bad ones included.
       counts: (file's number, reason) -> how many are bad.
       examples: (file's number, reason) -> what is wrong with the first few.
     """
@@ -43,11 +43,11 @@ class Tally:
 
     @property
     def bad(self) -> int:
-        """How many records are bad."""
+        """The number of bad records."""
         return sum(self.counts.values())
 
     def add(self, file: int, reason: Reason, messages: Iterable[str], count: int) -> None:
-        """Count bad records of a file, some of them described."""
+        """Count bad records of a file; ``messages`` describe some of them."""
         key = file, reason
         self.counts[key] = self.counts.get(key, 0) + count
         self.examples[key] = sorted({*self.examples.get(key, ()), *messages})[: BadRecords.EXAMPLES]
@@ -59,7 +59,7 @@ class Tally:
             self.add(file, line.reason, [line.message], 1)
 
     def add_repeated(self, rows: Columns, spec: TableSpec) -> None:
-        """Count rows, with the `NUMBER` of their file, whose key was in their task before."""
+        """Count rows whose key an earlier row of the task has; `NUMBER` holds each row's file."""
         files = single(rows, NUMBER)
         for file in np.unique(files).tolist():
             own = np.flatnonzero(files == file)
@@ -67,13 +67,13 @@ class Tally:
             self.add(file, Reason.REPEATED_KEY, messages, len(own))
 
     def merge(self, other: Tally) -> None:
-        """Add another worker's."""
+        """Add another worker's tally."""
         self.rows_read += other.rows_read
         for key, count in other.counts.items():
             self.add(*key, other.examples[key], count)
 
     def to_json(self) -> str:
-        """One line."""
+        """Encode the tally as one line of JSON."""
         kinds = [
             [file, reason.name, count, self.examples[file, reason]]
             for (file, reason), count in sorted(
@@ -84,7 +84,7 @@ class Tally:
 
     @classmethod
     def from_json(cls, text: str) -> Tally:
-        """The inverse of `to_json`."""
+        """Decode what `to_json` encoded."""
         rows_read, kinds = json.loads(text)
         found = cls(rows_read)
         for file, reason, count, examples in kinds:
@@ -92,10 +92,10 @@ class Tally:
         return found
 
     def report(self, bad: BadRecords, path_of: Callable[[int], Path]) -> None:
-        """Tell it to the rule.
+        """Apply the rule for bad records to the tally.
 
         Args:
-          bad: Counts, or raises at the first.
+          bad: The rule; it counts the records, or raises at the first one.
           path_of: A file's number -> the file.
 
         Raises:
@@ -109,13 +109,13 @@ class Tally:
 
 
 def good_rows(batch: pa.RecordBatch, spec: TableSpec, file: int, tally: Tally) -> Columns | None:
-    """The rows of some records, if there are any; what is bad is counted.
+    """Return the good rows of some records, or None if there are none, and count the bad records.
 
     Args:
       batch: Records.
-      spec: The columns, decided.
-      file: The number of the file that they are from.
-      tally: Counts them all.
+      spec: The columns, as `TableSpec.resolve` decided them.
+      file: The number of the records' file.
+      tally: Counts all records.
     """
     tally.rows_read += batch.num_rows
     if not batch.num_rows:

@@ -1,8 +1,8 @@
-"""Lines of text as records, where lines come in pieces of files: from a pipe, or from a split of a cluster's.
+"""Parsing of lines of text to records, for pieces of files: from a pipe, or from a split on a cluster.
 
-What is read is text still; `normalise` makes numbers of it. Unlike a reader of whole files, this one can't
-know the number of a line, nor put a field together that spans lines. The first line of a file, which names
-the columns, is dropped wherever it comes.
+Values stay text; `normalise` converts them to numbers. Unlike a reader of whole files, this one can't know a
+line's number, and can't join a field that spans several lines. It drops the line that names the columns
+wherever it comes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class TextForm:
-    """How the lines of a file are written.
+    """The format of a file's lines.
 
     Attributes:
       format: ``"csv"`` or ``"json"``.
-      names: The columns of a CSV file, in its order.
-      delimiter: What stands between its fields.
-      quote: What encloses a field that holds a delimiter.
-      header: Whether a line of it names the columns.
+      names: The columns of a CSV file, in the file's order.
+      delimiter: The character between fields.
+      quote: The character that encloses a field with a delimiter.
+      header: Whether a line of the file names the columns.
     """
 
     format: str
@@ -52,16 +52,16 @@ class Refused(NamedTuple):
 def parse_lines(
     lines: bytes, form: TextForm, spec: TableSpec
 ) -> Iterator[tuple[pa.RecordBatch, list[Refused]]]:
-    """Read whole lines.
+    """Parse whole lines to records.
 
     Args:
       lines: Any number of lines.
-      form: How they are written.
-      spec: Says which columns are wanted.
+      form: The lines' format.
+      spec: Names the wanted columns.
 
     Yields:
-      Records, with the wanted columns that the lines have, as text or lists of text; and the lines that
-      aren't records. Blank lines are nothing. One pair, or more where a line can't be decoded.
+      A pair: records with those of the wanted columns that the lines have, as text or lists of text; and the
+      lines that aren't records. Blank lines are ignored. If a line can't be decoded, there are several pairs.
     """
     lines = lines.removeprefix(_BOM)
     try:
@@ -132,7 +132,7 @@ def _json(lines: Iterable[bytes], spec: TableSpec) -> tuple[pa.RecordBatch, list
 
 
 def _texts(record: Mapping[str, Any], lists: Mapping[str, bool]) -> dict[str, Any] | None:
-    """The wanted values as text, and a list of null where there is none; None if no value is there."""
+    """Return the wanted values as text, ``[None]`` where a list was expected; None if all are missing."""
     values: dict[str, Any] = {}
     for name, is_list in lists.items():
         value = record.get(name)

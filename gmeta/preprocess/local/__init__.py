@@ -1,3 +1,3 @@
-"""Prepares data on one machine, with DuckDB."""
+"""Preparation of data on one machine, with DuckDB."""
 
 __all__: list[str] = []

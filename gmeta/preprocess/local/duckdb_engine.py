@@ -1,12 +1,12 @@
-"""The embedded engine: DuckDB brings the tasks together, out of core where they don't fit in memory.
+"""The embedded engine: DuckDB groups the rows by task, on disk if they don't fit in memory.
 
 ::
 
     source ──normalise──> DuckDB's table ──ORDER BY task, time──> Cutter ──encode──> GroupSorter ──> shards
 
-DuckDB holds the rows, by column, and sorts them; beyond its limit it writes to a temporary folder. What it
-sorts by is the task and the time alone: ties are broken by the plan, on the few rows that tie. The second
-sort, of batches, is of bytes that are encoded already (`group_sorter`).
+DuckDB holds the rows by column and sorts them; beyond its memory limit it writes to a temporary folder. It
+sorts by task and time only: the plan breaks ties, among the few rows that tie. The second sort, of batches,
+works on encoded bytes (`group_sorter`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _ROWS = 122_880  # rows that are sorted, cut and encoded at once
 
 
 def connect(memory_limit: int) -> duckdb.DuckDBPyConnection:
-    """DuckDB in memory, as one part of a preparation that is to keep to ``memory_limit`` bytes in all."""
+    """Connect to an in-memory DuckDB that takes its share of the preparation's ``memory_limit`` bytes."""
     import duckdb
 
     connection = duckdb.connect(":memory:")
     own = memory.share(memory_limit, memory.DUCKDB_SHARE)
     connection.execute(f"SET memory_limit = '{own >> 20}MiB'")
-    connection.execute("SET preserve_insertion_order = true")  # of files: a record is found by its number
+    connection.execute("SET preserve_insertion_order = true")  # a record's number gives its place in its file
     connection.execute("SET enable_progress_bar = false")
     threads = min(len(os.sched_getaffinity(0)), max(1, own // _A_THREAD))
     connection.execute(f"SET threads = {threads}")
@@ -61,16 +61,16 @@ def sort_groups(
     folder: Path,
     memory_limit: int,
 ) -> tuple[Ints, Ints]:
-    """Read, sort and cut all rows of ``source``, and leave sorted runs of encoded batches in ``folder``.
+    """Read, sort and cut all rows of ``source``, and write sorted runs of encoded batches into ``folder``.
 
     Args:
-      source: What to read.
+      source: The input.
       config: The settings.
       bad: Applies the rule for bad records.
-      progress: Is told of the stages ``"read"`` and ``"sort"``.
-      connection: DuckDB.
-      folder: Where runs go.
-      memory_limit: Bytes that the whole preparation is to keep to.
+      progress: Called with the progress of the stages ``"read"`` and ``"sort"``.
+      connection: The connection to DuckDB.
+      folder: The folder of the runs.
+      memory_limit: Bytes of memory for the whole preparation.
 
     Returns:
       The tasks (T,) that have good rows, ascending, and their sizes (T,).
@@ -90,7 +90,7 @@ def sort_groups(
         done = 0
         progress("sort", 0, rows)
         try:
-            # Where keys may not repeat, those that do are told of in every task.
+            # If keys may not repeat, repeated keys are reported in every task, so all tasks are kept here.
             kept = plan.select_tasks(sizes, config) | bool(spec.unique)
             for part in _sort(source, connection, None if kept.all() else tasks[kept]):
                 if cut := cutter.add(part):
@@ -109,7 +109,7 @@ def sort_groups(
 
 
 def _load(source: Source, bad: BadRecords, progress: Progress, connection: duckdb.DuckDBPyConnection) -> int:
-    """Bring the rows into DuckDB's table ``rows``; returns how many."""
+    """Load the rows into DuckDB's table ``rows``, and return their number."""
     insert, count = connection.cursor(), 0
     for columns in source.chunks(bad, progress):
         stored = {name: columns[name] for name in (*source.spec.columns, NUMBER)}
@@ -127,7 +127,7 @@ def _load(source: Source, bad: BadRecords, progress: Progress, connection: duckd
 def _task_sizes(source: Source, connection: duckdb.DuckDBPyConnection) -> tuple[Ints, Ints]:
     spec = source.spec
     rows = "rows"
-    if spec.unique:  # what is repeated doesn't count
+    if spec.unique:  # rows with a repeated key don't count
         rows = f"(SELECT DISTINCT {_names((spec.task, *spec.unique))} FROM rows)"
     task = _names((spec.task,))
     found = connection.sql(f"SELECT {task} AS task, count(*) AS size FROM {rows} GROUP BY 1 ORDER BY 1")
@@ -136,7 +136,7 @@ def _task_sizes(source: Source, connection: duckdb.DuckDBPyConnection) -> tuple[
 
 
 def _sort(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints | None) -> Iterator[Columns]:
-    """The rows, sorted by `TableSpec.presort`; of some tasks, or of all."""
+    """Yield the rows of ``tasks``, or of all tasks if it is None, sorted by `TableSpec.presort`."""
     spec = source.spec
     where = ""
     if tasks is not None:

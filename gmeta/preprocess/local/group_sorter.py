@@ -1,7 +1,7 @@
-"""Brings batches into the order of the shards: an external sort whose values are encoded batches.
+"""Sorting of batches into the order of the shards: an external sort whose values are encoded batches.
 
-A batch comes whole and is encoded once, by the native encoder. From then on it is a string of bytes with a
-key that is moved, but never looked into::
+A batch comes whole, and the native encoder encodes it once. From then on it is a string of bytes with a key:
+it is moved, but never decoded::
 
     batches in the order of tasks
         │ encode                                      in memory, up to a limit
@@ -11,10 +11,10 @@ key that is moved, but never looked into::
                         shard 0 <── merge ────────────────┴───────┤            each shard is one range of
                         shard 1 <── merge ────────────────────────┘            every run
 
-Both passes read and write their files in long strides, so the order costs two copies of the data, encoded and
-compact, and no random access, whatever the data's size. A shard that doesn't fit the limit is merged in
-ranges of the key, which is uniform. Runs stay until the shards are written: after a kill, only unfinished
-shards are merged again.
+Both passes read and write their files in long sequential blocks. So, whatever the data's size, the sort costs
+two copies of the data in its compact encoded form, and no random access. A shard that exceeds the limit is
+merged in ranges of the key, whose distribution is uniform. Runs stay until the shards are written: after a
+kill, only unfinished shards are merged again.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ KEY = np.dtype(
         ("crc", "<u4"),
     ]
 )
-"""A batch, as a run's key file holds it."""
+"""The entry of a batch in a run's key file."""
 
 _BLOCK = 4 << 20
 
 
 class GroupSorter:
-    """Takes batches in any order and writes sorted runs.
+    """A sorter that takes batches in any order and writes sorted runs.
 
     Args:
-      folder: Where runs are written.
+      folder: The folder of the runs.
       schema: The columns.
       config: Seed, splits, shards, layout and codec.
-      limit: Bytes that are held before a run is written.
+      limit: Bytes of encoded batches to hold before a run is written.
 
     Attributes:
-      runs: Runs that are written.
+      runs: The number of runs written.
     """
 
     def __init__(self, folder: Path, schema: Schema, config: PlanConfig, limit: int) -> None:
@@ -74,7 +74,7 @@ class GroupSorter:
         self._blocks: list[bytes] = []
         self._keys: list[NDArray[Any]] = []
         self._bytes = 0
-        self.runs = sum(1 for _ in folder.glob("*.groups"))  # of other partitions
+        self.runs = sum(1 for _ in folder.glob("*.groups"))  # runs of other partitions
 
     def add(self, cut: Cut) -> None:
         """Encode some batches.
@@ -108,7 +108,7 @@ class GroupSorter:
             self._write_run()
 
     def finish(self) -> None:
-        """Write what is held.
+        """Write the batches still in memory as a last run.
 
         Raises:
           OSError: The disk is full.
@@ -117,7 +117,7 @@ class GroupSorter:
             self._write_run()
 
     def close(self) -> None:
-        """Free the encoder; what isn't written is dropped."""
+        """Free the encoder; batches that aren't written yet are dropped."""
         self._encoder.close()
 
     def _write_run(self) -> None:
@@ -136,12 +136,12 @@ class GroupSorter:
 
 
 class ShardMerger:
-    """Merges runs into shards.
+    """A merger of runs into shards.
 
     Args:
-      folder: Where the runs are.
-      runs: How many there are.
-      limit: Bytes that are held at once.
+      folder: The folder of the runs.
+      runs: The number of runs.
+      limit: Bytes to hold in memory at once.
     """
 
     def __init__(self, folder: Path, runs: int, limit: int) -> None:
@@ -152,16 +152,16 @@ class ShardMerger:
 
     @property
     def rows(self) -> int:
-        """Rows of all batches."""
+        """The number of rows of all batches."""
         return sum(int(keys["rows"].sum()) for keys in self._keys)
 
     def write(self, path: Path, place: int, config: PlanConfig) -> Shard:
         """Write a shard and its index.
 
         Args:
-          path: The file.
+          path: The shard's file.
           place: ``split * shards + shard``.
-          config: Says the layout.
+          config: The settings, for the layout.
 
         Raises:
           OSError: The disk is full.
@@ -183,7 +183,7 @@ class ShardMerger:
         return Shard(path.name, len(groups), int(groups["rows"].sum()), file.bytes, file.index or 0)
 
     def _parts(self, ranges: Sequence[Ints], pieces: int) -> Iterator[list[tuple[int, int]]]:
-        """Cut the runs' ranges where the key passes equal steps of what it spans."""
+        """Cut the runs' ranges into ``pieces`` of equal width in the key."""
         if pieces <= 1:
             yield [(int(a), int(b)) for a, b in ranges]
             return
@@ -215,7 +215,7 @@ class ShardMerger:
 
 
 def run_path(folder: Path, number: int) -> Path:
-    """The file of a run's batches; its keys are beside it, ``.keys.npy``."""
+    """Return the path of a run's batches; the run's keys are in ``.keys.npy`` beside it."""
     return folder / f"run-{number:05d}.groups"
 
 
@@ -224,7 +224,7 @@ def _in_order(keys: NDArray[Any]) -> Ints:
 
 
 def _gather(data: memoryview, sizes: Ints, order: Ints) -> Iterator[memoryview]:
-    """The pieces of ``data`` in another order, joined to blocks."""
+    """Yield the pieces of ``data`` in the given order, joined to blocks."""
     ends = np.cumsum(sizes)
     starts, ends = (ends - sizes)[order].tolist(), ends[order].tolist()
     first, size = 0, 0

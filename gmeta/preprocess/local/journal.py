@@ -1,4 +1,4 @@
-"""What of a preparation is done, so that a killed one goes on where it was."""
+"""The journal of a preparation, from which a killed preparation resumes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ FILE_NAME = "journal.jsonl"
 
 
 class Journal:
-    """Lines of JSON in the staging folder; each is on the disk before the work goes on.
+    """Lines of JSON in the staging folder; each line is on the disk before the work goes on.
 
-    The first says what is prepared: settings, and stamps of the input. Then come ``sorted``, once the runs of
-    sorted batches are whole, and a ``shard`` for each that is written. A last line that was cut counts as not
-    written, and what the journal doesn't know of is removed.
+    The first line holds the plan: settings, and stamps of the input. A ``sorted`` line follows once the runs
+    of sorted batches are whole, and then a ``shard`` line for each written shard. An incomplete last line
+    counts as not written, and files that the journal doesn't mention are removed.
 
     Args:
       folder: The staging folder.
-      plan: What is prepared, as JSON values.
+      plan: The settings and the input's stamps, as JSON values.
 
     Attributes:
-      runs: How many runs there are, or None while they aren't whole.
-      shards: Name -> shard, of those that are written.
+      runs: The number of runs, or None while they aren't whole.
+      shards: Name -> shard, for the shards that are written.
 
     Raises:
-      GmetaError: The folder's journal is of something else.
+      GmetaError: The folder's journal has another plan.
     """
 
     def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ class Journal:
             self.shards.clear()
             clear(folder)
             self._add({"plan": plan})
-        for path in folder.glob("*.tmp"):  # what was being written
+        for path in folder.glob("*.tmp"):  # files that were being written
             path.unlink()
 
     def _read(self) -> list[dict[str, Any]]:
@@ -70,12 +70,12 @@ class Journal:
                 entries.append(json.loads(line))
             except ValueError:
                 break
-        # What was cut goes, or the next entry would stand behind it.
+        # Remove an incomplete last line; otherwise the next entry would be appended to it.
         self._path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
         return entries
 
     def _believe(self, shard: Shard) -> None:
-        """Count a shard as written if it is what the journal says."""
+        """Count a shard as written if its file matches the journal's entry."""
         path = self._folder / shard.name
         try:
             if GroupIndex.load(path).checksum == shard.index and path.stat().st_size == shard.bytes:
@@ -84,12 +84,12 @@ class Journal:
             path.unlink(missing_ok=True)
 
     def add_sorted(self, runs: int) -> None:
-        """The runs are whole."""
+        """Record that the runs are whole."""
         self.runs = runs
         self._add({"sorted": runs})
 
     def add_shard(self, shard: Shard) -> None:
-        """A shard is written."""
+        """Record that a shard is written."""
         self.shards[shard.name] = shard
         self._add({"shard": asdict(shard)})
 

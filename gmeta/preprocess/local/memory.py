@@ -1,4 +1,4 @@
-"""How much memory a preparation may take."""
+"""The memory limit of a preparation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from gmeta.core.errors import ConfigError
 
 LEAST = 512 << 20
-"""Less than this, and there is no room to work beside the libraries."""
+"""The smallest limit: with less memory, the libraries leave no room to work."""
 
-_LIBRARIES = 256 << 20  # what Python, NumPy, Arrow and DuckDB take before a row is read
+_LIBRARIES = 256 << 20  # bytes that Python, NumPy, Arrow and DuckDB take before a row is read
 
 DUCKDB_SHARE, RUN_SHARE, MERGE_SHARE = 0.6, 0.1, 0.3
-"""Shares of the remaining memory: for DuckDB, for encoded batches beside it, and for those after it.
+"""Shares of the remaining memory: for DuckDB, for encoded batches beside it, and for merging them afterwards.
 
-Rows on their way and copies of what is being written take the rest.
+Rows in transit and copies of the data being written take the rest.
 """
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
@@ -26,10 +26,10 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def parse_bytes(text: str) -> int:
-    """A size such as ``"2GB"``, ``"512 MiB"`` or ``"1000000000"``, in bytes.
+    """Parse a size such as ``"2GB"``, ``"512 MiB"`` or ``"1000000000"``, and return it in bytes.
 
     Raises:
-      ConfigError: It is something else, or too little.
+      ConfigError: The text isn't a size, or the size is too small.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text, re.IGNORECASE)
     if not match:
@@ -42,12 +42,12 @@ def parse_bytes(text: str) -> int:
 
 
 def share(limit: int, part: float) -> int:
-    """Bytes for a part of the work, such as `DUCKDB_SHARE`, where all is to keep to ``limit`` bytes."""
+    """Return the bytes for a part of the work, such as `DUCKDB_SHARE`, out of ``limit`` bytes in all."""
     return max(int((limit - _LIBRARIES) * part), 1)
 
 
 def default_limit() -> int:
-    """Half of the memory that there is, of the machine or of the container."""
+    """Return half of the memory of the machine, or of the container if that is less."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # no container, or "max"
         there = min(there, int(_CGROUP.read_text()))

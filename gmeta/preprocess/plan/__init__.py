@@ -1,3 +1,3 @@
-"""Plans a data set: numbers of columns, splits, and where each group lies."""
+"""The plan of a data set: the numbers in its columns, its splits, and the place of each group."""
 
 __all__: list[str] = []

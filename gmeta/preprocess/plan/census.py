@@ -1,4 +1,4 @@
-"""How many tasks of which size there are, from what ranges count: all that the account of a run needs."""
+"""The number of tasks of each size, from the counts of ranges; a run's summary needs nothing else."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gmeta.preprocess.plan.outcome import EngineResult
 
 
 class Census:
-    """Tasks by their split and size.
+    """The numbers of tasks by split and size.
 
     Args:
-      counts: Of all ranges that have rows.
+      counts: The counts of all ranges that have rows.
       config: The settings.
     """
 
@@ -38,17 +38,17 @@ class Census:
 
     @property
     def rows(self) -> int:
-        """Rows of all tasks."""
+        """The number of rows of all tasks."""
         return int((self._size * self._tasks).sum())
 
     @property
     def tasks(self) -> int:
-        """All tasks."""
+        """The number of all tasks."""
         return int(self._tasks.sum())
 
     @property
     def task_sizes(self) -> dict[int, int]:
-        """Rows a task -> tasks that have as many."""
+        """Number of rows -> number of tasks with that many rows."""
         found: Counter[int] = Counter()
         for size, tasks in zip(self._size.tolist(), self._tasks.tolist(), strict=True):
             found[size] += tasks
@@ -56,7 +56,7 @@ class Census:
 
     @property
     def left_out(self) -> dict[str, tuple[int, int]]:
-        """As `plan.left_out`."""
+        """Reason -> (rows, tasks) that the selection leaves out, as in `plan.left_out`."""
         found: dict[str, tuple[int, int]] = {}
         for size, tasks in self.task_sizes.items():
             for why, (rows, _) in plan.left_out(np.array([size]), self._config).items():
@@ -65,7 +65,7 @@ class Census:
         return found
 
     def of_splits(self) -> dict[str, tuple[int, int, int]]:
-        """Split -> (tasks, groups, rows) that are kept."""
+        """Count what is kept of each split: split -> (tasks, groups, rows)."""
         kept = plan.select_tasks(self._size, self._config)
         groups = plan.batch_count(self._size, self._config.batch_rows)
         found = {}
@@ -75,7 +75,7 @@ class Census:
         return found
 
     def result(self, shards: Mapping[str, Sequence[Shard]], rows_read: int) -> EngineResult:
-        """What an engine hands back."""
+        """Return the result of an engine."""
         return EngineResult(
             shards=shards,
             tasks={name: tasks for name, (tasks, _, _) in self.of_splits().items()},

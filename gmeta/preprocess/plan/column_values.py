@@ -1,4 +1,4 @@
-"""One column of records, in whatever type it is, as int64 or float32; see the table in `normalise`."""
+"""Conversion of one column of records, of any type, to int64 or float32; see the table in `normalise`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gmeta.preprocess.table_spec import ColumnSpec
 
 Mask = NDArray[np.bool_]
 ColumnFault = tuple[Reason, Mask, str]
-"""A reason, (N,) which values are bad for it, and what was expected."""
+"""A reason, the (N,) mask of the values that are bad for it, and what was expected."""
 
 _WHOLE = r"^-?[0-9]+$"
 _NUMBER = r"(?i)^-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?$|^-?(nan|inf|infinity)$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?Z?$"
-_SURE_DIGITS = 18  # any number of as many digits fits an int64
+_SURE_DIGITS = 18  # any number with at most this many digits fits an int64
 _INT64_EDGE = 2.0**63
 
 
 class Parsed(NamedTuple):
-    """A column as numbers, any where they are bad, and which are bad why."""
+    """A column as numbers, with arbitrary numbers in place of bad values, and the bad values' faults."""
 
     values: NDArray[Any]
     faults: list[ColumnFault]
 
 
 def hash_text(text: str) -> int:
-    """The number that stands for a text: the last 8 bytes of the MD5 of its UTF-8, little endian, signed.
+    """Hash a text: return the last 8 bytes of the MD5 of its UTF-8, little endian, as a signed number.
 
-    DuckDB's ``md5_number_lower(text)`` is the same bits.
+    DuckDB's ``md5_number_lower(text)`` gives the same bits.
 
     Example:
       >>> hash_text("abc")
@@ -47,7 +47,7 @@ def hash_text(text: str) -> int:
 
 
 def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
-    """One value a row."""
+    """Convert a column of one value per row."""
     if column.default is not None and pa.types.is_floating(given.type):
         given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
     missing = None if given.null_count == 0 else given.is_null().to_numpy(zero_copy_only=False)
@@ -77,7 +77,7 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
                 faults.append((Reason.OUT_OF_RANGE, mask, f"{sign} {bound:g}"))
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            narrow = values.astype(np.float32) + np.float32(0)  # there is one zero
+            narrow = values.astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
         infinite = np.isinf(narrow)
         if infinite.any():
             faults.append((Reason.OUT_OF_RANGE, infinite, "finite, in float32"))
@@ -94,7 +94,7 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
 
 
 def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
-    """int64 values."""
+    """Convert a column to int64 values."""
     kind, expected = given.type, WHOLE_NUMBER
     if is_text(kind):
         return _parse(given, pa.int64(), _WHOLE, expected)
@@ -104,7 +104,7 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
     if pa.types.is_decimal(kind):
         try:
             return _fill(given.cast(pa.int64()), 0), []
-        except pa.ArrowInvalid:  # some have fractions
+        except pa.ArrowInvalid:  # some values have fractions
             given = given.cast(pa.float64())
             kind = given.type
     if pa.types.is_floating(kind):
@@ -129,7 +129,7 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
 
 
 def _floats(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
-    """float64 values, NaN where null."""
+    """Convert a column to float64 values, with NaN for null."""
     kind = given.type
     if is_text(kind):
         return _parse(given, pa.float64(), _NUMBER, "a number")
@@ -151,7 +151,7 @@ def _floats(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
 def _parse(
     given: pa.Array, kind: pa.DataType, form: str, expected: str
 ) -> tuple[NDArray[Any], list[ColumnFault]]:
-    """Numbers in text: all at once, and only where that fails one by one."""
+    """Parse numbers in text: all at once or, only if that fails, with a check of each value."""
     whole = kind == pa.int64()
     fill = 0 if whole else np.nan
     # Arrow would read 0x10 as 16.
@@ -176,14 +176,14 @@ def _parse(
 
 
 def _dates_as_numbers(text: pa.Array) -> pa.Array:
-    """Text in which dates and times are written as microseconds since 1970, UTC."""
+    """Replace dates and times in text by microseconds since 1970, UTC."""
     dates = pc.match_substring_regex(text, _DATE)
     if not pc.any(dates).as_py():
         return text
     plain = pc.replace_substring_regex(pc.if_else(dates, text, None), "Z$", "")
     try:
         micros = plain.cast(pa.timestamp("us")).cast(pa.int64())
-    except pa.ArrowInvalid:  # such as the 30th of February: not numbers then
+    except pa.ArrowInvalid:  # an impossible date, such as the 30th of February: no date is replaced
         return text
     return pc.coalesce(micros.cast(pa.string()), text.cast(pa.string()))
 
@@ -205,12 +205,12 @@ def _wrong(given: pa.Array, wanted: str, values: NDArray[Any]) -> tuple[Any, lis
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is text."""
+    """Return whether a type is text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _fill(array: pa.Array, value: Any) -> NDArray[Any]:
-    """NumPy's view of an array, with ``value`` for null."""
+    """Return an array as a NumPy array, with ``value`` for null."""
     if array.null_count:
         array = pc.fill_null(array, pa.scalar(value, array.type))
     return array.to_numpy(zero_copy_only=False)

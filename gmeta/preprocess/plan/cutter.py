@@ -1,4 +1,4 @@
-"""Cuts sorted rows into batches as they come, a part at a time, without ever holding more than it must."""
+"""Cutting of sorted rows into batches, one part at a time, with as few rows in memory as possible."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Cut(NamedTuple):
     """Whole batches.
 
     Attributes:
-      columns: Their rows, one batch after another, with the column of the batch.
+      columns: The rows of the batches, one batch after another, including the batch column.
       ends: (G,) the row before which each batch ends.
-      task: (G,) the task of each.
-      batch_id: (G,) its number in the task.
+      task: (G,) the task of each batch.
+      batch_id: (G,) the number of each batch in its task.
     """
 
     columns: dict[str, Values]
@@ -32,20 +32,20 @@ class Cut(NamedTuple):
 
 
 class Cutter:
-    """Takes rows that are sorted by `TableSpec.presort` and hands out whole batches.
+    """A cutter that takes rows sorted by `TableSpec.presort` and returns whole batches.
 
-    What it holds back between calls is the batch that isn't complete, and the rows whose order isn't known
-    yet because more may come that tie with them: those of one time of one task, or, where keys may not repeat
-    in a task, those of the task. How long a batch will be is known from its task's size, so nothing is looked
-    at twice in vain, however large a batch is.
+    Between calls it holds the rows of the incomplete batch, and the rows whose order isn't known yet because
+    further rows may tie with them: the rows of one task and time or, if keys may not repeat in a task, all
+    rows of the task. The task's size gives the length of a batch in advance, so the cutter waits until it has
+    enough rows, and doesn't process them twice in vain, however large a batch is.
 
     Args:
-      spec: The columns, decided.
+      spec: The columns, as `TableSpec.resolve` decided them.
       config: The settings.
-      tasks: (T,) the tasks that rows will come of, ascending.
-      sizes: (T,) how many rows each will have, repeated ones not counted.
-      without_repeated: Whole tasks in order -> those without repeated keys; used if ``spec.unique``. Tasks
-        that the selection leaves out are left out after it.
+      tasks: (T,) the tasks whose rows will come, ascending.
+      sizes: (T,) the number of rows of each task, without repeated ones.
+      without_repeated: Takes whole tasks in order and returns their rows without repeated keys; used if
+        ``spec.unique``. Tasks that the selection leaves out are dropped afterwards.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Cutter:
         self._spec, self._config, self._tasks, self._sizes = spec, config, tasks, sizes
         self._without_repeated = without_repeated
         self._held: list[Columns] = []
-        self._rows = 0  # that are held
-        self._wanted = 0  # rows with which the first batch that is held is complete
-        self._first = 0  # position in its task of the first row that is held
+        self._rows = 0  # the number of rows held
+        self._wanted = 0  # the number of rows that complete the first batch held
+        self._first = 0  # the position of the first row held in its task
 
     def add(self, rows: Columns) -> Cut | None:
-        """Take rows that follow those before; hand out the batches that are complete, if any."""
+        """Take the next rows, and return the batches that are complete, if any."""
         self._held.append(rows)
         self._rows += row_count(rows)
         return self._cut(last=False) if self._rows > self._wanted else None
 
     def finish(self) -> Cut | None:
-        """Hand out the rest."""
+        """Return the remaining batches, if any."""
         return self._cut(last=True) if self._rows else None
 
     def _cut(self, *, last: bool) -> Cut | None:
@@ -100,7 +100,7 @@ class Cutter:
         after = plan.batch_of(next_row, size[-1:], self._config.batch_rows)
         first = int(next_row[0]) if next_row[0] < size[-1] else 0
         wanted = 0
-        if first and after[0] == batch[-1]:  # more of the last batch is to come
+        if first and after[0] == batch[-1]:  # more rows of the last batch will come
             stop, first = int(starts[-1]), int(position[starts[-1]])
             starts = starts[:-1]
             wanted = -(-int(size[-1]) // int(plan.batch_count(size[-1:], self._config.batch_rows)[0]))
@@ -118,7 +118,7 @@ class Cutter:
         self._first, self._wanted = first, wanted
 
     def _ties(self, rows: Columns) -> int:
-        """The first row whose order more rows may change."""
+        """Return the first row whose order may change with further rows."""
         names = (self._spec.task,) if self._spec.unique else self._spec.presort
         keys = [single(rows, name) for name in names]
         other = np.zeros(len(keys[0]), np.bool_)

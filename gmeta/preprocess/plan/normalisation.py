@@ -1,8 +1,8 @@
-"""The map of the plan: records as some source has them become rows of int64 and float32.
+"""The map of the plan: the conversion of a source's records to rows of int64 and float32.
 
-`normalise` works on a whole batch of records, in Arrow's types, and is the same for every engine and every
-format: what a text file holds as text and a Parquet file as a double becomes the same number. Numbers in text
-are parsed as doubles before they become float32, as those of the other formats are.
+`normalise` works on a whole batch of records, in Arrow's types. It is the same for every engine and format: a
+text in a text file and a double in a Parquet file become the same number. Numbers in text are parsed as
+doubles before they become float32, like the numbers of other formats.
 
 ==============  ==================================================================================
 int64 from      whole numbers of any type and text (7, 7.0); floats and decimals that are whole;
@@ -14,7 +14,7 @@ list            of these; a text is cut at the separator; null and "" are the em
 ==============  ==================================================================================
 
 A record that doesn't fit is bad, with a reason: null, NaN, not a number, out of range (of the type, or of the
-column's bounds), or a type that none of this covers. A ``default`` takes the place of null and NaN.
+column's bounds), or a type that this table doesn't list. A ``default`` takes the place of null and NaN.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Fault:
     """Records of a batch that are bad for one reason in one column.
 
     Attributes:
-      reason: Which rule they break.
+      reason: The rule that they break.
       rows: (F,) their places in the batch.
       message: What was expected.
-      given: The column as it was given, to show a value of it; None where there is none.
+      given: The original column, to show a bad value in messages; None if there is no such column.
     """
 
     reason: Reason
@@ -50,7 +50,7 @@ class Fault:
     given: pa.Array | None = None
 
     def describe(self, row: int) -> str:
-        """What was expected and what was received in the batch's record ``row``."""
+        """Describe what was expected and what was received in the batch's record ``row``."""
         if self.given is None:
             return self.message
         text = repr(self.given[row].as_py())
@@ -58,12 +58,12 @@ class Fault:
 
 
 class Normalised(NamedTuple):
-    """What `normalise` makes of a batch.
+    """The result of `normalise` for a batch.
 
     Attributes:
       columns: The good rows, in the order of the batch.
-      rows: (N,) the place of each in the batch.
-      faults: What is wrong with the others; a record is in one of them, that of its first bad column.
+      rows: (N,) the place of each good row in the batch.
+      faults: The faults of the other records; each record is in one fault, that of its first bad column.
     """
 
     columns: Columns
@@ -72,16 +72,16 @@ class Normalised(NamedTuple):
 
 
 def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str] = ()) -> Normalised:
-    """Turn records into rows.
+    """Convert records to rows.
 
     Args:
       batch: Records, with the columns that the spec names as sources; others are ignored.
-      spec: A spec that `TableSpec.resolve` made.
-      hashed: Columns (of the spec) whose texts the engine has hashed already, as uint64.
+      spec: A spec that `TableSpec.resolve` returned.
+      hashed: Columns of the spec whose texts the engine has already hashed, as uint64.
 
     Returns:
-      Rows, and faults. A column that the batch lacks is a fault of all its records, unless there is a default
-      or it is a list.
+      Rows, and faults. If the batch lacks a column, that is a fault of all its records, unless the column has
+      a default or holds lists.
     """
     count = batch.num_rows
     bad, faults, found = np.zeros(count, np.bool_), [], {}
@@ -133,7 +133,7 @@ def _column(given: pa.Array, column: ColumnSpec, hashed: bool) -> tuple[Values, 
 
 
 def _lists(given: pa.Array, column: ColumnSpec) -> tuple[pa.Array, Ints] | None:
-    """Values and row splits of an array of lists, or of texts that are cut; None of anything else."""
+    """Return values and row splits of an array of lists, or of texts to split; None for any other type."""
     if pa.types.is_null(given.type):
         return pa.nulls(0, pa.int64()), np.zeros(len(given) + 1, np.int64)
     if is_text(given.type):
@@ -143,6 +143,6 @@ def _lists(given: pa.Array, column: ColumnSpec) -> tuple[pa.Array, Ints] | None:
         given = given.cast(pa.list_(given.type.value_type))
     if not (pa.types.is_list(given.type) or pa.types.is_large_list(given.type)):
         return None
-    # flatten() leaves out what null lists hide, which offsets alone would not.
+    # flatten() leaves out the values behind null lists; the offsets alone would include them.
     lengths = pc.fill_null(pc.list_value_length(given), 0).to_numpy(zero_copy_only=False)
     return given.flatten(), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))

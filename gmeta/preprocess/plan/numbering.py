@@ -1,14 +1,15 @@
-"""Rows numbered in their tasks, though a task's rows are in several ranges of the order, each sorted alone.
+"""Numbering of rows in their tasks if a task's rows lie in several ranges, each of which is sorted alone.
 
 ::
 
-    range 0 | range 1 | ...      `number_rows`: the position of each row in what the range has of its task
+    range 0 | range 1 | ...      `number_rows`: the position of each row among its task's rows in the range
        │         │
      counts of each ─────> edges     the second pass: a prefix sum over the ranges
        └──> `place_rows` ──> batch, shard and order of every row
 
-Only the first and the last task of a range can have rows in others. One count a range of these is brought
-together; every row's position in its task and its task's size follow, and with them all that the plan says.
+Only the first and the last task of a range can have rows in other ranges. The counts of these tasks, one
+record per range, are collected. They give every row's position in its task and its task's size, from which
+the plan computes everything else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.table_spec import TableSpec
 
 POSITION, COUNT = "_gmeta_position", "_gmeta_count"
-"""Columns that are added: a row's position among its task's rows in the range, and how many those are."""
+"""Added columns: a row's position among its task's rows in the range, and the number of those rows."""
 
 PLACE, KEY = "_gmeta_place", "_gmeta_key"
 """Where a row is written: ``split * shards + shard``, and `plan.order_key` with its top bit flipped, so that
@@ -33,7 +34,7 @@ it sorts as an int64. Rows of a shard are sorted by (key, task, position)."""
 
 
 def number_rows(rows: Columns, spec: TableSpec) -> dict[str, Values]:
-    """Rows of a range in `plan.row_order`, with `POSITION` and `COUNT`."""
+    """Sort the rows of a range by `plan.row_order`, and add `POSITION` and `COUNT`."""
     rows = take(rows, plan.row_order(rows, spec.order))
     task = single(rows, spec.task)
     starts = np.flatnonzero(np.concatenate(([True], task[1:] != task[:-1])))
@@ -43,12 +44,12 @@ def number_rows(rows: Columns, spec: TableSpec) -> dict[str, Values]:
 
 @dataclass(frozen=True)
 class RangeCount:
-    """How many rows a range has of its first and its last task, and what tasks are between.
+    """The numbers of rows of a range's first and last task, and counts of the tasks in between.
 
     Attributes:
-      number: The range.
-      ends: (task, rows) of the first and the last task; one where they are the same.
-      inner: (split, rows of a task, tasks) of all others, which have all their rows here.
+      number: The number of the range.
+      ends: (task, rows) of the first and the last task; one entry if they are the same.
+      inner: (split, rows of a task, tasks) for all other tasks, which have all their rows in this range.
     """
 
     number: int
@@ -57,7 +58,7 @@ class RangeCount:
 
     @classmethod
     def of(cls, number: int, task: Ints, config: PlanConfig) -> RangeCount:
-        """Count the rows of a range, at least one, by their tasks (N,), ascending."""
+        """Count a range's rows, at least one, from the rows' tasks (N,), ascending."""
         tasks, sizes = np.unique(task, return_counts=True)
         ends = [(int(tasks[place]), int(sizes[place])) for place in sorted({0, len(tasks) - 1})]
         kinds = np.stack([plan.split_of(tasks[1:-1], config), sizes[1:-1]])
@@ -68,11 +69,11 @@ class RangeCount:
 
 @dataclass(frozen=True)
 class Edge:
-    """What a range must know of the others.
+    """The facts that a range needs about the other ranges.
 
     Attributes:
-      first: Its first task.
-      before: Rows of it in the ranges before.
+      first: The range's first task.
+      before: The number of that task's rows in earlier ranges.
       sizes: (task, rows in all ranges) of the first and the last task.
     """
 
@@ -82,7 +83,7 @@ class Edge:
 
 
 def edges(counts: Iterable[RangeCount]) -> dict[int, Edge]:
-    """The edge of each range that has rows: a prefix sum over the ranges, in their order."""
+    """Compute the edge of each range that has rows, by a prefix sum over the ranges in order."""
     ordered = sorted(counts, key=lambda count: count.number)
     sizes = edge_sizes(ordered)
     seen: dict[int, int] = {}
@@ -97,7 +98,7 @@ def edges(counts: Iterable[RangeCount]) -> dict[int, Edge]:
 
 
 def edge_sizes(counts: Iterable[RangeCount]) -> dict[int, int]:
-    """The sizes of the tasks that begin or end ranges."""
+    """Compute the sizes of the tasks at the beginning or end of a range."""
     sizes: dict[int, int] = {}
     for count in counts:
         for task, rows in count.ends:
@@ -106,11 +107,11 @@ def edge_sizes(counts: Iterable[RangeCount]) -> dict[int, int]:
 
 
 def place_rows(rows: Columns, edge: Edge, spec: TableSpec, config: PlanConfig) -> dict[str, Values]:
-    """The rows that are kept, with their batches and places.
+    """Return the kept rows, with their batches and places.
 
     Args:
-      rows: Rows of one range, numbered (`number_rows`); any part of them.
-      edge: The range's.
+      rows: Numbered rows of one range (`number_rows`), or any part of them.
+      edge: The edge of the range.
       spec: The columns.
       config: The settings.
 
@@ -135,7 +136,7 @@ def place_rows(rows: Columns, edge: Edge, spec: TableSpec, config: PlanConfig) -
 
 
 def runs(values: Ints, columns: Columns) -> Iterator[tuple[int, dict[str, Values]]]:
-    """Cut rows where ``values`` (N,) changes: (value, rows)."""
+    """Cut rows where ``values`` (N,) changes, and yield (value, rows)."""
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     for start, stop in itertools.pairwise([0, *changes.tolist(), len(values)]):
         if stop > start:

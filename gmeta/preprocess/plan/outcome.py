@@ -1,4 +1,4 @@
-"""What all engines hand back, and what they share beside the plan."""
+"""The result of an engine, and the checks that engines share besides the plan."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from gmeta.preprocess.table_spec import TableSpec
 
 @dataclass(frozen=True)
 class EngineResult:
-    """What an engine wrote, and an account of every row.
+    """The shards that an engine wrote, and the counts that account for every row.
 
     Attributes:
       shards: Split -> its shards, in order.
-      tasks: Split -> tasks that were kept.
-      rows_read: Records that were read, bad ones included.
+      tasks: Split -> number of tasks kept.
+      rows_read: The number of records read, bad ones included.
       left_out: Reason -> (rows, tasks) that the selection leaves out.
-      task_sizes: Rows a task -> tasks that have as many, before the selection, bad rows not counted.
+      task_sizes: Number of rows -> number of tasks with that many rows, before the selection and without bad
+        rows.
     """
 
     shards: Mapping[str, Sequence[Shard]]
@@ -47,14 +48,14 @@ class EngineResult:
         tasks: Ints,
         sizes: Ints,
     ) -> EngineResult:
-        """The account of some shards.
+        """Make the result for some shards.
 
         Args:
           shards: Split -> its shards, in order.
-          source: Was read.
+          source: The source that was read.
           config: The settings.
           tasks: (T,) all tasks that have good rows.
-          sizes: (T,) how many each has.
+          sizes: (T,) the number of good rows of each task.
         """
         return cls(
             shards=shards,
@@ -66,7 +67,7 @@ class EngineResult:
 
     @classmethod
     def together(cls, parts: Sequence[EngineResult]) -> EngineResult:
-        """The account of partitions that were sorted one after another."""
+        """Join the results of partitions that were sorted one after another."""
         reasons = dict.fromkeys(why for part in parts for why in part.left_out)
         of_reason = {why: [part.left_out.get(why, (0, 0)) for part in parts] for why in reasons}
         return cls(
@@ -82,7 +83,7 @@ class EngineResult:
 
 
 def kept_tasks(tasks: Ints, sizes: Ints, config: PlanConfig) -> dict[str, int]:
-    """Split -> tasks that the selection keeps, of the tasks (T,) of these sizes (T,)."""
+    """Count the tasks that the selection keeps, split -> count, given all tasks (T,) and their sizes (T,)."""
     names = plan.splits(config)
     if config.partitions:
         return {names[config.partition]: int(plan.select_tasks(sizes, config).sum())}
@@ -91,10 +92,10 @@ def kept_tasks(tasks: Ints, sizes: Ints, config: PlanConfig) -> dict[str, int]:
 
 
 def refuse_empty_splits(tasks: Ints, sizes: Ints, config: PlanConfig, path: Path) -> None:
-    """A split without a task can't be trained on or measured.
+    """Raise an error if a split has no task, since it can't be trained on or measured.
 
     Raises:
-      DataError: There is one; the message says why tasks are left out.
+      DataError: A split has no task; the message says why tasks are left out.
     """
     refuse_empty(kept_tasks(tasks, sizes, config), len(tasks), plan.left_out(sizes, config), path)
 
@@ -102,13 +103,13 @@ def refuse_empty_splits(tasks: Ints, sizes: Ints, config: PlanConfig, path: Path
 def refuse_empty(
     kept: Mapping[str, int], tasks: int, left_out: Mapping[str, tuple[int, int]], path: Path
 ) -> None:
-    """As `refuse_empty_splits`, by what is known of all tasks.
+    """Raise an error if a split has no task, as in `refuse_empty_splits`, from counts.
 
     Args:
-      kept: Split -> tasks.
-      tasks: How many there are, before the selection.
-      left_out: Reason -> (rows, tasks).
-      path: What the error names.
+      kept: Split -> number of tasks kept.
+      tasks: The number of tasks before the selection.
+      left_out: Reason -> (rows, tasks) that the selection leaves out.
+      path: The path that the error names.
     """
     empty = [split for split, count in kept.items() if not count]
     if empty:
@@ -122,12 +123,12 @@ def refuse_empty(
 
 
 def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str, Values]:
-    """The rows without those whose key was in their task before; each is told to ``bad``.
+    """Drop rows whose key an earlier row of the task has, and report each of them to ``bad``.
 
     Args:
       rows: Whole tasks in `plan.row_order`, with `NUMBER`.
-      source: Says where they are from.
-      bad: Applies the rule.
+      source: The rows' source, which knows their places.
+      bad: Applies the rule for bad records.
     """
     again = plan.find_repeated(rows, source.spec.task, source.spec.unique)
     if not again.any():
@@ -139,7 +140,7 @@ def refuse_repeated(rows: Columns, source: Source, bad: BadRecords) -> dict[str,
 
 
 def describe_repeated(rows: Columns, spec: TableSpec) -> Iterator[tuple[int, str]]:
-    """The `NUMBER` of each row that is `plan.find_repeated`, and what is wrong with it."""
+    """Yield the `NUMBER` of each row that `plan.find_repeated` has found, and a message that describes it."""
     columns = [single(rows, name).tolist() for name in (spec.task, *spec.unique, NUMBER)]
     for task, *key, number in zip(*columns, strict=True):
         said = ", ".join(f"{name} {value}" for name, value in zip(spec.unique, key, strict=True))

@@ -1,8 +1,8 @@
 """The preparation as pure functions over columns: the order of rows, batches, their places, the shards.
 
-The computation is G-Meta's preprocessing (section 2.2): records are normalised, those of a task are brought
-together in time order and cut into batches that are numbered, and whole batches, never single rows, are
-permuted, so that a reader finds a batch's rows side by side and still meets tasks in random order.
+The computation is G-Meta's preprocessing (section 2.2). Records are normalised. The records of a task are
+grouped in time order and cut into numbered batches. Then whole batches, never single rows, are permuted: a
+reader finds a batch's rows side by side, and still meets tasks in random order.
 
 ::
 
@@ -10,16 +10,18 @@ permuted, so that a reader finds a batch's rows side by side and still meets tas
                                                                                               │
     shards <── sort by place (split, shard, order_key, task, batch_id) <── batch_of(position, task_size)
 
-An engine supplies what stands between the functions: reading, the shuffle, parallel workers, writing. Four
-properties let any engine, with any number of workers, produce the same bytes:
+An engine supplies the rest: reading, the shuffle, parallel workers, writing. Four properties let any engine,
+with any number of workers, produce the same bytes:
 
 * the order of rows is total over everything that is written, so the order of the input doesn't matter;
 * the batch of a row is a function of (its position in its task, the task's size) alone, so a task whose rows
-  are spread over several workers is cut once its size and the rows before each worker's are known;
+  are spread over several workers can be cut once its size, and the number of its rows that precede each
+  worker's, are known;
 * the place of a batch (split, shard, position in it) is a function of (seed, task, batch id) alone;
 * `order_key` is arithmetic on 64-bit integers written out here, not a library's hash.
 
-Nothing here knows what the columns mean. Which one is the task and which one the time says a `TableSpec`.
+These functions don't depend on the columns' meaning. A `TableSpec` says which column is the task and which
+one the time.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from gmeta.preprocess.columns import Columns, Ints, Values
 from gmeta.preprocess.config import PlanConfig
 
 PLAN_VERSION = 2
-"""Raised whenever the same input and settings would give other bytes."""
+"""The version of the plan, increased whenever the same input and settings would give other bytes."""
 
 
 class Placement(NamedTuple):
-    """Where some batches, or the batches of some rows, are written.
+    """The places of some batches, or of the batches of some rows.
 
     Attributes:
       split: (N,) number of the split in `splits`.
@@ -52,7 +54,7 @@ class Placement(NamedTuple):
 
 
 def row_order(columns: Columns, names: Sequence[str]) -> Ints:
-    """The permutation that sorts rows.
+    """Compute the permutation that sorts rows.
 
     Rows are compared by the first of ``names``, ties by the second, and so on. Numbers are compared by value
     (and -0.0 before 0.0, so that rows that compare as equal have equal bytes), lists by length and then
@@ -60,9 +62,9 @@ def row_order(columns: Columns, names: Sequence[str]) -> Ints:
 
     Args:
       columns: N rows.
-      names: The columns to sort by, `TableSpec.order` as a rule. Only rows that tie in all columns before are
-        looked at in the next one, so the many columns that end the list cost next to nothing. Rows that are
-        sorted by the first two already aren't sorted again.
+      names: The columns to sort by, usually `TableSpec.order`. A column is read only for rows that tie in all
+        columns before it, so the many columns at the end of the list cost almost nothing. Rows that are
+        already sorted by the first two columns aren't sorted again.
 
     Returns:
       (N,) int64.
@@ -91,7 +93,7 @@ def row_order(columns: Columns, names: Sequence[str]) -> Ints:
 
 
 def _break_ties(order: Ints, same: NDArray[np.bool_], key: NDArray[Any]) -> None:
-    """Sort the runs of ``order`` that tie by ``key``; ``same`` says what ties before and after."""
+    """Sort the tied runs of ``order`` by ``key``; ``same`` marks the ties, and is updated."""
     edges = np.concatenate(([False], same, [False]))
     places = np.flatnonzero(edges[:-1] | edges[1:])
     run = np.cumsum(~edges[:-1])[places]
@@ -104,7 +106,7 @@ def _break_ties(order: Ints, same: NDArray[np.bool_], key: NDArray[Any]) -> None
 
 
 def _keys(values: Values) -> Iterator[NDArray[Any]]:
-    """What to compare rows of a column by, most significant first."""
+    """Yield the sort keys of a column's rows, most significant first."""
     if not isinstance(values, tuple):
         yield comparable(values)
         return
@@ -119,7 +121,7 @@ def _keys(values: Values) -> Iterator[NDArray[Any]]:
 
 
 def comparable(values: NDArray[Any]) -> NDArray[Any]:
-    """Integers that are ordered as ``values`` are, and equal where the bytes are."""
+    """Convert ``values`` to integers with the same order, which are equal exactly if the bytes are equal."""
     if values.dtype.kind != "f":
         return values
     bits = values.astype(np.float32, copy=False).view(np.int32)
@@ -127,14 +129,14 @@ def comparable(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def positions(task: Ints, first: int = 0) -> Ints:
-    """Position of each row in its task.
+    """Compute the position of each row in its task.
 
     Args:
       task: (N,) the tasks of sorted rows.
-      first: The position of the first of them, where the rows before it are elsewhere.
+      first: The position of the first row in its task, if earlier rows of that task are elsewhere.
 
     Returns:
-      (N,) int64, from 0 on in each task.
+      (N,) int64, counted from 0 in each task.
     """
     starts = np.concatenate(([True], task[1:] != task[:-1]))[: len(task)]
     places = np.arange(len(task))
@@ -145,22 +147,22 @@ def positions(task: Ints, first: int = 0) -> Ints:
 
 
 def find_repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray[np.bool_]:
-    """Which rows have the values of ``unique`` of a row before them in their task.
+    """Find rows that repeat the ``unique`` values of an earlier row of their task.
 
-    With one of the two in the support set and the other in the query set, the answer would be given away. So
-    the earliest by `row_order` stays.
+    If one of two such rows were in the support set and the other in the query set, the label would leak. So
+    only the first row in `row_order` is kept.
 
     Args:
       columns: Whole tasks, sorted by `row_order`.
       task: The name of the task's column.
-      unique: Names of columns of one value a row.
+      unique: Names of columns with one value per row.
 
     Returns:
       (N,) bool.
     """
     keys = [columns[name] for name in (task, *unique)]
     plain = [comparable(key) for key in keys if not isinstance(key, tuple)]
-    order = np.lexsort(plain[::-1])  # stable: equal ones stay in row_order
+    order = np.lexsort(plain[::-1])  # stable: rows with equal keys stay in row_order
     again = np.zeros(len(order), np.bool_)
     same = np.ones(max(len(order) - 1, 0), np.bool_)
     for key in plain:
@@ -170,13 +172,13 @@ def find_repeated(columns: Columns, task: str, unique: Sequence[str]) -> NDArray
 
 
 def select_tasks(task_size: Ints, config: PlanConfig) -> NDArray[np.bool_]:
-    """Which tasks are kept, by their sizes (N,): ``min_rows <= size <= max_rows``."""
+    """Select the tasks to keep by their sizes (N,): ``min_rows <= size <= max_rows``."""
     kept = task_size >= config.min_rows
     return kept & (task_size <= config.max_rows) if config.max_rows else kept
 
 
 def left_out(task_size: Ints, config: PlanConfig) -> dict[str, tuple[int, int]]:
-    """Why tasks are left out: reason -> (rows, tasks), of the tasks of these sizes (N,)."""
+    """Count what the selection leaves out of tasks of these sizes (N,): reason -> (rows, tasks)."""
     few, many = task_size < config.min_rows, (task_size > config.max_rows) & (config.max_rows > 0)
     reasons = {
         f"task has fewer than {config.min_rows} rows": few,
@@ -186,21 +188,21 @@ def left_out(task_size: Ints, config: PlanConfig) -> dict[str, tuple[int, int]]:
 
 
 def batch_count(task_size: Ints, batch_rows: int | None) -> Ints:
-    """Batches of tasks of these sizes (N,): ``max(1, size // batch_rows)``, or 1."""
+    """Count the batches of tasks of these sizes (N,): ``max(1, size // batch_rows)``, or 1."""
     return np.ones_like(task_size) if batch_rows is None else np.maximum(1, task_size // batch_rows)
 
 
 def batch_of(position: Ints, task_size: Ints, batch_rows: int | None) -> Ints:
-    """The batch of a row: its task is cut into consecutive batches, even to within one row.
+    """Compute each row's batch: a task is cut into consecutive batches whose sizes differ by at most one.
 
-    Of ``b`` batches of a task of ``n`` rows, the first ``n % b`` have ``n // b + 1`` rows, the others
-    ``n // b`` (as `numpy.array_split`). So none has fewer than ``batch_rows`` unless the whole task has, and
-    all have fewer than ``2 * batch_rows``.
+    If a task of ``n`` rows has ``b`` batches, the first ``n % b`` batches have ``n // b + 1`` rows, and the
+    others have ``n // b`` (as in `numpy.array_split`). So every batch has at least ``batch_rows`` rows,
+    unless the whole task has fewer, and every batch has fewer than ``2 * batch_rows``.
 
     Args:
       position: (N,) position of the row in its task, from 0.
       task_size: (N,) rows of the task.
-      batch_rows: Rows of a batch, at least. None: a task is a batch.
+      batch_rows: Fewest rows of a batch. None: a task is a batch.
 
     Returns:
       (N,) int64, batch ids from 0.
@@ -218,9 +220,10 @@ def batch_of(position: Ints, task_size: Ints, batch_rows: int | None) -> Ints:
 
 
 def splits(config: PlanConfig) -> tuple[str, ...]:
-    """The names of the splits.
+    """Return the names of the splits.
 
-    The source's own; else ``("warm", "cold")``, or ``("train",)`` where no task is held back.
+    They are the source's own splits, if it has any; else ``("warm", "cold")``, or ``("train",)`` if no task
+    is held out.
     """
     if config.partitions:
         return config.partitions
@@ -228,7 +231,7 @@ def splits(config: PlanConfig) -> tuple[str, ...]:
 
 
 def split_of(task: Ints, config: PlanConfig) -> Ints:
-    """The number of each task's split in `splits`; (N,) int64."""
+    """Return the number of each task's split in `splits`; (N,) int64."""
     if config.partitions:
         return np.full(len(task), config.partition, np.int64)
     if not config.cold_modulus:
@@ -237,15 +240,16 @@ def split_of(task: Ints, config: PlanConfig) -> Ints:
 
 
 def place(task: Ints, batch_id: Ints, config: PlanConfig) -> Placement:
-    """Where the batches (N,) are written."""
+    """Compute the places of batches (N,)."""
     key = order_key(config.seed, task, batch_id)
     return Placement(split_of(task, config), shard_of(key, config.shards), key)
 
 
 def order_key(seed: int, task: Ints, batch_id: Ints) -> NDArray[np.uint64]:
-    """A pseudo-random number for each batch; sorting by it permutes the batches.
+    """Compute a pseudo-random number for each batch; sorting by it permutes the batches.
 
-    Three rounds of SplitMix64 (Steele, Lea and Flood, 2014), each absorbing one of the arguments.
+    The number comes from three rounds of SplitMix64 (Steele, Lea and Flood, 2014); each round mixes in one of
+    the arguments.
 
     Args:
       seed: Another seed gives another permutation.
@@ -269,9 +273,9 @@ def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def shard_of(key: NDArray[np.uint64], shards: int) -> Ints:
-    """The shard that each batch is written to: equal ranges of `order_key`, in ascending order.
+    """Compute the shard of each batch: shards are equal ranges of `order_key`, in ascending order.
 
-    Shards therefore hold about, not exactly, as many batches each; in exchange a worker that writes one
-    needs to know nothing about the others.
+    Shards therefore hold about the same number of batches, not exactly. In return, a worker that writes one
+    shard needs to know nothing about the others.
     """
     return (((key >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)

@@ -1,12 +1,12 @@
-"""Rows cut into ranges of their order, so that no worker has to hold more than a range, however hot a task.
+"""Cutting of the ordered rows into ranges: a worker holds at most one range, however many rows a task has.
 
 ::
 
     rows ──sample──> bounds of the ranges
       └──range_of──> range 0 | range 1 | ...
 
-A range is bounded by rows, compared as `plan.row_order` does, so a task can be cut anywhere, also between
-rows of one time. Where ranges are cut hangs on what happened to be sampled; what is made of them doesn't
+The bounds of a range are rows, compared as in `plan.row_order`. So a task can be cut anywhere, also between
+rows with the same time. The cuts depend on the sampled rows; the final result doesn't
 (`gmeta.preprocess.plan.numbering`).
 """
 
@@ -21,13 +21,13 @@ from gmeta.preprocess.plan import placement as plan
 
 
 class Sampler:
-    """Keeps every ``stride``-th row, and fewer the more come.
+    """A sampler that keeps every ``stride``-th row; the stride grows with the number of rows.
 
     Args:
-      most: Rows that are kept, at most.
+      most: The largest number of rows to keep.
 
     Attributes:
-      stride: Of how many rows one is kept.
+      stride: One row of so many is kept.
     """
 
     def __init__(self, most: int = 1024) -> None:
@@ -36,7 +36,7 @@ class Sampler:
         self.stride = 1
 
     def add(self, rows: Columns) -> None:
-        """Look at some rows."""
+        """Sample the next rows."""
         count = row_count(rows)
         chosen = np.arange(self._next, count, self.stride)
         self._next += len(chosen) * self.stride - count
@@ -49,17 +49,18 @@ class Sampler:
             self.stride *= 2
 
     def rows(self) -> Columns | None:
-        """What is kept, or None."""
+        """Return the kept rows, or None if there are none."""
         return join_rows(self._kept) if self._kept else None
 
 
 def bounds_of(samples: Iterable[tuple[int, Columns]], order: Sequence[str], ranges: int) -> Columns | None:
-    """The first row of every range but the first, by samples.
+    """Choose the first row of every range except the first, from samples.
 
     Args:
       samples: (stride, rows) of several `Sampler`.
-      order: What rows are compared by: `TableSpec.order`, or the task alone where none may be cut.
-      ranges: How many ranges there are to be.
+      order: The columns that rows are compared by: `TableSpec.order`, or the task alone if no task may be
+        cut.
+      ranges: The number of ranges to make.
     """
     found = list(samples)
     longest = max((stride for stride, _ in found), default=1)
@@ -72,7 +73,7 @@ def bounds_of(samples: Iterable[tuple[int, Columns]], order: Sequence[str], rang
 
 
 def range_of(rows: Columns, bounds: Columns | None, order: Sequence[str]) -> Ints:
-    """The range of each row (N,): the number of bounds that aren't after it."""
+    """Return the range of each row (N,): the number of bounds that don't come after it."""
     count = row_count(rows)
     if bounds is None or not row_count(bounds):
         return np.zeros(count, np.int64)

@@ -1,3 +1,3 @@
-"""Writes records, shards and their indexes."""
+"""Writing of records, shards and their indexes."""
 
 __all__: list[str] = []

@@ -16,11 +16,11 @@ from gmeta.preprocess.shards.record_writer import RecordWriter
 from gmeta.preprocess.summary import PrepareSummary
 
 LAYOUT_VERSION = 1
-"""Raised whenever a layout's bytes change."""
+"""The version of the layouts, increased whenever a layout's bytes change."""
 
 
 def shard_name(split: str, number: int, shards: int) -> str:
-    """The name of a shard.
+    """Return the name of a shard.
 
     Example:
       >>> shard_name("warm", 0, 2)
@@ -38,15 +38,15 @@ def write_shard(
       path: The file; it and ``<path>.gidx`` appear when they are whole.
       schema: The columns of the rows.
       layout: How rows are encoded.
-      parts: Rows of whole batches, in the order of the shard (`plan.Placement`). None at all makes an empty
-        file with an index of no groups.
-      codec: What compresses each record, if anything does.
+      parts: Rows of whole batches, in the order of the shard (`plan.Placement`). Without any parts, the file
+        is empty and its index has no groups.
+      codec: The compression of each record, if any.
 
     Returns:
-      What the manifest says of it.
+      The shard's entry in the manifest.
 
     Raises:
-      DataError: A batch's rows don't stand together, or a batch is too large for a record.
+      DataError: A batch's rows aren't consecutive, or a batch is too large for a record.
       OSError: The file can't be written.
     """
     with RecordWriter(path, schema, layout=layout, codec=codec, index=True) as writer:
@@ -63,15 +63,15 @@ def save_manifest(
     plan: Mapping[str, Any],
     summary: PrepareSummary,
 ) -> Manifest:
-    """Write the summary and, last of all, the manifest: with it the data set is whole.
+    """Write the summary and then the manifest, which completes the data set.
 
     Args:
-      folder: Holds the shards and their indexes.
+      folder: The folder with the shards and their indexes.
       schema: The columns of the rows.
-      shards: Split -> its shards in order, each of `plan.splits`.
+      shards: Split -> its shards in order, for each of `plan.splits`.
       config: The settings.
-      plan: What the manifest keeps of the settings (`prepare.describe_plan`).
-      summary: The account of the run.
+      plan: The part of the settings that the manifest keeps (`prepare.describe_plan`).
+      summary: The summary of the run.
     """
     manifest = Manifest(
         schema=schema,

@@ -1,4 +1,4 @@
-"""Which groups a shard holds, noted while it is written."""
+"""The log of a shard's groups, kept while the shard is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gmeta.preprocess.shards.record_encoder import GroupRuns
 
 
 class SplitGroupError(ValueError):
-    """A group that was written before and begins again at ``row``."""
+    """The error for a group that was written before and begins again at ``row``."""
 
     def __init__(self, row: int, key: tuple[int, int]) -> None:
         self.row, self.key = row, key
@@ -20,10 +20,10 @@ class SplitGroupError(ValueError):
 
 
 class GroupLog:
-    """Cuts rows into groups, each a run of one key, and refuses a key that comes again.
+    """A log that cuts rows into groups, each a run of one key, and refuses a key that comes again.
 
     Args:
-      may_continue: Whether the last group may go on with the first rows of the next call.
+      may_continue: Whether the first rows of the next call may continue the last group.
     """
 
     def __init__(self, *, may_continue: bool) -> None:
@@ -34,10 +34,10 @@ class GroupLog:
         self._bytes = self._rows = 0
 
     def runs(self, task: NDArray[np.int64], batch: NDArray[np.int64]) -> GroupRuns:
-        """The groups of the rows with these keys, (N,) each, not yet noted.
+        """Cut rows with these keys, (N,) each, into groups, without adding the groups to the log.
 
         Raises:
-          SplitGroupError: A key that was noted before, or whose rows don't stand together.
+          SplitGroupError: A key is in the log already, or its rows aren't consecutive.
         """
         changes = np.flatnonzero((task[1:] != task[:-1]) | (batch[1:] != batch[:-1])) + 1
         starts = np.concatenate([[0], changes]) if len(task) else changes
@@ -58,7 +58,7 @@ class GroupLog:
         return GroupRuns(ends, sizes, crcs, keys, continues)
 
     def add(self, runs: GroupRuns) -> None:
-        """Note groups that have been written."""
+        """Add groups that have been written to the log."""
         if not runs.keys or runs.sizes is None:
             return
         rows = np.diff(runs.ends, prepend=0)
@@ -80,9 +80,9 @@ class GroupLog:
 
     @property
     def groups(self) -> int:
-        """Groups noted so far."""
+        """The number of groups in the log."""
         return sum(len(part) for part in self._parts)
 
     def index(self, layout: Layout) -> GroupIndex:
-        """The index of what was noted."""
+        """Build the index of the groups in the log."""
         return GroupIndex(layout, self._bytes, np.concatenate([np.zeros(0, ENTRY), *self._parts]))

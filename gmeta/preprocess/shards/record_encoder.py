@@ -1,4 +1,4 @@
-"""The native record encoder (``io/records``): columns in, framed records out, a block at a time."""
+"""The native record encoder (``io/records``): it converts columns to framed records, one block at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.core.data.schema import Schema
 from gmeta.core.errors import NativeLibraryError
 from gmeta.core.native import library_path
 
-_DTYPES = ("int64", "float32")  # their places are the native enum's values
+_DTYPES = ("int64", "float32")  # each index is the value in the native enum
 
 
 @functools.cache
@@ -46,11 +46,11 @@ class GroupRuns:
     """The groups that some rows are cut into.
 
     Attributes:
-      ends: (G,) the row before which each ends, rising; the last one is the number of rows.
-      sizes: (G,) bytes of the file; the encoder adds to them what it writes of each group.
-      crcs: (G,) CRC-32C of the payloads of each, joined; it goes on from that of bytes written before.
-      keys: Of each, ``(task, batch_id)``.
-      continues: Whether the first one goes on with the group that was written last.
+      ends: (G,) the row before which each group ends, ascending; the last one is the number of rows.
+      sizes: (G,) each group's bytes in the file; the encoder adds the bytes that it writes.
+      crcs: (G,) CRC-32C of each group's joined payloads; the encoder continues it from earlier bytes.
+      keys: ``(task, batch_id)`` of each group.
+      continues: Whether the first group continues the group that was written last.
     """
 
     ends: NDArray[np.int64]
@@ -61,16 +61,16 @@ class GroupRuns:
 
 
 class RecordEncoder:
-    """Encodes rows of a schema's columns in one of the layouts.
+    """An encoder of rows in one of the layouts.
 
     Args:
       schema: The columns.
-      layout: A ``tf.train.Example`` a row, or a record a group.
-      codec: ``"zstd"`` compresses each record, of the columnar layout alone.
+      layout: ``"example"``, a ``tf.train.Example`` per row, or ``"columnar"``, a record per group.
+      codec: ``"zstd"`` compresses each record; only for the columnar layout.
 
     Raises:
-      ConfigError: There is no such codec, or not for this layout.
-      NativeLibraryError: The native encoder was never built, or is of another version; or there is no zstd.
+      ConfigError: The codec is unknown, or doesn't exist for this layout.
+      NativeLibraryError: The native encoder was never built, has another version, or finds no zstd library.
     """
 
     def __init__(self, schema: Schema, layout: Layout, codec: Codec | None = None) -> None:
@@ -98,13 +98,13 @@ class RecordEncoder:
     def blocks(
         self, values: list[NDArray[Any]], splits: list[NDArray[np.int64] | None], runs: GroupRuns, block: int
     ) -> Iterator[memoryview]:
-        """Yield views of encoded bytes; each is valid until the next one is asked for.
+        """Yield views of encoded bytes; each view is valid until the next one is requested.
 
         Args:
-          values: Of each column, contiguous, of its type.
+          values: The values of each column, contiguous and of the column's type.
           splits: Row splits of each list column, None for the others.
           runs: The groups of the rows.
-          block: Bytes that are encoded at once; the last record of a block may pass it.
+          block: Bytes to encode at once; the last record of a block may exceed it.
         """
         ends = runs.ends
         value_pointers = (ctypes.c_void_p * self._count)(*(array.ctypes.data for array in values))
@@ -132,7 +132,7 @@ class RecordEncoder:
             yield memoryview((ctypes.c_char * size.value).from_address(data.value or 0)).cast("B")
 
     def close(self) -> None:
-        """Free the native encoder; doing it twice does nothing more."""
+        """Free the native encoder; a second call does nothing."""
         if self._handle:
             _library().gmeta_records_encoder_free(self._handle)
             self._handle = None

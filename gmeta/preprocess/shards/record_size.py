@@ -1,4 +1,4 @@
-"""Refuses records that readers would refuse, before anything of them is written."""
+"""The check for records that readers would refuse as too large; it runs before anything is written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gmeta.preprocess.columns import Ints
 from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder
 
 MAX_RECORD = 256 << 20
-"""The most bytes of a record that readers take (``max_record`` in ``io/records/tfrecord.h``)."""
+"""The largest record in bytes that readers accept (``max_record`` in ``io/records/tfrecord.h``)."""
 
 FRAME = 16
-"""Bytes of a record that aren't payload."""
+"""The bytes of a record that aren't payload."""
 
 _WIDEST = 11  # bytes of the widest value in either layout
-_HEADER = 1 << 16  # more than the names of any columns take
+_HEADER = 1 << 16  # more bytes than the names of any columns take
 _BLOCK = 4 << 20
 
 
@@ -34,25 +34,25 @@ def refuse_large(
 ) -> None:
     """Refuse records of more than `MAX_RECORD` bytes.
 
-    A bound tells nearly every record to be small enough; what is left is encoded to see.
+    An upper bound clears nearly every record; the remaining records are encoded to find their size.
 
     Args:
-      encoder: Encodes them.
-      values: Of each column, as `RecordEncoder.blocks` takes them.
+      encoder: The encoder of the records.
+      values: The values of each column, as for `RecordEncoder.blocks`.
       splits: Row splits of each list column, None for the others.
       ends: (R,) the row before which each record ends.
       key: (N,) the task and the batch of each row.
-      path: Named by the error.
+      path: The path that the error names.
 
     Raises:
-      DataError: There is one; names its task, batch and size.
+      DataError: A record is too large; the message gives its task, batch and size.
     """
     rows = len(key[0])
     widest = max((int(np.diff(of).max(initial=0)) for of in splits if of is not None), default=0)
     longest = int(np.diff(ends, prepend=0).max(initial=0))
     if longest * len(values) * max(1, 2 * widest) * _WIDEST + _HEADER <= MAX_RECORD:
         return
-    bound = np.zeros(rows + 1, np.int64)  # values before each row
+    bound = np.zeros(rows + 1, np.int64)  # the number of values before each row
     for of_list in splits:
         bound += np.arange(rows + 1) if of_list is None else of_list + np.arange(rows + 1)
     starts = np.concatenate(([0], ends[:-1])).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Writes columns of rows as a TFRecord file, a ``tf.train.Example`` a row or a record a group."""
+"""The writer of rows to a TFRecord file, with a ``tf.train.Example`` per row or a record per group."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from gmeta.preprocess.shards.record_size import refuse_large
 from gmeta.preprocess.shards.shard_file import ShardFile
 
 Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
-"""A column's rows: one value a row, or, for a list column, ``(values, row_splits)``."""
+"""A column's rows: one value per row or, for a list column, ``(values, row_splits)``."""
 
-_BLOCK = 4 << 20  # bytes that are encoded before they are written
+_BLOCK = 4 << 20  # bytes to encode before they are written
 
 
 class RecordWriter:
-    """Writes one TFRecord file; it appears under its name only when it is whole.
+    """A writer of one TFRecord file; the file appears under its name only when it is whole.
 
-    Rows go to ``<path>.<process id>.tmp``, which is flushed to the disk and renamed by `close`. Left by an
-    exception, or by `discard`, the temporary file is removed, and what stood at ``path`` before stays.
+    Rows go to ``<path>.<process id>.tmp``; `close` flushes that file to the disk and renames it. After an
+    exception in the ``with`` block, or by `discard`, the temporary file is removed, and an earlier file at
+    ``path`` stays.
 
-    In the layout ``"example"`` a record is a row, a ``tf.train.Example`` with an ``int64_list`` or a
-    ``float_list`` a column, in the bytes that protobuf's deterministic serialisation gives. In the layout
-    ``"columnar"`` a record is a group, all rows of one task and batch, with an array a column
-    (``io/records/columnar.h``), and each call of `write` brings whole groups. Equal rows make equal files.
+    In the layout ``"example"``, a record is a row: a ``tf.train.Example`` with an ``int64_list`` or a
+    ``float_list`` for each column, in the bytes of protobuf's deterministic serialisation. In the layout
+    ``"columnar"``, a record is a group, all rows of one task and batch, with an array for each column
+    (``io/records/columnar.h``); each call of `write` must bring whole groups. Equal rows make equal files.
 
     Args:
       path: The file to write. Its folder must exist.
@@ -42,13 +43,13 @@ class RecordWriter:
       layout: ``"example"`` or ``"columnar"``.
       codec: ``"zstd"`` compresses each record of the columnar layout that it makes smaller.
       index: Whether to write an index of the groups too (`gmeta.core.data.group_index`), as ``<path>.gidx``.
-        An index that stood there before is removed in any case, because it is that of another file.
+        An earlier index at that path is removed in any case, because it belongs to another file.
 
     Attributes:
-      rows: Rows written so far.
+      rows: The number of rows written so far.
 
     Raises:
-      ConfigError: There is no such layout, or codec for it.
+      ConfigError: The layout is unknown, or doesn't support the codec.
       OSError: The file can't be created, or the disk is full.
       NativeLibraryError: The native encoder was never built.
 
@@ -84,12 +85,12 @@ class RecordWriter:
 
     @property
     def bytes(self) -> int:
-        """Bytes written so far, framing included."""
+        """The number of bytes written so far, framing included."""
         return self._file.bytes
 
     @property
     def groups(self) -> int:
-        """Groups written so far; 0 where none is noted (the layout ``"example"`` without an index)."""
+        """The number of groups written so far; 0 if groups aren't logged (``"example"`` without an index)."""
         return self._log.groups if self._log is not None else 0
 
     @property
@@ -101,15 +102,16 @@ class RecordWriter:
         """Append rows.
 
         Args:
-          columns: Column name -> its rows, one entry for every column of the schema. One value a row: a
-            1-D array. A list column: ``(values, row_splits)``, row ``r`` being
-            ``values[row_splits[r]:row_splits[r + 1]]``. Integers up to 64 bits signed are taken for int64,
-            16- and 32-bit floats and lists of Python numbers for float32; nothing else is cast.
+          columns: Column name -> its rows, one entry for every column of the schema. A column with one value
+            per row is a 1-D array. A list column is ``(values, row_splits)``; row ``r`` is
+            ``values[row_splits[r]:row_splits[r + 1]]``. An int64 column accepts integers up to 64 bits
+            signed, a float32 column accepts 16- and 32-bit floats and lists of Python numbers; nothing else
+            is cast.
 
         Raises:
           DataError: A column is missing, unknown, of another type or of another length; a record would have
             more than `record_size.MAX_RECORD` bytes; or, in the columnar layout or with an index, a group was
-            written before. Nothing of this call is written then.
+            written before. The call then writes nothing.
           OSError: The disk is full; the file is discarded.
           ValueError: The writer is closed.
         """
@@ -143,7 +145,7 @@ class RecordWriter:
         self.rows += rows
 
     def close(self) -> None:
-        """Flush the file to the disk and give it its name, and its index. Doing it twice does nothing more.
+        """Flush the file to the disk, rename it to ``path``, and write its index. A second call does nothing.
 
         Raises:
           OSError: The disk is full; the file is discarded.
@@ -153,12 +155,12 @@ class RecordWriter:
         self._encoder.close()
 
     def discard(self) -> None:
-        """Drop what was written; ``path`` is left as it was before."""
+        """Drop the written rows, and leave ``path`` as it was before."""
         self._file.discard()
         self._encoder.close()
 
     def _runs(self, task: NDArray[np.int64], batch: NDArray[np.int64]) -> GroupRuns:
-        if self._log is None:  # no group matters
+        if self._log is None:  # groups don't matter
             return GroupRuns(np.full(min(len(task), 1), len(task), np.int64))
         try:
             return self._log.runs(task, batch)
@@ -170,7 +172,7 @@ class RecordWriter:
             ) from None
 
     def _take(self, column: Column, given: Any) -> tuple[Any, Any]:
-        """A column's values and row splits as contiguous arrays of the native types."""
+        """Convert a column's values and row splits to contiguous arrays of the native types."""
         splits: Any = None
         if column.is_list:
             if not isinstance(given, tuple) or len(given) != 2:
@@ -193,7 +195,7 @@ class RecordWriter:
         array = np.asarray(given)
         if array.ndim != 1:
             raise self._error(f"column {column.name!r} must be 1-D, got shape {array.shape}")
-        # A Python float is a double for want of another type; an array of doubles is one on purpose.
+        # A Python float can only be a double, so it may be cast; an array of doubles has its type on purpose.
         plain = column.dtype == "float32" and not hasattr(given, "dtype")
         if array.size and not np.can_cast(array.dtype, column.dtype, "same_kind" if plain else "safe"):
             raise self._error(

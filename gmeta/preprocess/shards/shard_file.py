@@ -1,4 +1,4 @@
-"""A shard as a file: it appears under its name whole, with its index beside it, or not at all."""
+"""The file of a shard, which appears under its name whole, with its index beside it, or not at all."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gmeta.core.files import write_atomically
 
 
 class ShardFile:
-    """A file that is written at its end only.
+    """A file to which bytes are only appended.
 
-    Bytes go to ``<path>.<process id>.tmp``, which `close` flushes to the disk and renames. `discard` removes
-    it, and what stood at ``path`` before stays.
+    Bytes go to ``<path>.<process id>.tmp``; `close` flushes that file to the disk and renames it. `discard`
+    removes it, and an earlier file at ``path`` stays.
 
     Args:
       path: The file to write. Its folder must exist.
 
     Attributes:
-      bytes: Bytes written so far.
+      bytes: The number of bytes written so far.
       index: The checksum of the index, once it is written.
 
     Raises:
@@ -36,19 +36,19 @@ class ShardFile:
         self.closed = True
         self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         self._temporary_index = path.with_name(f"{index_path(path).name}.{os.getpid()}.tmp")
-        # Exclusively: two writers of one path would mix their records.
+        # Open it exclusively: two writers of one path would mix their records.
         self._file = self._temporary.open("xb", buffering=0)
         self.closed = False
 
     def fileno(self) -> int:
-        """The descriptor of the file that is written."""
+        """Return the descriptor of the temporary file."""
         return self._file.fileno()
 
     def put(self, block: memoryview) -> None:
         """Append bytes.
 
         Raises:
-          OSError: The disk is full; the error says so, and after how many bytes.
+          OSError: The disk is full; the error says so, and how many bytes were written.
         """
         try:
             while block:
@@ -61,11 +61,11 @@ class ShardFile:
             raise OSError(error.errno, f"{reason} (after {self.bytes} bytes)", str(self.path)) from error
 
     def close(self, index: Callable[[], GroupIndex] | None = None) -> None:
-        """Flush to the disk, and give the file and its index their names. Doing it twice does nothing more.
+        """Flush to the disk, and give the file and its index their final names. A second call does nothing.
 
         Args:
-          index: Makes the index; None: there is to be none, and one that stood there before is removed,
-            because it is that of another file.
+          index: Makes the index. None: no index is written, and an earlier one is removed, because it belongs
+            to another file.
 
         Raises:
           OSError: The disk is full; the file is discarded.
@@ -79,7 +79,7 @@ class ShardFile:
                 data = index().to_bytes()
                 write_atomically(self._temporary_index, data)
                 self.index = checksum_of(data)
-            # Never an index beside a shard that isn't its own, whenever this ends.
+            # Remove the old index first: a crash then never leaves an index beside another shard's file.
             index_path(self.path).unlink(missing_ok=True)
             self._temporary.replace(self.path)
             if index is not None:
@@ -91,7 +91,7 @@ class ShardFile:
         _sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Drop what was written; ``path`` is left as it was before."""
+        """Drop the written bytes, and leave ``path`` as it was before."""
         if self.closed:
             return
         self.closed = True
@@ -102,7 +102,7 @@ class ShardFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder last through a crash."""
+    """Make a rename in a folder survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

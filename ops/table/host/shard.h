@@ -1,11 +1,10 @@
 // Shard: one of a table's sub-tables, with a key index and a row store under one lock, and the
 // passes that a batch makes over it.
 //
-// A pass goes through four stages (key_pipeline.h). A row number found in stage 2 is valid through
-// stage 4: rows never move, and a pass erases nothing (but it promotes half rows, rows.h). Passes
-// over records are compiled for each form of rows and each admission policy, and chosen once per
-// batch. A lookup that inserts first evicts (eviction.h), and decides in stage 4 whether to admit
-// a missing key (admission.h).
+// A pass has four stages (key_pipeline.h). A row number found in stage 2 is valid through stage 4:
+// rows never move, and a pass erases nothing. Passes over records are compiled for each form of rows
+// and each admission policy, and chosen once per batch. A lookup that inserts first evicts
+// (eviction.h), and decides in stage 4 whether to admit a missing key (admission.h).
 
 #ifndef GMETA_OPS_TABLE_HOST_SHARD_H_
 #define GMETA_OPS_TABLE_HOST_SHARD_H_
@@ -168,10 +167,9 @@ class alignas(128) Shard {
         rows_);
   }
 
-  // Selects three things from a range of logical shards: the rows whose last step is
-  // `min_last_step` or later, the removed keys, which the journal cuts, and the keys that wait for
-  // admission. Adds the number of all rows of each logical shard to live[logical shard -
-  // range.first].
+  // Selects from a range of logical shards the rows whose last step is `min_last_step` or later, the
+  // removed keys, which the journal cuts, and the keys that wait for admission. Adds the number of
+  // all rows of each logical shard to live[logical shard - range.first].
   ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
     ShardSelection selection;
     std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -199,8 +197,7 @@ class alignas(128) Shard {
     return selection;
   }
 
-  // Writes selected records to places `start`, start + 1, ... of the columns. The shard must not
-  // have changed since they were selected.
+  // Writes records, selected since the last change, to places `start`, start + 1, ... of columns.
   void ExportSelected(const ShardSelection& selection, uint64_t start, const RecordColumns& to) {
     constexpr size_t kAhead = 8;
     std::shared_lock<std::shared_mutex> lock(mutex_);

@@ -16,31 +16,26 @@
 //
 // Parallelism and locks
 //   A batch is first partitioned by shard. Then workers process the shards in parallel, one worker
-//   per shard, which takes the shard's lock once. So a lock is taken once for hundreds of keys,
-//   workers of one batch never wait for each other, and two concurrent batches wait only if they
-//   use the same shard at the same time. Lookups that don't insert share the lock. There are far
-//   more shards than workers. The top bits of the hash that choose the shard also choose the
+//   per shard, which takes the shard's lock once. So a lock is taken once for hundreds of keys, and
+//   two concurrent batches wait only if they use the same shard at the same time. Lookups that
+//   don't insert share the lock. The top bits of the hash that choose the shard also choose the
 //   logical shard of a checkpoint.
 //
-//   Above the shards there is one more lock, taken once per call: batches share it, and export,
-//   import and clear hold it exclusively. So an export is a snapshot between batches, never in the
-//   middle of one. Workers never take this lock, so waiting for it can't starve a batch of its
-//   workers.
+//   Batches share one more lock above the shards, taken once per call; export, import and clear
+//   hold it exclusively. So an export is a snapshot between batches. Workers never take this lock,
+//   so waiting for it can't starve a batch of its workers.
 //
 // Order
 //   Results don't depend on threads: rows are returned at the position of their key, initial rows
-//   don't depend on the order of insertion, and the gradients of a key that occurs twice in a batch
-//   are summed in the batch's order before one update. Only the order of Export depends on history;
-//   ExportShards sorts by key. Which keys are admitted and which rows are evicted (admission.h,
-//   eviction.h) depends only on the batches in their order.
+//   don't depend on the order of insertion, and gradients of one key are summed in the batch's
+//   order. Only the order of Export depends on history; ExportShards sorts by key. Which keys are
+//   admitted and evicted (admission.h, eviction.h) depends only on the batches in their order.
 //
 // Saving
 //   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
-//   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
-//   Batches may run between two ranges; then the save as a whole shows no single moment, but every
-//   record in it is whole. A record that changes after the save has begun is in the next
-//   incremental save, because its last step isn't below the step at which this save began. For a
-//   save of a single moment, save between two steps.
+//   for a range, not for the table. A range is a snapshot: no batch runs while it is copied. Batches
+//   may run between two ranges; then the save shows no single moment, but every record in it is
+//   whole, and one that changes after the save has begun is in the next incremental save too.
 
 #ifndef GMETA_OPS_TABLE_HOST_TABLE_H_
 #define GMETA_OPS_TABLE_HOST_TABLE_H_

@@ -169,6 +169,7 @@ def test_the_network_interface_has_to_be_named() -> None:
         main(["-np", "2", "true"])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_horovods_launcher_with_a_secret_runs_ranks_that_have_it() -> None:
     code = "import gmeta; w = gmeta.init(); print('rank', w.rank, 'of', w.size)"

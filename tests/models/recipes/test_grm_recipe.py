@@ -66,6 +66,7 @@ def test_what_cannot_be_is_said_in_a_line(recipe, words, told):
     assert isinstance(result.exception, SystemExit)
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_and_tells_the_best_epochs(recipe, tmp_path):
     sizes = {"users": 40, "events": 20, "exposures": 10, "epochs": 1, "dim": 4, "tokens": 600}
     words = [f"--{name}={size}" for name, size in sizes.items()]

@@ -179,7 +179,7 @@ def test_items_beyond_the_catalogue_are_refused_in_fit_and_evaluate(wrong):
             run(data, verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "texts"])
+@pytest.mark.parametrize("kind", [pytest.param("numbers", marks=pytest.mark.slow), "texts"])
 def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tmp_path, kind):
     numbered, batch = make_model(negatives=64), histories(64)
     ids = (

@@ -330,6 +330,7 @@ def out_of_core(data, out, limit):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_into_memory(wide, tmp_path):
     prepare(wide, tmp_path / "whole", PrepareConfig(layout="columnar"), spec=TableSpec("user", time="ts"))
     done = out_of_core(wide, tmp_path / "out", 0)

@@ -1,3 +1,3 @@
-"""Adapts a trained model to tasks, and serializes what adapted."""
+"""Adaptation of a trained model to tasks, and serialization of the adapted weights."""
 
 __all__: list[str] = []

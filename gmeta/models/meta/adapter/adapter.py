@@ -1,4 +1,4 @@
-"""A learner in use: it adapts to a task that it is shown, and predicts with the adapted weights."""
+"""Adaptation of a trained learner to tasks, and prediction with the adapted weights."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_view import TaskBatch
 
 Samples = Mapping[str, Any]
-"""Feature -> ids: (samples,), or for several a sample a RaggedTensor, lists, or (samples, ids); and columns
-of numbers that the network takes by name, (samples,). A pandas DataFrame is one."""
+"""Feature -> ids, and column -> numbers. Ids are (samples,), or for several ids a sample a RaggedTensor,
+lists, or (samples, ids). Numbers are columns that the network takes by name, (samples,). A pandas DataFrame
+works too."""
 
 
 class Adapter:
-    """Adapts a learner's weights to tasks that it is shown, and predicts with them; nothing is stored.
+    """An adapter of a learner's weights to tasks, which also predicts with them; nothing is stored.
 
-    On several ranks, where a lookup is an exchange, all ranks call each of these methods together, with as
-    many tasks or samples of their own as they have, or with none.
+    On several ranks a lookup is an exchange, so all ranks must call each of these methods together. Each
+    rank passes its own tasks or samples, any number of them or none.
 
     Args:
-      learner: The learner. `MetaModel.adapt` and `MetaModel.predict` are these methods, of its learner.
+      learner: The learner. `MetaModel.adapt` and `MetaModel.predict` call these methods with its learner.
 
     Example:
       ::
@@ -89,13 +90,13 @@ class Adapter:
 
         Args:
           x: The samples' features.
-          weights: What `adapt` gave for the task. None: the shared weights, which adaptation starts from.
+          weights: The result of `adapt` for the task. None: the shared weights, which adaptation starts from.
 
         Returns:
-          (samples,), or (samples, outputs) if there are several.
+          (samples,), or (samples, outputs) if there are several outputs.
 
         Raises:
-          ConfigError: The weights are of another network, or of a model that was trained on since.
+          ConfigError: The weights belong to another network, or the model was trained since they were made.
         """
         learner, columns = self.learner, _columns(self.learner)
         given: list[Any] = [columns.join([columns.samples(x, "x")]), {}, {}]
@@ -111,14 +112,14 @@ class Adapter:
         return outputs
 
     def predict_after(self, batch: TaskBatch, steps: Sequence[int]) -> dict[int, Any]:
-        """Compute `TaskLearner.predict_after` from a graph that is traced once for batches of all sizes."""
+        """Run `TaskLearner.predict_after` as a graph that is traced once for batches of all sizes."""
         steps = tuple(steps)
         return self.graphs().run(
             ("predict_after", *steps), lambda given: self.learner.predict_after(given, steps), batch
         )
 
     def graphs(self) -> TracedGraphs:
-        """The graphs of the learner's present inner loop and loss."""
+        """Return the graphs for the learner's present inner loop and loss."""
         made_for = self.learner.inner, self.learner.loss
         if not self._graphs.still_for(*made_for):
             self._graphs = TracedGraphs(*made_for)
@@ -126,12 +127,12 @@ class Adapter:
 
 
 def _columns(learner: TaskLearner) -> SampleColumns:
-    """What the learner's samples consist of."""
+    """Return the columns that the learner's samples consist of."""
     return SampleColumns(learner.collection.merged, columns_beside(learner))
 
 
 def _pack(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:
-    """Support sets as a batch of tasks."""
+    """Pack support sets into a batch of tasks."""
     sets, labels = [], []
     tasks = list(tasks)
     for number, pair in enumerate(tasks):

@@ -1,9 +1,9 @@
-r"""The checksum of fast weights as bytes, by stock TensorFlow ops: the same in Python and in exported graphs.
+r"""A checksum of serialized fast weights, by stock TensorFlow ops that run in Python and in exported graphs.
 
 It is an entry of the header's ``__metadata__``, ``"checksum":"<19 digits>"``: the lower 63 bits of FarmHash's
-64-bit fingerprint (``Fingerprint64``) of all bytes, in which the digits are zeros. Bytes of an earlier gmeta
-have no such entry, and no other entries than `EARLIER`: so that a damaged name of the entry makes no bytes of
-an earlier gmeta.
+64-bit fingerprint (``Fingerprint64``) of all bytes, with the digits set to zero. Bytes of an earlier gmeta
+have no such entry, and no other entries than `EARLIER`. So bytes whose entry has a damaged name can't pass as
+those of an earlier gmeta.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import tensorflow as tf
 NAME = "checksum"
 DIGITS = 19
 NONE = "0" * DIGITS
-"""What stands there until `seal` has put in the sum."""
+"""The placeholder that `seal` replaces with the checksum."""
 
 EARLIER = ("format", "version", "model", "algorithm", "steps", "fingerprint")
-"""The entries that bytes without a checksum have."""
+"""The only entries that bytes without a checksum may have."""
 
 _ENTRY = rf'"{NAME}":"(\d{{{DIGITS}}})"'
 _TEXT = r'"(?:[^"\\]|\\.)*"'
@@ -40,10 +40,10 @@ def seal(data: tf.Tensor) -> tf.Tensor:
 
 
 def is_whole(data: tf.Tensor) -> tf.Tensor:
-    """Whether bytes are those that were sealed, or of an earlier gmeta, which sealed none; () bool.
+    """Return whether bytes match their checksum, or come from an earlier gmeta without checksums; () bool.
 
     Args:
-      data: () string, of a safetensors file: at least its header is whole.
+      data: () string, a safetensors file whose header, at least, is whole.
     """
     length, header, body = _parts(data)
     given = tf.strings.regex_replace(header, f"(?s).*?{_ENTRY}.*", r"\1")
@@ -53,7 +53,7 @@ def is_whole(data: tf.Tensor) -> tf.Tensor:
 
 
 def _parts(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The header's length, the header, and the numbers."""
+    """Split bytes into the header's length, the header, and the numbers."""
     length = tf.strings.substr(data, 0, 8)
     end = 8 + tf.io.decode_raw(length, tf.int64)[0]
     header = tf.strings.substr(data, tf.constant(8, tf.int64), end - 8)

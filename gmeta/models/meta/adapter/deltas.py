@@ -1,7 +1,7 @@
-"""The two graphs of adaptation at serving time: from samples to deltas, and from deltas to predictions.
+"""The two graphs of adaptation at serving: from samples to deltas, and from deltas to predictions.
 
-They are what `MetaModel.adapt` and `MetaModel.predict` run, and what is traced into an exported model, so
-that a server and the trainer compute the same.
+`MetaModel.adapt` and `MetaModel.predict` run them, and an exported model contains them, so a server and the
+trainer compute the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MovedRows(NamedTuple):
     Attributes:
       keys: (rows,) int64, ascending.
       deltas: (rows, dim) float32.
-      owners: (rows,) int64, the task that has moved it.
+      owners: (rows,) int64, the task that has moved each row.
     """
 
     keys: tf.Tensor
@@ -32,11 +32,11 @@ class MovedRows(NamedTuple):
 
 
 class TaskDeltas(NamedTuple):
-    """What tasks have learned.
+    """The deltas that tasks have learned.
 
     Attributes:
-      weights: Name -> (tasks, ...) float32, the adapted weight less the shared one.
-      rows: Table -> the rows that were moved.
+      weights: Name -> (tasks, ...) float32, the adapted weight minus the shared one.
+      rows: Table -> the rows that tasks have moved.
     """
 
     weights: dict[str, tf.Tensor]
@@ -48,7 +48,7 @@ def task_deltas(learner: TaskLearner, batch: TaskBatch, steps: int) -> TaskDelta
 
     Args:
       learner: The learner, with a loss.
-      batch: Its support sets are adapted on.
+      batch: A batch; its tasks adapt on their support sets.
       steps: Inner steps; after 0 all deltas are zero.
     """
     none = tf.zeros_like(batch["support"]["index"][:, :0])
@@ -74,7 +74,7 @@ def task_deltas(learner: TaskLearner, batch: TaskBatch, steps: int) -> TaskDelta
         parts = zip(row_names(learner.collection), lookup.keys, view.copies.sources, strict=True)
         for name, keys, sources in parts:
             delta = adapted[name] - view.row_parameters()[name]
-            moved = tf.reduce_any(tf.not_equal(delta, 0), axis=1)  # padding's copies, for one, stay
+            moved = tf.reduce_any(tf.not_equal(delta, 0), axis=1)  # copies of padding, for example, stay
             every = MovedRows(tf.gather(keys, sources), delta, view.owners()[name])
             kept = [tf.boolean_mask(part, moved) for part in every]
             order = tf.argsort(kept[0])
@@ -88,13 +88,13 @@ def outputs_with(
     deltas: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
 ) -> tf.Tensor:
-    """A task's outputs for samples, (samples,) or (samples, outputs).
+    """Compute a task's outputs for samples, (samples,) or (samples, outputs).
 
     Args:
       learner: The learner.
       features: The samples, flat.
-      deltas: Name -> the delta of a weight, of its shape; without any, the task is one of no samples yet.
-      rows: Table -> (keys, deltas) of its rows.
+      deltas: Name -> the delta of a weight, of its shape; empty for a task without samples.
+      rows: Table -> (keys, deltas) of its moved rows.
     """
     return without_single_output(query_outputs(learner, query_only(features), deltas, rows))[0]
 
@@ -105,13 +105,13 @@ def query_outputs(
     deltas: Mapping[str, tf.Tensor],
     rows: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
 ) -> tf.Tensor:
-    """A task's outputs for its query, (1, samples, outputs).
+    """Compute a task's outputs for its query, (1, samples, outputs).
 
     Args:
       learner: The learner.
-      batch: Of the one task.
+      batch: A batch of the one task.
       deltas: As for `outputs_with`.
-      rows: As there.
+      rows: As for `outputs_with`.
     """
     lookup = learner.collection.lookup(batch["features"], insert=False)
     tables = zip(row_names(learner.collection), lookup.rows, lookup.keys, strict=True)
@@ -129,9 +129,9 @@ def _shift(shared: tf.Variable, delta: tf.Tensor) -> tf.Tensor:
 
 
 def _move(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.Tensor) -> tf.Tensor:
-    """Rows of a lookup, plus the deltas of those keys that have one."""
+    """Add deltas to those rows of a lookup whose keys have one."""
     order = tf.argsort(moved_keys)
-    # No key is negative, so each has a place after this one.
+    # No key is negative, so with -1 in front every key has a known key at or before it.
     known = tf.concat([tf.constant([-1], tf.int64), tf.gather(moved_keys, order)], axis=0)
     places = tf.searchsorted(known, keys, side="right") - 1
     found = tf.equal(tf.gather(known, places), keys)
@@ -140,13 +140,13 @@ def _move(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.Te
 
 
 def support_only(features: Mapping[str, Any], labels: tf.Tensor) -> dict[str, Any]:
-    """Samples as a batch of one task that has them for its support."""
+    """Return samples as a batch of one task, with the samples as its support."""
     index = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
     return one_task(features, labels, support=index, query=index[:, :0])
 
 
 def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Samples as a batch of one task that has them for its query."""
+    """Return samples as a batch of one task, with the samples as its query."""
     first = next(iter(features.values()))
     count = first.nrows(tf.int64) if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
     index = tf.range(count)[tf.newaxis]
@@ -154,6 +154,6 @@ def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def one_task(features: Mapping[str, Any], labels: tf.Tensor, **parts: tf.Tensor) -> dict[str, Any]:
-    """A batch of one task, of which ``support`` and ``query`` are those of its samples, (1, n)."""
+    """Return a batch of one task; ``support`` and ``query`` are the indices of their samples, (1, n)."""
     sides = {part: {"index": index, "mask": tf.ones_like(index, tf.float32)} for part, index in parts.items()}
     return {"features": dict(features), "label": labels, "task": tf.zeros([1], tf.int64), **sides}

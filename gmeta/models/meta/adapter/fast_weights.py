@@ -1,8 +1,8 @@
-"""What one task has learned, as a value: to keep, to send, and to predict with.
+"""One task's adapted weights as a value to store, send and predict with.
 
-It is held as deltas, the adapted weights less the shared ones that adaptation started from. They are small
-numbers, which keep their digits in 16 bits; they stay meaningful when the shared weights have moved on a
-little; and of embedding rows only those are in it that the task's samples have moved.
+The value holds deltas: the adapted weights minus the shared ones that adaptation started from. Deltas are
+small numbers, which keep their digits in 16 bits. They stay meaningful when the shared weights have changed a
+little. Only the embedding rows that the task's samples have moved are included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gmeta.models.meta.learner.task_learner import TaskLearner
 FORMAT = "gmeta.fast_weights"
 VERSION = "1"
 KEYS, ROWS = ":keys", ":rows"
-"""What a table's two tensors are called after its name."""
+"""The suffixes that name a table's two tensors."""
 
 DeltaDtype = Literal["float32", "float16"]
 Floats = npt.NDArray[np.float32]
@@ -42,11 +42,11 @@ class HasLearner(Protocol):
 
 
 class RowDeltas(NamedTuple):
-    """What a task has moved of a table's rows.
+    """The rows of a table that a task has moved.
 
     Attributes:
-      keys: (rows,) int64, ascending. Of a table that holds several features' ids they have the feature's
-        number in their upper bits; see `gmeta.layers.embedding.merge_plan`.
+      keys: (rows,) int64, ascending. In a table that holds several features' ids, a key's upper bits are the
+        feature's number; see `gmeta.layers.embedding.merge_plan`.
       deltas: (rows, dim) float32.
     """
 
@@ -58,12 +58,12 @@ class RowDeltas(NamedTuple):
 class FastWeights:
     r"""One task's adaptation, :math:`\theta_t - \theta`, as `MetaModel.adapt` makes it.
 
-    Bytes are in the `safetensors <https://github.com/huggingface/safetensors>`_ format: a header in JSON that
-    names tensors, shapes and dtypes, then the numbers; reading them runs no code. A tensor is called as the
-    weight that it belongs to, such as ``"fc1/kernel"``, and a table's are ``"embeddings/item:keys"`` and
-    ``"embeddings/item:rows"``. The header's ``__metadata__`` has the attributes below, and a checksum of all
-    bytes (`gmeta.models.meta.adapter.checksum`), so that damaged ones are refused. The signatures
-    ``adapt`` and ``predict_with`` of an exported model answer and take the same bytes.
+    The bytes are in the `safetensors <https://github.com/huggingface/safetensors>`_ format: a JSON header
+    that names tensors, shapes and dtypes, then the numbers; reading them runs no code. A tensor has the name
+    of its weight, such as ``"fc1/kernel"``; a table has the tensors ``"embeddings/item:keys"`` and
+    ``"embeddings/item:rows"``. The header's ``__metadata__`` has the scalar attributes below, and a checksum
+    of all bytes (`gmeta.models.meta.adapter.checksum`), so that damaged bytes are refused. In an exported
+    model the signature ``adapt`` returns the same bytes and ``predict_with`` takes them.
 
     =================================================================  ===========  ===========
     of `gmeta.models.melu` (six features, 32 wide; 64-64-1) adapt      ``float32``  ``float16``
@@ -73,17 +73,17 @@ class FastWeights:
     embedding rows besides (``adapt="all"``), each that was moved      + 136 B      + 72 B
     =================================================================  ===========  ===========
 
-    With ``float16`` each delta is rounded by at most one part in 2048 (and below 6e-5 by at most 3e-8, in
-    absolute terms); the shared weights that it is added to keep all their digits.
+    With ``float16`` each delta is rounded by at most one part in 2048 (below 6e-5 by at most 3e-8 in absolute
+    terms). The shared weights keep all their digits.
 
     Attributes:
       model: The name of the model.
-      algorithm: The inner loop's.
-      steps: How many inner steps were taken.
-      fingerprint: Of the weights and tables that these are deltas from; see
+      algorithm: The inner loop's algorithm.
+      steps: The number of inner steps taken.
+      fingerprint: The fingerprint of the weights and tables that these deltas refer to; see
         `gmeta.models.meta.adapter.origin`.
       deltas: Name of a weight -> its delta, of the weight's shape, float32.
-      rows: Name of a table -> the rows that were moved; none where rows don't adapt.
+      rows: Name of a table -> the rows that the task has moved; empty if rows don't adapt.
 
     Example:
       ::
@@ -102,15 +102,15 @@ class FastWeights:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the numbers take as float32, and the keys beside them."""
+        """The size of the numbers as float32 and of the keys, in bytes."""
         of_rows = sum(part.nbytes for rows in self.rows.values() for part in rows)
         return sum(delta.nbytes for delta in self.deltas.values()) + of_rows
 
     def to_bytes(self, dtype: DeltaDtype = "float32") -> bytes:
-        """The bytes; `nbytes` and a header of about 100 bytes a tensor, or half of it as ``"float16"``.
+        """Serialize to `nbytes` and a header of about 100 bytes a tensor; ``"float16"`` halves the numbers.
 
         Raises:
-          ConfigError: Another dtype, or deltas beyond 65,504, which float16 doesn't hold.
+          ConfigError: Another dtype, or deltas beyond 65,504, which float16 can't hold.
         """
         if dtype not in ("float32", "float16"):
             raise ConfigError(f"fast weights: dtype must be 'float32' or 'float16', got {dtype!r}")
@@ -125,15 +125,15 @@ class FastWeights:
         return whole
 
     def metadata(self) -> dict[str, str]:
-        """What the header says of them."""
+        """Return the entries of the header's ``__metadata__``."""
         return metadata(self.model, self.algorithm, self.steps, self.fingerprint)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> FastWeights:
-        """What `to_bytes` wrote, or an exported model's ``adapt`` answered.
+        """Read bytes from `to_bytes` or from an exported model's ``adapt``.
 
         Raises:
-          DataError: The bytes are damaged, are something else, or are of a later version of the format.
+          DataError: The bytes are damaged, aren't fast weights, or have a later version of the format.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise DataError(
@@ -175,10 +175,10 @@ class FastWeights:
             raise DataError(f"incomplete fast weights: {error}", advice=_ADVICE) from error
 
     def save(self, path: str | os.PathLike[str], dtype: DeltaDtype = "float32") -> None:
-        """Write `to_bytes` to a file, whole or not at all.
+        """Write the bytes of `to_bytes` to a file, whole or not at all.
 
         Raises:
-          GmetaError: It can't be written.
+          GmetaError: The file can't be written.
         """
         whole = Path(path)
         part = whole.with_name(f".{whole.name}.{os.getpid()}.part")
@@ -191,7 +191,7 @@ class FastWeights:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FastWeights:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
           DataError: There is no such file, or it holds no fast weights.
@@ -206,16 +206,16 @@ class FastWeights:
             raise DataError(str(error), path=path) from error
 
     def rebase(self, model: HasLearner) -> FastWeights:
-        """Give the same deltas, from the shared weights that a model has now.
+        """Return the same deltas, to be added to the shared weights that a model has now.
 
-        For a model that was trained on since: what the task has learned is added to what all have learned.
-        How well that does is the data's to say; adapting again is the sure way.
+        Use this if the model was trained since: the task's deltas are then added to the newly trained
+        weights. How well this works depends on the data; adapting again is the safe way.
         """
         return replace(self, fingerprint=fingerprint(model.learner).numpy().decode())
 
 
 def metadata(model: str, algorithm: str, steps: int, of: str) -> dict[str, str]:
-    """The header's ``__metadata__``.
+    """Return the header's ``__metadata__``.
 
     Args:
       model: As in `FastWeights`.
@@ -243,11 +243,11 @@ def _as_dtype(name: str, deltas: Floats, dtype: DeltaDtype) -> npt.NDArray[Any]:
 
 
 def _rows_among(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, RowDeltas]:
-    """The rows by table.
+    """Return the rows of each table among the tensors.
 
     Raises:
-      KeyError: A table has keys or rows alone.
-      ValueError: It has other numbers of them.
+      KeyError: A table has only keys or only rows.
+      ValueError: Keys and rows have wrong dtypes or shapes, or different numbers.
     """
     found = {}
     for table in sorted({name.rpartition(":")[0] for name in tensors if ":" in name}):

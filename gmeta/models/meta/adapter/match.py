@@ -1,4 +1,4 @@
-"""Whether fast weights go with a model: the network that they are of, and what they are deltas from."""
+"""Checks that fast weights belong to a model's network and to its present shared weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gmeta.models.meta.learner.task_view import row_names
 
 
 def check_network(weights: Any, learner: TaskLearner) -> None:
-    """Refuse what isn't fast weights of a model's network.
+    """Refuse weights that aren't fast weights of a model's network.
 
     Raises:
-      ConfigError: They aren't; it says which weights differ.
+      ConfigError: They aren't; the message says which weights differ.
     """
     if not isinstance(weights, FastWeights):
         raise ConfigError(f"weights must be what model.adapt gave, got {type(weights).__name__}")
@@ -36,10 +36,10 @@ def check_network(weights: Any, learner: TaskLearner) -> None:
 
 
 def check_fingerprint(weights: FastWeights, here: str) -> None:
-    """Refuse deltas from other shared weights than those of this fingerprint.
+    """Refuse deltas from shared weights with another fingerprint.
 
     Raises:
-      ConfigError: They are.
+      ConfigError: The fingerprints differ.
     """
     if weights.fingerprint != here:
         raise ConfigError(

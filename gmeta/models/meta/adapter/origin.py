@@ -1,11 +1,11 @@
-"""What deltas are from: a name for a model's shared weights and for what its tables are.
+"""A fingerprint of the shared weights and table settings that deltas refer to.
 
-The name is a fingerprint of the dense weights, which every training step moves, and of each table's names,
-width, seed and initial rows. It doesn't depend on the rows that a table holds: there may be billions, and
-they change all the time while training or streaming updates go on. If rows change and the dense weights
-don't, deltas stay valid: a row that a task has moved is the present row plus its delta, or, if the row was
-evicted since, the row that its id starts with plus the delta. A table of another seed makes another model,
-although no weight differs: all ids without a row then read something else.
+It covers the dense weights, which every training step changes, and each table's names, width, seed and
+initial rows. It doesn't depend on the rows that a table holds: there may be billions, and they change all the
+time during training or streaming updates. If rows change and the dense weights don't, deltas stay valid: a
+row that a task has moved is the present row plus its delta. If the row was evicted since, it is the id's
+initial row plus the delta. A table with another seed makes another model even if no weight differs, because
+all ids without a row then read other values.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gmeta.models.meta.learner.task_view import row_names
 
 
 def fingerprint(learner: TaskLearner) -> tf.Tensor:
-    """Compute the fingerprint of a learner's dense weights and of its tables' settings.
+    """Compute the fingerprint of a learner's dense weights and its tables' settings.
 
     Args:
-      learner: The learner; in a graph, its weights as they are when the graph runs.
+      learner: The learner; a graph reads its weights when it runs.
 
     Returns:
       () string, 16 hexadecimal digits.

@@ -1,4 +1,4 @@
-"""Columns of samples as callers have them, NumPy, lists or tensors, brought together for one graph."""
+"""Conversion of sample columns (NumPy arrays, lists or tensors) into the inputs of one graph."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Array = npt.NDArray[Any]
 
 
 class SampleColumns:
-    """What samples consist of: the ids of features, and columns of numbers.
+    """The columns that samples consist of: the ids of features, and columns of numbers.
 
     Args:
       tables: The tables of the embedded features.
-      numbers: Names of the columns that a network takes as they are.
+      numbers: Names of the columns that a network takes without embedding.
     """
 
     def __init__(self, tables: Iterable[MergedTable], numbers: Iterable[str] = ()) -> None:
         of = {feature: table for table in tables for feature in table.features}
         self._ids = {feature.name: feature.combiner is not None for feature in of}
-        # None: the feature hashes, so it takes any number, and text.
+        # None: the feature hashes its ids, so it takes any integer, and text.
         self._limits = {f.name: None if f.hash else table.id_limit for f, table in of.items()}
         self._numbers = tuple(numbers)
 
     def samples(self, given: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """One set of samples, all columns equally long.
+        """Convert one set of samples; all columns must have the same length.
 
         Args:
-          given: Column -> values; a mapping may have others, which are left out.
-          what: What to call them in errors.
+          given: Column -> values; other columns are ignored.
+          what: The name of the samples in errors.
 
         Returns:
-          Column -> array, or for ids of different numbers (flat ids, how many each sample has).
+          Column -> array; if samples have different numbers of ids, (flat ids, number of ids per sample).
 
         Raises:
-          ConfigError: A column is missing, of another length, or of another kind.
+          ConfigError: A column is missing, or has another length or another kind.
         """
         if not names_columns(given):
             raise ConfigError(f"{what} must map features to values, got {type(given).__name__}")
@@ -61,11 +61,11 @@ class SampleColumns:
         return columns
 
     def numbers(self, samples: Mapping[str, Any], what: str) -> dict[str, Array]:
-        """Return the columns of numbers among ``samples``, by the names that errors call them."""
+        """Return the columns of numbers among ``samples``, keyed by their names in errors."""
         return {f"{what}[{name!r}]": samples[name] for name in self._numbers}
 
     def join(self, sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Join sets of samples, one after another, into columns that tensors take."""
+        """Concatenate sets of samples into columns that can become tensors."""
         joined: dict[str, Any] = {}
         for name, several in self._ids.items():
             parts = [each[name] for each in sets]
@@ -80,18 +80,18 @@ class SampleColumns:
 
 
 def names_columns(given: Any) -> bool:
-    """Whether something is a mapping of columns: a dict, or a pandas DataFrame."""
+    """Return whether an object is a mapping of columns: a dict, or a pandas DataFrame."""
     return isinstance(given, Mapping) or (hasattr(given, "keys") and hasattr(given, "columns"))
 
 
 def check_finite(numbers: Mapping[str, Array]) -> None:
-    """Refuse samples to learn from that would make everything NaN.
+    """Refuse samples whose NaN or infinity would make all that adapts NaN.
 
     Args:
-      numbers: What to call an array in errors -> the array, (samples, ...).
+      numbers: Name of an array in errors -> the array, (samples, ...).
 
     Raises:
-      ConfigError: One holds NaN or infinity; it says where first.
+      ConfigError: An array holds NaN or infinity; the message names the first place.
     """
     for what, array in numbers.items():
         if not np.isfinite(array).all():
@@ -103,12 +103,12 @@ def check_finite(numbers: Mapping[str, Array]) -> None:
 
 
 def length(column: Any) -> int:
-    """How many samples a column of `SampleColumns.samples` has."""
+    """Return the number of samples in a column of `SampleColumns.samples`."""
     return len(column if isinstance(column, np.ndarray) else column[1])
 
 
 def label_array(given: Any, what: str) -> Array:
-    """Labels as (samples,) or (samples, labels) float32."""
+    """Convert labels to (samples,) or (samples, labels), float32."""
     found = _numbers(given, what)
     return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
@@ -164,7 +164,7 @@ def _integers(given: Any, limit: int | None, what: str, padded: bool = False) ->
 
 
 def _texts(array: Array, what: str) -> Array:
-    """Texts as an array of bytes objects, which tensors take as they are."""
+    """Convert texts to an array of bytes objects, which can become a tensor directly."""
     found = np.empty(array.shape, object)
     for place, text in np.ndenumerate(array):
         if not isinstance(text, str | bytes):

@@ -1,4 +1,4 @@
-"""Graphs that are traced once for a structure of inputs, whatever the numbers of samples in it."""
+"""Graphs that are traced once for each structure of inputs, whatever the number of samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gmeta.core.graph.host_ops import shapes_on_host
 
 
 class TracedGraphs:
-    """A graph for each purpose and each structure of what it is called with.
+    """A cache of graphs, one for each purpose and structure of inputs.
 
-    A loop over users calls with a new number of samples each time; a plain ``tf.function`` would trace anew
-    for each, which takes a thousand times as long as to run it.
+    A loop over users passes a new number of samples in each call. A plain ``tf.function`` would be traced
+    again each time, which takes a thousand times as long as a run.
 
     Args:
-      *made_for: What all graphs were traced with; see `still_for`.
+      *made_for: The objects that all graphs are traced with; see `still_for`.
     """
 
     def __init__(self, *made_for: object) -> None:
@@ -26,18 +26,18 @@ class TracedGraphs:
         self._graphs: dict[Any, Any] = {}
 
     def still_for(self, *made_for: object) -> bool:
-        """Whether these are the very objects that the graphs were traced with."""
+        """Return whether these are the same objects that the graphs were traced with."""
         return len(made_for) == len(self._made_for) and all(map(operator.is_, self._made_for, made_for))
 
     def run(self, purpose: tuple[Any, ...], function: Callable[[Any], Any], given: Any) -> Any:
-        """``function(given)``, from its graph, as NumPy values.
+        """Run ``function(given)`` as a graph and return NumPy values.
 
         Args:
-          purpose: What the function is; equal ones have equal functions.
-          function: Maps a nest of tensors to one.
-          given: A nest of arrays and tensors, ragged ones too. Any dimension of ids may change, and those of
-            the index and the mask of a side of a task batch; of other numbers the first, which is the
-            samples'.
+          purpose: The identity of the function; equal purposes must have equal functions.
+          function: A function from a nest of tensors to a nest of tensors.
+          given: A nest of arrays and tensors, which may be ragged. Between calls, any dimension of ids may
+            change, and any dimension of the index and mask of support or query; other numbers may change
+            only in their first dimension, that of the samples.
         """
         spec = _specs(given)
         key = (*purpose, _hashable(spec))

@@ -1,4 +1,4 @@
-"""What a `MetaModel` asks of its network, and how any Keras network comes to answer it."""
+"""The interface that a `MetaModel` needs of its network, and functions that give it to any Keras network."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from gmeta.layers.adaptive.task_network import TaskNetwork
 
 @runtime_checkable
 class AdaptiveNetwork(Protocol):
-    """A network whose weights can be handed in, one set for each task."""
+    """A network that can be called with weights from outside, one set for each task."""
 
     def task_weights(self) -> Mapping[str, tf.Variable]:
-        """``"layer/weight"`` -> variable: all that a task may adapt, in the order of the forward pass."""
+        """Return ``"layer/weight"`` -> variable: all that a task may adapt, in forward-pass order."""
 
     def fast_weights(self) -> Mapping[str, tf.Variable]:
-        """The part of `task_weights` that a task adapts by default."""
+        """Return the part of `task_weights` that a task adapts by default."""
 
     def __call__(self, x: Any, weights: Mapping[str, tf.Tensor] | None = None, training: bool = False) -> Any:
-        """(tasks, samples, ...) -> (tasks, samples, outputs).
+        """Compute outputs: (tasks, samples, ...) -> (tasks, samples, outputs).
 
-        Weights are of the variables' shapes, or each task's own, (tasks, ...).
+        A weight has the shape of its variable, or (tasks, ...) where each task has its own.
         """
 
 
 def adaptive(network: Any) -> Any:
-    """The network itself if it is one whose weights can be handed in, otherwise one around it.
+    """Return the network itself if it is an `AdaptiveNetwork`, otherwise a `TaskNetwork` around it.
 
     Raises:
-      ConfigError: It is no Keras layer or model.
+      ConfigError: The network is not a Keras layer or model.
     """
     if not isinstance(network, tf.keras.layers.Layer):
         got = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
@@ -45,19 +45,19 @@ def adaptive(network: Any) -> Any:
 
 
 def given_network(network: Any) -> Any:
-    """Find the network that `adaptive` was given."""
+    """Return the network that was passed to `adaptive`."""
     return network.network if isinstance(network, TaskNetwork) else network
 
 
 def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] | None:
-    """The names of a network's inputs, if it takes features by name; None: vectors side by side.
+    """Return the names of a network's inputs if it takes features by name, else None: vectors side by side.
 
-    A functional model's inputs have names. Another network says that it takes a dict by its attribute
-    ``takes_by_name``, a list of names.
+    The inputs of a functional model have names. Any other network that takes a dict lists the names in its
+    attribute ``takes_by_name``.
 
     Raises:
-      ConfigError: A model of several inputs that aren't named as a dict, or of another width than the vectors
-        of the feature.
+      ConfigError: The model has several inputs that aren't named by a dict, or an input has another width
+        than the vectors of its feature.
     """
     named = getattr(network, "takes_by_name", None)
     if named is not None:
@@ -82,10 +82,10 @@ def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] |
 
 
 def build(network: Any, collection: EmbeddingCollection, names: Sequence[str] | None) -> None:
-    """Call the network once, which creates its weights.
+    """Call the network once to create its weights.
 
     Raises:
-      ConfigError: The network doesn't take what it gets, or its outputs aren't (samples, outputs).
+      ConfigError: The network doesn't take these inputs, or its outputs aren't (samples, outputs).
     """
     if names is not None:
         if isinstance(network, TaskNetwork) and not network.network.built:

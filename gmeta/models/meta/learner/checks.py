@@ -1,4 +1,4 @@
-"""What a `TaskLearner` is made of and given: is it that?"""
+"""Checks of the parts, settings and batches that a `TaskLearner` gets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PARTS = ("features", "label", "task", "support", "query")
 
 
 def check_collection(collection: Any) -> None:
-    """Refuse what isn't an `EmbeddingCollection`.
+    """Refuse a collection that isn't an `EmbeddingCollection`.
 
     Raises:
-      ConfigError: It isn't, but a list of features, say.
+      ConfigError: It is something else, such as a list of features.
     """
     if not isinstance(collection, EmbeddingCollection):
         raise ConfigError(
@@ -28,10 +28,10 @@ def check_collection(collection: Any) -> None:
 
 
 def check_inner(inner: Any) -> None:
-    """Refuse what isn't an `InnerLoop`.
+    """Refuse an inner loop that isn't an `InnerLoop`.
 
     Raises:
-      ConfigError: It isn't, but an algorithm's name, say.
+      ConfigError: It is something else, such as the name of an algorithm.
     """
     if not isinstance(inner, meta.InnerLoop):
         raise ConfigError(
@@ -40,12 +40,12 @@ def check_inner(inner: Any) -> None:
 
 
 def check_something_adapts(inner: meta.InnerLoop, weights: Mapping[str, tf.Variable], network: str) -> None:
-    """Refuse inner steps that would move nothing.
+    """Refuse inner steps that would change nothing.
 
     Args:
       inner: The inner loop.
-      weights: The network's weights that adapt.
-      network: Its name.
+      weights: The weights of the network that adapt.
+      network: The name of the network.
 
     Raises:
       ConfigError: The network is frozen or has no weights, and rows don't adapt either.
@@ -61,28 +61,28 @@ def check_compiled(learner: Any) -> None:
     """Refuse a learner that has no loss yet.
 
     Raises:
-      ConfigError: It wasn't compiled.
+      ConfigError: The learner wasn't compiled.
     """
     if learner.loss is None:
         raise ConfigError(f"{learner.name}: compile the model first; the inner steps need its loss")
 
 
 def columns_beside(learner: Any) -> list[str]:
-    """List the columns that a learner's network takes by name, and its collection doesn't embed."""
+    """List the columns that a learner's network takes by name and its collection doesn't embed."""
     embedded = {feature.name for feature in learner.collection.features}
     return [name for name in learner.input_names or () if name not in embedded]
 
 
 def task_batch(batch: Any, columns: Iterable[str] = ()) -> Any:
-    """A batch as it is, if it is one of tasks.
+    """Return the batch unchanged if it is a batch of tasks.
 
     Args:
       batch: The batch.
-      columns: Those that the network takes as they are.
+      columns: The columns that the network takes without embedding.
 
     Raises:
-      ConfigError: It is one of samples, or of groups that aren't cut into support and query; or it lacks a
-        column.
+      ConfigError: It is a batch of samples, or of groups that aren't split into support and query; or it
+        lacks a column.
     """
     missing = [part for part in _PARTS if part not in batch] if isinstance(batch, Mapping) else list(_PARTS)
     if not missing:

@@ -1,8 +1,8 @@
-"""Inner steps of which those of the first layer are taken among samples in place of weights.
+"""Inner steps that represent the first layer's steps by samples instead of by weights.
 
-The layer that a task's samples enter is the widest of most recommenders, and its steps are most of what an
-inner loop computes; see `gmeta.meta.dual_dense` for the form and why it is fast. Its results are those of the
-other form, to rounding.
+In most recommenders the first layer is the widest, and its steps are most of what an inner loop computes.
+`gmeta.meta.dual_dense` explains the form and why it is fast. The results equal those of the plain form, to
+rounding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gmeta.models.meta.learner.task_view import Part, TaskView
 
 
 def why_not_dual(learner: TaskLearner) -> str:
-    """Say why a learner's training steps can't be taken in this form; empty if they can.
+    """Say why a learner's training steps can't be computed in this form; empty if they can.
 
-    The first layer has to adapt, with directions that are sums of gradients, on inputs that stay as they are.
+    The first layer must adapt, its steps must be sums of gradients, and its inputs must not change.
     """
     inner, network = learner.inner, learner.network
     if not isinstance(network, MLP):
@@ -42,12 +42,12 @@ def why_not_dual(learner: TaskLearner) -> str:
 
 
 def dual_outputs(learner: TaskLearner, view: TaskView, part: Part) -> tf.Tensor:
-    """(tasks, samples, outputs) of tasks that have adapted, in training.
+    """Adapt the tasks in training and compute their outputs, (tasks, samples, outputs).
 
     Args:
-      learner: One that `why_not_dual` has nothing against.
+      learner: A learner for which `why_not_dual` returns an empty string.
       view: The batch.
-      part: The samples to give outputs for.
+      part: The samples to compute outputs for.
     """
     network, inner = learner.network, learner.inner
     weights = learner.start_weights(view)
@@ -64,7 +64,7 @@ def dual_outputs(learner: TaskLearner, view: TaskView, part: Part) -> tf.Tensor:
 
     rates = learner.inner_rates.values()
     if rates is not None:
-        rates[network.first] = rates[f"{network.first}/kernel"]  # the layer's, its bias' too
+        rates[network.first] = rates[f"{network.first}/kernel"]  # one rate for kernel and bias of the layer
     rule = replace(inner.adaptation(rates), read=read)
     start = {network.first: layer.start(), **meta.per_task(weights, view.tasks)}
     adapted = rule.run(support_loss, rule.begin(start), inner.steps).parameters

@@ -1,8 +1,8 @@
-"""The forms in which a training step computes its inner loop. Results are the same, to rounding.
+"""Forms in which a training step computes its inner loop. Results are the same, to rounding.
 
-``"plain"`` steps all tasks side by side, and is what any learner can do. ``"dual"`` takes the first layer's
-steps among samples (`gmeta.models.meta.learner.dual_steps`); ``"grouped"`` cuts the batch into tasks with few
-and with many support samples (`gmeta.models.meta.learner.task_groups`); ``"dual in groups"`` does both.
+``"plain"`` steps all tasks side by side; every learner supports it. ``"dual"`` represents the first layer's
+steps by samples (`gmeta.models.meta.learner.dual_steps`). ``"grouped"`` splits the batch into tasks with few
+and tasks with many support samples (`gmeta.models.meta.learner.task_groups`). ``"dual in groups"`` does both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Form = Literal["plain", "dual", "grouped", "dual in groups"]
 
 
 def choose_form(learner: TaskLearner, asked: Form | Literal["auto"] = "auto") -> Form:
-    """Choose how a learner's training steps are computed.
+    """Choose the form in which a learner's training steps are computed.
 
     Args:
       learner: The learner.
-      asked: A form; ``"auto"``: the quickest that the learner and its inner loop allow.
+      asked: A form; ``"auto"`` chooses the quickest one that the learner and its inner loop allow.
 
     Raises:
-      ConfigError: There is no such form, or the learner doesn't allow it; it says why.
+      ConfigError: There is no such form, or the learner doesn't allow it; the message says why.
     """
     if asked == "auto":
         dual = "dual" in learner.forms and not why_not_dual(learner)
@@ -80,7 +80,7 @@ def _why_not_grouped(learner: TaskLearner) -> str:
 
 
 def _groups_pay(learner: TaskLearner) -> bool:
-    # Tracing a network of Keras takes long, and longer than two groups save. A GPU waits for launches rather
-    # than for sums.
+    # Tracing a Keras network takes longer than two groups save. A GPU is bound by kernel launches rather than
+    # by arithmetic.
     slower = isinstance(learner.network, TaskNetwork) or bool(tf.config.list_logical_devices("GPU"))
     return learner.inner.steps > 1 and not slower

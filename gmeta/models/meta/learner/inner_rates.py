@@ -13,15 +13,15 @@ from gmeta.models.meta.learner.task_view import row_names
 
 
 class InnerRates(tf.keras.layers.Layer):
-    """A rate for each layer, or for each number of what adapts (Meta-SGD, Li et al., 2017, section 3).
+    """Inner rates of layers, or of each adapted number (Meta-SGD, Li et al., 2017, section 3).
 
-    They start at the inner loop's rate and may become anything, negative too: what helps is learned. Rows of
-    a table have one rate, or one for each column, which a row that was never seen has as well.
+    The rates start at the inner loop's rate and may take any value, negative ones too. All rows of a table
+    share one rate, or one rate for each column; a row that was never seen has the same rates.
 
     Args:
       inner: The inner loop.
-      weights: What adapts of the network, by name.
-      collection: The tables, for when rows adapt.
+      weights: The weights of the network that adapt, by name.
+      collection: The collection with the tables, used if rows adapt.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class InnerRates(tf.keras.layers.Layer):
                 )
 
     def values(self) -> dict[str, tf.Tensor] | None:
-        """Name -> the rate of what adapts under that name; None where no rate is learned."""
+        """Return the name of each adapted weight or table -> its rate; None if no rate is learned."""
         if not self._learned:
             return None
         return {name: tf.convert_to_tensor(self._rates[key]) for name, key in self._rate_of.items()}
 
 
 def _exportable(name: str) -> str:
-    """A name that a SavedModel can hold, such as ``user.item`` of the table ``user+item``."""
+    """Return a name that a SavedModel can hold, such as ``user.item`` for the table ``user+item``."""
     return re.sub(r"[^A-Za-z0-9_.\\/>-]", ".", name)

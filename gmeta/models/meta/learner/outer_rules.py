@@ -1,4 +1,4 @@
-"""The outer gradient of a batch of tasks, by the rule of each algorithm."""
+"""The outer gradient of a batch of tasks, with one rule for each algorithm."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ UNSCALED = LossScale()
 
 
 class OuterGradients(NamedTuple):
-    """What an outer step takes.
+    """The gradients of an outer step.
 
     Attributes:
       loss: () the outer loss.
-      dense: For each trainable variable its gradient, or None.
-      rows: For each table of the lookup the gradient of its rows, or None.
+      dense: The gradient of each trainable variable, or None.
+      rows: The gradient of the rows of each table in the lookup, or None.
       view: The batch, as the loops saw it.
-      measured: The outer loss and what it is of, for metrics.
+      measured: The outer loss with its samples and outputs, for metrics.
     """
 
     loss: tf.Tensor
@@ -49,7 +49,7 @@ def outer_gradients(
       learner: The learner.
       batch: The batch, as `TaskLearner.tasks_of` gives it.
       lookup: The rows of its samples.
-      variables: What gets gradients besides the rows.
+      variables: The variables that get gradients besides the rows.
       form: How the inner loop is computed; see `gmeta.models.meta.learner.forms`.
       scale: The optimizer's loss scaling.
     """
@@ -59,7 +59,7 @@ def outer_gradients(
 
 
 def count_samples(learner: TaskLearner, batch: TaskBatch, part: Part) -> tf.Tensor:
-    """Count what a mean over a part of the batch is of, samples or tasks, ()."""
+    """Count the samples or tasks that a mean over a part of the batch runs over, ()."""
     masks = [batch[each]["mask"] for each in (("support", "query") if part == "all" else (part,))]
     if learner.reduction == "sample":
         return tf.add_n([tf.reduce_sum(mask) for mask in masks])
@@ -68,7 +68,7 @@ def count_samples(learner: TaskLearner, batch: TaskBatch, part: Part) -> tf.Tens
 
 
 def learned_part(learner: TaskLearner) -> Part:
-    """The samples that the outer gradient is a mean over; Reptile's are all, whatever is measured."""
+    """Return the part that the outer gradient averages over; for Reptile it is always ``"all"``."""
     return "all" if learner.inner.algorithm == "reptile" else learner.outer_part
 
 
@@ -81,7 +81,7 @@ def through_the_steps(
     form: Form = "plain",
     scale: LossScale = UNSCALED,
 ) -> OuterGradients:
-    """MAML's: the query loss of the adapted weights, differentiated through the inner steps or past them."""
+    """Compute MAML's gradient of the adapted weights' query loss, through the inner steps or past them."""
     with tf.GradientTape() as tape:
         tape.watch(lookup.rows)
         view = learner.view(batch, lookup, training=True)
@@ -96,10 +96,11 @@ def through_the_steps(
 def reptile(
     learner: TaskLearner, batch: TaskBatch, lookup: CollectionLookup, variables: Sequence[tf.Variable]
 ) -> OuterGradients:
-    r"""Reptile's: :math:`\sum_t w_t (\theta - \theta_t') / \alpha`, with the tasks' weights in the loss.
+    r"""Compute Reptile's gradient, :math:`\sum_t w_t (\theta - \theta_t') / \alpha`.
 
-    θ' is where the inner steps on all samples of a task led, support and query alike. With one step it is the
-    gradient of joint training (Nichol et al., 2018, section 5).
+    w are the tasks' weights in the loss. θ' are the weights after the inner steps on all samples of a task,
+    support and query alike. With one step this is the gradient of joint training (Nichol et al., 2018,
+    section 5).
     """
     view = learner.view(batch, lookup, training=True)
     adapted = learner.adapt(view, steps=learner.inner.steps, part="all", training=True).parameters
@@ -118,7 +119,7 @@ def reptile(
 
 
 def _move(learner: TaskLearner, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
-    """Id of a variable -> (tasks, ...): how far each task went from it, backwards."""
+    """Return id of a variable -> (tasks, ...): the variable minus each task's adapted weight."""
     return {id(v): v[tf.newaxis] - adapted[name] for name, v in learner.adapted_weights().items()}
 
 

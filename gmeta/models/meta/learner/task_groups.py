@@ -1,8 +1,8 @@
-"""Tasks of a batch in two halves, those with few support samples and those with many.
+"""Split of a batch into two halves: tasks with few support samples and tasks with many.
 
-Support sets are padded to the longest of those that adapt side by side. Users' histories have long tails, so
-in one group most of what an inner loop computes may be padding: of MovieLens-1M's users in batches of 32, 57
-rows in 100. In two groups it is 37 (`gmeta bench meta`).
+Tasks that adapt side by side have their support sets padded to the longest one. The lengths of users'
+histories have a long tail, so in one group an inner loop may compute mostly padding: with MovieLens-1M's
+users in batches of 32, 57 rows in 100 are padding. In two groups 37 are (`gmeta bench meta`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gmeta.models.meta.learner.task_view import TaskView
 
 
 def in_two_groups(view: TaskView, outputs: Callable[[TaskView], tf.Tensor]) -> tf.Tensor:
-    """``outputs(view)``, computed for each half by itself.
+    """Compute ``outputs(view)`` for each half separately.
 
     Args:
       view: A batch whose rows don't adapt.
-      outputs: A view -> (tasks, ...), each task's own by its samples alone.
+      outputs: A view -> (tasks, ...); a task's outputs depend on its samples alone.
 
     Returns:
-      (tasks, ...) in the batch's order.
+      (tasks, ...) in the order of the batch.
     """
     mask = view.mask("support")
     sizes = tf.reduce_max(tf.where(mask > 0, tf.range(1, tf.shape(mask)[1] + 1), 0), axis=1)

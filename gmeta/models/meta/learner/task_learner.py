@@ -1,6 +1,7 @@
 """The inner and the outer loop over an embedding collection and a network.
 
-What tasks start from, how they adapt, and what the outer loss is of; it knows no Keras model and no ranks.
+This module defines the weights that tasks start from, how they adapt, and the outer loss. It is independent
+of Keras models and ranks.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ OuterSamples = Literal["query", "all"]
 
 
 class OuterLoss(NamedTuple):
-    """The loss of adapted tasks, and what it is of.
+    """The loss of adapted tasks, with its samples and outputs.
 
     Attributes:
       loss: () the loss that an outer step minimizes.
-      part: The samples that are measured.
+      part: The samples that the loss is computed on.
       outputs: (tasks, samples of the part, outputs).
     """
 
@@ -45,38 +46,38 @@ class OuterLoss(NamedTuple):
 
 
 class TaskLearner:
-    r"""Learns weights from which tasks adapt.
+    r"""A learner of shared weights that tasks adapt from.
 
     .. math:: \frac{1}{n} \sum_t \sum_{q \in Q_t} \ell(f(x_q; \theta_t), y_q), \quad
        \theta_t = \theta - \alpha \nabla_\theta \frac{1}{|S_t|} \sum_{s \in S_t} \ell(f(x_s; \theta), y_s)
 
     `gmeta.models.MetaModel` trains it with Keras; `gmeta.models.meta.learner.outer_rules` computes the
-    gradients of a batch, and `gmeta.models.meta.adapter` adapts at serving. A learner with a start, a loss or
-    inputs of its own derives from this class and overrides `start_weights`, `outer_loss`, `task_outputs` or
-    `view`; ``MetaModel(..., learner=...)`` takes it.
+    gradients of a batch, and `gmeta.models.meta.adapter` adapts at serving. For other start weights, losses
+    or inputs, derive a class that overrides `start_weights`, `outer_loss`, `task_outputs` or `view`, and pass
+    it as ``MetaModel(..., learner=...)``.
 
     Args:
       collection: The embeddings.
       network: As for `gmeta.models.MetaModel`.
       inner: The inner loop.
-      loss: A Keras loss that gives a value for each sample; None: set later, before anything adapts.
+      loss: A Keras loss that gives a value for each sample; None: set it later, before anything adapts.
       outer_samples: As for `gmeta.models.MetaModel`.
       reduction: As for `gmeta.models.MetaModel`.
-      name: What errors and fast weights call it.
+      name: The learner's name in errors and fast weights.
 
     Attributes:
       collection: The embeddings.
-      network: The network, its weights handed in (`AdaptiveNetwork`).
+      network: The network, an `AdaptiveNetwork`, which is called with weights.
       inner: The inner loop; `use` sets another.
       inner_rates: The learned inner rates.
       loss: The loss of a sample.
       input_names: The inputs that the network takes by name; None: all vectors side by side.
-      mark: Called as ``mark(part, *tensors)`` when a part of a step is over.
+      mark: A function, called as ``mark(part, *tensors)`` when a part of a step is over.
       forms: The names of the forms (`gmeta.models.meta.learner.forms`) in which its loops may be computed. A
-        class that derives from this one has ``("plain",)`` unless it says otherwise.
+        derived class has ``("plain",)`` unless it sets ``forms`` itself.
 
     Raises:
-      ConfigError: A collection, network or inner loop that don't go together.
+      ConfigError: The collection, network and inner loop don't go together.
 
     Example:
       >>> from gmeta.layers import FeatureConfig, MLP
@@ -118,16 +119,16 @@ class TaskLearner:
         self.use(meta.InnerLoop() if inner is None else inner)
 
     def _build(self, network: Any) -> list[str] | None:
-        """Give the network its weights; return the names that it takes inputs by."""
+        """Create the network's weights; return the names of the inputs that it takes by name."""
         names = inputs_by_name(network, self.collection)
         build(self.network, self.collection, names)
         return names
 
     def use(self, inner: meta.InnerLoop) -> None:
-        """Adapt by another inner loop from now on; learned inner rates begin anew.
+        """Adapt by another inner loop from now on; learned inner rates are reset.
 
         Raises:
-          ConfigError: It is none, or adapts what isn't there.
+          ConfigError: It isn't an inner loop, or it adapts layers that the network doesn't have.
         """
         check_inner(inner)
         self.inner = inner
@@ -136,7 +137,7 @@ class TaskLearner:
         self.inner_rates = InnerRates(inner, weights, self.collection)
 
     def get_config(self) -> dict[str, Any]:
-        """Return its settings besides collection and network, as JSON can hold them."""
+        """Return the settings other than collection and network, in a form that JSON can hold."""
         return {
             "inner": to_mapping(self.inner),
             "outer_samples": self.outer_samples,
@@ -146,25 +147,25 @@ class TaskLearner:
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:
-        """What holds the shared weights, in a fixed order."""
+        """The layers that hold the shared weights, in a fixed order."""
         return [self.collection, self.network, self.inner_rates]
 
     @property
     def outer_part(self) -> Part:
-        """The samples that the outer loss is of."""
+        """The samples that the outer loss is computed on."""
         return "all" if self.outer_samples == "all" else "query"
 
     def adapted_weights(self) -> dict[str, tf.Variable]:
-        """Name -> variable: the network's weights that a task adapts."""
+        """Return name -> variable for the network's weights that a task adapts."""
         found = self.network.task_weights()
         chosen = self.inner.adapted_layers(_layers(found), _layers(self.network.fast_weights()))
         return {name: variable for name, variable in found.items() if name.rpartition("/")[0] in chosen}
 
     def tasks_of(self, data: Any) -> TaskBatch:
-        """Find the tasks in what is learned from; a learner of other batches makes them here.
+        """Return the batch of tasks in the data; a learner that takes other batches converts them here.
 
         Raises:
-          ConfigError: It is no batch of tasks, or lacks a column that the network takes.
+          ConfigError: It isn't a batch of tasks, or it lacks a column that the network takes.
         """
         return task_batch(data, columns_beside(self))
 
@@ -174,8 +175,8 @@ class TaskLearner:
         Args:
           batch: The batch.
           lookup: The rows of its samples.
-          training: For a learner that computes the network's inputs by layers of its own: whether these act
-            as in training.
+          training: Whether layers that compute the network's inputs act as in training; only a learner with
+            such layers uses it.
         """
         return TaskView(
             batch,
@@ -186,10 +187,10 @@ class TaskLearner:
         )
 
     def start_weights(self, view: TaskView) -> dict[str, tf.Tensor]:
-        """Compute what tasks adapt of the network, before adaptation.
+        """Compute the network's weights that tasks adapt, as they are before adaptation.
 
         Returns:
-          Name -> tensor, of the variable's shape where all tasks start alike, otherwise (tasks, ...).
+          Name -> tensor, of the variable's shape if all tasks start alike, otherwise (tasks, ...).
         """
         return {name: tf.convert_to_tensor(value) for name, value in self.adapted_weights().items()}
 
@@ -200,10 +201,10 @@ class TaskLearner:
         weights: Mapping[str, tf.Tensor],
         training: bool = False,
     ) -> tf.Tensor:
-        """Compute outputs for samples of the tasks, with their own weights: (tasks, samples, outputs)."""
+        """Compute the outputs of each task with its own weights, (tasks, samples, outputs)."""
         of_network = {name: value for name, value in weights.items() if name not in view.owners()}
         outputs = self.network(view.inputs(part, weights), of_network, training=training)
-        return tf.cast(outputs, tf.float32) if outputs.dtype.size < 4 else outputs  # as losses need it
+        return tf.cast(outputs, tf.float32) if outputs.dtype.size < 4 else outputs  # for the loss
 
     def support_loss(
         self,
@@ -225,7 +226,7 @@ class TaskLearner:
         return self.loss(view.labels(part), outputs)
 
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> OuterLoss:
-        """Compute the loss of adapted weights that a step minimizes."""
+        """Compute the loss that an outer step minimizes, from adapted weights."""
         part = self.outer_part
         return self.loss_of(view, part, self.task_outputs(view, part, weights, training=True))
 
@@ -234,19 +235,19 @@ class TaskLearner:
         losses = self.sample_losses(view, part, outputs)
         return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
 
-    # No Python here branches on a tensor: in a user's tf.function too, AutoGraph has nothing to convert.
+    # No Python code here branches on a tensor, so AutoGraph has nothing to convert in a user's tf.function.
     @tf.autograph.experimental.do_not_convert
     def adapt(
         self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False
     ) -> meta.Adapted:
-        """Take so many inner steps on the tasks' support samples.
+        """Take ``steps`` inner steps on the tasks' samples, by default those of the support.
 
         Args:
           view: The batch.
           steps: Inner gradient steps.
           part: The samples to adapt on.
-          training: Whether outer gradients are to pass through the steps, and layers such as Dropout are to
-            act as in training.
+          training: Whether outer gradients pass through the steps and layers such as Dropout act as in
+            training.
         """
         return self._continue(view, self._start(view, steps > 0), steps, part, training)
 
@@ -270,7 +271,7 @@ class TaskLearner:
         rule = self.inner.adaptation(self.inner_rates.values(), order=None if training else 1)
         if not (self.inner.recompute and training):
             return rule.run(lambda w: self.support_loss(view, w, part, training), adapted, steps)
-        # What a step reads has to be handed to it, so that it can be read anew.
+        # To be recomputed, a step must get what it reads as an argument.
         return rule.run(
             lambda w, samples: self.support_loss(view.with_samples(samples), w, part, training),
             adapted,
@@ -280,7 +281,7 @@ class TaskLearner:
 
     @tf.autograph.experimental.do_not_convert
     def predict_after(self, data: Any, steps: Sequence[int]) -> dict[int, tf.Tensor]:
-        """Predict the query after several numbers of inner steps, each continuing the one before.
+        """Predict the query after each of several numbers of inner steps; each continues the one before.
 
         Args:
           data: A batch of tasks. Nothing is stored.
@@ -290,7 +291,7 @@ class TaskLearner:
           Steps -> (tasks, query samples), or (tasks, query samples, outputs) if there are several.
 
         Raises:
-          ConfigError: The batch is none of tasks, or lacks a column that the network takes.
+          ConfigError: It isn't a batch of tasks, or it lacks a column that the network takes.
         """
         batch = self.tasks_of(data)
         view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
@@ -306,4 +307,4 @@ def _layers(weights: Mapping[str, tf.Variable]) -> tuple[str, ...]:
 
 
 def _mark_nothing(part: str, *tensors: tf.Tensor) -> None:
-    """Take no time."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""Losses and metrics of samples that stand in tasks."""
+"""Losses and metrics of samples that are grouped into tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SampleLoss:
     """A Keras loss that isn't reduced over samples.
 
     Args:
-      loss: A loss, its name, or a function.
+      loss: A Keras loss, its name, or a function.
 
     Raises:
-      ConfigError: It is none of these.
+      ConfigError: The loss is none of these.
     """
 
     def __init__(self, loss: Any) -> None:
@@ -32,20 +32,20 @@ class SampleLoss:
             raise ConfigError(f"loss must be a Keras loss, its name or a function, got {loss!r}")
         kind = found if hasattr(found, "__module__") and not isinstance(found, tf.keras.losses.Loss) else None
         self._name = getattr(kind or type(found), "__name__", "loss")
-        # Keras' own take an output for each label, except where labels number classes.
+        # Keras' own losses take one output for each label, unless labels are class numbers.
         of_keras = getattr(kind or type(found), "__module__", "").startswith(tf.keras.losses.Loss.__module__)
         self._pairs = of_keras and "sparse" not in self._name.lower()
 
     def __call__(self, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Losses (tasks, samples), of several outputs the mean.
+        """Compute losses, (tasks, samples); several outputs are averaged.
 
         Args:
           labels: (tasks, samples), or (tasks, samples, outputs).
           outputs: (tasks, samples, outputs).
 
         Raises:
-          ConfigError: Labels that TensorFlow would repeat to match the outputs, or the other way round; or a
-            loss that is one number for all samples, by which tasks would depend on each other.
+          ConfigError: TensorFlow would repeat labels to match the outputs, or outputs to match the labels; or
+            the loss is one number for all samples, which would make tasks depend on each other.
         """
         labels = like_outputs(labels)
         given, made = labels.shape[-1], outputs.shape[-1]
@@ -65,12 +65,12 @@ class SampleLoss:
 
 
 def like_outputs(labels: tf.Tensor) -> tf.Tensor:
-    """Labels as (tasks, samples, outputs)."""
+    """Return labels as (tasks, samples, outputs)."""
     return labels if labels.shape.rank == 3 else labels[..., tf.newaxis]
 
 
 def without_single_output(outputs: tf.Tensor) -> tf.Tensor:
-    """(tasks, samples) where there is one output; otherwise as they are."""
+    """Return (tasks, samples) if there is one output, otherwise the outputs unchanged."""
     return tf.squeeze(outputs, axis=-1) if outputs.shape[-1] == 1 else outputs
 
 
@@ -82,7 +82,7 @@ class TaskMetrics:
 
     @classmethod
     def among(cls, metrics: Any) -> tuple[TaskMetrics, Any]:
-        """Those among what `compile` was given, and the others, for Keras."""
+        """Split the metrics passed to `compile` into task metrics and the others, which go to Keras."""
         if isinstance(metrics, TaskMetric):
             return cls([metrics]), None
         if not isinstance(metrics, list | tuple):
@@ -91,6 +91,6 @@ class TaskMetrics:
         return cls(own), [metric for metric in metrics if not isinstance(metric, TaskMetric)]
 
     def update(self, labels: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor) -> None:
-        """Show them a batch of tasks."""
+        """Update the metrics with a batch of tasks."""
         for metric in self.metrics:
             metric.update_state(labels, without_single_output(outputs), mask)

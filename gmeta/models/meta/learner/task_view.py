@@ -12,29 +12,29 @@ from gmeta.layers import CollectionLookup, EmbeddingCollection
 from gmeta.layers.adaptive.row_copies import TaskRows, task_rows
 
 TaskBatch = Mapping[str, Any]
-"""An element of `gmeta.io.tasks`: flat columns of all samples, and for every task which are its support and
-which its query."""
+"""An element of `gmeta.io.tasks`: flat columns of all samples, and for every task the indices of its support
+and its query samples."""
 
 Part = Literal["support", "query", "all"]
-"""Which samples of a task; ``"all"`` is its support and after it its query."""
+"""Which samples of a task; ``"all"`` is its support, followed by its query."""
 
 SUPPORT_AND_QUERY: tuple[Part, Part] = ("support", "query")
 
 
 class TaskView:
-    """Support and query of every task in a batch, out of one lookup.
+    """Support and query of every task in a batch, from one lookup.
 
     Args:
       batch: The batch.
       collection: The embeddings.
       lookup: The rows of all samples of the batch.
-      names: Which vectors and columns the network takes by name; None: all vectors side by side.
-      adapts_rows: Whether tasks get copies of the rows that they read, to adapt.
+      names: The vectors and columns that the network takes by name; None: all vectors side by side.
+      adapts_rows: Whether tasks get their own copies of the rows that they read, so that rows can adapt.
 
     Attributes:
       batch: The batch.
       lookup: The lookup.
-      copies: The tasks' own rows, where they adapt; see `gmeta.layers.adaptive.row_copies`.
+      copies: The tasks' own rows, or None if rows don't adapt; see `gmeta.layers.adaptive.row_copies`.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class TaskView:
 
     @property
     def tasks(self) -> tf.Tensor:
-        """How many tasks there are, () int32."""
+        """The number of tasks, () int32."""
         return tf.shape(self.batch["task"])[0]
 
     def row_parameters(self) -> dict[str, tf.Tensor]:
-        """Name of a table -> the (pairs, dim) rows that tasks adapt; none where rows don't adapt."""
+        """Return table name -> the rows that tasks adapt, (pairs, dim); empty if rows don't adapt."""
         return {} if self.copies is None else dict(zip(self._row_names, self.copies.rows, strict=True))
 
     def owners(self) -> dict[str, tf.Tensor]:
-        """Name of a table -> (pairs,) the tasks that its rows belong to."""
+        """Return table name -> the tasks that its rows belong to, (pairs,)."""
         return {} if self.copies is None else dict(zip(self._row_names, self.copies.owners, strict=True))
 
     @property
@@ -72,11 +72,11 @@ class TaskView:
         return row_names(self._collection)
 
     def inputs(self, part: Part, weights: Mapping[str, tf.Tensor] | None = None) -> Any:
-        """The network's inputs, (tasks, samples, ...), or a dict of such by name.
+        """Compute the network's inputs, (tasks, samples, ...), or a dict of such tensors by name.
 
         Args:
           part: Which samples.
-          weights: What tasks have adapted; of these the rows.
+          weights: The tasks' adapted parameters; only the rows among them are used.
         """
         if self.copies is None:
             index = self.index(part)
@@ -95,9 +95,9 @@ class TaskView:
         return tf.nest.map_structure(lambda values: _by_task(values, index), flat)
 
     def samples(self) -> Any:
-        """The network's inputs of all samples of the batch, (samples, ...); () where rows adapt.
+        """Compute the network's inputs for all samples of the batch, (samples, ...); () if rows adapt.
 
-        They are what the tasks' losses read besides of what adapts.
+        Besides the adapted parameters, the tasks' losses read only these.
         """
         if self._samples is None:
             here = self._inputs_of(self.lookup, self.batch["features"]) if self.copies is None else ()
@@ -105,17 +105,17 @@ class TaskView:
         return self._samples
 
     def with_samples(self, samples: Any) -> TaskView:
-        """The same batch, with other tensors in place of those of `samples`."""
+        """Return a view of the same batch with other tensors in place of those of `samples`."""
         other = copy.copy(self)
         other._samples = samples
         return other
 
     def of_tasks(self, tasks: tf.Tensor, longest: tf.Tensor) -> TaskView:
-        """Some tasks of the batch, where no rows adapt.
+        """Return a view of some tasks of the batch; rows must not adapt.
 
         Args:
-          tasks: (n,) which, by their places.
-          longest: () the length of their support to keep; the rest is padding.
+          tasks: (n,) positions of the tasks in the batch.
+          longest: () the length to cut their support to; the rest is padding.
         """
         kept: dict[str, Any] = {
             part: {name: tf.gather(values, tasks) for name, values in self.batch[part].items()}
@@ -128,15 +128,15 @@ class TaskView:
         return other
 
     def labels(self, part: Part) -> tf.Tensor:
-        """(tasks, samples), or (tasks, samples, labels) where a sample has several."""
+        """Return labels, (tasks, samples), or (tasks, samples, labels) if a sample has several."""
         return tf.gather(self.batch["label"], self.index(part))
 
     def index(self, part: Part) -> tf.Tensor:
-        """(tasks, samples): where in the batch the samples stand; anywhere, for padding."""
+        """Return the positions of the samples in the batch, (tasks, samples); for padding, any position."""
         return self._both(part, "index")
 
     def mask(self, part: Part) -> tf.Tensor:
-        """(tasks, samples): 0 for padding, 1 or a sample's weight otherwise."""
+        """Return the mask, (tasks, samples): 0 for padding, otherwise 1 or the sample's weight."""
         return self._both(part, "mask")
 
     def _both(self, part: Part, what: str) -> tf.Tensor:
@@ -145,7 +145,7 @@ class TaskView:
         return tf.concat([self.batch["support"][what], self.batch["query"][what]], axis=1)
 
     def _inputs_of(self, lookup: CollectionLookup, columns: Mapping[str, Any]) -> Any:
-        """The inputs of samples, (samples, ...)."""
+        """Compute the inputs of samples, (samples, ...)."""
         if self._names is None:
             return self._collection.concat(lookup)
         vectors = self._collection.embed(lookup)
@@ -153,11 +153,11 @@ class TaskView:
 
 
 def row_names(collection: EmbeddingCollection) -> list[str]:
-    """What the collection's tables are called among the things that adapt."""
+    """Return the names of the collection's tables among the adapted parameters."""
     return [f"embeddings/{'+'.join(merged.tables)}" for merged in collection.merged]
 
 
 def _by_task(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """(tasks · samples, ...) -> (tasks, samples, ...)."""
+    """Reshape (tasks · samples, ...) to (tasks, samples, ...)."""
     shape = tf.concat([tf.shape(index), tf.shape(values)[1:]], 0)
     return tf.ensure_shape(tf.reshape(values, shape), [*index.shape, *values.shape[1:]])
