@@ -2,8 +2,8 @@
 // passes that a batch makes over it.
 //
 // A pass has four stages (key_pipeline.h). A row number found in stage 2 is valid through stage 4:
-// rows never move, and a pass erases nothing. Passes over records are compiled for each form of rows
-// and each admission policy, and chosen once per batch. A lookup that inserts first evicts
+// rows never move, and a pass erases nothing. Passes over records are compiled for each form of
+// rows and each admission policy, and chosen once per batch. A lookup that inserts first evicts
 // (eviction.h), and decides in stage 4 whether to admit a missing key (admission.h).
 
 #ifndef GMETA_OPS_TABLE_HOST_SHARD_H_
@@ -167,9 +167,9 @@ class alignas(128) Shard {
         rows_);
   }
 
-  // Selects from a range of logical shards the rows whose last step is `min_last_step` or later, the
-  // removed keys, which the journal cuts, and the keys that wait for admission. Adds the number of
-  // all rows of each logical shard to live[logical shard - range.first].
+  // Selects from a range of logical shards the rows whose last step is `min_last_step` or later,
+  // the removed keys, which the journal cuts, and the keys that wait for admission. Adds the number
+  // of all rows of each logical shard to live[logical shard - range.first].
   ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
     ShardSelection selection;
     std::unique_lock<std::shared_mutex> lock(mutex_);

@@ -33,9 +33,9 @@
 //
 // Saving
 //   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
-//   for a range, not for the table. A range is a snapshot: no batch runs while it is copied. Batches
-//   may run between two ranges; then the save shows no single moment, but every record in it is
-//   whole, and one that changes after the save has begun is in the next incremental save too.
+//   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
+//   Batches may run between two ranges; then the save shows no single moment, but every record in
+//   it is whole, and one that changes after the save has begun is in the next incremental save too.
 
 #ifndef GMETA_OPS_TABLE_HOST_TABLE_H_
 #define GMETA_OPS_TABLE_HOST_TABLE_H_
