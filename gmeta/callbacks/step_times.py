@@ -139,7 +139,7 @@ class StepTimes(tf.keras.callbacks.Callback):
         model.train_function, model.train_tf_function = kept
 
         @tf.autograph.experimental.do_not_convert
-        def measured(iterator: Any) -> Any:
+        def measure(iterator: Any) -> Any:
             with tf.control_dependencies([clock.start()]):
                 logs = inside(iterator)
             with tf.control_dependencies(_ops_of(logs)):
@@ -147,7 +147,7 @@ class StepTimes(tf.keras.callbacks.Callback):
                 clock.stop(*(variable.read_value() for variable in model.trainable_variables[:1]))
             return logs
 
-        return measured if model.run_eagerly else tf.function(measured, reduce_retracing=True)
+        return measure if model.run_eagerly else tf.function(measure, reduce_retracing=True)
 
     def _of_all_ranks(self, times: StepSeconds) -> StepSeconds:
         if collectives.world().size == 1:

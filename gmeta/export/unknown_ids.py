@@ -46,7 +46,7 @@ def unknown_rows(
 
     def rows_of(table: HashTable) -> UnknownRows:
         merged = merged_of.get(id(table))
-        return initial_rows_of(table) if merged is None else _given(unknown, table, merged)
+        return initial_rows_of(table) if merged is None else _take_rows(unknown, table, merged)
 
     return rows_of
 
@@ -55,7 +55,7 @@ def _zeros(table: HashTable) -> UnknownRows:
     return lambda keys: tf.zeros([tf.size(keys), table.dim])
 
 
-def _given(unknown: Mapping[str, npt.ArrayLike], table: HashTable, merged: MergedTable) -> UnknownRows:
+def _take_rows(unknown: Mapping[str, npt.ArrayLike], table: HashTable, merged: MergedTable) -> UnknownRows:
     rows = np.zeros((len(merged.tables), merged.dim), np.float32)
     for number, name in enumerate(merged.tables):
         if name in unknown:

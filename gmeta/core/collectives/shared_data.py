@@ -53,7 +53,7 @@ def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
         leaves = tf.nest.flatten(element if isinstance(spec, tuple) else element[0])
         return tuple(part.flat(leaf) for part, leaf in zip(parts, leaves, strict=True))
 
-    def joined(*vectors: tuple[Any, ...]) -> Any:
+    def join(*vectors: tuple[Any, ...]) -> Any:
         leaves = [part.join(*vector) for part, vector in zip(parts, vectors, strict=True)]
         return tf.nest.pack_sequence_as(spec, leaves)
 
@@ -65,7 +65,7 @@ def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
             return (share >= shares.first) & (share < last)
 
         dataset = dataset.enumerate().filter(ours).map(lambda _, element: element)
-    steps = dataset.map(flat).ragged_batch(shares.count).map(joined)
+    steps = dataset.map(flat).ragged_batch(shares.count).map(join)
     size = known if known < 0 else shares.steps(known)
     return (
         steps

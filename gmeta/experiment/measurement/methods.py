@@ -26,7 +26,7 @@ from gmeta.experiment.results.evaluation import (
     TrainingRun,
 )
 from gmeta.experiment.results.metrics import OF_ORDER, rating_metrics
-from gmeta.experiment.runs.all_runs import trained
+from gmeta.experiment.runs.all_runs import load_trained
 from gmeta.experiment.runs.run_folder import RunFolder
 
 ITEM_MEAN, BIASES = "item_mean", "biases"
@@ -105,7 +105,7 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
         training[method] = []
         curves[method] = {size: [] for size in config.support_sizes}
         for seed in config.seeds:
-            model, course = trained(config, run, method, seed)
+            model, course = load_trained(config, run, method, seed)
             training[method].append(course)
             for name, split in splits.items():
                 after = cold_start.predict_after(model, split.batches, config.evaluation_steps)

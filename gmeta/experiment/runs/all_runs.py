@@ -139,7 +139,7 @@ def _other_ranks(outcome: Outcome) -> str:
     return f", which had {before} ranks; on {now} a step has {now}/{before} times as many tasks"
 
 
-def trained(
+def load_trained(
     config: ExperimentConfig, run: RunFolder, method: str, seed: int
 ) -> tuple[MetaModel, TrainingRun]:
     """Load a trained model of a run and its curves.

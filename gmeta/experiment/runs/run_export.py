@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.runs.all_runs import trained
+from gmeta.experiment.runs.all_runs import load_trained
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.meta_models import Stale, meta_signatures
 from gmeta.export.saved_model import Exported, export_model
@@ -49,7 +49,7 @@ def export_run(
     seed = config.seeds[0] if seed is None else seed
     if seed not in config.seeds:
         raise ConfigError(f"{run.path} has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
-    model, _ = trained(config, run, method, seed)
+    model, _ = load_trained(config, run, method, seed)
     folder = out / str(next_version(out) if version is None else version)
     signatures = meta_signatures(
         model, steps=steps, dtype=dtype, stale=stale, answer=config.label, of_logits=config.loss != "mse"

@@ -95,11 +95,11 @@ class RowCache:
             return
         more = min(self._capacity, max(least, 2 * size, _FIRST)) - size
 
-        def grown(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def grow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.concatenate([array, np.zeros(more, array.dtype)])
 
-        self._values, self._there = list(map(grown, self._values)), list(map(grown, self._there))
-        self._until = grown(self._until)
+        self._values, self._there = list(map(grow, self._values)), list(map(grow, self._there))
+        self._until = grow(self._until)
 
     def _rows(self, slots: Ints) -> Any:
         arrays = []

@@ -85,7 +85,7 @@ def join_features(
             for array in _numpy(column, values)
         ]
 
-    def joined(element: dict[str, Any]) -> dict[str, Any]:
+    def join(element: dict[str, Any]) -> dict[str, Any]:
         keys = element[part][key]
         ragged = isinstance(keys, tf.RaggedTensor)
         when = element[part][as_of] if as_of else tf.zeros([0], tf.int64)
@@ -104,7 +104,7 @@ def join_features(
             added[name] = keys.with_flat_values(values) if ragged else values
         return {**element, part: {**element[part], **added}}
 
-    return dataset.map(joined, num_parallel_calls=num_parallel_calls, deterministic=True)
+    return dataset.map(join, num_parallel_calls=num_parallel_calls, deterministic=True)
 
 
 def _part(spec: Any) -> str:

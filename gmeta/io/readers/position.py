@@ -72,7 +72,7 @@ class ReadingPosition(tf.Module):
     def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Return the dataset, counting the elements that are taken from it."""
 
-        def taken(*element: Any) -> Any:
+        def count(*element: Any) -> Any:
             with tf.control_dependencies([self.step.assign_add(1)]):
                 found = tf.nest.map_structure(tf.identity, element, expand_composites=True)
             return found if len(found) > 1 else found[0]
@@ -80,4 +80,4 @@ class ReadingPosition(tf.Module):
         options = tf.data.Options()
         # It would put a buffer after the counting.
         options.experimental_optimization.inject_prefetch = False
-        return dataset.map(taken).with_options(options)
+        return dataset.map(count).with_options(options)

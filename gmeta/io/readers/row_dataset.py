@@ -62,7 +62,7 @@ def row_batches(
         return tuple(found)
 
     @tf.autograph.experimental.do_not_convert
-    def structured(*parts: Any) -> Any:
+    def pack(*parts: Any) -> Any:
         found = [
             tf.RaggedTensor.from_row_splits(*part, validate=False) if len(part) == 2 else part[0]
             for part in tf.nest.pack_sequence_as(specs, parts)
@@ -82,7 +82,7 @@ def row_batches(
         lists = any(column.is_list for column in columns)
         spec = tuple(flat) if lists else tf.nest.pack_sequence_as(structure, flat)
         found = tf.data.experimental.from_variant(variant, spec)
-        return found.map(structured) if lists else found
+        return found.map(pack) if lists else found
 
     # `apply` keeps the input, and so its epoch counter, alive as long as the result.
     return cast(tf.data.Dataset, elements.map(tensors).apply(batches))

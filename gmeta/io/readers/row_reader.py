@@ -169,10 +169,10 @@ def _join(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
     empty = tf.nest.map_structure(nothing, lanes[0].element_spec)
     endless = [lane.concatenate(tf.data.Dataset.from_tensors(empty).repeat()) for lane in lanes]
 
-    def joined(*batches: Any) -> Any:
+    def join(*batches: Any) -> Any:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
 
-    steps = tf.data.Dataset.zip(*endless).map(joined)
+    steps = tf.data.Dataset.zip(*endless).map(join)
     return steps.take_while(lambda _, label, *__: tf.shape(label)[0] > 0)
 
 

@@ -204,7 +204,7 @@ class GRM(Model):
         """
         given = {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics}
         refuse_settings(self.name, given, _INSTEAD)
-        taken = [metric.name for metric in (*self._sums, *self._ranked)]
+        taken = [metric.name for metric in (*self._sums, *self._rank_metrics)]
         self._of_compile = LabelMetrics(self.name, list(self.labels), metrics, taken)
         none = (None,) * 4  # Keras computes neither loss nor metrics
         super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
@@ -282,14 +282,14 @@ class GRM(Model):
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The losses, the use of experts, the metrics of `compile`, AUC and GAUC, reset at each epoch."""
-        return [*self._sums, *self._of_compile.metrics, *self._ranked]
+        return [*self._sums, *self._of_compile.metrics, *self._rank_metrics]
 
     @property
     def _sums(self) -> list[tf.keras.metrics.Metric]:
         return [self.mean, *self.means.values(), *self.mixture.metrics]
 
     @property
-    def _ranked(self) -> list[Any]:
+    def _rank_metrics(self) -> list[Any]:
         return [metric for pair in self.aucs.values() for metric in pair]
 
     def get_metrics_result(self) -> dict[str, tf.Tensor]:
@@ -298,7 +298,7 @@ class GRM(Model):
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
         found = super()._validate_and_get_metrics_result(logs)
-        measured = [metric for metric in self._ranked if metric.count > 0]
+        measured = [metric for metric in self._rank_metrics if metric.count > 0]
         return {**found, **{metric.name: float(metric.result()) for metric in measured}}
 
     def get_config(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class SequenceColumns:
             return layout
         if self.scenario in batch["targets"]:
             return layout._replace(scenarios=self._column(batch, "targets", self.scenario).values)
-        return layout._replace(scenarios=layout.of_exposures(_given(batch, "contexts", self.scenario)))
+        return layout._replace(scenarios=layout.of_exposures(_column_of(batch, "contexts", self.scenario)))
 
     def ids(self, batch: Batch, labels: Collection[str] = ()) -> dict[str, Any]:
         """Return feature -> the ids of all parts one after another, for one lookup.
@@ -147,7 +147,7 @@ class SequenceColumns:
         """
         found: dict[str, list[Any]] = {}
         for name in self.contexts:
-            ids = _given(batch, "contexts", name)
+            ids = _column_of(batch, "contexts", name)
             found.setdefault(name, []).append(_as_ragged(ids))
         for part in ("history", "targets"):
             for name in getattr(self, part):
@@ -214,7 +214,7 @@ class SequenceColumns:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _given(batch: Batch, part: str, name: str) -> Any:
+def _column_of(batch: Batch, part: str, name: str) -> Any:
     if part not in batch or name not in batch[part]:
         has = f"{part} {', '.join(batch[part]) or 'empty'}" if part in batch else f"no {part}"
         raise ConfigError(f"the batch lacks {name!r} among its {part}; it has {has}")
@@ -255,7 +255,7 @@ def _as_ragged(ids: Any) -> Any:
 
 
 def _jagged(batch: Batch, part: str, name: str) -> Jagged:
-    column = _given(batch, part, name)
+    column = _column_of(batch, part, name)
     sequences = jagged.as_jagged(column)
     if sequences is None:
         raise ConfigError(

@@ -101,15 +101,15 @@ class AttentionMask:
             before = tf.minimum(place, end)
         begin, until = first, before if self.causal else end
         if self.window is not None:
-            begin = tf.where(self._unlimited(place, end), first, tf.maximum(first, before - self.window))
+            begin = tf.where(self._sees_all(place, end), first, tf.maximum(first, before - self.window))
             if not self.causal:
-                until = tf.minimum(end, tf.where(self._unlimited(place, end), end, place + 1 + self.window))
+                until = tf.minimum(end, tf.where(self._sees_all(place, end), end, place + 1 + self.window))
         of_context = end if self.contexts_see == "history" else first
         is_context = place < first
         begin, until = tf.where(is_context, first, begin), tf.where(is_context, of_context, until)
         return tf.cast(tf.stack([first, begin, tf.maximum(begin, until)], axis=1), tf.int32)
 
-    def _unlimited(self, place: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    def _sees_all(self, place: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         """Whether a token is exempt from the window."""
         return (place >= end - self.full_tail) & (self.full_tail > 0)
 

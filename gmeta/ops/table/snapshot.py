@@ -61,18 +61,18 @@ class TableSnapshot:
         """
         with tf.init_scope():
             if self._kind != self.table.optimizer.kind:
-                raise ConfigError(self._outdated)
+                raise ConfigError(self._end_reason)
             if self._records is not None:
                 self.table.import_(self._records, replace=True)
             else:
                 try:
                     _native.gmeta_hash_table_restore_snapshot(self.table.resource_handle, self._number)
                 except tf.errors.InvalidArgumentError as error:
-                    raise ConfigError(self._outdated) from error
+                    raise ConfigError(self._end_reason) from error
             self.table.import_admission(self._admission)
 
     @property
-    def _outdated(self) -> str:
+    def _end_reason(self) -> str:
         return (
             f"table {self.table.name!r} has got another optimizer since the snapshot was taken, which has "
             "the slots of the one before: take snapshots after compile"

@@ -43,11 +43,11 @@ class TracedGraphs:
         key = (*purpose, _hashable(spec))
         if key not in self._graphs:
 
-            def traced(given: Any) -> Any:
+            def trace(given: Any) -> Any:
                 with shapes_on_host():
                     return function(given)
 
-            made = tf.function(traced, input_signature=[spec], autograph=False)
+            made = tf.function(trace, input_signature=[spec], autograph=False)
             self._graphs[key] = made.get_concrete_function()
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._graphs[key](given))
 

@@ -115,7 +115,7 @@ def reptile(
         tf.tensordot(weights, moved[id(variable)], 1) if id(variable) in moved else None
         for variable in variables
     ]
-    return OuterGradients(measured.loss, dense, _rows_moved(view, adapted, weights), view, measured)
+    return OuterGradients(measured.loss, dense, _row_moves(view, adapted, weights), view, measured)
 
 
 def _move(learner: TaskLearner, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:
@@ -123,7 +123,7 @@ def _move(learner: TaskLearner, adapted: Mapping[str, tf.Tensor]) -> dict[int, t
     return {id(v): v[tf.newaxis] - adapted[name] for name, v in learner.adapted_weights().items()}
 
 
-def _rows_moved(
+def _row_moves(
     view: TaskView, adapted: Mapping[str, tf.Tensor], weights: tf.Tensor
 ) -> list[tf.Tensor | None]:
     copies = view.copies
