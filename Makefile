@@ -49,10 +49,10 @@ test: setup lint  ## Everything that must hold before a commit: setup, lint, all
 	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-all: setup lint  ## `test`, and what it leaves out: benchmarks, soaks, more of what another test shows, all ranks
-	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m '' $(PYTEST_ARGS)
+	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m '' $(PYTEST_ARGS)
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
-	GMETA_ALL_RANK_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
+	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
 
 # On one GPU, one process: two would share its memory.
 test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables and layers on it

@@ -3,6 +3,7 @@ Hypothesis is given time, draws are the same in every run, and what takes longes
 """
 
 import gc
+import os
 import random
 import signal
 import sys
@@ -16,8 +17,9 @@ import pytest
 import gmeta  # noqa: F401
 
 # A TensorFlow op's first call may take seconds, and a shared machine may stall: no deadline. The same
-# examples every time, so that a red run is red again.
-hypothesis.settings.register_profile("gmeta", deadline=None, derandomize=True, max_examples=50)
+# examples every time, so that a red run is red again; `make test-all` draws more of them.
+EXAMPLES = 50 if "GMETA_ALL_CASES" in os.environ else 20
+hypothesis.settings.register_profile("gmeta", deadline=None, derandomize=True, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("gmeta")
 
 # A shell makes what it starts with `&` ignore Ctrl-C, and the processes that tests start would inherit that.

@@ -1,7 +1,7 @@
-"""The command line, ``gmeta``: one module a subcommand, imported when it is asked for.
+"""The command line, ``gmeta``: one module per subcommand, imported when the subcommand runs.
 
-``gmeta --help`` names the subcommands from `COMMANDS` alone, so it answers at once: TensorFlow is imported by
-the subcommands that need it.
+``gmeta --help`` lists the subcommands from `COMMANDS` alone, so it answers at once. Only the subcommands that
+need TensorFlow import it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ COMMANDS = {
 }
 """Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.command``."""
 
-_INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
+_INTERRUPTED = 130  # the exit code that a shell reports after SIGINT
 
 
 class CommandLine(click.Group):
-    """A group that imports a subcommand when it is run, and prints its errors in one line."""
+    """A group that imports a subcommand when it runs, and prints its errors in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in `COMMANDS`, in the order of use."""
+        """Return the names in `COMMANDS`, in the order of use."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the subcommand's module; None for a name that isn't one."""
+        """Import the subcommand's module and return its command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"gmeta.cli.{cmd_name}")
@@ -54,13 +54,13 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand.
 
-        Exit codes: 0 done; 1 the answer is no (`gmeta doctor`); 2 an error that is the user's to mend;
-        130 interrupted. Anything else is a defect, and keeps its traceback.
+        Exit codes: 0 done; 1 the answer is no (`gmeta doctor`); 2 an error that the user can fix; 130
+        interrupted. Any other error is a defect, and keeps its traceback.
         """
         try:
             return super().invoke(ctx)
         except (GmetaError, OSError, KeyboardInterrupt) as error:
-            # Who reads the output may have read enough (`| head`): click leaves without a word then.
+            # The reader of the output may have stopped (`| head`); click then exits silently.
             if ctx.params["debug"] or isinstance(error, BrokenPipeError):
                 raise
             return _leave(ctx, error)

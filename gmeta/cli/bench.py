@@ -19,10 +19,10 @@ _FOLDER = Path(__file__).resolve().parents[2] / "tools" / "bench"
 def command(subject: str | None, options: tuple[str, ...]) -> None:
     """Measure a part of gmeta beside its peers; prints a table.
 
-    SUBJECT is a file of tools/bench, without which it names them. Options go to it: --json FILE writes the
-    results as data, --smoke takes small sizes, --rounds N times each N times.
+    SUBJECT is a file of tools/bench; without it, the command lists them. Options go to the benchmark: --json
+    FILE writes the results as data, --smoke uses small sizes, --rounds N measures everything N times.
 
-    A process of its own, because a peer may need another set-up than gmeta.
+    The benchmark runs in a process of its own, because a peer may need another set-up than gmeta.
     """
     if not _FOLDER.is_dir():
         raise ConfigError(

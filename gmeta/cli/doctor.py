@@ -1,4 +1,4 @@
-"""``gmeta doctor``: what is installed here, and what is wrong with it."""
+"""``gmeta doctor``: says what is installed here, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gmeta.core.collectives.place import under_launcher
 def command(ctx: click.Context, size: int | None) -> None:
     """Say what this installation is and what is wrong with it.
 
-    Each line is one thing; a line that starts with BROKEN is a problem, and ends with its remedy. Exits with
-    1 if anything that gmeta needs is broken.
+    Each line reports one check; a line that starts with BROKEN names a problem, and ends with its remedy. The
+    exit code is 1 if anything that gmeta needs is broken.
 
-    With --np it then starts that many ranks, and under horovodrun it uses those: it runs every collective
-    that training uses, checks what it returns, and prints latency, bandwidth and each rank's versions.
+    With --np the command then starts that many ranks; under horovodrun it uses horovodrun's ranks. There it
+    runs every collective that training uses, checks the results, and prints latency, bandwidth and each
+    rank's versions.
     """
     if under_launcher():
         start_ranks(size)
@@ -45,7 +46,7 @@ def command(ctx: click.Context, size: int | None) -> None:
 
 
 def _prove_collectives() -> None:
-    """On every rank; rank 0 prints."""
+    """Test and time the collectives on every rank; rank 0 prints the results."""
     import platform
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""``gmeta evaluate``: the cold-start table, as text, as data and as a report."""
+"""``gmeta evaluate``: writes the cold-start table as text, as data and as a report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gmeta.core.data.on_bad import OnBad
 def command(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure adaptation to new users, and write the report.
 
-    The tasks of every test split are measured before adaptation and after several inner steps, beside joint
-    training, item means and biases, over all seeds of the run.
+    The command measures the tasks of every test split before adaptation and after several inner steps, beside
+    joint training, item means and biases, over all seeds of the run.
     """
     if start_ranks(size):
         return

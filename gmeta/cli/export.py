@@ -1,4 +1,4 @@
-"""``gmeta export``: a trained model for TensorFlow Serving."""
+"""``gmeta export``: writes a trained model for TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ def command(
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-    It has TensorFlow's own ops only, and three signatures: `predict` takes the features of samples and gives
-    predictions by the shared weights; `adapt` takes a new task's samples with their labels and gives what it
-    has learned, as bytes to keep; `predict_with` takes features and those bytes. A feature with several
-    ids a sample is sent as a matrix, its rows filled up with -1. OUT/VERSION appears whole or not at all.
+    The SavedModel has TensorFlow's own ops only, and three signatures: `predict` takes the features of
+    samples and predicts with the shared weights; `adapt` takes a new task's samples with their labels and
+    returns what it has learned, as bytes to keep; `predict_with` takes features and those bytes. Clients send
+    a feature with several ids per sample as a matrix, its rows padded with -1. OUT/VERSION appears whole or
+    not at all.
     """
     from gmeta.experiment.runs.run_export import export_run
     from gmeta.experiment.runs.run_folder import RunFolder

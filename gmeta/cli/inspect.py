@@ -1,4 +1,4 @@
-"""``gmeta inspect``: what a sharded checkpoint holds."""
+"""``gmeta inspect``: lists what a sharded checkpoint holds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gmeta.checkpoint.files.contents import CheckpointSummary, TableSummary, fin
 def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
     """List a checkpoint's tables: rows, sizes, steps, optimizers, increments, admission, largest norms.
 
-    FOLDER is a checkpoint, or a folder of checkpoints, of which the latest is taken. With --top 0 and without
-    --verify, no row is read, and no admission filter.
+    FOLDER is a checkpoint, or a folder of checkpoints, whose latest one is listed. With --top 0 and without
+    --verify, the command reads neither rows nor admission filters.
     """
     summary = summarize(find_checkpoint(folder), top, verify=verify)
     if as_json:
@@ -64,7 +64,7 @@ def _lines(summary: CheckpointSummary) -> list[str]:
 
 
 def _admission(table: TableSummary) -> list[str]:
-    """What it remembers of keys that have no row."""
+    """Describe what a table remembers of keys that have no row."""
     if table.filter is not None:
         counters = table.filter.shards * table.filter.counters
         used = "" if table.filter_used is None else f", {table.filter_used:.1%} of them above zero"
@@ -77,7 +77,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _size(size: int) -> str:
-    """Decimal units."""
+    """Format a number of bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -1,7 +1,7 @@
 """Examines an installation: versions, Keras, native libraries, Horovod, GPUs.
 
-Every check turns what it meets into a `Finding` and never raises: a doctor that dies of the first symptom
-can't name the second. Checks that need TensorFlow import it, so this module does not.
+Every check turns its result into a `Finding` and never raises, so the first fault doesn't hide the second.
+Checks that need TensorFlow import it themselves, so this module does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REINSTALL = "run `make setup` in a checkout, or `pip install .`"
 
 
 class Status(enum.Enum):
-    """How a thing stands."""
+    """The outcome of a check."""
 
     OK = "ok"
     NOTE = "note"  # worth knowing; gmeta works without it
@@ -33,13 +33,13 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-      subject: What was looked at, such as ``tensorflow`` or ``library ops``.
+      subject: The thing that was checked, such as ``tensorflow`` or ``library ops``.
       value: What was found.
-      status: Whether that is well.
-      remedy: What to do about it; only where there is something to do.
+      status: Whether that is good.
+      remedy: What to do about it, if anything.
     """
 
     subject: str
@@ -49,10 +49,10 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything, in the order in which one thing builds on another.
+    """Run all checks, each after the checks that it builds on.
 
     Returns:
-      At least one finding a check; `Status.BROKEN` where gmeta can't work so.
+      At least one finding per check; `Status.BROKEN` where gmeta can't work.
     """
     findings = [
         Finding("python", f"{platform.python_version()} on {platform.platform()}"),
@@ -61,7 +61,7 @@ def examine() -> list[Finding]:
     ]
     try:
         import tensorflow as tf
-    except Exception as error:  # a broken TensorFlow raises whatever its first broken part raises
+    except Exception as error:  # a broken TensorFlow may raise any error
         return [
             *findings,
             Finding("tensorflow", f"import fails: {error}", Status.BROKEN, _REINSTALL),
@@ -79,7 +79,7 @@ def examine() -> list[Finding]:
 
 
 def _requirements() -> Iterator[Finding]:
-    """Each package that pyproject.toml asks for, against what is installed."""
+    """Compare each package that pyproject.toml requires with the installed one."""
     try:
         lines = importlib.metadata.requires("gmeta") or []
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def _requirements() -> Iterator[Finding]:
         )
         return
     for requirement in map(Requirement, lines):
-        # Extras are for those who asked for them, and carry the marker `extra == "..."`.
+        # Extras are optional; their packages carry the marker `extra == "..."`.
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _requirement(requirement)
 

@@ -1,4 +1,4 @@
-"""``gmeta launch``: a program of the user's own on several ranks of this machine."""
+"""``gmeta launch``: runs a user's program on several ranks of this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def command(
 ) -> None:
     """Run COMMAND, such as `python train.py`, as the ranks of a job on this machine.
 
-    The program calls gmeta.init(). An elastic one trains by
-    gmeta.checkpoint.ShardedCheckpoint(...).fit, which goes on from the last checkpoint.
+    The program must call gmeta.init(). An elastic program trains with
+    gmeta.checkpoint.ShardedCheckpoint(...).fit, which continues from the last checkpoint.
     """
     if under_launcher():
         raise ConfigError(

@@ -9,7 +9,7 @@ import click
 from gmeta.core.data.on_bad import ON_BAD
 
 DATA = Path("data")
-"""What `gmeta prepare` makes, and `gmeta train` reads, where no folder is named."""
+"""The default folder that `gmeta prepare` makes and `gmeta train` reads."""
 
 run_option = click.option(
     "--run",

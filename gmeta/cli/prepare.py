@@ -1,4 +1,4 @@
-"""``gmeta prepare``: tables of events, or MovieLens files, to a prepared data set."""
+"""``gmeta prepare``: turns tables of events, or MovieLens files, into a prepared data set."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def command(
 ) -> None:
     """Turn tables of events, or MovieLens files, into a data set that `gmeta train` reads.
 
-    Rows of one task, such as a user, are brought together in time order and cut into batches. Tasks with
-    --min-rows to --max-rows rows are kept; with --cold-modulus they are split by their ids into warm ones, to
-    train on, and cold ones, to evaluate on. OUT appears whole or not at all. Made from the same files with
-    the same settings before, it is used as it is.
+    The command brings the rows of one task, such as a user, together in time order and cuts them into
+    batches. It keeps tasks with --min-rows to --max-rows rows; --cold-modulus splits them by their ids into
+    warm tasks, to train on, and cold tasks, to evaluate on. OUT appears whole or not at all. If OUT was made
+    before from the same files with the same settings, it is used as it is.
     """
     from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign, run_on_spark
     from gmeta.cli.prepare_output import PrepareProgress, print_summary
@@ -183,7 +183,7 @@ def command(
 
 
 def _spec(settings: dict[str, Any]) -> TableSpec | None:
-    """The spec of a table, by its file and options, which are taken from ``settings`` and count more."""
+    """Make a table's spec from its file and the options, which override it and leave ``settings``."""
     path = settings.pop("spec_file")
     own = {name: settings.pop(name) for name in ("task", "time", "label", "unique")}
     own = {name: value for name, value in own.items() if value}

@@ -1,4 +1,4 @@
-"""What ``gmeta prepare`` does where others do the work: it describes the jobs."""
+"""The part of ``gmeta prepare`` for engines other than this process: Hadoop Streaming jobs and Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refuse_foreign(engine: Engine, **given: Any) -> None:
     """Refuse options that the engine has no use for.
 
     Raises:
-      ConfigError: One is given.
+      ConfigError: Such an option is given.
     """
     for name, value in given.items():
         if value not in (None, False, ()) and engine not in _OF[name]:
@@ -45,7 +45,7 @@ def describe_jobs(
     folder: Path | None,
     ranges: int | None,
 ) -> str:
-    """Make a job's folder, and say what comes next.
+    """Make the folder of a job, and return a text that says what comes next.
 
     Raises:
       ConfigError: The files, the task or the folder aren't given.
@@ -76,7 +76,7 @@ def run_on_spark(
     conf: Sequence[str],
     **options: Any,
 ) -> PrepareSummary:
-    """Prepare on Spark: ``conf`` are settings, ``name=value``; the others as for `prepare_on_spark`.
+    """Prepare on Spark; ``conf`` holds settings ``name=value``, the rest is as for `prepare_on_spark`.
 
     Raises:
       ConfigError: The data or the task aren't given, or a setting has no value.

@@ -1,4 +1,4 @@
-"""What ``gmeta prepare`` shows: progress bars while it works, and a table of the results."""
+"""Output of ``gmeta prepare``: progress bars while it works, and a table of the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gmeta.core.bars import Bars
 from gmeta.preprocess import PrepareSummary
 from gmeta.preprocess.progress import STAGES
 
-_COLUMNS = 8  # that are left out and named in the table
+_COLUMNS = 8  # the most columns of a kind that the table names
 
 
 class _Rate(ProgressColumn):
-    """Rows a second over the stage so far."""
+    """Column with the rows per second over the stage so far."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -26,7 +26,7 @@ class _Rate(ProgressColumn):
 
 
 class _TimeLeft(ProgressColumn):
-    """How long the stage will go on, or, once it is over, took."""
+    """Column with the time that the stage still needs, or, once it is over, has taken."""
 
     def render(self, task: Task) -> Text:
         if task.finished:
@@ -42,9 +42,9 @@ def _duration(seconds: float) -> str:
 
 
 class PrepareProgress(Bars):
-    """A bar a stage on standard error; on anything but a terminal, one line when a stage is over.
+    """One progress bar per stage on standard error; without a terminal, one line at the end of each stage.
 
-    It is called as `gmeta.preprocess.progress.Progress`.
+    Callers use it as a `gmeta.preprocess.progress.Progress`.
     """
 
     def __init__(self, console: Console | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The option ``--np``: the same command on several ranks of this machine; ``--elastic``: on any number."""
+"""The options ``--np``, which runs a command on several ranks of this machine, and ``--elastic``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Elastic:
     """How the number of ranks may vary.
 
     Attributes:
-      min_size: The least number.
+      min_size: The least number of ranks.
       script: As in `gmeta.core.collectives.launcher.elastic_ranks.launch_elastic`.
     """
 
@@ -41,7 +41,7 @@ class Elastic:
 
 
 def elastic_options(command: Function) -> Function:
-    """``--elastic``, ``--min-np`` and ``--host-discovery-script``, for `elastic_of`."""
+    """Add ``--elastic``, ``--min-np`` and ``--host-discovery-script`` to a command, for `elastic_of`."""
     options = (
         click.option(
             "--elastic",
@@ -66,10 +66,10 @@ def elastic_options(command: Function) -> Function:
 
 
 def elastic_of(size: int | None, elastic: bool, min_np: int | None, script: str | None) -> Elastic | None:
-    """What the options say; None without ``--elastic``.
+    """Read the elastic options; return None without ``--elastic``.
 
     Raises:
-      ConfigError: Options that need others.
+      ConfigError: An option needs another one that is missing.
     """
     if elastic and size is None and not under_launcher():
         raise ConfigError(
@@ -88,21 +88,21 @@ def elastic_of(size: int | None, elastic: bool, min_np: int | None, script: str 
 def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Write | None = None) -> bool:
     """Run this process's own command line as `size` ranks, and wait for them.
 
-    The ranks are given the same arguments, ``--np`` with them; for those, and without ``--np``, this does
-    nothing but become a rank (`gmeta.core.collectives.init`), which without a launcher does nothing either.
-    So a command calls it first, and is done if it was the launcher.
+    The ranks get the same arguments, including ``--np``. In a rank, and without ``--np``, this function only
+    becomes a rank (`gmeta.core.collectives.init`), which does nothing without a launcher. So a command calls
+    this function first, and is done if it was the launcher.
 
     Args:
-      size: What ``--np`` was given.
-      elastic: Whether and how their number varies.
+      size: The value of ``--np``.
+      elastic: Whether and how the number of ranks varies.
       write: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
 
     Returns:
-      Whether ranks were started, and have all ended well.
+      Whether this call started ranks, all of which have succeeded.
 
     Raises:
       RanksError: A rank failed, and the job can't go on.
-      ConfigError: This is a rank of another number of ranks; or as `init`.
+      ConfigError: The launcher started another number of ranks than `size`; or as in `init`.
     """
     if under_launcher():
         launched = total_shares(launched_size())  # an elastic job has this many at most
@@ -120,7 +120,7 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
 def run_ranks(
     command: Sequence[str], size: int, *, elastic: Elastic | None = None, write: Write | None = None
 ) -> None:
-    """Run a command as ranks; they end with this process, also when a scheduler ends it.
+    """Run a command as ranks, which end with this process, even if a scheduler ends it.
 
     Raises:
       RanksError: As in `start_ranks`.

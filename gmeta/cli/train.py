@@ -1,4 +1,4 @@
-"""``gmeta train``: every method of an experiment with every seed."""
+"""``gmeta train``: trains every method of an experiment with every seed."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def command(
 ) -> None:
     """Train on a prepared data set; resume where a run stopped.
 
-    On a data set of your own it predicts the label that the data were prepared with, from all their other
-    columns, and says what it has decided; --config names what is to differ.
+    On a data set of your own, it learns to predict the label that the data were prepared with, from all other
+    columns, and prints its choices; --config overrides them.
 
-    Every epoch ends with a checkpoint. Interrupted, the same command goes on from the last one, and says so;
-    with another --np too. With --elastic it does so by itself when a rank is lost.
+    Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
+    checkpoint, and says so; another --np works too. With --elastic it does so by itself when a rank is lost.
     """
     if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
         return
-    # Here and not above: `gmeta train --help` needn't wait for TensorFlow.
+    # Imported here, so that `gmeta train --help` doesn't wait for TensorFlow.
     from rich.console import Console
 
     from gmeta.core.collectives import check_agreement, world
@@ -91,7 +91,7 @@ def command(
 
 
 def _prepare(own: Path) -> Path:
-    """The run's own data set, or else the one that `gmeta prepare` makes where it isn't told."""
+    """Find the run's own data set, or else the default one of `gmeta prepare`."""
     for folder in (own, DATA):
         if (folder / MANIFEST).exists():
             return folder

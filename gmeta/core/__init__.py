@@ -1,3 +1,3 @@
-"""What every room stands on: errors, configuration, native libraries, collectives, the Keras in use."""
+"""Code that all packages use: errors, configuration, native libraries, collectives, the choice of Keras."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Numbers that a caller has given, or an error that says what was given instead."""
+"""Checks numbers that a caller gives; the error says what was given instead."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gmeta.core.errors import ConfigError
 
 
 def whole_number(what: str, value: Any, least: int = 0) -> int:
-    """A whole number of at least ``least``, NumPy's among them, as an int.
+    """Return a whole number of at least ``least`` as an int; NumPy's integers count too.
 
     Args:
       what: What to call it in the error.
-      value: What was given.
-      least: The smallest that is one.
+      value: The value that was given.
+      least: The smallest number allowed.
 
     Raises:
-      ConfigError: It is something else: a smaller one, a float, a text, True or False.
+      ConfigError: The value is something else: a smaller number, a float, a text, True or False.
 
     Example:
       >>> whole_number("fit: steps", 3)
@@ -30,14 +30,14 @@ def whole_number(what: str, value: Any, least: int = 0) -> int:
 
 
 def finite_number(what: str, value: Any) -> float:
-    """A number that is neither infinite nor NaN, NumPy's among them, as a float.
+    """Return a number that is neither infinite nor NaN as a float; NumPy's numbers count too.
 
     Args:
       what: What to call it in the error.
-      value: What was given.
+      value: The value that was given.
 
     Raises:
-      ConfigError: It is something else, such as a text, a schedule or a tensor.
+      ConfigError: The value is something else, such as a text, a schedule or a tensor.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{what} must be a finite number, got {value!r}")

@@ -1,4 +1,4 @@
-"""Progress in the terminal: what all commands' bars have in common."""
+"""Progress bars in the terminal, which all commands share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ B = TypeVar("B", bound="Bars")
 
 
 class Bars:
-    """Bars on standard error while the ``with`` block runs; on anything but a terminal none is drawn.
+    """Progress bars on standard error while the ``with`` block runs; only a terminal shows them.
 
     Args:
-      columns: What stands to the right of a bar and its "3/10".
-      console: Where they are drawn, instead of standard error.
+      columns: Columns to the right of a bar and its "3/10".
+      console: Where the bars are drawn, instead of standard error.
 
     Attributes:
-      console: Where they are drawn.
-      bars: rich's own, to add to and to move.
-      drawn: Whether there are bars; otherwise a line may stand for one that is full.
+      console: Where the bars are drawn.
+      bars: rich's `Progress`, through which callers add and move bars.
+      drawn: Whether bars are drawn; if not, a caller may print a line for each full bar instead.
     """
 
     def __init__(self, *columns: ProgressColumn, console: Console | None = None) -> None:

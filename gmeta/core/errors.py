@@ -1,8 +1,8 @@
 """The errors that gmeta raises on purpose.
 
 Each message says what was received, where (file and line or offset, feature, rank), and what to do next.
-The command line prints them in one line and exits with ``exit_code``; anything else is a defect in gmeta
-and keeps its traceback.
+The command line prints such an error in one line and exits with ``exit_code``; any other error is a defect
+in gmeta and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class GmetaError(Exception):
-    """Base of every error that is the user's to mend."""
+    """Base of every error that the user can fix."""
 
     exit_code = 2
-    # Raised while a graph is traced, or in a layer's call, it comes out as it is. AutoGraph would make an
-    # error of another class of it, with twenty lines of framework code before the message; Keras would add
-    # all tensors.
+    # These let the error pass unchanged out of a traced graph or a layer's call. Otherwise AutoGraph would
+    # turn it into an error of another class, with twenty lines of framework code before the message, and
+    # Keras would add all tensors.
     ag_pass_through = True
     _keras_call_info_injected = True
 
@@ -35,7 +35,7 @@ class RanksError(GmetaError, RuntimeError):
     """A job of several ranks that didn't end well.
 
     Args:
-      message: The rank and the reason first.
+      message: What happened; it starts with the rank and the reason.
       ends: How each rank ended, in order (`gmeta.core.collectives.launcher.local_ranks.RankEnd`).
     """
 
@@ -49,11 +49,11 @@ class KerasError(GmetaError, ImportError):
 
 
 class StoreError(GmetaError, RuntimeError):
-    """A feature store that refused a request, or holds what can't be read."""
+    """A feature store that refused a request, or that holds unreadable data."""
 
 
 class StoreUnavailableError(StoreError):
-    """A feature store that didn't answer: worth another try, unlike a request that it refused."""
+    """A feature store that didn't answer: a retry may help, unlike after a refused request."""
 
 
 class NotFiniteError(GmetaError, ArithmeticError):
@@ -65,14 +65,14 @@ class NativeLibraryError(GmetaError, ImportError):
 
 
 class DataError(GmetaError, ValueError):
-    """A record that breaks the stated form.
+    """A record that doesn't follow the stated format.
 
     Args:
       message: What was received and what was expected.
-      path: The file it is in.
-      line: Its line, counted from 1, in a text file.
-      offset: Its byte offset in a binary file.
-      advice: What to do next, if there is more to say than to mend the file.
+      path: The file that holds the record.
+      line: The record's line, counted from 1, in a text file.
+      offset: The record's byte offset in a binary file.
+      advice: What to do next, if fixing the file isn't the whole answer.
 
     Example:
       >>> str(DataError("4 fields expected, got 3", path="u.data", line=7))

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, and what reading one needs, wherever it is."""
+"""Writes a file whole or not at all, and states what a path must offer to be read."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Protocol
 
 
 class HasSize(Protocol):
-    """What is asked of `os.stat_result`."""
+    """The part of `os.stat_result` that readers use."""
 
     @property
     def st_size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
 
 
 class ReadablePath(Protocol):
-    """What is asked of `pathlib.Path` where a file may be in another file system."""
+    """The part of `pathlib.Path` that readers use where a file may be in another file system."""
 
     def __truediv__(self, name: str, /) -> ReadablePath: ...
 
     def __fspath__(self) -> str: ...
 
     def read_text(self) -> str:
-        """The file's content; OSError if it can't be had."""
+        """Return the file's content; raise OSError if it can't be read."""
 
     def exists(self) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
 
     def stat(self) -> HasSize:
-        """The file's size."""
+        """Return an object that holds the file's size."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Write ``content`` so that ``path`` is only ever absent, as it was, or complete.
+    """Write ``content`` so that ``path`` is only ever absent, unchanged or complete.
 
     The bytes go to a temporary name in the same folder, are flushed to the disk, and are then renamed over
     ``path``. An interruption leaves the old file as it was.
 
     Args:
-      path: The file; its folder is made if it is missing.
+      path: The file; its folder is created if it is missing.
       content: Text, written as UTF-8, or bytes.
 
     Returns:

@@ -1,7 +1,8 @@
-"""Values of a JSON file that somebody else may have written: each is of its type and in its bounds, or named.
+"""Checks values of a JSON file that somebody else may have written.
 
-A manifest is read by whoever is given its folder, and says which files to open. So nothing of it is used
-before it is known to be what it should be, and a name in it never leads out of the folder.
+Each value must have its type and lie within its bounds; otherwise the error names it. A manifest says which
+files to open, and whoever receives its folder reads it. So every value is checked before it is used, and a
+name in it never leads out of the folder.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ MOST = 2**63 - 1
 
 
 def whole(value: Any, what: str, least: int = 0, most: int = MOST) -> int:
-    """A whole number within bounds.
+    """Check that a value is a whole number within bounds, and return it.
 
     Args:
-      value: What was read.
+      value: The value that was read.
       what: What to call it in the error.
-      least: The smallest.
-      most: The largest.
+      least: The smallest number allowed.
+      most: The largest number allowed.
 
     Raises:
-      ValueError: It is something else, such as a text, a fraction, true or NaN.
+      ValueError: The value is something else, such as a text, a fraction, true or NaN.
 
     Example:
       >>> whole(3, "rows")
@@ -35,10 +36,10 @@ def whole(value: Any, what: str, least: int = 0, most: int = MOST) -> int:
 
 
 def wholes(values: Any, what: str, most: int = MOST) -> list[int]:
-    """A list of whole numbers from 0 on.
+    """Check that a value is a list of whole numbers from 0 on, and return it.
 
     Raises:
-      ValueError: It is something else.
+      ValueError: The value is something else.
     """
     if type(values) is not list:
         raise ValueError(f"{what} must be a list, got {short(values)}")
@@ -49,10 +50,10 @@ def wholes(values: Any, what: str, most: int = MOST) -> list[int]:
 
 
 def text(value: Any, what: str) -> str:
-    """A text.
+    """Check that a value is a text, and return it.
 
     Raises:
-      ValueError: It is something else.
+      ValueError: The value is something else.
     """
     if type(value) is not str:
         raise ValueError(f"{what} must be a text, got {short(value)}")
@@ -60,10 +61,10 @@ def text(value: Any, what: str) -> str:
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
-    """An object.
+    """Check that a value is a JSON object, and return it.
 
     Raises:
-      ValueError: It is something else.
+      ValueError: The value is something else.
     """
     if type(value) is not dict:
         raise ValueError(f"{what} must be an object, got {short(value)}")
@@ -71,10 +72,10 @@ def mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def items(value: Any, what: str) -> list[Any]:
-    """A list.
+    """Check that a value is a list, and return it.
 
     Raises:
-      ValueError: It is something else.
+      ValueError: The value is something else.
     """
     if type(value) is not list:
         raise ValueError(f"{what} must be a list, got {short(value)}")
@@ -82,10 +83,10 @@ def items(value: Any, what: str) -> list[Any]:
 
 
 def inner_path(value: Any, what: str) -> str:
-    """The path of a file inside a folder, relative to it.
+    """Check that a value is a relative path of a file inside a folder, and return it.
 
     Raises:
-      ValueError: It is something else, or would lead out of the folder.
+      ValueError: The value is something else, or would lead out of the folder.
 
     Example:
       >>> inner_path("item/rows.arrow", "a file")
@@ -106,10 +107,10 @@ def _can_name_files(path: PurePosixPath) -> bool:
 
 
 def folder_name(value: Any, what: str) -> str:
-    """The name of a folder or file beside others: no path.
+    """Check that a value is the plain name of a folder or file, without slashes, and return it.
 
     Raises:
-      ValueError: It is something else.
+      ValueError: The value is something else.
     """
     if "/" in inner_path(value, what):
         raise ValueError(f"{what} must be a name without slashes, got {short(value)}")
@@ -117,6 +118,6 @@ def folder_name(value: Any, what: str) -> str:
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it, in one line."""
+    """Format a value in one line, as an error shows it."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:60]}…"

@@ -1,7 +1,7 @@
 """Selects Keras 2 (tf-keras) before TensorFlow can choose Keras 3.
 
-Horovod 0.28 and custom train steps need Keras 2. TensorFlow 2.16 reads ``TF_USE_LEGACY_KERAS`` once, while
-it is imported, and ``tensorflow.keras`` is Keras 3 for the rest of the process where it wasn't set by then.
+Horovod 0.28 and custom train steps need Keras 2. TensorFlow 2.16 reads ``TF_USE_LEGACY_KERAS`` once, during
+its import. If the variable isn't set by then, ``tensorflow.keras`` is Keras 3 for the rest of the process.
 """
 
 from __future__ import annotations

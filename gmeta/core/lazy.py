@@ -1,4 +1,4 @@
-"""Names that a package exports and that are loaded when they are first used (PEP 562)."""
+"""Loads the names that a package exports when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def load_lazily(
     """Make a package's ``__getattr__`` and ``__dir__``.
 
     Args:
-      package: Its ``__name__``.
-      where: Name -> the module that has it.
+      package: The package's ``__name__``.
+      where: Exported name -> the module that defines it.
 
     Returns:
       The two functions.

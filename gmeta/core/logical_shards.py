@@ -1,7 +1,8 @@
 """Logical shards: how the keys of a table are divided among ranks, and how a table is saved.
 
-A key's logical shard is the top ten bits of its MurmurHash3: the same in every process. Ranks own runs of
-neighboring shards, so any number of ranks can load what any other number has saved, each reading its own.
+A key's logical shard is the top ten bits of its MurmurHash3: the same in every process. Each rank owns a run
+of neighboring shards. So any number of ranks can load what any other number has saved, and each rank reads
+only its own shards.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ LOGICAL_SHARDS = 1024
 
 
 def owned_shards(rank: int, world_size: int) -> range:
-    """The logical shards of a rank: shard s belongs to rank ``s * world_size // 1024``.
+    """Return the logical shards of a rank: shard s belongs to rank ``s * world_size // 1024``.
 
     Args:
       rank: 0 up to ``world_size - 1``.

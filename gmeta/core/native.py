@@ -1,8 +1,8 @@
 """Finds, checks and loads the compiled libraries.
 
-A library compiled against another TensorFlow fails, where it fails at all, with a mangled symbol. So what it
-was built against is read from the file first (``ops/common/build_info.cc`` put it there), and a mismatch
-is refused with both versions named.
+A library that was compiled against another TensorFlow fails, if it fails at all, with a mangled symbol. So
+this module first reads the library's build information from the file (``ops/common/build_info.cc`` put it
+there) and refuses a mismatch with an error that names both versions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LIBRARIES = {
 
 
 def library_path(name: str) -> Path:
-    """The file of a compiled library, there and whole.
+    """Return the file of a compiled library, which exists and is whole.
 
     Raises:
-      NativeLibraryError: It was never built, or was cut short while it was written.
+      NativeLibraryError: The file was never built, or was cut short while it was written.
     """
     path = LIBRARIES[name]
     if not path.exists():
@@ -42,9 +42,9 @@ def library_path(name: str) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether an ELF file reaches to the end that its header states.
+    """Return whether an ELF file reaches the end that its header states.
 
-    The dynamic linker doesn't look: it maps the file, and the process dies of SIGBUS.
+    The dynamic linker doesn't check this: it maps the file, and the process dies of SIGBUS.
     """
     with path.open("rb") as file:
         header = file.read(64)
@@ -56,7 +56,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def build_info(path: Path) -> dict[str, str]:
-    """What an op library was compiled with, read from its bytes without loading it.
+    """Read what an op library was compiled with, from its bytes and without loading it.
 
     Returns:
       The keys ``tensorflow``, ``cxx11_abi``, ``compiler`` and ``cuda``.
@@ -79,7 +79,7 @@ def check_build(path: Path) -> None:
     """Refuse a library that was compiled against another TensorFlow than the one in use.
 
     Raises:
-      NativeLibraryError: With both versions named.
+      NativeLibraryError: The versions differ; the message names both.
     """
     import tensorflow as tf
 
@@ -99,10 +99,10 @@ def check_build(path: Path) -> None:
 
 @functools.cache
 def load_op_library(name: str) -> ModuleType:
-    """Load the op library ``"ops"`` or ``"io"``, once a process, and return its generated wrappers.
+    """Load the op library ``"ops"`` or ``"io"``, once per process, and return its generated wrappers.
 
     Raises:
-      NativeLibraryError: It is missing, built against another TensorFlow, or doesn't load.
+      NativeLibraryError: The library is missing, was built against another TensorFlow, or doesn't load.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Settings from TOML files into dataclasses, with errors that name the key."""
+"""Reads settings from TOML files into dataclasses, with errors that name the key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _converter = cattrs.Converter(forbid_extra_keys=True)
 
 
 def _strict(value: Any, wanted: type) -> Any:
-    """Cattrs would make 3 out of "3" and of 3.7; a setting of the wrong type is a mistake instead."""
+    """Refuse a setting of the wrong type; cattrs would turn both "3" and 3.7 into 3."""
     accepted = (int, float) if wanted is float else wanted
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
         raise TypeError(f"expected {wanted.__name__}, got {value!r}")
@@ -59,7 +59,7 @@ def _has_former_names(kind: Any) -> bool:
 
 
 def _make_with_former_names(cls: Any) -> Any:
-    """Settings that were written before a key had its present name are read as they were meant."""
+    """Make a function that reads settings and accepts former names of their keys."""
     make = make_dict_structure_fn(cls, _converter, _cattrs_forbid_extra_keys=True)
     return lambda value, kind: make({cls.FORMER_NAMES.get(name, name): value[name] for name in value}, kind)
 
@@ -68,12 +68,16 @@ _converter.register_structure_hook_factory(_has_former_names, _make_with_former_
 
 
 def _is_choice(kind: Any) -> bool:
-    """Whether a type is a union of more than a type and None, which cattrs alone can't choose from."""
+    """Return whether a type is a union of several types besides None, among which cattrs can't choose."""
     return get_origin(kind) in (Union, UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
 
 
 def _choose(value: Any, union: Any) -> Any:
-    """A text is a word or a name, a list a tuple, a mapping a table or a dataclass with all its keys."""
+    """Choose a union's type by the value, and convert the value to it.
+
+    A text becomes a string or one of a ``Literal``'s words, a list a tuple, and a mapping a mapping or a
+    dataclass that has all its keys.
+    """
     kinds = [kind for kind in get_args(union) if kind is not type(None)]
     if value is None and type(None) in get_args(union):
         return None
@@ -100,17 +104,17 @@ _converter.register_structure_hook_func(_is_choice, _choose)
 def from_mapping(
     cls: type[T], value: Mapping[str, Any], where: str = "config", converter: cattrs.Converter = _converter
 ) -> T:
-    """Make a dataclass out of nested mappings.
+    """Make a dataclass from nested mappings.
 
     Args:
-      cls: The dataclass; its defaults stand for what ``value`` leaves out.
+      cls: The dataclass; its defaults apply where ``value`` has no key.
       value: Key -> value.
-      where: What the errors call it, such as the file's name.
+      where: What errors call the settings, such as the file's name.
       converter: One of `copy_converter`, with hooks for types of its own.
 
     Raises:
-      ConfigError: An unknown key, a value of the wrong type, or one that the dataclass refuses; every
-        fault is named with its place.
+      ConfigError: An unknown key, a value of the wrong type, or one that the dataclass refuses; the
+        message names every fault and its place.
     """
     try:
         return converter.structure(value, cls)
@@ -128,12 +132,12 @@ def _describe(error: BaseException, wanted: type | None) -> str:
 
 
 def to_mapping(value: Any, converter: cattrs.Converter = _converter) -> dict[str, Any]:
-    """The inverse of `from_mapping`, in JSON values."""
+    """Convert a dataclass to nested mappings of JSON values; the inverse of `from_mapping`."""
     return converter.unstructure(value)
 
 
 def copy_converter() -> cattrs.Converter:
-    """A copy of the converter that `from_mapping` uses, to which a format adds hooks for its own types."""
+    """Copy the converter that `from_mapping` uses; a format adds hooks for its own types to the copy."""
     return _converter.copy()
 
 

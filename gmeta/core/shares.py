@@ -1,11 +1,12 @@
-"""Shares of the data, of which a step has the same number on however many ranks.
+"""Shares of the data: a step has the same number of them, however many ranks there are.
 
-A job divides the data of every step into V shares, as many as it was started with ranks. While it has V ranks
-each takes one. When ranks are lost the others take theirs as well: of W ranks, rank r takes the shares from
-r V // W up to (r + 1) V // W. So a step trains on the same samples as before, in the same order of shares,
-and its gradient, which is that of the mean over the samples of all ranks, is the same.
+A job divides the data of every step into V shares, where V is the number of ranks that it was started with.
+While the job has V ranks, each rank takes one share. When ranks are lost, the others take their shares as
+well: of W ranks, rank r takes the shares from r V // W up to (r + 1) V // W. So a step trains on the same
+samples as before, in the same order of shares. Its gradient, that of the mean over the samples of all ranks,
+is the same too.
 
-No TensorFlow here; `gmeta.core.collectives.shared_data` takes the shares' part of a data set.
+This module doesn't use TensorFlow; `gmeta.core.collectives.shared_data` takes the shares' part of a data set.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from dataclasses import dataclass
 from gmeta.core.errors import ConfigError
 
 SHARES = "GMETA_SHARES"
-"""Environment variable: into how many shares the data of a step is divided; unset, as many as there are
-ranks."""
+"""Environment variable: the number of shares that the data of a step is divided into; by default the
+number of ranks."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Those of one rank.
+    """The shares of one rank.
 
     Attributes:
-      first: The number of its first share.
-      count: How many it has; they follow each other.
-      total: How many there are.
+      first: The number of the rank's first share.
+      count: How many shares the rank has; they follow each other.
+      total: How many shares there are in all.
     """
 
     first: int
@@ -36,7 +37,7 @@ class Shares:
 
     @classmethod
     def of(cls, rank: int, size: int, total: int | None = None) -> Shares:
-        """The shares of a rank among ``size``; ``total`` of them, by default one for each rank.
+        """Return the shares of a rank among ``size`` ranks; there are ``total`` shares, by default ``size``.
 
         Example:
           >>> [Shares.of(rank, 2, 3) for rank in range(2)]
@@ -47,15 +48,18 @@ class Shares:
         return cls(first, (rank + 1) * total // size - first, total)
 
     def steps(self, elements: int) -> int:
-        """How many steps these shares have data for, if element i of so many is of share i mod total."""
+        """Return how many steps these shares have data for.
+
+        The data set has ``elements`` elements; element i belongs to share i mod total.
+        """
         return max(0, -(-(elements - self.first) // self.total))
 
 
 def total_shares(ranks: int) -> int:
-    """Into how many shares a job of so many ranks divides the data of a step.
+    """Return how many shares a job of this many ranks divides the data of a step into.
 
     Raises:
-      ConfigError: The environment has no number, or fewer shares than there are ranks.
+      ConfigError: The environment variable holds no number, or fewer shares than there are ranks.
     """
     text = os.environ.get(SHARES)
     if text is None:

@@ -22,7 +22,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn an ``OSError`` of the block into one line that names the path and the cause.
 
     Args:
-      path: Named where the error itself names no file.
+      path: The path to name if the error itself names no file.
 
     Raises:
       GmetaError: In place of the ``OSError``.
@@ -37,8 +37,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 def stage_folder(final: Path) -> Iterator[Path]:
     """Fill a hidden folder beside ``final`` and give it that name at the end.
 
-    An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` as it was. What stood
-    at ``final`` is replaced: whether it may be is the caller's to decide first.
+    An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` as it was. An existing
+    ``final`` is replaced; the caller decides beforehand whether it may be.
 
     Yields:
       The empty folder to fill, on the same file system as ``final``.
@@ -51,7 +51,7 @@ def stage_folder(final: Path) -> Iterator[Path]:
     try:
         with explain_write_errors(final):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this process's id
+            shutil.rmtree(partial, ignore_errors=True)  # from a killed process with the same id
             partial.mkdir()
             yield partial
             put_in_place(partial, target)
@@ -61,21 +61,21 @@ def stage_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
-    """As `stage_folder`, but what a killed run left can be gone on with.
+    """Fill a folder as `stage_folder` does, but let a run continue what a killed run left.
 
-    The hidden folder has one name, ``.<final>.partial``, and a lock: while a run is at it, another is
+    The hidden folder has a fixed name, ``.<final>.partial``, and a lock: while one run fills it, any other is
     refused.
 
     Args:
       final: The name that the folder gets at the end.
-      resume: Keep what an earlier run left, and leave what this one has done if it fails. Otherwise both are
-        removed; only a process that was killed leaves something then.
+      resume: Keep what an earlier run left, and keep this run's work if it fails. Otherwise both are
+        removed, and only a killed process leaves something behind.
 
     Yields:
       The folder to fill; empty unless ``resume``.
 
     Raises:
-      GmetaError: The disk is full, something may not be written, or another run is at it.
+      GmetaError: The disk is full, something may not be written, or another run is filling the folder.
     """
     target = Path(os.path.realpath(final))
     partial = target.with_name(f".{target.name}.partial")
@@ -109,11 +109,11 @@ def clear(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Give a folder its name; what stands there goes, but not before.
+    """Give a folder its final name; the folder that had the name is removed only afterwards.
 
     Where the file system can exchange two names at once, a reader finds the old folder or the new one, even
-    if the process is killed. Elsewhere the old one has another name for a moment, from which `restore` brings
-    it back.
+    if the process is killed. Elsewhere the old folder has another name for a moment; `restore` brings it back
+    if the process is killed then.
     """
     if not target.exists():
         partial.rename(target)
@@ -133,10 +133,10 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def restore(final: Path) -> None:
-    """Bring back a folder that a process was killed while replacing."""
+    """Bring back a folder if a process was killed while replacing it."""
     target = Path(os.path.realpath(final))
     if not target.exists() and _previous(target).exists():
-        with contextlib.suppress(FileNotFoundError):  # another process did
+        with contextlib.suppress(FileNotFoundError):  # another process restored it
             _previous(target).rename(target)
 
 
@@ -145,7 +145,7 @@ def _previous(target: Path) -> Path:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once; False where that can't be done."""
+    """Exchange two names at once; return False where that isn't possible."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

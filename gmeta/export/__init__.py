@@ -33,7 +33,7 @@ _WHERE = {
     "next_item_signatures": "gmeta.export.sequence_models",
     "unknown_rows": "gmeta.export.unknown_ids",
 }
-"""Name -> the module that has it."""
+"""Name -> the module that defines it."""
 
 __all__ = [
     "DEFAULT_SIGNATURE",

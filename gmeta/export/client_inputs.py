@@ -1,4 +1,4 @@
-"""How a signature's inputs travel: what clients send is dense, and has text where a feature hashes it."""
+"""Converts a signature's inputs: clients send dense tensors, with text where a feature hashes its ids."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gmeta.ops import hash_text
 
 
 def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dict[str, tf.TensorSpec]:
-    """What clients send for each input.
+    """Return the specs of the tensors that clients send for each input.
 
     Args:
-      inputs: Name -> what a signature's function takes.
-      texts: Names of the inputs of int64 that clients send as text.
+      inputs: Name -> the spec of the tensor that a signature's function takes.
+      texts: Names of the int64 inputs that clients send as text.
 
     Raises:
-      ConfigError: An input is of a kind that can't be sent.
+      ConfigError: Clients can't send an input of this kind.
     """
     return {name: _wire_spec(name, spec, name in texts) for name, spec in inputs.items()}
 
 
 def receive(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
-    """What the signature's function takes, of what a client has sent for an input of it."""
+    """Convert the tensor that a client sent for an input to the one that the signature's function takes."""
     is_text = value.dtype == tf.string
     wanted: tf.Tensor | tf.RaggedTensor = value
     if isinstance(spec, tf.RaggedTensorSpec):

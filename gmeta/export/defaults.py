@@ -1,4 +1,4 @@
-"""What clients can ask of a model where nobody says."""
+"""The default signatures of exported models."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ def default_signatures(
     label: str | None = None,
     text_ids: bool = True,
 ) -> Mapping[str, Signature]:
-    """The signatures of a model, by what it is.
+    """Choose the signatures of a model by its class.
 
-    Those of `gmeta.export.meta_models` for a `MetaModel`, of `gmeta.export.meta_sequence_models`
-    for a `MetaGRM`, of `gmeta.export.sequence_models` for a `GRM` or a `NextItemModel`. For any other
-    model one, its own call with ``training=False``, whose inputs are a functional model's inputs, or else the
-    features of its embedding collections, and whose answer is what `predict` gives.
+    A `MetaModel` has those of `gmeta.export.meta_models`, a `MetaGRM` those of
+    `gmeta.export.meta_sequence_models`, a `GRM` or a `NextItemModel` those of `gmeta.export.sequence_models`.
+    Any other model has one signature, its own call with ``training=False``. The inputs of that signature are
+    a functional model's inputs, or else the features of the model's embedding collections; its answer is the
+    same as that of `predict`.
 
     Args:
       model: The model.
-      collections: Those that are in it.
+      collections: The embedding collections in the model.
       label: As for `gmeta.export.export_model`.
-      text_ids: As there.
+      text_ids: As for `gmeta.export.export_model`.
 
     Raises:
-      ConfigError: Inputs can't be told; or a label where answers have names already.
+      ConfigError: The inputs can't be determined; or a label is given although answers have names already.
     """
     if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel):
         raise ConfigError(
@@ -56,7 +57,7 @@ def default_signatures(
 
 
 def takes_logits(model: tf.keras.Model) -> bool:
-    """Whether a model was compiled with a cross-entropy of two classes that takes logits."""
+    """Return whether a model was compiled with a binary cross-entropy that takes logits."""
     loss = getattr(model, "loss", None)
     binary = tf.keras.losses.BinaryCrossentropy | tf.keras.losses.BinaryFocalCrossentropy
     return isinstance(loss, binary) and bool(loss.get_config().get("from_logits"))
@@ -76,7 +77,7 @@ def _own_call(
             return {label: tf.sigmoid(outputs), f"{label}_logit": outputs}
         return {label: outputs}
 
-    if getattr(model, "inputs", None):  # a functional model knows its inputs, and of what structure they are
+    if getattr(model, "inputs", None):  # a functional model knows its inputs and their structure
         tensors = tf.nest.flatten(model.input)
         return Signature(
             lambda inputs: answer(

@@ -1,4 +1,4 @@
-"""What a task has learned as one string in a graph, from `adapt` to `predict_with`."""
+"""Encodes a task's deltas as one string in a graph, which `adapt` answers and `predict_with` takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gmeta.models.meta.learner.checks import check_compiled
 from gmeta.models.meta.learner.task_view import row_names
 
 WEIGHTS = "weights_bytes"
-"""What a task's deltas are called on the wire. Over REST, values with such an ending are base64."""
+"""The name of a task's deltas on the wire. Over REST, values whose name ends so are base64."""
 
 Stale = Literal["refuse", "apply"]
 
@@ -28,15 +28,15 @@ class DeltaStrings:
 
     Args:
       model: The model, compiled.
-      steps: Inner steps; None: ``inner.steps_in("serving")``.
-      dtype: Of the deltas that are written.
-      stale: What is made of deltas from other shared weights.
+      steps: Number of inner steps; None: ``inner.steps_in("serving")``.
+      dtype: The dtype of the deltas that are written.
+      stale: What to do with deltas from other shared weights.
 
     Attributes:
-      steps: How many there are.
+      steps: Number of inner steps.
 
     Raises:
-      ConfigError: The model isn't compiled, or a setting that there isn't.
+      ConfigError: The model isn't compiled, or a setting has an unknown value.
     """
 
     def __init__(self, model: MetaModel, steps: int | None, dtype: DeltaDtype, stale: Stale) -> None:
@@ -51,16 +51,16 @@ class DeltaStrings:
         self._expected = here if stale == "refuse" else None
 
     def encode(self, deltas: TaskDeltas) -> tf.Tensor:
-        """What one task has learned, () string."""
+        """Encode the deltas of one task, () string."""
         tensors = {name: tf.cast(delta[0], self._dtype) for name, delta in deltas.weights.items()}
         for name, moved in deltas.rows.items():
             tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, self._dtype)}
         return checksum.seal(encode(tensors, {**self._about, checksum.NAME: checksum.NONE}))
 
     def decode(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
-        """Deltas of weights, and keys and deltas of rows.
+        """Decode the deltas of weights, and the keys and deltas of rows.
 
-        Those of other shared weights than these are refused, unless stale ones are to be applied.
+        It refuses deltas from other shared weights than these, unless ``stale`` is ``"apply"``.
         """
         model, here = self._model, self._expected
         decoder = Decoder(data, WEIGHTS, "adapt the task again, by the signature `adapt`")

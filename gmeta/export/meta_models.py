@@ -1,4 +1,4 @@
-"""What can be asked of an exported `MetaModel`: to predict, to adapt, and to predict with what came of it."""
+"""Signatures of an exported `MetaModel`: predict, adapt to a task, and predict with the task's deltas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def meta_signatures(
     answer: str = RATING,
     of_logits: bool = False,
 ) -> dict[str, Signature]:
-    """The three signatures of a meta-learned model.
+    """Make the three signatures of a meta-learned model.
 
     ================  ====================================================  =====================
     signature         inputs                                                answer
@@ -40,29 +40,29 @@ def meta_signatures(
     ``predict_with``  the features of n samples, ``weights_bytes``          ``rating``
     ================  ====================================================  =====================
 
-    ``rating``, or what ``answer`` calls it, is (n,) float32, or (n, outputs) if the network has several.
-    ``label`` is (samples,) float32, or (samples, outputs). ``weights_bytes`` is () string: the very bytes
-    of `gmeta.models.FastWeights`, which a client keeps in a store and sends as they are. So
-    ``FastWeights.from_bytes`` takes what ``adapt`` answers, and ``predict_with`` takes
+    ``rating``, or the name given as ``answer``, is (n,) float32, or (n, outputs) if the network has several.
+    ``label`` is (samples,) float32, or (samples, outputs). ``weights_bytes`` is () string: exactly the bytes
+    of `gmeta.models.FastWeights`, which a client keeps in a store and sends unchanged. So
+    ``FastWeights.from_bytes`` reads the answer of ``adapt``, and ``predict_with`` takes
     ``FastWeights.to_bytes`` of either dtype.
 
-    ``adapt`` runs the inner steps in the graph:
-    `MetaModel.adapt`, with the same values to rounding. ``predict`` is by the shared weights, those that
-    adaptation starts from.
+    ``adapt`` runs the inner steps in the graph, like `MetaModel.adapt`, with the same values up to rounding.
+    ``predict`` uses the shared weights, from which adaptation starts.
 
     Args:
       model: The model, compiled.
-      steps: Of ``adapt``; None: ``inner.steps_in("serving")``.
-      dtype: Of the deltas that ``adapt`` answers; ``"float16"`` is half the bytes.
-      stale: What ``predict_with`` makes of deltas from other shared weights, such as those of the version
+      steps: Number of inner steps of ``adapt``; None: ``inner.steps_in("serving")``.
+      dtype: The dtype of the deltas that ``adapt`` answers; ``"float16"`` takes half the bytes.
+      stale: What ``predict_with`` does with deltas from other shared weights, such as those of the version
         that was served before: ``"refuse"``, so that clients adapt again, or ``"apply"``, which adds them to
         the present weights.
-      answer: The name of what is predicted, such as the label's.
-      of_logits: The network's outputs are logits: ``answer`` is their probability, and beside it stands
-        ``<answer>_logit``.
+      answer: The name of the prediction, such as the label's name.
+      of_logits: Whether the network's outputs are logits: then ``answer`` is their probability, and
+        ``<answer>_logit`` is a second answer.
 
     Raises:
-      ConfigError: The model isn't compiled; a setting that there isn't; a feature with a name of ours.
+      ConfigError: The model isn't compiled; a setting has an unknown value; a feature has the name of one of
+        these signatures' own inputs.
     """
     strings = DeltaStrings(model, steps, dtype, stale)
     inputs = sample_inputs(model)
@@ -99,7 +99,7 @@ def meta_signatures(
 
 
 def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
-    """Column -> spec: the ids of features, and the numbers that the network takes by name."""
+    """Map columns to specs: the ids of features, and the numbers that the network takes by name."""
     inputs = feature_inputs(model.collection.features)
     given = getattr(getattr(model.network, "network", None), "input", None)  # a functional model's
     for name in model.learner.input_names or ():
@@ -115,7 +115,7 @@ def sample_inputs(model: MetaModel) -> dict[str, tf.TypeSpec]:
 
 
 def _check(columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns as they are, if they are of as many samples each, and labels are numbers."""
+    """Return the columns unchanged; check that all have the same number of samples and labels are finite."""
     counts = {
         name: column.nrows(tf.int64) if isinstance(column, tf.RaggedTensor) else tf.shape(column, tf.int64)[0]
         for name, column in columns.items()
@@ -132,7 +132,7 @@ def _check(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:
-    """How many outputs the network has."""
+    """Return how many outputs the network has."""
     sample = {
         name: tf.zeros([1, *(dim or 1 for dim in spec.shape[1:])], spec.dtype)
         for name, spec in inputs.items()

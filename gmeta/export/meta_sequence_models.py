@@ -1,4 +1,4 @@
-"""What can be asked of an exported `MetaGRM`: to predict, to adapt to a user, and to predict with that."""
+"""Signatures of an exported `MetaGRM`: predict, adapt to a user, and predict with the user's deltas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def meta_sequence_signatures(
     stale: Stale = "refuse",
     text_ids: bool = True,
 ) -> dict[str, Signature]:
-    """The three signatures of a `GRM` that adapts to users.
+    """Make the three signatures of a `GRM` that adapts to users.
 
     ================  ========================================================  ============================
     signature         inputs                                                    answer
@@ -37,18 +37,18 @@ def meta_sequence_signatures(
                       ``weights_bytes``
     ================  ========================================================  ============================
 
-    ``labels_<column>`` are (1, width) float32 like the targets; ``weights_bytes`` as of
+    ``labels_<column>`` are (1, width) float32 like the targets; ``weights_bytes`` is as in
     `gmeta.export.meta_models`.
 
     Args:
       model: The model, compiled.
-      steps: Of ``adapt``; None: ``inner.steps_in("serving")``.
-      dtype: Of the deltas that ``adapt`` answers.
+      steps: Number of inner steps of ``adapt``; None: ``inner.steps_in("serving")``.
+      dtype: The dtype of the deltas that ``adapt`` answers.
       stale: As for `gmeta.export.meta_models`.
       text_ids: Whether clients send texts for features that hash.
 
     Raises:
-      ConfigError: The model isn't compiled, or a setting that there isn't.
+      ConfigError: The model isn't compiled, or a setting has an unknown value.
     """
     ranker, learner = model.ranker, model.learner
     strings = DeltaStrings(model, steps, dtype, stale)
@@ -80,7 +80,7 @@ def meta_sequence_signatures(
 
 
 def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str) -> dict[str, Any]:
-    """A user as a task, with all exposures in one part of it."""
+    """Make a task of one user, with all exposures in one part of it."""
     every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
     parts = {"support": every[:, :0], "query": every[:, :0], part: every}
     return {
@@ -96,7 +96,7 @@ def _of_one_user(here: tf.Tensor) -> tf.Tensor:
 
 
 def _labels(given: tf.Tensor, name: str, here: tf.Tensor) -> tf.Tensor:
-    """The labels of exposures, (exposures,)."""
+    """Return the labels of the exposures, (exposures,)."""
     told = [f"{name} must be of the shape of the targets, but they are of"]
     alike = tf.reduce_all(tf.shape(given) == tf.shape(here))
     found = tf.boolean_mask(assert_first(given, alike, [*told, tf.shape(given), tf.shape(here)]), here)

@@ -1,8 +1,8 @@
-"""Sequences as clients send them, matrices that are filled up, and the batches that models take.
+"""Converts sequences from the padded matrices that clients send to the batches that models take.
 
-A column is called after its part and its name: ``contexts_city`` (samples,), ``history_item`` (samples,
-width), ``targets_item`` (samples, another width). All columns of a part are filled up at the same places, ids
-with -1, or as texts with the empty one; what stands there in a column of times doesn't matter.
+A column's input has the name of its part and its own name: ``contexts_city`` (samples,), ``history_item``
+(samples, width), ``targets_item`` (samples, another width). All columns of a part have padding at the same
+places: -1 for ids, or the empty text for texts. The padding of a column of times may hold any value.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ LABELS = "labels"
 
 
 def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
-    """What clients send of a feature: ids, or texts where it hashes and ``text_ids``."""
+    """Return the spec of a feature on the wire: ids, or texts if it hashes and ``text_ids`` is true."""
     dtype = tf.string if feature.hash and text_ids else tf.int64
     return tf.TensorSpec([None, None] if matrix else [None], dtype)
 
 
 def is_there(ids: tf.Tensor) -> tf.Tensor:
-    """Where ids aren't padding, bool of their shape."""
+    """Return where ids aren't padding, bool of their shape."""
     return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
 
 
 def ragged_columns(
     columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
 ) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
-    """Columns of one part without their padding.
+    """Remove the padding of one part's columns.
 
     Args:
-      columns: What to call it in errors -> a matrix (samples, width), the first of ids.
-      ids: Those among them that are ids.
+      columns: Name in errors -> a matrix (samples, width); the first one holds ids.
+      ids: The columns that hold ids.
 
     Returns:
-      The columns, ragged; and where in the matrices they come from, bool.
+      The columns, ragged; and a bool matrix that is true where they stood in the matrices.
 
     Raises:
-      InvalidArgumentError: Matrices of different shapes, or ids that are filled up at other places.
+      InvalidArgumentError: The matrices have different shapes, or ids have padding at different places.
     """
     first, like = next(iter(columns.items()))
     here, shape = is_there(like), tf.shape(like)
@@ -61,7 +61,7 @@ def ragged_columns(
 
 
 def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    """Values (n,) back at the n places of a matrix that are there, and 0 at the others."""
+    """Put values (n,) at the n true places of the matrix ``here``, and 0 at the others."""
     return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
 
 
@@ -69,12 +69,12 @@ class PaddedSequences:
     """The columns of a `gmeta.models.GRM` on the wire.
 
     Args:
-      columns: The model's.
-      collection: Its embeddings.
-      text_ids: Whether ids of features that hash are sent as texts.
+      columns: The model's columns.
+      collection: The model's embeddings.
+      text_ids: Whether clients send ids of features that hash as texts.
 
     Attributes:
-      inputs: Name -> what clients send.
+      inputs: Name -> the spec of the tensor that clients send.
     """
 
     def __init__(self, columns: SequenceColumns, collection: EmbeddingCollection, text_ids: bool) -> None:
@@ -102,13 +102,13 @@ class PaddedSequences:
             self.inputs[f"{part}_{name}"] = tf.TensorSpec(shape, tf.int64)
 
     def batch(self, given: Mapping[str, tf.Tensor]) -> tuple[dict[str, Any], tf.Tensor]:
-        """A batch as the model takes it, and where in the matrices its exposures stand.
+        """Make a batch as the model takes it, and the mask of its exposures in the matrices of targets.
 
         Args:
-          given: The inputs by name; there may be others.
+          given: The inputs by name; it may hold others too.
 
         Raises:
-          InvalidArgumentError: Columns that don't go together.
+          InvalidArgumentError: The columns don't fit together.
         """
         found: dict[str, Any] = {"contexts": {}}
         here: dict[str, tf.Tensor] = {}

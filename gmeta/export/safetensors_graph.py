@@ -1,12 +1,12 @@
-"""The safetensors format in TensorFlow's own ops, for graphs that run where Python doesn't.
+"""Encodes and decodes the safetensors format with TensorFlow's own ops, for graphs that run without Python.
 
 The format is eight bytes with the length of a header, the header in JSON, and the tensors' bytes, little
 endian, one after another::
 
     {"__metadata__":{"steps":"5"},"out/bias":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}
 
-A graph writes that text by joining strings. It reads of it what it looks for by name, with regular
-expressions, so it takes what any writer of the format has written without spaces, as the library does.
+A graph writes that header by joining strings. To read it, the graph finds entries by name with regular
+expressions, so it accepts a header from any writer that, like the library, writes no spaces.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
 
 def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str]) -> tf.Tensor:
-    """Tensors as the bytes of a safetensors file, () string.
+    """Encode tensors as the bytes of a safetensors file, () string.
 
     Args:
       tensors: Name -> tensor of float32, float16 or int64.
-      metadata: What the header has as its ``__metadata__``.
+      metadata: The header's ``__metadata__``.
     """
-    # As the library lays them out: aligned, because those of wide numbers come first.
+    # The library's layout: tensors of wide numbers come first, so all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
     entries: list[tf.Tensor | str] = [f'{{"__metadata__":{_json(dict(metadata))}']
     end = tf.constant(0, tf.int64)
@@ -57,9 +57,9 @@ class Decoder:
     """Reads tensors out of the bytes of a safetensors file, in a graph.
 
     Args:
-      data: () string.
-      what: What it is called in errors.
-      advice: What errors say is to be done.
+      data: The bytes of the file, () string.
+      what: The name of the data in errors.
+      advice: What errors tell the user to do.
     """
 
     def __init__(self, data: tf.Tensor, what: str, advice: str) -> None:
@@ -72,7 +72,7 @@ class Decoder:
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
         header = _slice(data, tf.constant(8, tf.int64), self._start)
-        # Tensors stand in the header as in the file, so the last one says where that ends.
+        # The header lists tensors in the file's order, so the last entry says where the file ends.
         last = r'(?s).*"data_offsets":\[\d+,(\d+)\]\}.*'
         some = tf.strings.regex_full_match(header, last)
         end = tf.strings.to_number(
@@ -82,18 +82,18 @@ class Decoder:
         self._header = self._check(header, rest - length <= end, "has bytes behind its end")
 
     def expect_whole(self) -> None:
-        """Check the checksum, where there is one, before anything that is read afterwards."""
-        with tf.control_dependencies([self._header]):  # what was expected before is said first
+        """Check the checksum, if there is one, before any later read."""
+        with tf.control_dependencies([self._header]):  # failures of earlier checks are reported first
             whole = is_whole(self._data)
         self._header = self._check(self._header, whole, "is damaged, as its checksum is another")
 
     def expect(self, key: str, value: str, otherwise: str) -> None:
-        """Check an entry of the metadata, before anything that is read afterwards.
+        """Check an entry of the metadata before any later read.
 
         Args:
           key: The entry.
-          value: What it has to be.
-          otherwise: What the error says.
+          value: The value that the entry must have.
+          otherwise: What the error says if it has another value.
         """
         pattern = f"(?s).*{re.escape(_json(key) + ':' + _json(value))}.*"
         self._header = self._check(
@@ -101,11 +101,11 @@ class Decoder:
         )
 
     def tensor(self, name: str, dtype: tf.DType, shape: tf.TensorShape) -> tf.Tensor:
-        """A tensor of the file.
+        """Read a tensor of the file.
 
         Args:
           name: Its name.
-          dtype: int64, or float32, which is read from float16 too.
+          dtype: int64, or float32, which can be read from stored float16 too.
           shape: Its shape; the first dimension may be None.
         """
         stored = "I64" if dtype == tf.int64 else "F32|F16"
@@ -143,7 +143,7 @@ def _slice(data: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
 
 
 def _json(value: object) -> str:
-    """As the library writes it."""
+    """Format a value as JSON as the library does."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -152,10 +152,10 @@ def _size(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes(tensor: tf.Tensor) -> tf.Tensor:
-    """The bytes of a tensor's numbers, () string.
+    """Return the bytes of a tensor's numbers, () string.
 
-    TensorFlow has ``decode_raw`` and not its reverse. ``serialize_tensor`` writes a message whose last field
-    they are.
+    TensorFlow has ``decode_raw`` but not its reverse. ``serialize_tensor`` writes a message whose last field
+    holds these bytes.
     """
     size = _size(tensor)
     return tf.strings.substr(tf.io.serialize_tensor(tensor), -size, size)  # -size counts from the end

@@ -1,14 +1,14 @@
-"""A trained model as a SavedModel that stock TensorFlow Serving loads.
+"""Writes a trained model as a SavedModel that stock TensorFlow Serving loads.
 
 The graph has TensorFlow's own ops only. Every embedding table becomes a static hash table from key to row
-number, and rows in a variable; an id that was never trained reads, by default, the row that training would
-have started it with, which is computed in the graph (a pure function of seed and key).
+number, and a variable with the rows. By default, an id that was never trained reads the row that training
+would have started it with; the graph computes that row (a pure function of seed and key).
 
-Clients send tensors by name. A feature with several ids a sample is a dense (samples, width) tensor here, its
-rows filled up with `PADDING`: of the forms that a ragged batch can take, this is the one that TensorFlow
-Serving takes everywhere, because all inputs have the samples as their first dimension (REST's row format and
-the server's own batching need that). Ids of a feature that hashes (``FeatureConfig(hash=True)``) are text
-there, padded with the empty one, and the graph hashes them.
+Clients send tensors by name. A feature with several ids per sample is a dense (samples, width) tensor whose
+rows are padded with `PADDING`. Among the forms of a ragged batch, this one works everywhere in TensorFlow
+Serving, because all inputs have the samples as their first dimension (REST's row format and the server's own
+batching need that). Clients send the ids of a feature that hashes (``FeatureConfig(hash=True)``) as text,
+padded with the empty text, and the graph hashes them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from gmeta.ops import HashTable, portable_ops
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """A SavedModel that was written.
 
     Attributes:
       folder: The SavedModel.
       signatures: Signature -> name of an input -> its dtype and shape, as clients send it.
       answers: Signature -> name of an output -> its dtype and shape.
-      rows: Embedding rows, of all tables.
+      rows: Number of embedding rows in all tables.
     """
 
     folder: Path
@@ -65,22 +65,22 @@ def export_model(
 
     Args:
       model: Any Keras model; embedding collections may be anywhere in it.
-      folder: To make. TensorFlow Serving expects ``<model>/<number>``, and takes a new number into service as
-        soon as it appears; here it appears whole.
-      signatures: What clients can ask, by name; the first is also served as `DEFAULT_SIGNATURE`. None:
-        `gmeta.export.defaults` has them for every model.
-      unknown: What an id reads that was never trained; see `gmeta.export.unknown_ids.Unknown`.
-      text_ids: Whether clients send text for the inputs that are called as a feature that hashes. False:
-        they send the numbers that ``gmeta prepare`` would store of it (`gmeta.ops.hash_text`). Where the
+      folder: The folder to create. TensorFlow Serving expects ``<model>/<number>``, and serves a new number
+        as soon as it appears; this function makes it appear whole.
+      signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: the signatures
+        that `gmeta.export.defaults` has for every model.
+      unknown: The row that an untrained id reads; see `gmeta.export.unknown_ids.Unknown`.
+      text_ids: Whether clients send text for the inputs that have the name of a feature that hashes. False:
+        they send the numbers that ``gmeta prepare`` would store for it (`gmeta.ops.hash_text`). Where the
         model itself takes text, clients send text in either case.
-      label: What the default signatures call the answer of an ordinary model with one output, or of a
-        `MetaModel`. Where the compiled loss takes logits, that is the probability, and beside it stands
-        ``<label>_logit``.
+      label: The name that the default signatures give to the answer of an ordinary model with one output, or
+        of a `MetaModel`. If the compiled loss takes logits, this answer is the probability, and
+        ``<label>_logit`` is a second answer.
 
     Raises:
       NotFiniteError: Weights hold NaN or infinity.
-      ConfigError: ``folder`` exists; inputs can't be told or sent; a signature inserts rows, or still has an
-        op of gmeta in its graph.
+      ConfigError: ``folder`` exists; the inputs can't be determined or sent; a signature inserts rows, or its
+        graph still has an op of gmeta.
       GmetaError: The folder can't be written.
 
     Example:
@@ -102,7 +102,7 @@ def export_model(
         module = tf.Module()
         module.tables = list(tables)
     module.variables_read = list({id(v): v for f in traced.values() for v in f.variables}.values())
-    # Lookup tables of preprocessing layers, say. The trained tables stay behind.
+    # For example, lookup tables of preprocessing layers. The tables of training are left out.
     module.resources = [
         part
         for part in parts
@@ -123,7 +123,7 @@ def export_model(
 
 
 def _check_finite(model: tf.keras.Model) -> None:
-    """A model that has diverged would answer NaN to everybody."""
+    """Refuse a model that has diverged, because it would answer NaN to all clients."""
     bad = [
         weight.name
         for weight in model.weights

@@ -1,4 +1,4 @@
-"""What can be asked of an exported model over sequences: what comes next, and how exposures rank."""
+"""Signatures of exported models over sequences: they recommend next items, or rank exposures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gmeta.models import GRM, NextItemModel
 def next_item_signatures(
     model: NextItemModel, *, k: int | None = None, leave_out_seen: bool = False, text_ids: bool = True
 ) -> dict[str, Signature]:
-    """The signatures of a model of what comes next.
+    """Make the signatures of a next-item model.
 
     =============  ==========================================  ==========================================
     signature      inputs                                      answer
@@ -28,15 +28,15 @@ def next_item_signatures(
     ``query``      the same                                    ``query`` (samples, d), as `predict` gives
     =============  ==========================================  ==========================================
 
-    Histories are matrices (samples, width) in the order of time, filled up with -1, or with the empty text.
-    The catalogue's vectors are computed at the export. Ids are answered as the model's ``items=`` has them.
+    Histories are matrices (samples, width) in the order of time, padded with -1 or with the empty text. The
+    export computes the catalogue's vectors. Answers hold ids as the model's ``items=`` has them.
 
     Args:
       model: The model.
-      k: How many items are answered. None: 10, or the whole catalogue where it has fewer.
-      leave_out_seen: Whether those of the history, as far as it is read, are left out. Where fewer than k are
-        left, the others are -1 or the empty text, of score -inf.
-      text_ids: Whether clients send texts, where the feature hashes.
+      k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
+      leave_out_seen: Whether to leave out the items of the history, as far as the model reads it. If fewer
+        than k items remain, the other places hold -1 or the empty text, with score -inf.
+      text_ids: Whether clients send texts if the feature hashes.
 
     Raises:
       ConfigError: The catalogue has fewer than k items.
@@ -71,12 +71,12 @@ def next_item_signatures(
 
 
 def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signature]:
-    """The signature ``predict`` of a model that ranks exposures.
+    """Make the signature ``predict`` of a model that ranks exposures.
 
-    Inputs are as `gmeta.export.padded_sequences` says. Of each label, which is called by its column, the
-    answer has the exposures' probability, and beside it ``<label>_logit``; so of a task or product without
-    a label of its own, by its name. They are (samples, width) like the columns of targets, 0 where those are
-    filled up.
+    Inputs are as `gmeta.export.padded_sequences` says. For each label, named by its column, the answer has
+    the exposures' probability and ``<label>_logit``. A task or product without a label of its own has both
+    too, under its own name. All are (samples, width) like the columns of targets, and 0 where those columns
+    are padded.
 
     Args:
       model: The model.
@@ -92,12 +92,12 @@ def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signa
 
 
 def answers(model: GRM, logits: Mapping[str, tf.Tensor], here: tf.Tensor) -> dict[str, tf.Tensor]:
-    """What is answered of exposures.
+    """Arrange the answers for exposures.
 
     Args:
-      model: The model that names them.
+      model: The model that names the answers.
       logits: Task or product -> (exposures,).
-      here: (samples, width), where those stand among the targets.
+      here: (samples, width), true where the exposures stand among the targets.
     """
     names = {task: model.labels.get(task, task) for task in logits}
     if len(set(names.values())) < len(names):  # tasks that share a label

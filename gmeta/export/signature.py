@@ -1,4 +1,4 @@
-"""What a client can ask of an exported model, and what it sends for that."""
+"""Signatures of an exported model: the requests of clients and their inputs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ DEFAULT_SIGNATURE = "serving_default"
 """The signature that TensorFlow Serving calls when a client names none."""
 
 OUTPUT = "output"
-"""What a tensor is called that has no name."""
+"""The name of an output tensor that has no name of its own."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Something that a client can ask of an exported model.
+    """A request that an exported model answers.
 
     Attributes:
       function: Maps the inputs by name to a tensor, or to tensors by name.
       inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of ids, (samples, None), which clients
-        send dense and padded, and ``function`` gets ragged. What is called as a feature that hashes, and is
-        int64, clients send as text; ``function`` gets its numbers (`gmeta.export.client_inputs`).
+        send dense and padded, and ``function`` receives ragged. If an int64 input has the name of a feature
+        that hashes, clients send text and ``function`` receives the hashes (`gmeta.export.client_inputs`).
     """
 
     function: Callable[[dict[str, Any]], tf.Tensor | Mapping[str, tf.Tensor]]
@@ -33,7 +33,7 @@ class Signature:
 
 
 def feature_inputs(features: Sequence[FeatureConfig]) -> dict[str, tf.TypeSpec]:
-    """Feature -> the spec of its ids: (samples,), or ragged (samples, None) where they are pooled."""
+    """Map each feature to the spec of its ids: (samples,), or ragged (samples, None) if they are pooled."""
     return {
         feature.name: tf.TensorSpec([None], tf.int64)
         if feature.combiner is None

@@ -1,4 +1,4 @@
-"""What an exported model reads for an id that was never trained."""
+"""Rows that an exported model reads for ids that were never trained."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from gmeta.ops import HashTable, UnknownRows, initial_rows_of
 Unknown: TypeAlias = "Literal['initial', 'zeros'] | Mapping[str, npt.ArrayLike]"
 """``"initial"``: the row that training would have started the id with, as an evaluation reads it.
 ``"zeros"``: a row of zeros. A mapping: embedding table -> the one row, (dim,), that all its unknown ids read;
-tables that it doesn't name keep to ``"initial"``."""
+tables that the mapping doesn't name use ``"initial"``."""
 
 
 def unknown_rows(
     unknown: Unknown, collections: Iterable[EmbeddingCollection]
 ) -> Callable[[HashTable], UnknownRows]:
-    """The rows of unknown keys for each physical table, as `gmeta.ops.portable_ops` takes them.
+    """Make the function that gives `gmeta.ops.portable_ops` the rows of unknown keys in a physical table.
 
     Raises:
-      ConfigError: Another word, or rows for tables that there aren't or of another width.
+      ConfigError: ``unknown`` is another word, or names a table that doesn't exist, or has a row of another
+        width.
     """
     if unknown == "initial":
         return initial_rows_of

@@ -218,7 +218,7 @@ def train(kind: str, optimizer: str, known: bool) -> dict[str, Any]:
 # numbers of ranks, four too, is `make test-ranks`.
 CASES = [("ctr", "adagrad", False), ("maml", "adam", True)]
 CASES_OF = {1: CASES, 2: CASES[1:], 3: CASES[:1], 4: []}
-if "GMETA_ALL_RANK_CASES" in os.environ:
+if "GMETA_ALL_CASES" in os.environ:
     CASES += [("ctr", "adam", True), ("rows", "adagrad", False), ("maml", "adagrad", False)]
     CASES += [("reptile", "adam", False), ("reptile", "adagrad", True)]
     CASES_OF = dict.fromkeys(CASES_OF, CASES)

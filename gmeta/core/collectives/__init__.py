@@ -1,16 +1,16 @@
 """Collectives over the ranks of a job, and the one place that imports Horovod.
 
-A job of N ranks is N processes of the same program. `init` makes this process one of them; where no launcher
-started it, the world is one rank, every collective is the identity, and nothing of Horovod is imported.
+A job of N ranks is N processes of the same program. `init` makes this process one of them. If no launcher
+started the process, the world is one rank, every collective is the identity, and Horovod isn't imported.
 
 * Inside a step (`tensors`): `alltoall` and `allreduce_sum`, usable in a ``tf.function``.
 * Between steps (`objects`, `weights`): `allgather_objects`, `broadcast_object`, `barrier`,
   `broadcast_variables`.
-* `check_agreement` refuses ranks that differ in what must be the same.
-* `count_collectives` counts what was executed; `name_failures` says whose failure an error tells of.
+* `check_agreement` refuses ranks that differ in values that must be the same.
+* `count_collectives` counts the executed collectives; `name_failures` says which rank reports an error.
 * `launch` (a module, without TensorFlow) starts the ranks of a job on this machine.
 
-Importing this package imports neither TensorFlow nor Horovod: the names below are loaded when they are used.
+Importing this package imports neither TensorFlow nor Horovod: the names below are loaded on first use.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ _LAZY = {
     "name_failures": "failures",
     "part_of": "shared_data",
 }
-"""Name -> the module that has it and that imports TensorFlow."""
+"""Name -> the module that defines it and imports TensorFlow."""
 
 __getattr__, __dir__ = load_lazily(__name__, {name: f"{__name__}.{module}" for name, module in _LAZY.items()})

@@ -1,4 +1,4 @@
-"""Refuses to go on when ranks differ in what must be the same, and names those that do."""
+"""Refuses to go on if ranks differ in values that must be the same, and names the ranks that differ."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gmeta.core.errors import ConfigError
 def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank the same settings") -> None:
     """Check that all ranks have the same values, such as package versions or a digest of the settings.
 
-    All ranks call it. One rank always agrees.
+    All ranks must call it. A single rank always agrees.
 
     Args:
       what: Name -> this rank's value.
-      advice: What to do about a difference; the end of the message.
+      advice: What to do about a difference; the message ends with it.
 
     Raises:
-      ConfigError: On every rank, if any two differ. It names the first few things that differ, with the value
-        of most ranks, and each other value with the ranks that have it.
+      ConfigError: Any two ranks differ; every rank raises it. The message names the first few things that
+        differ, and each of their values with the ranks that have it.
       CollectiveError: A rank has ended, or called something else.
     """
     differences = disagreements(allgather_objects(dict(what)))
@@ -31,7 +31,7 @@ def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank t
 
 
 def disagreements(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
-    """What the ranks' mappings differ in, a phrase each; empty if they agree.
+    """List where the ranks' mappings differ, one phrase for each name; the list is empty if they agree.
 
     Example:
       >>> disagreements([{"numpy": "1.26.4"}, {"numpy": "1.26.4"}, {"numpy": "1.25.0"}])

@@ -1,6 +1,6 @@
 """Horovod itself: whether it is installed, how it is built, and the import of it.
 
-Horovod is optional: one rank needs none of it. Nothing here is imported before it is asked for.
+Horovod is optional: a job of one rank doesn't need it. This module imports it only when a function needs it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ HOW_TO_BUILD = (
     "`HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-cache-dir --no-build-isolation "
     "--force-reinstall horovod==0.28.1`"
 )
-"""How Horovod is built against the installed TensorFlow; pip alone builds it against none."""
+"""How to build Horovod against the installed TensorFlow; plain pip builds it without TensorFlow."""
 
 _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
 
 
 def horovod_version() -> str | None:
-    """The installed Horovod's version, or None where there is none. Imports nothing."""
+    """Return the installed Horovod's version, or None if it isn't installed, without importing it."""
     try:
         return importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -31,7 +31,7 @@ def horovod_version() -> str | None:
 
 @functools.cache
 def import_horovod() -> ModuleType:
-    """``horovod.tensorflow``, imported on the first call; not yet initialized.
+    """Import ``horovod.tensorflow`` on the first call and return it, without initializing it.
 
     Raises:
       ConfigError: Horovod isn't installed, or doesn't load into the installed TensorFlow.
@@ -48,7 +48,7 @@ def import_horovod() -> ModuleType:
 
 
 def built_backends() -> dict[str, bool]:
-    """Which of Horovod's backends were compiled in: ``gloo``, ``mpi``, ``nccl``, ``cuda``.
+    """Return which of Horovod's backends were compiled in: ``gloo``, ``mpi``, ``nccl``, ``cuda``.
 
     Raises:
       ConfigError: As `import_horovod`.

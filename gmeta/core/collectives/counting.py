@@ -1,9 +1,9 @@
-"""How many collectives were executed, and how many bytes this rank gave to them.
+"""Counts the executed collectives and the bytes that this rank gives to them.
 
-A collective costs about a millisecond before a byte has moved, so a step is as slow as their number. They are
-counted as they run in the graph, not as they are traced. A counter is a variable on the CPU that the executed
-collective adds to; nothing waits for it. Beside it another is added to when a collective starts: where they
-differ, this rank is in one (`stalls`).
+A collective costs about a millisecond before a byte has moved, so their number determines a step's speed.
+They are counted when they run in the graph, not when they are traced. A counter is a variable on the CPU, to
+which each executed collective adds; nothing waits for it. A second variable counts the collectives that have
+started: if the two differ, this rank is in a collective (`stalls`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KINDS = ("alltoall", "allreduce", "allgather", "broadcast", "barrier")
 
 @dataclass
 class CollectiveCounts:
-    """What `count_collectives` found. It is filled when the ``with`` block ends.
+    """The counts of `count_collectives`, which fills them when the ``with`` block ends.
 
     Attributes:
       calls: Executed collectives by kind: ``alltoall``, ``allreduce`` (a group is one), ``allgather``,
         ``broadcast``, ``barrier``. Kinds that didn't run are left out.
-      bytes: By kind, the bytes of this rank's input. Of an alltoall only what goes to other ranks.
+      bytes: By kind, the bytes of this rank's input; for an alltoall, only the bytes for other ranks.
     """
 
     calls: dict[str, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class CollectiveCounts:
 
     @property
     def total(self) -> int:
-        """All executed collectives."""
+        """Number of all executed collectives."""
         return sum(self.calls.values())
 
 
@@ -43,10 +43,10 @@ class CollectiveCounts:
 def count_collectives() -> Iterator[CollectiveCounts]:
     """Count the collectives that are executed on this rank inside a ``with`` block.
 
-    One rank executes none.
+    A job of one rank executes no collectives.
 
     Yields:
-      The counts; zero until the block ends.
+      The counts, which are zero until the block ends.
 
     Example:
       >>> with count_collectives() as counts:
@@ -65,22 +65,26 @@ def count_collectives() -> Iterator[CollectiveCounts]:
 
 @functools.cache
 def counter(kind: str) -> tf.Variable:
-    """Collectives executed so far and their bytes, int64 (2,)."""
+    """Return the variable that counts executed collectives and their bytes, int64 (2,)."""
     with lift_variables(), tf.device("CPU:0"):
         return tf.Variable([0, 0], dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_count")
 
 
 @functools.cache
 def starts(kind: str) -> tf.Variable:
-    """Collectives started so far, int64. Not part of `counter`: one would wait for the end of another."""
+    """Return the variable that counts started collectives, int64.
+
+    It isn't part of `counter`, because then one collective would wait for the end of another.
+    """
     with lift_variables(), tf.device("CPU:0"):
         return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_starts")
 
 
 def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The inputs of a collective, once its start has been counted.
+    """Count the start of a collective, then return its inputs.
 
-    In a graph they come through placeholders with a default, whose value the graph optimizer can't tell.
+    In a graph the inputs pass through placeholders with a default, whose value the graph optimizer can't
+    know.
     """
     with tf.device("CPU:0"), tf.control_dependencies(inputs):
         start = starts(kind).assign_add(1, read_value=False)
@@ -91,24 +95,24 @@ def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def waiting() -> dict[str, int]:
-    """By kind, how many collectives this rank has started and not yet ended; without kinds of none."""
+    """Count, by kind, the collectives that this rank has started and not yet ended; leave out zero counts."""
     open_ = {kind: int(starts(kind).numpy()) - int(counter(kind).numpy()[0]) for kind in KINDS}
     return {kind: number for kind, number in open_.items() if number > 0}
 
 
 def forget_starts() -> None:
-    """After a failure nothing is under way."""
+    """Forget the unfinished collectives: after a failure none is under way."""
     for kind in KINDS:
         starts(kind).assign(counter(kind)[0])
 
 
 def count_finished() -> int:
-    """All collectives that this rank has ended since the start."""
+    """Count all collectives that this rank has ended since the start."""
     return sum(int(counter(kind).numpy()[0]) for kind in KINDS)
 
 
 def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:
-    """Count one collective of `size` bytes once `after`, its result, is there.
+    """Count one collective of `size` bytes once its result, `after`, is computed.
 
     The dependence also keeps a collective whose result nobody reads from being pruned on this rank alone.
     """

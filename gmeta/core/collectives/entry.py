@@ -1,4 +1,4 @@
-"""How a process becomes a rank of its job."""
+"""Makes a process a rank of its job."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gmeta.core.shares import total_shares
 from gmeta.core.version import __version__
 
 DEFAULTS = {
-    # Milliseconds between two looks at what is to be sent. A small collective takes 2.1 ms at Horovod's own
+    # Milliseconds between two checks for data to send. A small collective takes 2.1 ms at Horovod's own
     # default of 1 ms, and 0.8 ms at 0.1.
     "HOROVOD_CYCLE_TIME": "0.1",
-    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's own, is for ever.
+    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's default: for ever.
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
     # How long a rank waits for a machine that has gone silent, and for the slowest import at the start.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "50",
 }
-"""What `init` sets of Horovod's environment where the user hasn't."""
+"""Environment variables of Horovod that `init` sets unless the user has set them."""
 
 
 def init() -> World:
-    """Become a rank of the job that the launcher started. ``gmeta.init()`` in a user's script.
+    """Become a rank of the job that the launcher started; a user's script calls it as ``gmeta.init()``.
 
     Call it once, before TensorFlow has touched a GPU. Under ``horovodrun``, ``mpirun`` or
     ``gmeta train --np N`` it starts Horovod, takes the GPU of its local rank, and checks that all ranks run
@@ -56,8 +56,8 @@ def init() -> World:
     driven = horovod_elastic.is_driven()
     if driven:
         horovod_elastic.find_place()
-    total_shares(launched_size())  # which refuses too many ranks
-    # Under Horovod's driver the only rank has to hear of hosts that come.
+    total_shares(launched_size())  # refuses too many ranks
+    # Under Horovod's driver even a single rank must hear of new hosts.
     if launched_size() == 1 and not driven:
         return world()
     for variable, value in DEFAULTS.items():
@@ -80,7 +80,7 @@ def init() -> World:
     here = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
     enter(here)
     say_errors_first(here.rank, here.size)
-    # Before anything is computed or exchanged: NCCL refuses two ranks on one GPU.
+    # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
     _take_gpu(here.local_rank, hvd.local_size())
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
@@ -92,9 +92,9 @@ def init() -> World:
 
 
 def versions() -> dict[str, str]:
-    """What every rank must have alike: the versions of Python, gmeta and the packages that compute.
+    """Return the versions that all ranks must share: of Python, gmeta and the packages that compute.
 
-    Python by its minor version, as packages are built for it.
+    Of Python the minor version counts, because packages are built for it.
     """
     major, minor, _ = platform.python_version_tuple()
     packages = ("tensorflow", "tf-keras", "numpy", "horovod")
@@ -125,9 +125,9 @@ def _take_gpu(local_rank: int, local_size: int) -> None:
         ) from error
 
 
-@functools.cache  # one watch
+@functools.cache  # one watching thread
 def _end_with_launcher() -> None:
-    """Leave when the launcher is gone, however it went: nobody else would end this rank."""
+    """End this process when the launcher is gone, for whatever reason; nobody else would end it."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return

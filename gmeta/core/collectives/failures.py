@@ -1,4 +1,4 @@
-"""Says of an error that came out of a collective which rank reports it, and what to do."""
+"""Explains an error from a collective: which rank reports it, and what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.core.errors import CollectiveError
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
 _HOROVOD = re.compile(r"horovod|gloo|nccl", re.IGNORECASE)
-# Horovod's and Gloo's words for a peer that is gone, rather than one that asked for something else.
+# Horovod's and Gloo's words for a lost peer, as opposed to a peer that called another collective.
 _PEER_IS_GONE = re.compile(
     r"has been shut ?down|connection (closed|reset)|timed out|broken pipe|stalled", re.IGNORECASE
 )
@@ -26,8 +26,8 @@ _PEER_IS_GONE = re.compile(
 def name_failures(doing: str = "a collective") -> Iterator[None]:
     """Turn Horovod's errors inside a ``with`` block into `CollectiveError`.
 
-    A collective in a ``tf.function`` fails where the function is called, with TensorFlow's error of one of
-    its nodes; so this stands around calls of steps, not around the making of them. Other errors pass.
+    A collective in a ``tf.function`` fails when the function is called, with TensorFlow's error for one of
+    its nodes. So put this around the calls of steps, not around their definitions. Other errors pass through.
 
     Args:
       doing: What the block does, for the message.
@@ -49,14 +49,14 @@ def name_failures(doing: str = "a collective") -> Iterator[None]:
 
 
 def explain(error: tf.errors.OpError, doing: str = "a collective") -> CollectiveError | None:
-    """The `CollectiveError` that says what `error` means; None if it came from no collective."""
+    """Make a `CollectiveError` that says what `error` means; return None if it came from no collective."""
     message = str(error.message)
     if not _HOROVOD.search(message):
         return None
     node = _NODE.search(message)
     what = f"{doing}, in {node[1]}" if node else doing
     here = world()
-    # A function's error starts with where its nodes were defined, and ends with the reason.
+    # A function's error starts with the places that define its nodes, and ends with the reason.
     reason = message.split("[[", 1)[0].strip().splitlines()[-1].split(". ", 1)[0]
     if _PEER_IS_GONE.search(message):
         remedy = (

@@ -1,4 +1,4 @@
-"""Lets a rank that fails say why in its first line, before any traceback."""
+"""Makes a failing rank print its error in one line, before any traceback."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gmeta.core.errors import GmetaError
 
 
 def say_errors_first(rank: int, size: int) -> None:
-    """From now on, begin the report of an error of gmeta's that ends this process with its one line.
+    """Print a gmeta error that ends this process in one line, before its traceback.
 
-    Python's traceback begins with what came before it, such as Horovod's own error, and ends with it; among
-    the output of several ranks the end is hard to find.
+    Python's traceback begins with the errors that led to this one, such as Horovod's own, and ends with this
+    one; that end is hard to find among the output of several ranks.
 
     Args:
       rank: This rank.
-      size: How many there are.
+      size: How many ranks there are.
     """
     usual = sys.excepthook
 

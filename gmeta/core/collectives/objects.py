@@ -1,7 +1,7 @@
-"""What ranks tell each other between steps: Python objects, and that all are here.
+"""Collectives between steps: they exchange Python objects, or wait for all ranks.
 
-These are called eagerly and by all ranks, in the same order. They travel as bytes, so they work between ranks
-that disagree on versions, which is how that is found.
+All ranks call these functions eagerly and in the same order. Objects travel as bytes, so the functions work
+between ranks with different versions, and such a difference can be found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def allgather_objects(obj: T) -> list[T]:
-    """Every rank's object, on every rank.
+    """Give every rank the objects of all ranks.
 
     Args:
       obj: Numbers, texts, bytes, arrays, and lists, tuples and dicts of them (`gmeta.core.collectives.wire`).
@@ -33,7 +33,7 @@ def allgather_objects(obj: T) -> list[T]:
       The objects by rank; ``[obj]`` with one rank.
 
     Raises:
-      ConfigError: Something else is to be sent.
+      ConfigError: `obj` holds something else.
       CollectiveError: A rank has ended, or called something else.
     """
     if world().size == 1:
@@ -47,17 +47,17 @@ def allgather_objects(obj: T) -> list[T]:
 
 
 def broadcast_object(obj: T, root: int = 0) -> T:
-    """The object of rank `root`, on every rank.
+    """Give every rank the object of rank `root`.
 
     Args:
-      obj: As for `allgather_objects`; of ranks other than `root` it is not looked at.
-      root: Whose object.
+      obj: The object, as for `allgather_objects`; it is ignored on ranks other than `root`.
+      root: The rank whose object is sent.
 
     Returns:
-      The object of `root`; `obj` itself there.
+      The object of `root`; on `root` this is `obj` itself.
 
     Raises:
-      ConfigError: Something else is to be sent.
+      ConfigError: `obj` holds something else.
       CollectiveError: A rank has ended, or called something else.
     """
     here = world()
@@ -91,8 +91,8 @@ def check_root(root: int) -> None:
         raise ConfigError(f"root is rank {root}, but the ranks are 0 to {world().size - 1}")
 
 
-# Run eagerly, a collective has the name of its op; inside a function it has one of its own, which Horovod
-# reports when a rank doesn't come. The signatures are open, so nothing is traced twice.
+# An eager collective has the name of its op. Inside a function it has a name of its own, which Horovod
+# reports when a rank is missing. The input signatures leave the length open, so no function is traced twice.
 
 
 def _function(dtype: tf.DType, run: Callable[[tf.Tensor], tf.Tensor], kind: str) -> Any:
@@ -114,7 +114,7 @@ def _allgather(name: str, dtype: tf.DType) -> Any:
 
 @functools.cache
 def broadcast(name: str, dtype: tf.DType, root: int) -> Any:
-    """The function that gives every rank the vector of rank ``root``, named for messages."""
+    """Make a function that gives every rank the vector of rank ``root``; messages show its name."""
     hvd = import_horovod()
     return _function(
         dtype, lambda t: hvd.broadcast(t, root, name=f"gmeta_{name}", ignore_name_scope=True), "broadcast"

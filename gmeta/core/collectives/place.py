@@ -9,7 +9,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares, total_shares
 
 LAUNCHER = "GMETA_LAUNCHER_PID"
-"""Environment variable: the process that started this rank, and without which it must not go on."""
+"""Environment variable: the id of the process that started this rank; the rank must end with it."""
 
 _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # horovodrun, Open MPI, other MPIs
 
@@ -19,9 +19,9 @@ class World:
     """The ranks of a job.
 
     Attributes:
-      rank: Which one this process is, from 0.
-      size: How many there are.
-      local_rank: Which one it is among those on this machine: the number of its GPU.
+      rank: The number of this process's rank, from 0.
+      size: How many ranks there are.
+      local_rank: The number of this rank among those on this machine, which is the number of its GPU.
     """
 
     rank: int
@@ -30,7 +30,7 @@ class World:
 
     @property
     def shares(self) -> Shares:
-        """What this rank takes of the data of each step: one share, unless the job has lost ranks.
+        """The shares of each step's data that this rank takes: one share, unless the job has lost ranks.
 
         ``shares.total`` is how many batches a step has, whatever the number of ranks.
 
@@ -45,7 +45,7 @@ _world = _ALONE
 
 
 def world() -> World:
-    """The ranks of this job; one rank until `init` has found more."""
+    """Return the ranks of this job: one rank until `init` has found more."""
     return _world
 
 
@@ -56,17 +56,17 @@ def enter(here: World) -> None:
 
 
 def has_entered() -> bool:
-    """Whether this process is a rank of several, or the one that an elastic job's driver has started."""
+    """Return whether this process is one of several ranks, or the only one that an elastic driver started."""
     return _world is not _ALONE
 
 
 def under_launcher() -> bool:
-    """Whether a launcher started this process as a rank, perhaps the only one."""
+    """Return whether a launcher started this process as a rank, perhaps the only one."""
     return any(variable in os.environ for variable in _SIZES)
 
 
 def launched_size() -> int:
-    """How many ranks the launcher that started this process speaks of; 1 without a launcher.
+    """Return how many ranks the launcher of this process states; 1 without a launcher.
 
     Raises:
       ConfigError: The launcher's environment holds no number.

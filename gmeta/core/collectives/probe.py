@@ -1,4 +1,4 @@
-"""Measures every collective that training uses, and checks what it returns, for ``gmeta doctor --np``."""
+"""Measures every collective that training uses, and checks its results, for ``gmeta doctor --np``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Measurement:
 
     Attributes:
       collective: Its name in `gmeta.core.collectives`.
-      bytes: What each rank gives to it.
-      seconds: Median of 7 calls; of each call the slowest rank's time.
+      bytes: How many bytes each rank gives to it.
+      seconds: Median over 7 calls of the slowest rank's time.
     """
 
     collective: str
@@ -37,15 +37,15 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that each rank gives."""
+        """Bytes per second that each rank gives."""
         return self.bytes / self.seconds
 
 
 def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
-    """Run each collective at each size on all ranks; all ranks call it and get the same answer.
+    """Time each collective at each size on all ranks; all ranks call this and get the same answer.
 
     Raises:
-      CollectiveError: A collective fails, or returns something wrong; it names the collective and this rank.
+      CollectiveError: A collective fails or returns wrong values; the message names it and this rank.
     """
     found = [_measure("barrier", 0, barrier)]
     for size in sizes:
@@ -61,7 +61,7 @@ def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
 
 
 def _measure(name: str, size: int, run: Callable[[], None]) -> Measurement:
-    run()  # traces it, and Horovod caches its answer to it
+    run()  # traces the function, and lets Horovod cache its response
     times = []
     for _ in range(_REPEATS):
         barrier()

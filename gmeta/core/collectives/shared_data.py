@@ -1,12 +1,11 @@
-"""A rank's part of a data set: the elements of its shares, those of one step joined into one.
+"""A rank's part of a data set: the elements of its shares, joined into one element for each step.
 
-Element i belongs to step i // V and, in it, to share i mod V (`gmeta.core.shares`). A rank of k
-shares makes one element of its k elements of a step, as if the data had come in larger batches. Their order
-is kept, so only the last step can be of fewer, as it is of fewer shares where each has a rank.
+Element i belongs to step i // V and, within that step, to share i mod V (`gmeta.core.shares`). A rank with k
+shares joins its k elements of a step into one, as if the data had come in larger batches. It keeps their
+order, so only the last step can have fewer elements, just as it has fewer shares if each share has a rank.
 
-Joining is done on flat values. A part's values, row by row, are laid behind each other, and so are the
-lengths of ragged rows; rows follow rows then, whatever the part's rank. This takes one `ragged_batch` of
-vectors.
+The elements are joined as flat values. The code concatenates a part's values, row by row, and the lengths of
+its ragged rows. So rows follow rows, whatever the part's rank. This takes one `ragged_batch` of vectors.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from gmeta.core.shares import Shares
 
 @tf.autograph.experimental.do_not_convert
 def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
-    """The elements of a data set that belong to some shares, one for each step.
+    """Select the elements of a data set that belong to some shares, joined into one for each step.
 
     Args:
-      dataset: Of elements whose parts are dense, ragged or sparse tensors with samples in the first
-        dimension, or scalars.
-      shares: Whose elements are wanted.
+      dataset: A data set. The parts of its elements are dense, ragged or sparse tensors with samples in the
+        first dimension, or scalars.
+      shares: The shares whose elements are selected.
 
     Returns:
-      Elements of the same structure. Samples of a step's elements stand behind each other, in the elements'
-      order; scalars must be equal in all of them. Called eagerly, the cardinality is known if the data set's
-      is.
+      A data set with elements of the same structure. The samples of a step's elements follow each other in
+      the elements' order; scalars must be equal in all of them. In eager mode the cardinality is known if
+      that of `dataset` is.
 
     Raises:
-      ConfigError: There are several elements to join, and a part of them can't be.
+      ConfigError: There are several elements to join, and one of their parts can't be joined.
       tf.errors.InvalidArgumentError: While iterating: the elements of a step differ in a scalar, or in a
         dimension other than the first.
 
@@ -75,7 +74,7 @@ def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
 
 
 class _Part:
-    """How one part of an element becomes vectors, and those of several elements one part again."""
+    """Splits one part of an element into vectors, and joins the vectors of several elements into one part."""
 
     def __init__(self, spec: tf.TypeSpec, name: str) -> None:
         self._spec, self._name = spec, name
@@ -87,7 +86,7 @@ class _Part:
         raise NotImplementedError
 
     def _dense(self, values: Any, shapes: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-        """The rows of dense tensors of these shapes, (k, rank), behind each other."""
+        """Concatenate the rows of dense tensors of these shapes, (k, rank)."""
         same = tf.reduce_all(shapes[:, 1:] == shapes[:1, 1:])
         advice = "give them one width (padded_batch with padded_shapes), or ragged or sparse tensors"
         what = f"the elements of a step can't be joined: {self._name} has these shapes in them; {advice}"
@@ -122,8 +121,7 @@ class _Ragged(_Part):
         return (_vector(values), tf.shape(values, tf.int64), *leaf.nested_row_lengths())
 
     def join(self, values: Any, shapes: tf.Tensor, *lengths: Any) -> tf.RaggedTensor:
-        # A row of the flat values is one of theirs, so its shape is that of the ragged tensor's last
-        # dimensions.
+        # A row of the flat values has the shape of the ragged tensor's last dimensions.
         inner = self._spec.shape[self._spec.ragged_rank :]
         flat = self._dense(values, shapes, tf.TensorSpec(inner, self._spec.dtype))
         nested = [_behind_each_other(part) for part in lengths]
@@ -138,7 +136,7 @@ class _Sparse(_Part):
         before = tf.cumsum(shapes[:, 0], exclusive=True)
         moved = _behind_each_other(rows) + tf.repeat(before, rows.row_lengths())
         inner = tf.reshape(_behind_each_other(rest), tf.stack([tf.size(moved), shapes.shape[1] - 1]))
-        # What isn't there needs no room, so the widest holds all.
+        # Absent values take no space, so the widest shape holds all elements.
         size = tf.concat([tf.reduce_sum(shapes[:, :1], axis=0), tf.reduce_max(shapes[:, 1:], axis=0)], axis=0)
         indices = tf.concat([moved[:, None], inner], axis=1)
         return tf.SparseTensor(indices, _behind_each_other(values), size)
@@ -160,7 +158,7 @@ def _part(spec: tf.TypeSpec, index: int) -> _Part:
 
 
 def _vector(tensor: tf.Tensor) -> tf.Tensor:
-    # Of unknown length, whatever is known of it: `ragged_batch` then always makes rows of one ragged tensor.
+    # With an unknown static length, `ragged_batch` always makes the vectors rows of one ragged tensor.
     vector = tf.reshape(tensor, [-1])
     return tf.raw_ops.PlaceholderWithDefault(input=vector, shape=[None])
 

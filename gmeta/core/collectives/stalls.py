@@ -1,10 +1,10 @@
-"""Ends a rank that waits too long in a collective for one that doesn't come.
+"""Ends a rank that waits too long in a collective for another rank.
 
 A rank that loops, sleeps or does something else keeps its connection alive, so the network never fails and
-the others would wait for ever. Horovod has a check for it, which did not act when tried with 0.28.1 on Gloo,
-whatever its settings; so each rank looks after itself. It is in a collective when more were started than
-ended, and stalls when none has ended for the time allowed. A rank that hangs outside of collectives doesn't
-end itself: that is how the launcher knows which it was.
+the others would wait for ever. Horovod has a check for this, but with 0.28.1 on Gloo it did not act, whatever
+its settings. So each rank watches itself. A rank is in a collective when it has started more collectives than
+it has ended, and it stalls when none has ended for the time allowed. A rank that hangs outside of collectives
+doesn't end itself, so the launcher knows which rank it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gmeta.core.errors import ConfigError
 
 STALLED_EXIT = 75  # the shell's EX_TEMPFAIL: nothing is wrong with this rank, try again
 
-_EVERY = 1.0  # seconds between two looks
+_EVERY = 1.0  # seconds between two checks
 
 
 def watch_for_stalls(world: World, limit: str) -> None:
@@ -30,11 +30,11 @@ def watch_for_stalls(world: World, limit: str) -> None:
 
     Args:
       world: This rank.
-      limit: Seconds that it may wait in a collective, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS has them; "0" is
-        for ever.
+      limit: How many seconds the rank may wait in a collective, the text of
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; "0" means for ever.
 
     Raises:
-      ConfigError: `limit` is no number of seconds.
+      ConfigError: `limit` is no whole number of seconds.
     """
     if not limit.isdecimal():
         raise ConfigError(f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit!r}: give whole seconds, or 0 for ever")
@@ -60,5 +60,5 @@ def _watch(world: World, limit: int) -> None:
             )
             tell(LOST_PEERS)
             start_again_at_exit()
-            start_again()  # only under Horovod's driver, which else gave up those that waited
+            start_again()  # only under Horovod's driver, which would otherwise give up the waiting ranks
             os._exit(STALLED_EXIT)  # the main thread is inside TensorFlow and can't be interrupted

@@ -1,13 +1,13 @@
-"""The collectives of a step: rows and keys to their owners, and sums over all ranks.
+"""The collectives of a step: they send rows and keys to their owners and sum over all ranks.
 
-Horovod matches the ranks' calls by name, and TensorFlow's names are the ranks' own: they depend on what was
-traced before, and in which scope. So a collective has the name that its caller gives, whatever scope it is
-in; a second use of a name in one function gets ``_1``, in the order of tracing, which is the program's.
+Horovod matches the ranks' calls by name. TensorFlow's names may differ between ranks, because they depend on
+what was traced before, and in which scope. So a collective has the name that its caller gives, in any scope.
+A second use of a name in one function gets ``_1``, in the order of tracing, which is the program's order.
 
-Horovod's ops say that they are without side effects. So TensorFlow's graph optimizer merges two of the same
-input, drops one whose result nobody reads, and is free to run one by itself if its input is a constant. An
-input therefore goes through a placeholder with a default, which it leaves alone, and the result is counted
-(`counting`), which is a side effect.
+Horovod declares its ops free of side effects. So TensorFlow's graph optimizer merges two ops with the same
+input, drops one whose result nobody reads, and may run one by itself if its input is a constant. Each input
+therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
+(`counting`), and counting is a side effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import world
 
-_WIRE = {tf.bfloat16: tf.uint16}  # moved as another type of the same width, as Horovod doesn't know it
+_WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horovod lacks this one
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
 
 
@@ -30,19 +30,22 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     """Give every rank its part of a tensor's rows, and receive a part from every rank.
 
     Rank r receives, from each rank s in order, the ``splits[r]`` rows of s that follow those for the ranks
-    before r. With one rank it is the identity. One collective; its sizes are agreed on with it.
+    before r. With one rank this is the identity. It is a single collective, in which the ranks also agree on
+    the sizes.
 
     Args:
       tensor: (rows, ...) of any numeric type or bool; the other dimensions are the same on all ranks.
       splits: int32 (world size,): how many rows each rank gets; they sum to `rows`. Zeros are fine.
-      name: Identifies the collective: the same on all ranks, and of no other that may run at the same time.
+      name: Identifies the collective. It is the same on all ranks, and no other collective that may run at
+        the same time has it.
 
     Returns:
-      The received rows, by sender, and int32 (world size,): how many came from each.
+      The received rows, in the order of senders, and int32 (world size,): how many came from each rank.
 
     Raises:
-      CollectiveError: Called eagerly: a rank has ended, or the ranks' types or row shapes differ. In a
-        ``tf.function`` the call of it raises TensorFlow's error, which `name_failures` translates.
+      CollectiveError: A rank has ended, or the ranks' types or row shapes differ. This applies to eager
+        calls: a ``tf.function`` raises TensorFlow's error when it is called, and `name_failures` translates
+        that.
 
     Example:
       >>> rows, received = alltoall(tf.constant([[1.0], [2.0]]), tf.constant([2]), name="rows")
@@ -75,8 +78,8 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
 def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
     """Sum tensors over all ranks, in one grouped collective.
 
-    It is one collective for each type among them, so give tensors of one type; bfloat16 is summed in float32
-    and rounded once. With one rank it is the identity.
+    There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and
+    rounded once. With one rank this is the identity.
 
     Args:
       tensors: Any shapes, the same on all ranks; integer or floating.
@@ -122,7 +125,7 @@ def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
 
 
 def _unique(name: str) -> str:
-    """`name`, numbered if the function that is being traced has used it already."""
+    """Return `name`, with a number if the function that is being traced has used it already."""
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
@@ -139,7 +142,7 @@ def _bytes(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes_away(tensor: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-    """Bytes of the rows that go to other ranks."""
+    """Compute the bytes of the rows that go to other ranks."""
     size = tensor.shape[1:].num_elements()
     if size is None:
         size = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:])

@@ -18,12 +18,12 @@ _PIECE = 64 << 20  # bytes of weights in one broadcast
 def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:
     """Give every rank's variables the values that they have on rank `root`.
 
-    Variables are matched by their place in the sequence, since their names may depend on what a rank made
-    before. They travel as bytes, 64 MB a collective.
+    Variables are matched by their position in the sequence, because their names may depend on what a rank has
+    created before. They travel as bytes, 64 MB per collective.
 
     Args:
       variables: Numeric or boolean, the same shapes and types on all ranks.
-      root: Whose values.
+      root: The rank whose values are sent.
 
     Raises:
       ConfigError: The ranks' variables differ in number, shape or type; the message names both.

@@ -1,8 +1,8 @@
-"""What ranks send each other, as bytes: JSON, and the bytes of arrays behind it. Reading it runs no code.
+"""Encodes the messages between ranks as JSON followed by the bytes of arrays. Reading a message runs no code.
 
-A message is eight bytes with the length of the JSON, the JSON, and the arrays' bytes one after another. What
-JSON has no word for is an object with the key ``!``: a tuple, a mapping whose keys aren't texts, bytes, an
-array, and a class of `gmeta.core.errors`.
+A message is eight bytes with the length of the JSON, the JSON, and the arrays' bytes one after another. A
+value that JSON can't express is an object with the key ``!``: a tuple, a mapping whose keys aren't texts,
+bytes, an array, and a class of `gmeta.core.errors`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TAG = "!"
 
 
 def pack(value: Any) -> bytes:
-    """A value as bytes.
+    """Encode a value as bytes.
 
     Args:
       value: None, booleans, numbers, texts, bytes, NumPy arrays and numbers, classes of gmeta's errors, and
         lists, tuples and dicts of them.
 
     Raises:
-      ConfigError: Something else is in it.
+      ConfigError: The value holds something else.
 
     Example:
       >>> unpack(pack({"rank": 1, "rows": (2, b"x")}))
@@ -38,10 +38,10 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The inverse of `pack`.
+    """Decode what `pack` has encoded.
 
     Raises:
-      CollectiveError: The bytes are something else.
+      CollectiveError: The bytes are no such message.
     """
     try:
         end = 8 + int.from_bytes(data[:8], "little")

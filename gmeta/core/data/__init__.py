@@ -1,3 +1,3 @@
-"""What a prepared data set is: schema, roles of columns, manifest, index of groups."""
+"""Description of a prepared data set: schema, roles of columns, manifest, index of groups."""
 
 __all__: list[str] = []

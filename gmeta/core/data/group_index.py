@@ -1,15 +1,16 @@
-"""The index beside a shard: where each of its groups stands, so that a reader can enter it anywhere.
+"""The index beside a shard: the place of each of its groups, so that a reader can start at any group.
 
-``<shard>.gidx`` holds, in little-endian numbers, a header of 32 bytes, a record of 48 bytes a group, in the
-order of the shard, and the CRC-32 (`zlib.crc32`) of all that in 4 bytes::
+``<shard>.gidx`` holds, in little-endian numbers, a header of 32 bytes, a record of 48 bytes for each group,
+in the order of the shard, and 4 bytes with the CRC-32 (`zlib.crc32`) of everything before::
 
     header   char[4] "GIDX" | uint32 version, 1 | uint32 layout (0 example, 1 columnar) | uint32 0
              uint64 groups | uint64 bytes of the shard
     record   int64 offset | int64 first_row | int64 rows | int64 task | int64 batch_id | uint32 crc | uint32 0
 
-``offset`` is the byte of the shard where the group's first record begins; the group reaches to the offset of
-the next one, or to the shard's end. ``crc`` is the CRC-32C of the payloads of its records, joined: where one
-record holds it, as in the columnar layout, that is what the shard itself stores (masked) behind the payload.
+``offset`` is the byte of the shard where the group's first record begins; the group reaches to the
+next group's offset, or to the shard's end. ``crc`` is the CRC-32C of the joined payloads of the group's
+records. If one record holds the group, as in the columnar layout, this is the checksum that the shard itself
+stores (masked) behind the payload.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from numpy.typing import NDArray
 from gmeta.core.errors import ConfigError, DataError
 
 Layout = Literal["example", "columnar"]
-"""How a shard's records are encoded: a ``tf.train.Example`` a row, or a record a group, by column."""
+"""How a shard's records are encoded: one ``tf.train.Example`` per row, or one record per group, by column."""
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 Codec = Literal["zstd"]
-"""What compresses each record of the columnar layout, if anything does."""
+"""The codec that compresses each record of the columnar layout, if there is one."""
 
 CODECS: tuple[Codec, ...] = get_args(Codec)
 SUFFIX = ".gidx"
@@ -42,7 +43,7 @@ ENTRY = np.dtype(
         "itemsize": 48,
     }
 )
-"""A group, as the index stores it."""
+"""The dtype of a group's record in the index."""
 
 _MAGIC, _VERSION = b"GIDX", 1
 _HEADER = struct.Struct("<4sIIIQQ")
@@ -51,10 +52,10 @@ _ADVICE = "write the shard again"
 
 
 def check_codec(codec: str | None, layout: str) -> None:
-    """Refuse a codec that there isn't, or that a layout hasn't.
+    """Refuse an unknown codec, or one that the layout doesn't have.
 
     Raises:
-      ConfigError: Say which.
+      ConfigError: The codec is refused; the message says which and why.
     """
     if codec is not None and codec not in CODECS:
         raise ConfigError(f"codec must be one of {', '.join(CODECS)}, or None, got {codec!r}")
@@ -63,13 +64,13 @@ def check_codec(codec: str | None, layout: str) -> None:
 
 
 def index_path(shard: str | Path) -> Path:
-    """Where the index of a shard stands."""
+    """Return the path of a shard's index."""
     return Path(f"{shard}{SUFFIX}")
 
 
 @dataclass(frozen=True, eq=False)
 class GroupIndex:
-    """Where the groups of a shard stand.
+    """The places of a shard's groups.
 
     Attributes:
       layout: How the shard's records are encoded.
@@ -90,16 +91,16 @@ class GroupIndex:
 
     @property
     def rows(self) -> int:
-        """Rows of the shard."""
+        """The number of rows in the shard."""
         return int(self.groups["rows"].sum())
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 that stands in the last four bytes of the file; the manifest names it too."""
+        """The CRC-32 in the last four bytes of the index file; the manifest holds it too."""
         return checksum_of(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The content of the index file."""
+        """Return the content of the index file."""
         entries = np.zeros(len(self.groups), ENTRY)  # its gaps are zeros
         for name in ENTRY.names or ():
             entries[name] = self.groups[name]
@@ -113,11 +114,11 @@ class GroupIndex:
 
         Args:
           shard: The shard; its index is ``<shard>.gidx``.
-          check_shard: Whether the shard must be there, with the size that the index states.
+          check_shard: Whether the shard must exist, with the size that the index states.
 
         Raises:
-          DataError: There is no index, it is damaged, of a newer version, or contradicts itself or the shard;
-            the error names the file, and the offset where there is one.
+          DataError: The index is missing, is damaged, is of a newer version, or contradicts itself or the
+            shard. The error names the file, and the offset if there is one.
         """
         path = index_path(shard)
         try:
@@ -167,12 +168,12 @@ class GroupIndex:
 
 
 def checksum_of(data: bytes) -> int:
-    """The checksum that the content of an index file ends in."""
+    """Read the checksum at the end of an index file's content."""
     return int(_FOOTER.unpack(data[-_FOOTER.size :])[0])
 
 
 def _contradiction(groups: NDArray[Any], shard_bytes: int) -> tuple[int, str] | None:
-    """The first group that can't be where the index says, and why; None where all can."""
+    """Find the first group that can't be where the index says, and why; return None if all can."""
     if not len(groups):
         return (0, f"there is none, in a shard of {shard_bytes} bytes") if shard_bytes else None
     offsets, rows = groups["offset"], groups["rows"]

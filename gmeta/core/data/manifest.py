@@ -1,4 +1,4 @@
-"""The manifest of a prepared data set: written last, so that its presence says the data is whole."""
+"""The manifest of a prepared data set; it is written last, so its presence shows that the data is whole."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Shard:
       groups: Groups (task batches) in it.
       rows: Rows in all of them.
       bytes: Its size.
-      index: The checksum of its index, `GroupIndex.checksum`: it covers the checksum of every group, so
-        that an index, or a shard with its index, of another data set is noticed.
+      index: The checksum of its index, `GroupIndex.checksum`. It covers the checksum of every group, so
+        readers notice an index, or a shard with its index, from another data set.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Shard:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Shard:
-        """The inverse of `dataclasses.asdict`.
+        """Read a shard from what `dataclasses.asdict` returns.
 
         Raises:
-          ValueError: A value isn't what gmeta writes; KeyError and TypeError too.
+          ValueError: A value isn't what gmeta writes. KeyError and TypeError are possible too.
         """
         shard = cls(**mapping(value, "a shard"))
         folder_name(shard.name, "a shard's name")
@@ -79,10 +79,10 @@ class Manifest:
       splits: Split name -> shards.
       config: The settings that made it, as JSON values.
       dropped: Reason -> number of input records that were left out.
-      layout: How rows are encoded: ``"columnar"``, a record a group, or ``"example"``, a ``tf.train.Example``
-        a row.
+      layout: How rows are encoded: ``"columnar"``, one record per group, or ``"example"``, one
+        ``tf.train.Example`` per row.
       seed: The seed that the order of the groups was drawn from.
-      versions: Name -> number, of what decides which bytes are written: ``plan`` and ``layout``.
+      versions: Name -> version of a part that decides which bytes are written: ``plan`` and ``layout``.
     """
 
     schema: Schema
@@ -115,12 +115,12 @@ class Manifest:
 
     @property
     def roles(self) -> Roles:
-        """What the columns are for: the task, the time, the label, and which are hashed text."""
+        """Roles of the columns: the task, the time, the label, and which are hashed text."""
         return Roles.of(self.schema, self.config)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything above: two data sets of one digest came from one plan."""
+        """SHA-256 over all attributes: two data sets with the same digest came from one plan."""
         return hashlib.sha256(json.dumps(self._body(), sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> Path:
@@ -130,15 +130,15 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: ReadablePath, *, check_shards: bool = True) -> Manifest:
-        """Read a manifest and check that the shards it names are there, at their sizes.
+        """Read a manifest and check that the shards it names exist and have their sizes.
 
         Args:
-          folder: Where ``manifest.json`` is, as a `pathlib.Path` or what reads like one.
-          check_shards: Whether to check them; a reader that may skip bad records looks at them itself.
+          folder: The folder of ``manifest.json``, a `pathlib.Path` or an object that reads like one.
+          check_shards: Whether to check the shards; a reader that may skip bad records checks them itself.
 
         Raises:
-          DataError: No manifest, one of another format, one that was edited, or a shard that is missing
-            or of another size.
+          DataError: The manifest is missing, is of another format, or was edited; or a shard is missing or of
+            another size.
         """
         path = folder / FILE_NAME
         advice = "run `gmeta prepare` (again) to make this folder"
@@ -179,7 +179,7 @@ class Manifest:
             )
             digest = manifest.digest
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            said = " ".join(str(error).split())  # a name in it may have a line of its own
+            said = " ".join(str(error).split())  # a name in it may contain line breaks
             raise DataError(f"incomplete: {said}", path=path, advice=advice) from error
         if digest != value.get("digest"):
             raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)

@@ -1,4 +1,4 @@
-"""What the columns of a prepared data set are for: which one is the label, the time, and which are hashed."""
+"""Roles of a prepared data set's columns: which is the label, which is the time, and which are hashed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _USUAL_TIME = "timestamp"
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a prepared data set are for, as `gmeta prepare` was told.
+    """Roles of a prepared data set's columns, as given to `gmeta prepare`.
 
     Attributes:
       task: The column of tasks.
       batch: The column that numbers the batches of a task.
-      time: The column that a task's rows are sorted by; None: there is none.
-      label: The column to predict; where none was named, ``label`` or ``rating``; None: there is neither.
+      time: The column that a task's rows are sorted by; None if there is none.
+      label: The column to predict; if none was named, ``label`` or ``rating``; None if there is neither.
       hashed: The columns of hashed text.
 
     Example:
@@ -38,11 +38,11 @@ class Roles:
     def of(cls, schema: Schema, config: Mapping[str, Any]) -> Roles:
         """Read the roles from a manifest's schema and settings.
 
-        In a data set whose settings don't describe a table, ``timestamp`` is the time.
+        If the settings don't describe a table, ``timestamp`` is the time.
 
         Args:
           schema: The columns.
-          config: What `gmeta prepare` kept of its settings, `gmeta.core.data.manifest.Manifest.config`.
+          config: The settings that `gmeta prepare` stored, `gmeta.core.data.manifest.Manifest.config`.
         """
         table = config.get("table")
         usual = next((name for name in _USUAL_LABELS if name in schema), None)

@@ -69,7 +69,7 @@ class Schema:
         return any(column.name == name for column in self.columns)
 
     def to_json(self) -> dict[str, Any]:
-        """The schema as JSON objects, in the manifest's form."""
+        """Return the schema as JSON objects, in the manifest's form."""
         return {
             "task": self.task,
             "batch": self.batch,
@@ -78,10 +78,10 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Schema:
-        """The inverse of `to_json`.
+        """Read a schema from what `to_json` returns.
 
         Raises:
-          ValueError: A value is of another type; KeyError and TypeError too.
+          ValueError: A value is of another type. KeyError and TypeError are possible too.
         """
         columns: Sequence[Mapping[str, Any]] = items(value["columns"], "columns")
         for column in columns:

@@ -1,4 +1,4 @@
-"""Tensors that can be had only if something holds."""
+"""Checks a condition before tensors are used."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
     """Check a condition before tensors are used.
 
     Args:
-      tensors: Of any nest.
+      tensors: Any nested structure of tensors.
       holds: Booleans of any shape, all of which must be true.
-      told: What the error says, texts and tensors.
-      summarize: How many numbers it shows of each of these tensors.
+      told: Texts and tensors that the error message shows.
+      summarize: How many numbers of each of these tensors the message shows.
 
     Returns:
-      The same tensors. Run at once, a condition that doesn't hold is an error here; in a graph, where they
-      are used.
+      The same tensors. If the condition doesn't hold, eager code fails here, and a graph fails where the
+      tensors are used.
 
     Raises:
-      InvalidArgumentError: It doesn't hold.
+      InvalidArgumentError: The condition doesn't hold.
 
     Example:
       >>> float(assert_first(tf.constant(2.0), tf.constant([True, True]), ["numbers must be positive"]))
@@ -40,18 +40,18 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
 
 
 def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> Any:
-    """`assert_first` for what is the user's to mend.
+    """Check a condition like `assert_first`, but raise an error that the user can fix.
 
     Args:
-      tensors: Of any nest.
+      tensors: Any nested structure of tensors.
       holds: Booleans of any shape, all of which must be true.
-      sentence: What the error says, a text or () string.
+      sentence: The error message, a text or () string.
 
     Returns:
       The same tensors.
 
     Raises:
-      ConfigError: It doesn't hold; of a graph, where it is run within `name_refusals`.
+      ConfigError: The condition doesn't hold. A graph raises this error only inside `name_refusals`.
     """
     if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
         raise ConfigError(sentence if isinstance(sentence, str) else sentence.numpy().decode())
@@ -60,7 +60,7 @@ def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> 
 
 @contextmanager
 def name_refusals() -> Iterator[None]:
-    """Turn the error of a graph that `refuse_unless` has stopped into its sentence alone.
+    """Turn the error of a graph that `refuse_unless` stopped into a `ConfigError` with the sentence alone.
 
     Raises:
       ConfigError: The sentence.

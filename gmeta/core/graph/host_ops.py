@@ -1,4 +1,4 @@
-"""Which ops of a step stay on the host although there is a GPU."""
+"""Keeps some ops of a step on the host although there is a GPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _SHAPE_OPS = frozenset({"DynamicStitch", "Fill", "FloorMod", "GatherV2", "Range"
 
 @contextmanager
 def shapes_on_host() -> Iterator[None]:
-    """Keep the arithmetic of shapes off the GPU, for what is traced in a ``with`` block.
+    """Keep the arithmetic of shapes off the GPU, for ops that are traced in a ``with`` block.
 
-    The gradient of a reduction asks for the shape that it reduced. Where batches have no static size, that is
-    computed in the step; TensorFlow has GPU kernels for some of those ops, so a few numbers go to the GPU and
-    back, and each time the host waits for all that the GPU has to do before. In a loop of inner steps that
-    leaves the GPU idle for a tenth of the time. Run at once, or without a GPU, this changes nothing.
+    The gradient of a reduction needs the shape of the reduction's input. Where batches have no static size,
+    the step computes that shape. TensorFlow has GPU kernels for some of those ops, so a few numbers go to the
+    GPU and back, and each time the host waits until the GPU has finished all earlier work. In a loop of inner
+    steps this leaves the GPU idle for a tenth of the time. In eager mode, or without a GPU, this context
+    changes nothing.
     """
     if tf.executing_eagerly():
         yield
@@ -26,8 +27,8 @@ def shapes_on_host() -> Iterator[None]:
         yield
     for op in made:
         if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
-            # TensorFlow places them beside the tensor whose shape they reduce; a device function sees nothing
-            # of that, so this is done afterwards.
+            # TensorFlow places these ops beside the tensor whose shape they reduce. A device function can't
+            # see that, so the device is set afterwards.
             if "_class" in op.node_def.attr:
                 op._clear_attr("_class")
             op._set_device("/device:CPU:0")
@@ -35,7 +36,10 @@ def shapes_on_host() -> Iterator[None]:
 
 @contextmanager
 def collect_ops() -> Iterator[list[tf.Operation]]:
-    """The ops that are traced in a ``with`` block, in a list that is full after it; none that run at once."""
+    """Collect the ops that are traced in a ``with`` block.
+
+    The list is filled when the block ends. It doesn't hold ops that run eagerly.
+    """
     found: list[tf.Operation] = []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = 0 if graph is None else len(graph.get_operations())

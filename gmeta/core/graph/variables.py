@@ -1,9 +1,10 @@
-"""Variables that are made in the middle of a function, without making TensorFlow trace it twice.
+"""Creates variables in the middle of a function, without making TensorFlow trace it twice.
 
-The first time that a function is called, TensorFlow takes note of each variable that is made meanwhile. It
-might be made under a condition alone, so the whole function is traced again, this time without making any.
-That doubles the time until the first train step, as Keras makes an optimizer's slots and the metrics' sums in
-it. `tf.init_scope` makes their values outside of the function, but the note is taken all the same.
+When a function is first called, TensorFlow records each variable that the call creates. A variable might be
+created under a condition only, so TensorFlow traces the whole function again, this time without creating any.
+That doubles the time until the first train step, because Keras creates an optimizer's slots and the metrics'
+sums in that step. `tf.init_scope` computes their values outside of the function, but TensorFlow records the
+variables all the same.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from tensorflow.python.eager import context
 
 @contextmanager
 def lift_variables() -> Iterator[None]:
-    """Make variables in a ``with`` block as if no function were being traced.
+    """Create variables in a ``with`` block as if no function were being traced.
 
-    They have their values when the block ends. In a graph of TensorFlow 1, and under a distribution strategy,
-    which must see what is made, this is `tf.init_scope`.
+    The variables have their values when the block ends. In a graph of TensorFlow 1, and under a distribution
+    strategy, which must see each new variable, this is `tf.init_scope`.
 
     Example:
       >>> @tf.function
@@ -36,6 +37,6 @@ def lift_variables() -> Iterator[None]:
         if not inside or not tf.executing_eagerly() or tf.distribute.has_strategy():
             yield
             return
-        # Who takes note stands on the function's graph: on another one nobody does.
+        # The hook that records variables belongs to the function's graph; another graph has none.
         with tf.Graph().as_default(), context.eager_mode():
             yield

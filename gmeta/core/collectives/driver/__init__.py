@@ -1,3 +1,3 @@
-"""What a rank and its launcher say to each other: rendezvous, notes, membership of elastic jobs."""
+"""Communication between a rank and its launcher: rendezvous, notes, membership of elastic jobs."""
 
 __all__: list[str] = []

@@ -1,10 +1,10 @@
-"""What a rank of an elastic job and its launcher tell each other.
+"""Messages between a rank of an elastic job and its launcher.
 
-The number of ranks of such a job changes. A rank's embedding rows are in its memory alone, so all ranks then
-start again from the last checkpoint, which any number of them loads (`elastic_launch`). The launcher must
-know whether a start has got anywhere, and ranks must know that others could join them, all at the same place:
-the first rank asks after each save, and the answer decides for all. Two drivers start such jobs, ours on one
-machine and Horovod's on several; a rank talks to both alike.
+The number of ranks of such a job changes. A rank's embedding rows are in its memory alone, so on each change
+all ranks start again from the last checkpoint, which any number of ranks can load (`elastic_launch`). The
+launcher must know whether a start has saved a checkpoint. All ranks must learn at the same step that others
+could join them: the first rank asks after each save, and the answer decides for all. Two drivers start such
+jobs, ours on one machine and Horovod's on several machines; a rank talks to both in the same way.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from gmeta.core.collectives.driver.notes import LEAVES, tell
 from gmeta.core.collectives.driver.rendezvous import server_name
 
 ELASTIC = "GMETA_ELASTIC"
-"""Environment variable: the folder."""
+"""Environment variable: the folder for these messages."""
 
 SAVED, CHANGE = "saved", "change"
-"""Files in it: a checkpoint has been saved since this start; another number of ranks is wanted."""
+"""Files in the folder: a checkpoint was saved since this start; another number of ranks is wanted."""
 
 AGAIN = 85  # Linux's ERESTART
-"""The exit code of a rank that wants to be started again, with another number of ranks."""
+"""The exit code of a rank that should be started again with another number of ranks."""
 
 
 class Driver(Protocol):
-    """Who starts the ranks of an elastic job, seen from a rank."""
+    """The program that starts the ranks of an elastic job, as a rank sees it."""
 
     def job(self) -> str:
-        """Name the job, the same in all its starts."""
+        """Return the job's name, which is the same in all its starts."""
 
     def note_checkpoint(self) -> None:
-        """Hear that a checkpoint was saved since this start."""
+        """Take note that a checkpoint was saved since this start."""
 
     def is_change_wanted(self) -> bool:
-        """Say whether another number of ranks is wanted; rank 0 knows."""
+        """Return whether another number of ranks is wanted; rank 0 knows."""
 
 
 class FolderDriver:
-    """`elastic_launch`: it and the ranks write files into a folder.
+    """The driver `elastic_launch`: it and the ranks write files into a folder.
 
     Args:
       folder: The folder.
@@ -52,15 +52,15 @@ class FolderDriver:
         self._folder = Path(folder)
 
     def job(self) -> str:
-        """The folder's name."""
+        """Return the folder's name."""
         return str(self._folder)
 
     def note_checkpoint(self) -> None:
-        """Leave a file."""
+        """Write the file that says so."""
         (self._folder / SAVED).touch()
 
     def is_change_wanted(self) -> bool:
-        """Look for the launcher's file."""
+        """Return whether the launcher has written its file."""
         return (self._folder / CHANGE).exists()
 
 
@@ -68,29 +68,29 @@ class HorovodDriver:
     """Horovod's own elastic driver; see `gmeta.core.collectives.driver.horovod_elastic`."""
 
     def job(self) -> str:
-        """The address of its server."""
+        """Return the address of the driver's server."""
         return server_name()
 
     def note_checkpoint(self) -> None:
-        """Begin to count starts anew."""
+        """Reset the count of starts."""
         horovod_elastic.note_checkpoint()
 
     def is_change_wanted(self) -> bool:
-        """Whether hosts have come or gone."""
+        """Return whether hosts have come or gone."""
         return horovod_elastic.have_hosts_changed()
 
 
 def find_driver() -> Driver | None:
-    """Find who starts this process's ranks; None outside of an elastic job."""
+    """Find the driver of this process's job; return None outside of an elastic job."""
     if horovod_elastic.is_driven():
         return HorovodDriver()
     return FolderDriver(os.environ[ELASTIC]) if ELASTIC in os.environ else None
 
 
 def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
-    """Tell the driver of a checkpoint, and leave if there should be another number of ranks.
+    """Tell the driver about a checkpoint, and exit if another number of ranks is wanted.
 
-    All ranks call it when a checkpoint is whole. Outside of an elastic job it does nothing.
+    All ranks call this when a checkpoint is complete. Outside of an elastic job it does nothing.
 
     Args:
       from_first: Gives every rank what the first rank's function returns.
@@ -109,6 +109,6 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
 
 
 def job() -> str:
-    """Name the elastic job that this process is a rank of, the same in all its starts; else empty."""
+    """Return the elastic job's name, the same in all its starts; empty outside of an elastic job."""
     driver = find_driver()
     return "" if driver is None else driver.job()

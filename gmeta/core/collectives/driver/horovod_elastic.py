@@ -1,14 +1,14 @@
-"""A rank of a job that Horovod's own elastic driver runs, over several machines.
+"""Support for ranks of a job that Horovod's own elastic driver runs over several machines.
 
 ``horovodrun --min-np 2 --max-np 8 --host-discovery-script S`` keeps a process for every slot of its hosts.
-When one fails, or hosts come, the driver gives each process that asks for it a place in a new world; Horovod
-asks from within the process, by `hvd.init` after `hvd.shutdown`. Here everything starts again from the last
-checkpoint, and TensorFlow's graphs know how many ranks there were. So a rank that is to start again does so
-in its own process: it runs its command line anew (``execv``; the driver sees the same process), asks for its
-place as Horovod would, and becomes that rank as if it had been started as it.
+When a process fails, or hosts come, the driver gives each process that requests it a place in a new world.
+Horovod itself requests it inside the process, by `hvd.init` after `hvd.shutdown`. In gmeta everything starts
+again from the last checkpoint, because TensorFlow's graphs depend on the number of ranks. So a rank restarts
+in its own process: it runs its command line anew (``execv``; the driver sees the same process), requests its
+place as Horovod would, and becomes that rank as if it had been started so.
 
-This happens when the process would end: of its peers' failure, or because hosts have come or gone and a
-checkpoint has been saved. Whatever the program does on its way out is done.
+The restart happens when the process would end: because its peers failed, or because hosts have come or gone
+and a checkpoint has been saved. Whatever the program does on exit is still done.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.shares import SHARES
 
 FRUITLESS = 3
-"""So many starts in a row that fail before a checkpoint end the job, here and in `elastic_launch`."""
+"""The job ends after so many starts in a row that fail before a checkpoint, here and in `elastic_launch`."""
 
-_AGAIN = "GMETA_STARTED_AGAIN"  # how many times it has, since the last checkpoint
-_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # as the driver tells it
+_AGAIN = "GMETA_STARTED_AGAIN"  # how many restarts since the last checkpoint
+_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # in the driver's order
 
-WORKER_ADDRESSES = "worker_addresses"  # where the driver learns how to tell a process of hosts
-_LONGEST = 1 << 16  # bytes of what it tells
+WORKER_ADDRESSES = "worker_addresses"  # where the driver learns how to reach a process
+_LONGEST = 1 << 16  # bytes of the driver's message
 
 _again = threading.Event()
 _hosts_changed = threading.Event()
 
 
 def is_driven() -> bool:
-    """Whether Horovod's elastic driver runs this process."""
+    """Return whether Horovod's elastic driver runs this process."""
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def find_place() -> None:
-    """Take the place that the driver has for a process that has started again, before Horovod starts.
+    """Take the place that the driver has for a restarted process, before Horovod starts.
 
     Raises:
-      ConfigError: Nothing says into how many shares the data of a step is divided.
+      ConfigError: The number of shares of a step's data isn't set.
       CollectiveError: The driver can't be reached.
       SystemExit: There is no place for this process any more.
     """
@@ -59,18 +59,18 @@ def find_place() -> None:
             f"horovodrun varies the number of ranks: set {SHARES} to its --max-np, so that a step has the "
             "same samples on however many there are"
         )
-    atexit.register(start_again)  # before Horovod's own, and so after it
+    atexit.register(start_again)  # registered before Horovod's exit function, so it runs after that
     if _AGAIN in os.environ:
         place = _place()
         if place[0] < 0:
-            raise SystemExit(0)  # the driver ends what it has no place for
+            raise SystemExit(0)  # the driver ends processes that have no place
         os.environ.update({f"HOROVOD_{name}": str(value) for name, value in zip(_NAMES, place, strict=True)})
 
 
 def watch_hosts() -> None:
-    """Hear of it when hosts come or go; the driver tells rank 0.
+    """Watch for hosts that come or go, of which the driver tells rank 0.
 
-    Horovod's own service would unpickle what it is told, and its key goes to the driver readable by all.
+    Horovod's own service would unpickle its messages, and it sends its key to the driver readable by all.
     """
     from horovod.runner.common.util import codec, secret
     from horovod.runner.elastic.worker import WorkerNotificationService
@@ -92,17 +92,17 @@ def watch_hosts() -> None:
 
 
 def worker_key(secret: str, name: str) -> bytes:
-    """What signs the driver's messages to a process, in a job with a secret."""
+    """Derive the key that signs the driver's messages to a process, in a job with a secret."""
     return signature(secret, b"worker", name.encode()).encode()
 
 
 def safe_wire(key: bytes) -> Any:
-    """Horovod's way to send objects, but it unpickles none: a signed message's name says all."""
+    """Make a Horovod wire for objects that unpickles nothing: a signed message's name says all."""
     from horovod.runner.common.util import network, secret
     from horovod.runner.elastic.worker import HostsUpdatedRequest, WorkerNotificationService
 
     class Ping(network.PingRequest):
-        service_name = WorkerNotificationService.NAME  # as an answer it has this one
+        service_name = WorkerNotificationService.NAME  # the name that it has in an answer
 
     class Wire(network.Wire):
         def read(self, rfile: Any) -> Any:
@@ -117,23 +117,23 @@ def safe_wire(key: bytes) -> Any:
 
 
 def have_hosts_changed() -> bool:
-    """Whether hosts have come or gone since this process began."""
+    """Return whether hosts have come or gone since this process began."""
     return _hosts_changed.is_set()
 
 
 def note_checkpoint() -> None:
-    """Note that this start has got somewhere."""
+    """Note that this start has saved a checkpoint."""
     os.environ.pop(_AGAIN, None)
 
 
 def start_again_at_exit() -> None:
-    """Let the end of this process be a new start, if Horovod's elastic driver runs it."""
+    """Let this process restart when it ends, if Horovod's elastic driver runs it."""
     if is_driven():
         _again.set()
 
 
 def start_again() -> None:
-    """Run this process's command line anew, if `start_again_at_exit` was called, and not for ever."""
+    """Run this process's command line anew if `start_again_at_exit` was called, but not for ever."""
     times = int(os.environ.get(_AGAIN, "0")) + 1
     if not _again.is_set() or times > FRUITLESS:
         return
@@ -142,8 +142,8 @@ def start_again() -> None:
     sys.stderr.flush()
     for entry in Path("/proc/self/fd").iterdir():
         if int(entry.name) > 2:
-            with suppress(OSError):  # it was that of the folder
-                os.set_inheritable(int(entry.name), False)  # C++ libraries leave theirs open
+            with suppress(OSError):  # the folder's own descriptor is closed by now
+                os.set_inheritable(int(entry.name), False)  # C++ libraries leave their files open
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -153,7 +153,7 @@ class _Listener:
 
 
 def _place() -> list[int]:
-    """What the driver answers when all processes have asked, or failed."""
+    """Get the place that the driver answers with when all processes have asked or failed."""
     slot = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
     try:
         status, answer = ask("GET", f"/rank_and_size/{slot}")

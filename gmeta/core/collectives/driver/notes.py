@@ -1,6 +1,6 @@
-"""What a rank tells its launcher besides its output: a file in a folder that the launcher has made.
+"""Notes from a rank to its launcher besides its output: files in a folder that the launcher has made.
 
-A rank that has lost its peers says so at once, however long it needs to leave then; its traceback comes last.
+A rank that has lost its peers says so at once, however long it then needs to exit; its traceback comes last.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 TOLD = "GMETA_TOLD"
-"""Environment variable: the folder."""
+"""Environment variable: the folder for the notes."""
 
 LOST_PEERS, LEAVES = "lost-peers", "leaves"
-"""Other ranks are gone or didn't come; this rank leaves to start again with another number of ranks."""
+"""Notes: other ranks are gone or didn't come; this rank leaves and restarts with another number of ranks."""
 
 
 def tell(what: str) -> None:
-    """Tell the launcher, if there is one that listens."""
+    """Leave a note for the launcher, if there is one that listens."""
     if TOLD in os.environ:
-        with suppress(OSError):  # the folder goes with the launcher
+        with suppress(OSError):  # the folder disappears with the launcher
             (Path(os.environ[TOLD]) / f"{os.environ.get('HOROVOD_RANK')}.{what}").touch()
 
 
 def things_told(folder: Path, rank: int) -> frozenset[str]:
-    """What a rank has told."""
+    """Return the notes that a rank has left."""
     return frozenset(what for what in (LOST_PEERS, LEAVES) if (folder / f"{rank}.{what}").exists())

@@ -1,15 +1,15 @@
-"""Horovod's rendezvous, for ranks of this job alone.
+"""Restricts Horovod's rendezvous to the ranks of this job.
 
-Ranks meet at a server of keys and values over HTTP, which Horovod 0.28.1 opens on all addresses to all who
-ask. Here it asks for the job's secret:
+Ranks meet at a key-value server over HTTP, which Horovod 0.28.1 opens on all addresses to everybody. Here the
+server requires the job's secret:
 
-* Where all ranks are on the launcher's machine (`launch`), as the first part of the path: Gloo's client is
-  C++, and takes a path with a server's address. The server listens on the loopback address alone.
-* Where there are other machines (`horovodrun`), as a signature: HMAC-SHA256 of the method, the path, the body
-  and a number that is used once. A rank's own proxy (`through_proxy`) signs what Gloo's client asks, and
-  takes no answer that isn't signed, so the secret doesn't travel with it.
+* If all ranks are on the launcher's machine (`launch`), the secret is the first part of the path: Gloo's
+  client is C++, and accepts a path with a server's address. The server listens on the loopback address alone.
+* If there are other machines (`horovodrun`), a request carries a signature: HMAC-SHA256 of the method, the
+  path, the body and a number that is used once. A rank's own proxy (`through_proxy`) signs the requests of
+  Gloo's client and accepts only signed answers, so the secret doesn't travel with a request.
 
-A value is bytes to both; nothing of it is unpickled.
+Both treat a value as bytes and unpickle nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 SECRET = "GMETA_SECRET"
 """Environment variable: the secret of a job over several machines."""
 
-_SERVER = "GMETA_RENDEZVOUS"  # where the server is, if the variables below are those of this rank's proxy
+_SERVER = "GMETA_RENDEZVOUS"  # where the server is, if the variables below name this rank's proxy
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _NUMBER, _SIGNATURE = "X-Gmeta-Number", "X-Gmeta-Signature"
 _AGE = 300  # seconds by which two machines' clocks may differ
@@ -36,12 +36,12 @@ _LARGEST = 1 << 20  # bytes of a value; ranks' addresses are far smaller
 
 
 def new_secret() -> str:
-    """A secret that nobody guesses."""
+    """Make a secret that nobody can guess."""
     return secrets.token_hex(32)
 
 
 def signature(secret: str, *parts: bytes) -> str:
-    """The signature of a message, of which no part can be moved into the next.
+    """Sign a message so that no bytes can move from one part into the next.
 
     Example:
       >>> signature("secret", b"ab", b"c") == signature("secret", b"a", b"bc")
@@ -52,11 +52,11 @@ def signature(secret: str, *parts: bytes) -> str:
 
 
 def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
-    """A handler of Horovod's server that answers who has the secret, and nobody else.
+    """Make a handler of Horovod's server that answers only clients with the secret.
 
     Args:
-      base: ``RendezvousHandler``, or what is derived from it.
-      secret: The job's.
+      base: ``RendezvousHandler`` or a class derived from it.
+      secret: The job's secret.
       signed: Whether requests are signed; otherwise their paths begin with the secret.
     """
     used: dict[str, float] = {}
@@ -123,7 +123,7 @@ def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
                 self._put_value(*place, self.body)
                 self._answer(http.HTTPStatus.OK)
 
-        def do_HEAD(self) -> None:  # noqa: N802  # the base's is of files
+        def do_HEAD(self) -> None:  # noqa: N802  # the base class serves files
             self._answer(http.HTTPStatus.NOT_IMPLEMENTED)
 
         def send_status_code(self, status_code: int) -> None:
@@ -141,19 +141,19 @@ def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
 
 
 def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Ask this job's rendezvous server, signed if the job has a secret.
+    """Send a request to this job's rendezvous server, signed if the job has a secret.
 
     Args:
-      method: Of HTTP.
-      path: Such as ``"/rank_and_size/host:0"``.
-      body: What to put there.
+      method: The HTTP method.
+      path: The path, such as ``"/rank_and_size/host:0"``.
+      body: The value to put there.
 
     Returns:
       The status and the answer.
 
     Raises:
-      OSError: It can't be reached.
-      ValueError: The answer isn't signed as it should be.
+      OSError: The server can't be reached.
+      ValueError: The answer has no valid signature.
       http.client.HTTPException: The answer isn't HTTP.
     """
     address, _, inner = os.environ[_ADDRESS].partition("/")
@@ -166,13 +166,13 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
 
 
 def server_name() -> str:
-    """What tells one job's rendezvous server from another's; empty without one."""
+    """Return a name that tells this job's rendezvous server from others; empty without a server."""
     return os.environ.get(_SERVER) or ":".join(filter(None, map(os.environ.get, (_ADDRESS, _PORT))))
 
 
 @functools.cache  # one proxy
 def through_proxy() -> None:
-    """Let Gloo's client in this process ask through a proxy that signs, if the job has a secret."""
+    """Route this process's Gloo client through a proxy that signs its requests, if the job has a secret."""
     secret, address = os.environ.get(SECRET), os.environ.get(_ADDRESS)
     if secret is None or address is None or ("/" in address and _SERVER not in os.environ):
         return
@@ -230,5 +230,5 @@ def _of_answer(secret: str, number: str, status: int, body: bytes) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether texts are equal, in a time that doesn't tell where they differ."""
+    """Return whether texts are equal, in a time that doesn't reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

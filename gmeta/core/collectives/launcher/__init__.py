@@ -1,3 +1,3 @@
-"""Starts the ranks of a job: on this machine, under horovodrun, or of an elastic job."""
+"""Starts the ranks of a job: on this machine, under horovodrun, or as an elastic job."""
 
 __all__: list[str] = []

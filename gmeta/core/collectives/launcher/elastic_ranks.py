@@ -1,18 +1,18 @@
-"""Starts a job whose number of ranks changes: it outlives lost ranks, and takes others in.
+"""Starts a job whose number of ranks changes: it survives lost ranks and takes in new ones.
 
-A job is a sequence of starts (`launch`), each with the number of ranks that there is room for. A lost rank
-takes its embedding rows with it, so the ranks that are left can't just go on: all start again from the last
-checkpoint. Every start divides the data of a step into the same number of shares (`shares`), so the steps are
-those of a job that was never interrupted.
+A job is a sequence of starts (`launch`), each with as many ranks as there is room for. A lost rank takes its
+embedding rows with it, so the remaining ranks can't just go on: all start again from the last checkpoint.
+Every start divides the data of a step into the same number of shares (`shares`), so the steps are those of a
+job that was never interrupted.
 
-* A rank fails, or hangs: the next start has as many fewer. A failure that would come again ends the job: all
-  ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
-* There is room for another number of ranks: they are told (`elastic`), and leave after their next save,
-  together.
+* If ranks fail or hang, the next start has that many fewer. A failure that would happen again ends the job:
+  all ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
+* If there is room for another number of ranks, the launcher tells the ranks (`elastic`), and they leave
+  together after their next save.
 
-The place of a lost rank counts as free again at once if its start had saved something; if it had not, only
-when the number of places changes. So a rank that the system has killed comes back at the next save, and a
-broken GPU doesn't end every other start.
+The place of a lost rank counts as free again at once if its start had saved a checkpoint; otherwise only when
+the number of places changes. So a rank that the system has killed comes back at the next save, and a broken
+GPU doesn't end every other start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gmeta.core.errors import ConfigError, RanksError
 from gmeta.core.shares import SHARES
 
 EVERY = 1.0
-"""Seconds between two looks at how many places there are, as Horovod's."""
+"""Seconds between two checks of the number of places, the same as Horovod's."""
 
 _SCRIPT_TIME = 60.0  # seconds that the script may take
 
@@ -51,25 +51,25 @@ def launch_elastic(
     write: Write | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Run a command as the ranks of an elastic job, and return when those of its last start have ended well.
+    """Run a command as the ranks of an elastic job, and return when those of its last start have succeeded.
 
-    The command must save checkpoints with `gmeta.checkpoint.CheckpointStore` or what uses it,
+    The command must save checkpoints with `gmeta.checkpoint.CheckpointStore` or code that uses it,
     and restore the last one when it begins.
 
     Args:
       command: The program and its arguments.
-      size: With how many ranks it begins, which is the most that it has, and the number of shares of the
-        data.
-      min_size: With fewer it ends.
-      script: A shell command that prints how many ranks there is room for, a line ``localhost:slots``; asked
-        every second. None: there is always room for `size`.
-      environment: What is set besides this process's environment.
+      size: The number of ranks that the job begins with, the most that it ever has, and the number of shares
+        of the data.
+      min_size: The least number of ranks; with fewer the job ends.
+      script: A shell command that prints how many ranks there is room for, as a line ``localhost:slots``; it
+        runs every second. None: there is always room for `size`.
+      environment: Variables to set besides this process's environment.
       write: As in `launch`.
-      say: Gets a line when the number of ranks changes; by default it goes to stderr.
+      say: Receives a line when the number of ranks changes; by default the line goes to stderr.
 
     Raises:
       RanksError: As in `launch`, when the job can't go on.
-      ConfigError: Numbers or a script that make no sense; or as in `launch`.
+      ConfigError: The numbers or the script make no sense; or as in `launch`.
     """
     if not 1 <= min_size <= size:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _goes_on(ranks: int, size: int) -> str:
 
 
 def _judge(error: RanksError) -> Verdict:
-    """Ranks that left for others to join have not failed, and were there."""
+    """Find the cause of a failed start; ranks that left to let others join have neither failed nor hung."""
     leaving = frozenset([LEAVES])
     return verdict(
         [replace(end, told=end.told | leaving) if end.code == AGAIN else end for end in error.ends]
@@ -125,7 +125,7 @@ def _last_word(found: Verdict, left: int, least: int, fruitless: int) -> str:
 
 
 class _Places:
-    """How many ranks there is room for, and the folder by which ranks are told."""
+    """The number of ranks that there is room for, and the folder that tells ranks about changes."""
 
     def __init__(self, folder: Path, most: int, least: int, script: str | None) -> None:
         self._folder, self._most, self._least, self._script = folder, most, least, script
@@ -135,22 +135,22 @@ class _Places:
 
     @property
     def saved(self) -> bool:
-        """Whether a checkpoint was saved since the ranks were started."""
+        """Whether a checkpoint was saved since the start of the ranks."""
         return (self._folder / SAVED).exists()
 
     def count_wanted(self) -> int:
-        """How many ranks there should be."""
+        """Return how many ranks there should be."""
         bad = self._bad if self._number == self._bad_of else 0
         return max(0, min(self._most, self._number - bad))
 
     def lose(self, ranks: int, saved: bool) -> None:
-        """Note that ranks were lost, by a start that had saved something or not."""
+        """Note the number of lost ranks, and whether their start had saved a checkpoint."""
         bad = self._bad if self._number == self._bad_of else 0
         self._bad, self._bad_of = 0 if saved else bad + ranks, self._number
 
     @contextmanager
     def watch(self, ranks: int) -> Iterator[None]:
-        """Forget the start before, and tell so many ranks when there should be another number of them."""
+        """Forget the previous start, and tell this number of ranks when another number is wanted."""
         for name in (SAVED, CHANGE):
             (self._folder / name).unlink(missing_ok=True)
         over = threading.Event()
@@ -169,7 +169,7 @@ class _Places:
                 with suppress(ConfigError):  # it may work again
                     number = slots_here(self._script)
             with self._lock:
-                if over.is_set():  # the script may have taken long: folder and number are another start's
+                if over.is_set():  # the script may have taken long: another start owns folder and number
                     return
                 self._number = number
                 change = self._folder / CHANGE
@@ -181,13 +181,13 @@ class _Places:
 
 
 def slots_here(script: str) -> int:
-    """How many ranks there is room for on this machine, as a host discovery script says.
+    """Run a host discovery script and return how many ranks there is room for on this machine.
 
     Args:
       script: A shell command that prints lines ``host:slots``, as for ``horovodrun --host-discovery-script``.
 
     Raises:
-      ConfigError: It fails, or says something else, or names another machine.
+      ConfigError: The script fails, prints something else, or names another machine.
     """
     try:
         done = subprocess.run(

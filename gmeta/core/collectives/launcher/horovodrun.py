@@ -1,9 +1,9 @@
-"""Horovod's launcher, whose ranks have a secret: ``python -m gmeta.core.collectives.launcher.horovodrun``.
+"""Horovod's launcher for ranks with a secret: ``python -m gmeta.core.collectives.launcher.horovodrun``.
 
-It takes ``horovodrun``'s arguments and does what that does; but its rendezvous server answers the ranks of
-this job alone (`rendezvous`), and nothing that comes over the network is unpickled. The secret is made anew
-for each job and goes to the ranks in their environment, as Horovod hands it on. Without ``gmeta.init()`` a
-rank can't sign, and isn't let in.
+It takes ``horovodrun``'s arguments and does the same. But its rendezvous server answers the ranks of this job
+alone (`rendezvous`), and it unpickles no data from the network. Each job has a new secret, which reaches the
+ranks in the environment that Horovod passes on. Without ``gmeta.init()`` a rank can't sign its requests, and
+the server refuses it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NICS = ("--network-interface", "--network-interfaces")
 
 
 def protect(secret: str) -> None:
-    """Let Horovod's launcher in this process ask ranks for a secret, and unpickle nothing of theirs.
+    """Make Horovod's launcher in this process require a secret from ranks, and unpickle none of their data.
 
     Args:
-      secret: The job's.
+      secret: The job's secret.
     """
     from horovod.runner.elastic import driver as drivers
     from horovod.runner.http import http_server
@@ -66,8 +66,8 @@ def main(arguments: list[str]) -> None:
     """Run Horovod's launcher.
 
     Raises:
-      ConfigError: It isn't said by which network interface machines reach each other: to find that out,
-        Horovod would start services that unpickle what they are sent.
+      ConfigError: The arguments don't name the network interface by which machines reach each other. To find
+        it, Horovod would start services that unpickle the data they receive.
     """
     from horovod.runner import launch
 

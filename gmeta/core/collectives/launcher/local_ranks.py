@@ -1,12 +1,12 @@
 """Starts the ranks of a job on this machine, and ends all of them when one fails.
 
-Horovod's rendezvous server introduces the ranks to each other, and its environment tells each who it is, as
-under ``horovodrun``; several machines are ``horovodrun -H``'s own business. Two things differ from it. No
-shell and no helper process stands between the launcher and a rank, so a signal that ended a rank is seen as
-that. And when a rank has failed, the others get a moment to say what they saw before they are ended, so that
-the report can tell the cause from its consequences.
+Horovod's rendezvous server introduces the ranks to each other, and environment variables tell each rank who
+it is, as under ``horovodrun``; jobs over several machines need ``horovodrun -H`` itself. Two things differ
+from ``horovodrun``. No shell or helper process stands between the launcher and a rank, so the launcher sees
+the signal that ended a rank. And when a rank has failed, the others get a moment to report what they saw
+before the launcher ends them, so the report can tell the cause from its consequences.
 
-TensorFlow is not imported.
+This module doesn't import TensorFlow.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gmeta.core.collectives.place import LAUNCHER
 from gmeta.core.errors import ConfigError, RanksError
 
 GRACE = 5.0
-"""Seconds that the other ranks have to end by themselves, and then again before they are killed."""
+"""Seconds that the other ranks have to end by themselves, and again between SIGTERM and SIGKILL."""
 
 _TAIL = 20  # lines of stderr that are kept for the report
 
 Write = Callable[[int, str, str], None]
-"""Takes a rank, ``"stdout"`` or ``"stderr"``, and a line of its output without its end."""
+"""Function of a rank, ``"stdout"`` or ``"stderr"``, and a line of its output without the line end."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class RankEnd:
     """How a rank ended.
 
     Attributes:
-      rank: Which one.
-      code: Its exit code; minus the signal that ended it.
-      seconds: From the start of the job until then.
+      rank: The number of the rank.
+      code: Its exit code, or minus the number of the signal that ended it.
+      seconds: The time from the start of the job until the rank ended.
       ended_here: Whether the launcher ended it.
       tail: The last lines of its stderr.
-      told: What it has told the launcher (`gmeta.core.collectives.driver.notes`).
+      told: The notes that it left for the launcher (`gmeta.core.collectives.driver.notes`).
     """
 
     rank: int
@@ -64,21 +64,21 @@ class RankEnd:
 
     @property
     def leaves(self) -> bool:
-        """Whether it ended, or was about to, to start again with another number of ranks."""
+        """Whether it ended, or was about to end, to start again with another number of ranks."""
         return telling.LEAVES in self.told
 
     @property
     def blames_others(self) -> bool:
-        """Whether it has said that others are gone or didn't come: it isn't what they wait for.
+        """Whether it has said that others are gone or didn't come, so the others don't wait for it.
 
-        Of a lost connection Gloo's thread speaks in a rank that hangs, too.
+        Gloo's thread reports a lost connection even in a rank that hangs.
         """
         said = _SAID if self.ended_here else _LOST
         return telling.LOST_PEERS in self.told or any(said.search(line) for line in self.tail)
 
     @property
     def how(self) -> str:
-        """Such as ``was killed by SIGKILL`` or ``ended with exit code 1``."""
+        """Phrase such as ``was killed by SIGKILL`` or ``ended with exit code 1``."""
         if self.code < 0:
             return f"was killed by {signal.Signals(-self.code).name}"
         return f"ended with exit code {self.code}"
@@ -92,18 +92,18 @@ def launch(
     write: Write | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Run a command as every rank of a job, and return when all have ended well.
+    """Run a command as every rank of a job, and return when all have succeeded.
 
-    A rank that fails ends the job: the others have 5 s to fail of it by themselves, then they get SIGTERM,
-    and SIGKILL 5 s later. An interrupt of the launcher ends it too, and is passed on as SIGINT first; ranks
-    leave by themselves when the launcher was killed.
+    A rank that fails ends the job: the others have 5 s to end by themselves, then they get SIGTERM, and
+    SIGKILL 5 s later. An interrupt of the launcher ends the job too; the ranks get SIGINT first. If the
+    launcher is killed, the ranks exit by themselves.
 
     Args:
       command: The program and its arguments.
-      size: How many ranks.
-      environment: What is set besides this process's environment.
-      write: Gets each line of output; by default lines go to stdout and stderr behind ``[rank] ``.
-      timeout: Seconds after which the job is ended.
+      size: The number of ranks.
+      environment: Variables to set besides this process's environment.
+      write: Receives each line of output; by default lines go to stdout and stderr behind ``[rank] ``.
+      timeout: Seconds after which the launcher ends the job.
 
     Raises:
       RanksError: A rank failed, or time ran out. The message starts with the rank and the reason.
@@ -130,10 +130,10 @@ class Verdict:
     """Why a job ended.
 
     Attributes:
-      reason: The rank and what happened to it.
-      culprit: That rank.
+      reason: The rank that caused it, and what happened to that rank.
+      culprit: How that rank ended.
       lost: All ranks that failed by themselves, or hung; the others could have gone on without them.
-      hopeless: Whether it would come again: all ranks failed alike, or the program ended too soon.
+      hopeless: Whether the failure would happen again: all ranks failed alike, or the program ended too soon.
     """
 
     reason: str
@@ -143,12 +143,12 @@ class Verdict:
 
 
 def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
-    """Tell the cause of a job's failure from its consequences; `ends` in the order in which they ended."""
+    """Tell the cause of a job's failure from its consequences; `ends` is in the order of ending."""
     size = len(ends)
     failed = [end for end in ends if end.code and not end.ended_here and not end.leaves]
     causes = [end for end in failed if not end.blames_others]
     silent = [end for end in ends if end.ended_here]
-    # Who has said that others are gone, or leaves for others to join, may need long to leave, but isn't hung.
+    # A rank that has reported lost peers, or leaves so that others can join, may exit slowly but isn't hung.
     hung = [end for end in silent if not end.blames_others and not end.leaves]
     left = [end for end in ends if not end.code]
     if len(causes) == size > 1 and len({_reason(end) for end in causes}) == 1:  # such as a wrong setting
@@ -180,7 +180,7 @@ def _ranks(ends: Sequence[RankEnd]) -> str:
 
 
 def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
-    """Which rank ended a job and why, and its last lines; `ends` in the order in which they ended."""
+    """Report which rank ended a job and why, with its last lines; `ends` is in the order of ending."""
     found = verdict(ends, timeout)
     culprit = found.culprit
     lines = [f"the job was ended: {found.reason}"]
@@ -196,13 +196,13 @@ _LOST = re.compile(rf"{_SAID.pattern}|Horovod has been shut down|[Cc]onnection (
 
 
 def _reason(end: RankEnd) -> str:
-    """Its last words, if it could say any."""
+    """Return the last line of a rank's stderr, if it could write any."""
     return f": {end.tail[-1].strip()}" if end.code > 0 and end.tail else ""
 
 
 @contextmanager
 def _rendezvous(size: int) -> Iterator[list[dict[str, str]]]:
-    """Horovod's server, for as long as the block runs; yields what each rank must have in its environment."""
+    """Run Horovod's server while the block runs; yield the environment variables of each rank."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -229,7 +229,7 @@ def _rendezvous(size: int) -> Iterator[list[dict[str, str]]]:
 
 
 class _Job:
-    """The processes of all ranks, the threads that read their output, and how they ended."""
+    """The processes of all ranks, the threads that read their output, and how the ranks ended."""
 
     def __init__(
         self, command: Sequence[str], environments: Sequence[Mapping[str, str]], write: Write, told: Path
@@ -251,7 +251,7 @@ class _Job:
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE,
-                        start_new_session=True,  # a group of its own, to be ended with what it has started
+                        start_new_session=True,  # its own group, to end it with its child processes
                     )
                 )
                 self._watch(rank)
@@ -260,7 +260,7 @@ class _Job:
             raise
 
     def wait(self, timeout: float | None) -> list[RankEnd]:
-        """Wait for all, or for the first failure; then end the others. In the order of ending."""
+        """Wait for all, or for the first failure and then end the others; return them in order of ending."""
         deadline = None if timeout is None else self._start + timeout
         order: list[int] = []
         while len(order) < len(self._processes):
@@ -275,11 +275,11 @@ class _Job:
             self.end(signal.SIGTERM)
             order += sorted(set(range(len(self._processes))) - set(order))
         for thread in self._threads:
-            thread.join(GRACE)  # a grandchild may hold a pipe open; it isn't waited for
+            thread.join(GRACE)  # a grandchild may hold a pipe open; don't wait for it
         return [self._end_of(rank) for rank in order]
 
     def end(self, first: signal.Signals) -> None:
-        """Send `first` to those that run; after a grace SIGTERM, then SIGKILL. Returns when none runs."""
+        """Send `first` to running ranks; after `GRACE` SIGTERM, then SIGKILL. Return when none runs."""
         running = [rank for rank, process in enumerate(self._processes) if process.poll() is None]
         self._ending |= set(running)
         for number in dict.fromkeys((first, signal.SIGTERM, signal.SIGKILL)):
@@ -295,14 +295,14 @@ class _Job:
         for rank in running:
             self._processes[rank].wait()  # nothing outlives SIGKILL; a busy machine may take its time
         for rank in range(len(self._processes)):
-            self._signal(rank, signal.SIGKILL)  # what a rank has started and left behind
+            self._signal(rank, signal.SIGKILL)  # processes that a rank has started and left behind
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._processes[rank].pid, number)
 
     def _next(self, deadline: float | None) -> int | None:
-        """The next rank to end; None if none did by the deadline."""
+        """Wait for the next rank to end; return None if none ends by the deadline."""
         try:
             if deadline is None:
                 return self._ended.get()
@@ -344,7 +344,7 @@ class _Job:
 
 
 def _lines(pipe: BinaryIO) -> Iterator[str]:
-    """Lines as they come; a progress bar's carriage return ends one too."""
+    """Yield lines as they arrive; a progress bar's carriage return ends a line too."""
     rest = b""
     while chunk := os.read(pipe.fileno(), 1 << 16):
         *lines, rest = re.split(rb"\r\n|\n|\r(?!\n|$)", rest + chunk)
