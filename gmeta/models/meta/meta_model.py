@@ -139,13 +139,14 @@ class MetaModel(TaskModel):
             on their support samples and predict their query samples.
           *args: As in Keras, for task batches.
           weights: The result of `adapt` for the task. None: the shared weights, which adaptation starts from.
-          **kwargs: As in Keras, for task batches.
+          **kwargs: As in Keras, for task batches; ``verbose`` makes no difference to samples.
 
         Returns:
           (samples,), or (samples, outputs) if there are several outputs. For task batches, query predictions.
 
         Raises:
-          ConfigError: The weights belong to another network, or the model was trained since they were made.
+          ConfigError: The weights belong to another network, or the model was trained since they were made; or
+            the samples of one task come with arguments that are for task batches.
         """
         if not names_columns(x) or {"features", "support"} <= set(x):
             if weights is not None:
@@ -154,6 +155,12 @@ class MetaModel(TaskModel):
                     "adapt by themselves"
                 )
             return super().predict(x, *args, **kwargs)
+        beside = [type(each).__name__ for each in args] + sorted(set(kwargs) - {"verbose"})
+        if beside:
+            raise ConfigError(
+                f"predict: the samples of one task are predicted at once and take weights= alone, got "
+                f"{', '.join(beside)} beside them"
+            )
         return self.adapter.predict(x, weights)
 
     def get_config(self) -> dict[str, Any]:

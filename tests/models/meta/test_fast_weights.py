@@ -311,6 +311,13 @@ def test_weights_of_another_network_are_refused(model, fast):
         model.predict(tf.data.Dataset.from_tensors(make_batch([2])), weights=fast)
 
 
+def test_what_a_samples_prediction_would_ignore_is_refused(model, fast):
+    samples = {name: [1, 2] for name in ("user", "item")}
+    with pytest.raises(ConfigError, match="take weights= alone, got FastWeights, batch_size beside them"):
+        model.predict(samples, fast, batch_size=8)
+    np.testing.assert_array_equal(model.predict(samples, verbose=0), model.predict(samples))
+
+
 def test_a_data_frame_holds_samples_too(model, fast):
     pandas = pytest.importorskip("pandas")
     x, y, query = sides(make_batch([3]), 0)
