@@ -1,6 +1,6 @@
-"""Sharded checkpoints of models with tables: any number of ranks reads what any other wrote.
+"""Sharded checkpoints of models with tables. Any number of ranks can load what any other number saved.
 
-Each name is loaded when it is first used.
+Each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHERE = {
     "save": "gmeta.checkpoint.sharded",
     "summarize": "gmeta.checkpoint.files.contents",
 }
-"""Name -> the module that has it."""
+"""Name -> the module that defines it."""
 
 __all__ = [
     "CheckpointInfo",

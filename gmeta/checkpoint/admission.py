@@ -1,8 +1,8 @@
-"""What admission remembers of ids that have no row, into a sharded checkpoint and out of it.
+"""Saves and loads what admission remembers of ids that have no row.
 
-Exact counts belong to keys, and so to logical shards, as rows do. A filter belongs to one of the table's own
-shards, which holds several logical shards' keys; ranks whose own shards begin or end inside it have each a
-filter of it, and whoever loads it takes the larger of their counters.
+Exact counts belong to keys, and therefore to logical shards, as rows do. A filter belongs to one of the
+table's own shards, which holds the keys of several logical shards. If several ranks own parts of that shard,
+each rank saves its own filter for it, and a load takes the larger of their counters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTS_AT_A_TIME = 65536
 
 
 def filter_layout(table: HashTable) -> FilterLayout | None:
-    """How a table's filter is laid out; None if its admission has none."""
+    """Describe the layout of a table's filter; None if its admission has no filter."""
     admission = table.admission
     if not isinstance(admission, CountAdmission) or admission.filter is None:
         return None
@@ -35,7 +35,7 @@ def filter_layout(table: HashTable) -> FilterLayout | None:
 
 
 def write_filters(table: HashTable, layout: FilterLayout, shards: range, file: RecordFileWriter) -> None:
-    """Write the filters that have keys of some logical shards, one at a time, but those that are all zero."""
+    """Write the filters that cover some logical shards, one at a time; skip filters that are all zero."""
     for number in layout.filters_of(shards):
         counters = _counters(table, number)
         if counters.any():
@@ -43,10 +43,10 @@ def write_filters(table: HashTable, layout: FilterLayout, shards: range, file: R
 
 
 def refuse_foreign_counts(name: str, table: HashTable, rank: int, shards: range) -> None:
-    """Refuse a filter that has counted keys of other ranks' shards: what it knows of them would be lost.
+    """Refuse a filter that has counted keys of other ranks' shards: the save would lose these counts.
 
     Raises:
-      ConfigError: There are such counts.
+      ConfigError: The filter has such counts.
     """
     layout = filter_layout(table)
     own = layout.filters_of(shards) if layout is not None else range(0)
@@ -60,13 +60,14 @@ def refuse_foreign_counts(name: str, table: HashTable, rank: int, shards: range)
 
 
 def load_admission(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, str]:
-    """Fill what a table's admission remembers, which is empty, with that of some logical shards.
+    """Load the admission state of some logical shards into a table whose admission remembers nothing yet.
 
-    Exact counts go into exact counts, and into a filter. A filter goes into one of the same layout.
+    Exact counts can be loaded into exact counts or into a filter. A filter can be loaded only into a filter
+    of the same layout.
 
     Returns:
-      How many keys with exact counts were loaded, and why what was saved couldn't be taken over; empty if it
-      was, or if this table's admission turns nothing away by count.
+      How many keys with exact counts were loaded, and the reason why the saved state couldn't be loaded. The
+      reason is empty if the state was loaded, or if this table's admission doesn't turn ids away by count.
 
     Raises:
       DataError: A file is missing or damaged.
@@ -118,7 +119,7 @@ def _counters(table: HashTable, number: int) -> npt.NDArray[np.uint8]:
 def _waiting(
     reader: CheckpointReader, name: str, shards: range
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Keys and counts, some logical shards at a time."""
+    """Read keys and counts, some logical shards at a time."""
     saved = {
         segment.shard
         for part in reader.manifest.tables[name].parts

@@ -1,4 +1,4 @@
-"""Keras' way to sharded checkpoints: a callback that saves a model with its tables, and restores it."""
+"""A Keras callback that saves a model with its tables in sharded checkpoints, and restores it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.saving import tables_saved_elsewhere
 
 _DENSE = "dense"  # the prefix of TensorFlow's files, in the folder of that name
-_METRICS = "metrics.npz"  # beside them, in a checkpoint from the middle of an epoch
+_METRICS = "metrics.npz"  # in the same folder, if the checkpoint is from the middle of an epoch
 
 
 def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
-    """Every `HashTable` that a model holds, in whatever layer, by the table's name.
+    """Find every `HashTable` in any layer of a model, by the table's name.
 
     Raises:
-      ConfigError: Two tables have one name.
+      ConfigError: Two tables have the same name.
     """
     tables: dict[str, HashTable] = {}
     for thing in tf.train.TrackableView(model).descendants():
@@ -45,33 +45,34 @@ def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
 
 
 class ShardedCheckpoint(tf.keras.callbacks.Callback):
-    """Saves a model in training: its tables in shards and the rest by ``tf.train.Checkpoint``, together.
+    """Callback that saves a model in training: its tables in shards, the rest by ``tf.train.Checkpoint``.
 
-    Tables, dense weights and optimizer state are of one moment, between two batches, and appear under one
-    name at once: whatever kills the process, the last checkpoint is whole. It is named by the number of
-    batches trained. `CheckpointStore` says which are full, incremental, and kept.
+    Tables, dense weights and optimizer state are all saved between the same two batches and appear under one
+    name at once. Whatever kills the process, the last checkpoint is whole. Its name is the number of batches
+    trained. `CheckpointStore` decides which checkpoints are full or incremental, and which are kept.
 
-    A checkpoint from the middle of an epoch says how many of the epoch's batches are in it, and what its
-    metrics have summed up in them. `fit` goes on behind them, so that weights and metrics are those of an
-    uninterrupted run; Keras' own ``fit`` does so on what `rest_of_epoch` leaves of the data. Where neither is
-    called, the batches are trained again, and a warning says so. Where ``fit`` accumulates gradients
-    (``accumulate_steps``), what is accumulated is in no checkpoint, so a save waits for the batch that makes
-    the optimizer's step. The state of TensorFlow's random generators (dropout, ``Dataset.shuffle``) is in
-    none either, nor that of other callbacks.
+    A checkpoint from the middle of an epoch records how many of the epoch's batches were trained, and the
+    metrics' sums over them. `fit` continues after these batches, so that weights and metrics equal those of
+    an uninterrupted run. Keras' own ``fit`` does the same if it is given the data that `rest_of_epoch`
+    returns. Without either, the batches are trained again, with a warning. If ``fit`` accumulates gradients
+    (``accumulate_steps``), a save waits for the batch that makes the optimizer's step, because checkpoints
+    don't contain accumulated gradients. Nor do they contain the state of TensorFlow's random generators
+    (dropout, ``Dataset.shuffle``) or of other callbacks.
 
-    On several ranks (``gmeta.init()``) the same script works: every rank saves and restores the rows that it
-    owns, rank 0 saves the dense weights, and all restore them. The number of ranks may be another one after
-    `restore`. What fails on one rank is raised by all, with its number. In an elastic job
-    (``gmeta launch --elastic``) ranks start again from the last checkpoint when one is lost, and leave after
-    a save when others are to join them.
+    The same script works on several ranks (``gmeta.init()``): every rank saves and restores the rows that it
+    owns, rank 0 saves the dense weights, and all ranks restore them. The number of ranks may differ after
+    `restore`. An error on one rank is raised by all ranks, with the number of that rank. In an elastic job
+    (``gmeta launch --elastic``) the ranks restart from the last checkpoint when one rank is lost, and exit
+    after a save when other ranks are waiting to join.
 
     Args:
-      store: Where the checkpoints go, in a file system that the ranks share; a folder stands for a
-        `CheckpointStore` as it comes.
-      every: Save after so many batches, and at the end of each epoch; None: at the end of each epoch.
+      store: Where to save the checkpoints, in a file system that the ranks share. A folder stands for a
+        `CheckpointStore` with default settings.
+      every: Save after this many batches, and at the end of each epoch; None: at the end of each epoch.
 
     Attributes:
-      results_before: The metrics' values of the batches of an epoch that `restore` has found begun.
+      results_before: If `restore` loaded a checkpoint from the middle of an epoch: the metrics' values over
+        that epoch's trained batches.
 
     Raises:
       ConfigError: ``every`` is below 1.
@@ -93,31 +94,31 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._batches = 0
         self._epochs = 0
         self._last_batch = -1  # of this epoch, in this process
-        self._before: Stages = ()  # of this epoch, that a restored checkpoint has
-        self._sums: Sums = {}  # of the metrics in them
-        self._goes_on = False  # with the rest of that epoch
-        self._restored: tf.keras.Model | None = None  # and not trained since
+        self._before: Stages = ()  # the steps of this epoch that the restored checkpoint contains
+        self._sums: Sums = {}  # the metrics' sums over these steps
+        self._goes_on = False  # whether the next fit trains the rest of that epoch
+        self._restored: tf.keras.Model | None = None  # the model that was restored and not trained since
         self.results_before: dict[str, float] = {}
         self._due = False
 
     @property
     def batches(self) -> int:
-        """How many steps have been taken, of a batch on every rank; with those before `restore`."""
+        """Number of steps so far, including those before `restore`. A step is a batch on every rank."""
         return self._batches
 
     def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
-        """Load the latest checkpoint, or the one named, into a model, if there is one.
+        """Load the named checkpoint, or else the latest one if there is any, into a model.
 
         Args:
-          model: The model, compiled if its optimizer's state is to come back. Weights that it hasn't made yet
-            are restored when it makes them.
+          model: The model; compile it first if its optimizer's state is to be restored. Weights that it
+            hasn't created yet are restored when it creates them.
           checkpoint: One of ``store.checkpoints()``.
 
         Returns:
-          How many epochs are done. If the next one was begun, `rest_of_epoch` goes on inside it.
+          How many epochs are done. If the next epoch was begun, `rest_of_epoch` continues inside it.
 
         Raises:
-          ConfigError: A table has another width or optimizer than was saved.
+          ConfigError: A table's width or optimizer differs from the saved one.
           DataError: The checkpoint is damaged, or belongs to another model.
         """
         chosen = checkpoint or self.store.agree_on_latest()
@@ -151,28 +152,30 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         callbacks: Sequence[tf.keras.callbacks.Callback] = (),
         **options: Any,
     ) -> tf.keras.callbacks.History:
-        """Train a model from its last checkpoint on, if there is one, to so many epochs.
+        """Train a model for ``epochs`` epochs in all, starting from its last checkpoint if there is one.
 
-        It restores the model unless that was done just before, and calls its ``fit``, twice where the
-        checkpoint is from the middle of an epoch: on the rest of that epoch, and on the epochs after it. The
-        result is the uninterrupted run's if an epoch's order is the same whenever it is read: of data that
-        isn't shuffled, or whose order is a function of the epoch, as that of `gmeta.io.tasks`.
+        It restores the model, unless that was done just before, and calls the model's ``fit``. If the
+        checkpoint is from the middle of an epoch, it calls ``fit`` twice: for the rest of that epoch, and for
+        the epochs after it. The result equals that of an uninterrupted run if an epoch has the same order
+        each time it is read. That holds for data that isn't shuffled, and for data whose order is a function
+        of the epoch, such as that of `gmeta.io.tasks`.
 
         Args:
           model: The compiled model.
-          data: Batches of an epoch; or a function of an epoch's number, counted from 0, that gives data whose
-            first iteration is that epoch, and each further one the next, as ``gmeta.io.tasks(start=)``;
-            or one of that number and of `stages_of_epoch`, which leaves out what these have read.
-          epochs: How many epochs the model has been trained for in the end.
-          callbacks: Besides this one, which comes after them.
+          data: One of three forms. Batches of an epoch. Or a function of an epoch's number, counted from 0,
+            that returns data whose first iteration is that epoch and each further one the next epoch, as
+            ``gmeta.io.tasks(start=)``. Or a function of that number and of `stages_of_epoch`, which leaves
+            out the data that these steps have read.
+          epochs: For how many epochs the model has been trained in the end.
+          callbacks: Other callbacks; this one runs after them.
           **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
 
         Returns:
-          The epochs that were trained, or ended, in this call.
+          The history of the epochs that were trained, or ended, in this call.
 
         Raises:
-          ConfigError: As `restore`; or an option that says where to begin, or how long an epoch is.
-          DataError: As `restore`.
+          ConfigError: As in `restore`; or an option sets where to begin, or how long an epoch is.
+          DataError: As in `restore`.
 
         Example:
           ::
@@ -189,17 +192,18 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
 
     @property
     def batches_of_epoch(self) -> int:
-        """How many batches of the epoch that isn't finished are in the weights.
+        """Number of batches of the unfinished epoch that the weights have been trained on.
 
-        A step has one on each rank; in an elastic job, one of each rank that it was started with.
+        A step has one batch per rank; in an elastic job, one for each rank that the job was started with.
         """
         return sum(shares * steps for shares, steps in self.stages_of_epoch)
 
     @property
     def stages_of_epoch(self) -> Stages:
-        """The steps of the epoch that isn't finished: (ranks, steps), for each number of ranks in turn.
+        """Steps of the unfinished epoch: (ranks, steps), for each number of ranks in turn.
 
-        `gmeta.io.tasks` takes it as ``passed``. In an elastic job ranks are those that it was started with.
+        `gmeta.io.tasks` takes it as ``passed``. In an elastic job, the ranks that the job was started with
+        count.
         """
         ranks, steps = collectives.world().shares.total, self._last_batch + 1
         before = self._before
@@ -209,20 +213,21 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         return (*before, (ranks, steps)) if steps else before
 
     def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        """The data without the batches of a begun epoch that `restore` has found in the weights.
+        """Skip the batches of a begun epoch that the restored weights have already been trained on.
 
-        They are read, and passed over. It is the rest if an epoch's order is the same whenever the epoch is
-        read, as that of `gmeta.io.tasks` with ``start`` is, or of data that isn't shuffled; and if a
-        batch of a rank is as large as before, while there may be more or fewer ranks. Give it to a ``fit`` of
-        this epoch alone: Keras expects all epochs of a ``fit`` to be as long as the first.
+        The skipped batches are still read. What remains is the rest of the epoch under two conditions. The
+        epoch must have the same order each time it is read, as with `gmeta.io.tasks` and ``start``, or with
+        data that isn't shuffled. And a rank's batch must be as large as before; the number of ranks may
+        differ. Use the result in a ``fit`` of this epoch alone: Keras expects all epochs of a ``fit`` to be
+        as long as the first.
 
         Args:
-          data: Batches. Those of `gmeta.io.tasks` and `gmeta.io.groups` are ranges of as many ranks as there
-            are; with another number of ranks than before pass them `stages_of_epoch` instead.
+          data: Batches. `gmeta.io.tasks` and `gmeta.io.groups` divide the data into one range for each
+            current rank; if the number of ranks has changed, pass `stages_of_epoch` to them instead.
 
         Raises:
-          ConfigError: Batches are the rank's own, each joined of several, and the checkpoint ends inside one;
-            or they are ranges, and there were more or fewer ranks before.
+          ConfigError: The batches are the rank's own, each joined from several, and the checkpoint ends
+            inside one; or the data is divided into ranges, and the number of ranks was different before.
         """
         self._goes_on = True
         shares, passed = collectives.world().shares, self.batches_of_epoch
@@ -245,15 +250,15 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         return data.skip(passed)
 
     def goes_on(self, rest: tf.data.Dataset) -> tf.data.Dataset:
-        """Say that the next ``fit`` is on the rest of a begun epoch, which this data is already."""
+        """Declare that this data is the rest of a begun epoch, for the next ``fit``; return it unchanged."""
         self._goes_on = True
         return rest
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """From here on the model isn't the one that was restored, and no other job saves in the folder.
+        """Claim the folder against other jobs, and note that the restored model is about to change.
 
         Raises:
-          ConfigError: Another job does.
+          ConfigError: Another job saves in the folder.
         """
         self.store.claim()
         self._restored = None
@@ -271,7 +276,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             self._before, self._sums = (), {}
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Save, if the batch before made it due: after an epoch's last batch, its end is saved instead.
+        """Save if the previous batch made a save due. After an epoch's last batch, `on_epoch_end` saves.
 
         Raises:
           GmetaError: The checkpoint can't be written; those before it are whole.
@@ -280,8 +285,8 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             self._save()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Count the batches: with ``steps_per_execution`` there may be several."""
-        if self._sums:  # a model makes its metrics in its first step
+        """Count the batches; with ``steps_per_execution`` there may be several."""
+        if self._sums:  # a model creates its metrics in its first step
             add_sums(self.model, self._sums)
             self._sums = {}
         before = self._batches
@@ -291,7 +296,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             self._due = True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Save, with the epoch counted as done.
+        """Save, and count the epoch as done.
 
         Raises:
           GmetaError: The checkpoint can't be written; those before it are whole.
@@ -300,7 +305,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
         self._before, self._last_batch, self._sums, self.results_before = (), -1, {}, {}
         latest = self.store.agree_on_latest()
         if latest is not None and step_of(latest) == self._batches:
-            # Data of unknown length: Keras began a batch that wasn't there, so the last one is saved already.
+            # With data of unknown length, Keras began a batch that didn't exist: the last is already saved.
             self.store.describe(self._metadata())
         else:
             self._save()
@@ -322,7 +327,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
                 ) from error
 
         merge = getattr(self.model, "merge_moving_averages", None)
-        if merge is not None:  # or the checkpoint would have those of rank 0 alone
+        if merge is not None:  # otherwise the checkpoint would hold the averages of rank 0 alone
             merge()
         self.store.save(tables_by_name(self.model), self._batches, dense=dense, metadata=self._metadata())
         self._due = False
@@ -333,7 +338,7 @@ class ShardedCheckpoint(tf.keras.callbacks.Callback):
             "batches": self._batches,
             "batches_of_epoch": self.batches_of_epoch,
             "shares": collectives.world().shares.total,
-            # Where one number of ranks has taken all steps, the two above say the same.
+            # If the number of ranks never changed, the two entries above say the same.
             **({"stages": self.stages_of_epoch} if len(self.stages_of_epoch) > 1 else {}),
         }
 

@@ -1,8 +1,8 @@
-"""What an epoch's metrics have summed up, for a checkpoint from its middle to have.
+"""Sums of an epoch's metrics, saved in a checkpoint from the middle of the epoch.
 
-A Keras metric keeps sums, which ranks' values add up to. So do the parts of an epoch before and after a
-checkpoint: the sums of the first part are saved, and added to those of the second, and the epoch's metrics
-are of all its batches.
+A Keras metric keeps sums. The values of the ranks add up to them, and so do the parts of an epoch before and
+after a checkpoint: the sums of the first part are saved and added to those of the second. The epoch's metrics
+then cover all its batches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import tensorflow as tf
 from gmeta.core import collectives
 
 Sums: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
-"""Metric and number of its variable -> what all ranks have summed up in it, as float64."""
+"""Metric and number of its variable -> the variable's sum over all ranks, as float64."""
 
 
 def sums_of(model: tf.keras.Model) -> Sums:
-    """The sums of the epoch so far, of all ranks' batches. All ranks call it together."""
+    """Compute the sums of the epoch so far, over the batches of all ranks. All ranks call it together."""
     variables = _sum_up(model)
     totals = collectives.allreduce_sum(
         [tf.cast(variable, tf.float64) for variable in variables.values()], name="checkpoint/metrics"
@@ -30,7 +30,7 @@ def sums_of(model: tf.keras.Model) -> Sums:
 
 
 def results_of(model: tf.keras.Model, sums: Sums) -> dict[str, float]:
-    """The metrics' values for some sums; they keep their own."""
+    """Compute the metrics' values for some sums, and leave the metrics' own sums as they were."""
     variables = _sum_up(model)
     own = {name: variable.numpy() for name, variable in variables.items()}
     try:
@@ -41,9 +41,9 @@ def results_of(model: tf.keras.Model, sums: Sums) -> dict[str, float]:
 
 
 def add_sums(model: tf.keras.Model, sums: Sums) -> None:
-    """Add to the metrics what a part of the epoch before has summed up. Rank 0 does so, for all.
+    """Add the sums of an earlier part of the epoch to the metrics. Rank 0 does so for all ranks.
 
-    Metrics that keep something other than sums, or that the model didn't have then, stay those of the rest of
+    Metrics that keep something other than sums, or that the model didn't have then, cover only the rest of
     the epoch; a warning names the latter.
     """
     variables = _sum_up(model)

@@ -1,4 +1,4 @@
-"""`fit` from a checkpoint on: the rest of an epoch that was begun, then the epochs after it."""
+"""Continues `fit` from a checkpoint: first the rest of a begun epoch, then the epochs after it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 
 Stages: TypeAlias = tuple[tuple[int, int], ...]
-"""(ranks, steps) of an epoch, for each number of ranks in turn."""
+"""Steps of an epoch: (ranks, steps), for each number of ranks in turn."""
 
 Data: TypeAlias = (
     tf.data.Dataset | Callable[[int], tf.data.Dataset] | Callable[[int, Stages], tf.data.Dataset]
 )
-"""Batches of an epoch; or what gives them for an epoch's number, counted from 0, and for those after it; or
-for that number and the steps of it that are passed."""
+"""Batches of an epoch; or a function that returns the batches of an epoch, given its number counted from 0,
+and of the epochs after it; or such a function of that number and of the epoch's steps that are done."""
 
 
 class EpochProgress(Protocol):
-    """What has to be known of an epoch that was begun; `ShardedCheckpoint` knows it."""
+    """Progress in a begun epoch, as `ShardedCheckpoint` records it."""
 
     @property
     def batches_of_epoch(self) -> int:
-        """Count the batches of the epoch that are done."""
+        """Number of the epoch's batches that are done."""
         ...
 
     @property
     def stages_of_epoch(self) -> Stages:
-        """Count the same by numbers of ranks."""
+        """Number of the epoch's steps that are done, for each number of ranks in turn."""
         ...
 
     @property
     def results_before(self) -> Mapping[str, float]:
-        """Give the metrics over those batches."""
+        """Values of the metrics over those batches."""
         ...
 
     def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
@@ -44,7 +44,7 @@ class EpochProgress(Protocol):
         ...
 
     def goes_on(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        """Take data that begin behind those steps."""
+        """Accept data that begin after those steps."""
         ...
 
 
@@ -65,9 +65,9 @@ def fit_on(
       model: The model.
       data: Its data.
       first: How many epochs are done.
-      epochs: How many it is to have in the end.
-      callbacks: Besides `checkpoints`.
-      **options: Of Keras' `fit`.
+      epochs: How many epochs are to be done in the end.
+      callbacks: Other callbacks than `checkpoints`.
+      **options: Options of Keras' `fit`.
     """
     for name in ("initial_epoch", "steps_per_epoch"):
         if options.get(name) is not None:
@@ -76,7 +76,7 @@ def fit_on(
                 "of its data; give data of one epoch, such as data.take(steps)"
             )
     of = _with_stages(data)
-    # Saved last, an epoch has ended for all of them: a save may be the end of the process.
+    # `checkpoints` comes last: a save may end the process, and the others have ended the epoch by then.
     everyone = [*callbacks, checkpoints]
     history = _no_history()
     if checkpoints.batches_of_epoch:
@@ -111,7 +111,7 @@ def fit_on(
 
 
 def _with_stages(data: Data) -> Callable[[int, Stages], tf.data.Dataset | None]:
-    """The data of an epoch without some of its steps; None where it can't leave them out by itself."""
+    """Return a function that gives an epoch's data without some steps; None if the data can't skip them."""
     if not callable(data):
         return lambda _, stages: None if stages else data
     wanted = [p for p in inspect.signature(data).parameters.values() if p.default is p.empty]
@@ -129,7 +129,7 @@ def _no_history() -> tf.keras.callbacks.History:
 
 
 def _has_batches(data: tf.data.Dataset) -> bool:
-    """Whether any rank has something left of the epoch, which Keras refuses to end without a batch."""
+    """Return whether any rank has batches left: Keras refuses to run an epoch without a batch."""
     known = int(data.cardinality())
     here = known != 0 if known != tf.data.UNKNOWN_CARDINALITY else any(True for _ in data.take(1))
     return any(collectives.allgather_objects(here))
@@ -144,8 +144,8 @@ def _end_epoch(
 ) -> tf.keras.callbacks.History:
     """Do what `fit` does after an epoch's last batch.
 
-    Where data doesn't tell its length, a checkpoint after the last batch is one from the middle of the epoch
-    until the epoch has ended. If the process ends in between, there is an epoch to end without a batch.
+    If the data's length is unknown, a checkpoint after the last batch counts as one from the middle of the
+    epoch until the epoch has ended. If the process dies in between, the epoch must be ended without a batch.
     """
     logs = dict(checkpoints.results_before)
     validation = options.get("validation_data")

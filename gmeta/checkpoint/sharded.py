@@ -3,37 +3,38 @@
 A checkpoint is a folder::
 
     step-000000000200/
-      manifest.json                         written last: what is where, with checksums
-      item/rows-00000-of-00002.arrow        a record batch a logical shard: key, weights, slots, frequency,
-      item/rows-00001-of-00002.arrow        last_step, sorted by key; a file a rank
-      item/removed-00000-of-00002.arrow     in an increment: the keys that are gone
-      item/waiting-00000-of-00002.arrow     keys that `CountAdmission` turns away yet, with their count
-      item/filter-00000-of-00002.arrow      or its filter's counters: a batch a filter, named by the first of
-                                            its logical shards
+      manifest.json                         written last: which file holds what, with checksums
+      item/rows-00000-of-00002.arrow        one file a rank, one record batch a logical shard: key, weights,
+      item/rows-00001-of-00002.arrow        slots, frequency, last_step, sorted by key
+      item/removed-00000-of-00002.arrow     in an increment: the removed keys
+      item/waiting-00000-of-00002.arrow     keys that `CountAdmission` still turns away, with their count
+      item/filter-00000-of-00002.arrow      or its filter's counters: one batch a filter, named by the first
+                                            of the filter's logical shards
       dense/...                             what the caller adds, such as the dense weights
 
 Any Arrow reader opens the files; `gmeta.checkpoint.CheckpointReader` reads them with NumPy.
 
-A crash at any moment leaves what was there: all is written under a hidden name, flushed to the disk, and
-renamed. Memory beyond the tables' own stays near two engine shards, a thirty-second of a table.
+A crash at any moment leaves earlier checkpoints as they were: a save writes everything under a hidden name,
+flushes it to the disk, and renames it. A save's memory beyond the tables' own stays near two engine shards, a
+thirty-second of a table.
 
-Which keys an increment holds: those whose last step isn't below the table's step at the save before, that is
-all that were read by an inserting lookup or updated since then, and those of that very step, which may stand
-in both. Removed keys come from the table's journal (`HashTable.start_journal`). A table that can't tell what
-has changed (it was imported into, its journal overflowed, or it was last saved elsewhere) is saved in full;
-the part's ``reason`` says why, and a reader begins there.
+An increment holds the keys whose last step isn't below the table's step at the previous save. These are all
+keys that an inserting lookup read or a gradient updated since then, and those of that very step, which both
+saves may contain. Removed keys come from the table's journal (`HashTable.start_journal`). A table that can't
+tell what has changed (it was imported into, its journal overflowed, or it was last saved elsewhere) is saved
+in full; the part's ``reason`` says why, and a reader starts from that part.
 
-A save is of one moment if no batch runs meanwhile: save between two steps. If batches do run, each logical
-shard is of one moment, and the next increment has all that the save missed.
+A save shows the tables at one moment if no batch runs meanwhile: save between two steps. If batches do run,
+each logical shard is saved at its own moment, and the next increment has all that the save missed.
 
-What admission remembers of ids that have no row yet is in every save whole, in an increment too, since it
-isn't known which counts have changed: 12 bytes an id that is counted exactly, or the bytes of the filter.
-Exact counts load into any number of ranks, into another threshold, and into a filter. A filter loads into one
-of the same capacity, error and eviction bound, by any number of ranks: one that divides the filters (64,
-unless the bound is small) changes nothing; otherwise two ranks may have counted in one filter, and the larger
-of their counters is taken, so that no id is admitted later than it would have been, and none earlier than if
-one rank had counted all. What can't be taken over is told by a warning and in `CheckpointInfo.forgotten`;
-these ids are then counted afresh.
+Every save, even an increment, contains everything that admission remembers of ids without a row, since it
+isn't known which counts have changed: 12 bytes for an id that is counted exactly, or the bytes of the filter.
+Exact counts can be loaded by any number of ranks, with another threshold, and into a filter. A filter can be
+loaded into one of the same capacity, error and eviction bound, by any number of ranks. A number of ranks that
+divides the number of filters (64, unless the bound is small) changes nothing. With other numbers, two ranks
+may have counted in one filter; the larger of their counters is then taken. No id is admitted later than it
+would have been, and none earlier than if one rank had counted all. State that can't be loaded is reported by
+a warning and in `CheckpointInfo.forgotten`; these ids are then counted afresh.
 """
 
 from __future__ import annotations
@@ -65,19 +66,19 @@ Tables = Mapping[str, HashTable]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint that was saved or loaded.
+    """Report on a checkpoint that was saved or loaded.
 
     Attributes:
-      folder: Where it is.
-      id: Unlike any other checkpoint's.
+      folder: The checkpoint's folder.
+      id: Unique id of the checkpoint.
       kinds: Table -> ``"full"`` or ``"increment"``, for this rank.
       rows: Table -> how many records this rank wrote or read.
-      waiting: Table -> how many ids that wait for admission, with exact counts, it wrote or read.
-      bytes: Of records that this rank wrote or read.
-      seconds: How long it took.
+      waiting: Table -> how many ids that wait for admission with exact counts this rank wrote or read.
+      bytes: Bytes of the records that this rank wrote or read.
+      seconds: How long the save or load took.
       reasons: Table -> why it was saved in full although a base was given.
-      metadata: The caller's.
-      forgotten: Table -> why what admission remembered couldn't be loaded.
+      metadata: The caller's metadata.
+      forgotten: Table -> why its admission state couldn't be loaded.
     """
 
     folder: Path
@@ -104,34 +105,35 @@ def save(
     metadata: Mapping[str, Any] | None = None,
     gather: Gather | None = None,
 ) -> CheckpointInfo:
-    """Save tables, each rank the logical shards that it owns. All ranks call it together.
+    """Save tables. Each rank saves the logical shards that it owns; all ranks call it together.
 
     Args:
-      folder: The checkpoint to make; its parent is made if it is missing. All ranks name the same folder, in
+      folder: The checkpoint to make; a missing parent folder is made too. All ranks name the same folder, in
         a file system that they share.
       tables: Name -> this rank's table. All ranks name the same tables.
-      rank: This rank; it saves the shards of `gmeta.core.logical_shards.owned_shards`. By default that of
+      rank: This rank; it saves the shards of `gmeta.core.logical_shards.owned_shards`. By default the rank of
         `gmeta.core.collectives.world`.
-      world_size: How many ranks save; likewise.
-      base: The checkpoint before, a folder beside this one: only what changed since then is saved, and this
-        one needs it to be loaded. It must be the one that these tables were last saved to or loaded from,
-        with a journal; a table for which it isn't is saved in full.
+      world_size: How many ranks save; by default that of `gmeta.core.collectives.world`.
+      base: The previous checkpoint, a folder beside this one. Only what changed since then is saved, and
+        loading this checkpoint needs the base. It must be the checkpoint that these tables were last saved to
+        or loaded from, with a journal; tables for which it isn't are saved in full.
       journal: About how many removed keys a table notes from now on, 8 bytes each, so that the next save can
-        continue this one; 0: it can't.
-      dense: Called by rank 0 with an empty folder inside the checkpoint, to write what isn't in the tables.
+        be an increment on this one; 0: it can't.
+      dense: A function that rank 0 calls with an empty folder inside the checkpoint, to write what isn't in
+        the tables.
       metadata: JSON values to keep in the manifest.
-      gather: Gives every rank's object to every rank, by rank; needed if these aren't the job's ranks, which
-        have `gmeta.core.collectives.allgather_objects`.
+      gather: Gives all ranks' objects to every rank, ordered by rank. Needed only if the ranks aren't those
+        of the job; those use `gmeta.core.collectives.allgather_objects`.
 
     Returns:
       What this rank saved.
 
     Raises:
-      ConfigError: ``folder`` is there already or another process writes it, ``base`` isn't beside it, or a
+      ConfigError: ``folder`` exists already or another process writes it, ``base`` isn't beside it, or a
         table holds keys of shards that this rank doesn't own.
       DataError: ``base`` is not a whole checkpoint, or a rank saved nothing.
-      GmetaError: The disk is full, or the folder can't be written. What was saved before is whole. What fails
-        on one rank is raised by all, with its number.
+      GmetaError: The disk is full, or the folder can't be written. Earlier checkpoints stay whole. An error
+        on one rank is raised by all ranks, with the number of that rank.
       CollectiveError: Another rank has ended.
 
     Example:
@@ -207,24 +209,25 @@ def load(
     journal: int = 0,
     gather: Gather | None = None,
 ) -> CheckpointInfo:
-    """Load tables, each rank the logical shards that it owns; it reads no others.
+    """Load tables. Each rank reads only the logical shards that it owns.
 
-    The job's ranks call it together; ranks that are named without ``gather`` load each for itself.
+    The job's ranks call it together. Ranks that are given without ``gather`` load independently.
 
     Args:
-      folder: The checkpoint. Those that it continues lie beside it.
-      tables: Name -> the table to fill; what it held is replaced. Tables of the checkpoint that aren't named
-        are left alone.
+      folder: The checkpoint. Those that it continues must lie beside it.
+      tables: Name -> the table to fill; its content is replaced. Tables of the checkpoint that aren't named
+        here are not loaded.
       rank: This rank; by default that of `gmeta.core.collectives.world`.
-      world_size: How many ranks load; likewise, and it may be another number than saved.
-      journal: As for `save`: so that the next save can be an increment on this checkpoint.
-      gather: As for `save`; with it, what fails on one rank is raised by all.
+      world_size: How many ranks load; by default that of `gmeta.core.collectives.world`. It may differ from
+        the number that saved.
+      journal: As in `save`, so that the next save can be an increment on this checkpoint.
+      gather: As in `save`; with it, an error on one rank is raised by all.
 
     Returns:
       What this rank loaded.
 
     Raises:
-      ConfigError: A table has another width or optimizer than was saved.
+      ConfigError: A table's width or optimizer differs from the saved one.
       DataError: The checkpoint lacks a table, or is damaged. The tables' content is then undefined: load
         another checkpoint.
     """
@@ -267,7 +270,7 @@ def _together(target: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _stage(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """Where the ranks write, locked by rank 0 against other processes; what isn't finished is removed."""
+    """Lock the staging folder on rank 0 against other processes, and remove it if the save fails."""
     lock, staging = folders.lock_of(target), folders.staging_of(target)
     with _together(target, ranks):
         if ranks.rank == 0:
@@ -275,7 +278,7 @@ def _stage(target: Path, ranks: Ranks) -> Iterator[Path]:
     try:
         yield staging
     except BaseException:
-        if ranks.rank == 0:  # no rank writes any more: what fails on one has failed on all
+        if ranks.rank == 0:  # no rank writes any more: an error on one rank is raised by all
             shutil.rmtree(staging, ignore_errors=True)
         raise
     finally:
@@ -306,7 +309,7 @@ def _commit(
     dense: Callable[[Path], None] | None,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Rank 0's last steps: gather what the ranks wrote, write the manifest, give the folder its name."""
+    """Finish the save on rank 0: collect what the ranks wrote, write the manifest, rename the folder."""
     staging = folders.staging_of(target)
     files = {}
     if dense is not None:

@@ -1,4 +1,4 @@
-"""A folder of sharded checkpoints of one training run: named by step, the last ones kept."""
+"""A folder with the sharded checkpoints of one training run, named by step; the last ones are kept."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _NAME = re.compile(r"step-(\d{12})")
 
 
 class CheckpointStore:
-    """Saves full checkpoints and increments on them, keeps the last ones, and finds the latest.
+    """Store that saves full checkpoints and increments on them, keeps the last ones, and finds the latest.
 
-    After a full checkpoint come increments, until there are ``max_increments`` of them or they are together
-    half as large as the full one; then the next is a full one again. A chain is compacted by what is saved
-    anyway, never by rewriting files.
+    A full checkpoint is followed by increments. Once there are ``max_increments`` of them, or together they
+    are half as large as the full one, the next checkpoint is full again. Chains are thus kept short by new
+    full saves, never by rewriting files.
 
     Args:
-      root: The folder, of this run alone. One job at a time saves in it, from `claim` or its first save until
-        it ends or the store is forgotten (`gmeta.checkpoint.files.lock`).
+      root: The folder; only this run may use it. One job at a time saves in it, from `claim` or its first
+        save until the job ends or the store object is deleted (`gmeta.checkpoint.files.lock`).
       keep: How many checkpoints to keep. Those that a kept one continues stay too.
       max_increments: How many increments follow a full checkpoint; 0: all are full.
       journal: About how many removed keys each table notes between two saves; when more are removed, the next
         save is a full one.
       rank: This rank; by default that of `gmeta.core.collectives.world`.
-      world_size: How many ranks there are; likewise.
+      world_size: How many ranks there are; by default that of `gmeta.core.collectives.world`.
       gather: As in `gmeta.checkpoint.save`.
 
-    On several ranks all of them call `save`, `describe`, `load` and `agree_on_latest` together, and what
-    fails on one rank is raised by all, with its number.
+    With several ranks, all of them call `save`, `describe`, `load` and `agree_on_latest` together. An error
+    on one rank is raised by all ranks, with the number of that rank.
 
     Raises:
       ConfigError: ``keep`` is below 1, or ``max_increments`` or ``journal`` below 0.
@@ -78,32 +78,32 @@ class CheckpointStore:
         self._journal = journal if max_increments else 0
         self._place = (rank, world_size, gather)
         self._lock = locks.FolderLock(self.root / locks.FILE_NAME, f"{self.root} is written")
-        weakref.finalize(self, self._lock.release)  # when the process ends, too
+        weakref.finalize(self, self._lock.release)  # also when the process ends
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks that save and load here together."""
+        """Ranks that save and load here together."""
         return Ranks.of(*self._place)
 
     def checkpoints(self) -> list[Path]:
-        """The whole checkpoints, the oldest first."""
+        """List the whole checkpoints, the oldest first."""
         found = self.root.glob("step-*/" + FILE_NAME) if self.root.exists() else ()
         return sorted(path.parent for path in found if _NAME.fullmatch(path.parent.name))
 
     def latest(self) -> Path | None:
-        """The latest whole checkpoint; None if there is none."""
+        """Find the latest whole checkpoint; None if there is none."""
         return next(reversed(self.checkpoints()), None)
 
     def agree_on_latest(self) -> Path | None:
-        """The latest whole checkpoint, as rank 0 sees the folder."""
+        """Find the latest whole checkpoint as rank 0 sees the folder."""
         name = self.ranks.from_first(lambda: _name_of(self.latest()))
         return None if name is None else self.root / name
 
     def claim(self) -> None:
-        """Be the one that saves here; `save` and `describe` do so by themselves. All ranks call it together.
+        """Claim the folder for this job's saves; all ranks call it together. `save` and `describe` claim too.
 
         Raises:
-          ConfigError: Another job saves here; its host and process are named.
+          ConfigError: Another job saves here; the message names its host and process.
           GmetaError: The folder can't be written.
         """
         self.ranks.from_first(self._lock.take)
@@ -116,19 +116,19 @@ class CheckpointStore:
         dense: Callable[[Path], None] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> CheckpointInfo:
-        """Save as ``step-<step>``, then remove what isn't kept any more.
+        """Save as ``step-<step>``, then remove checkpoints that are no longer kept.
 
         Args:
           tables: Name -> table.
-          step: Names the checkpoint; above that of the latest one.
+          step: Names the checkpoint; must be above that of the latest one.
           dense: As in `gmeta.checkpoint.save`.
-          metadata: Likewise.
+          metadata: As in `gmeta.checkpoint.save`.
 
         Raises:
           ConfigError: The step isn't above the latest one's, or another job saves here.
           GmetaError: As in `gmeta.checkpoint.save`.
-          SystemExit: In an elastic job, on all ranks, if it is to go on with another number of them: it
-            starts again from this checkpoint (`gmeta.core.collectives.driver.elastic`).
+          SystemExit: In an elastic job, on all ranks, if the job is to continue with another number of ranks;
+            it restarts from this checkpoint (`gmeta.core.collectives.driver.elastic`).
         """
         ranks = self.ranks
         base = ranks.from_first(lambda: self._next_base(step))
@@ -145,13 +145,13 @@ class CheckpointStore:
         )
         with ranks.together():
             if ranks.rank == 0:
-                self._lock.take()  # one that slept may have lost the folder to another, whose files these are
+                self._lock.take()  # a job that slept may have lost the folder, and its files, to another
                 self._retire()
         after_save(ranks.from_first)
         return info
 
     def describe(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the latest checkpoint's metadata; what it holds stays. Rank 0 does so.
+        """Replace the latest checkpoint's metadata, and nothing else. Rank 0 does so.
 
         Raises:
           ConfigError: Another job saves here.
@@ -165,10 +165,10 @@ class CheckpointStore:
                 replace(Manifest.load(latest), metadata=metadata).save(latest)
 
     def load(self, tables: Tables, checkpoint: Path | None = None) -> CheckpointInfo:
-        """Load a checkpoint, the latest one unless another is named. See `sharded_checkpoint.load`.
+        """Load the latest checkpoint, or the one that is given. See `sharded_checkpoint.load`.
 
         Raises:
-          DataError: There is none, or it is damaged.
+          DataError: There is no checkpoint, or it is damaged.
         """
         chosen = self._existing(checkpoint or self.agree_on_latest())
         ranks = self.ranks
@@ -187,7 +187,7 @@ class CheckpointStore:
         return checkpoint
 
     def _next_base(self, step: int) -> str | None:
-        """The name of the checkpoint that the one of ``step`` continues."""
+        """Return the name of the checkpoint that the one of ``step`` is to continue."""
         self._lock.take()
         latest = self.latest()
         if latest is not None and step <= step_of(latest):
@@ -198,7 +198,7 @@ class CheckpointStore:
         return _name_of(self._base(latest))
 
     def _base(self, latest: Path | None) -> Path | None:
-        """The checkpoint to continue; None if a full one is due."""
+        """Return the checkpoint to continue; None if a full one is due."""
         if latest is None or not self._max_increments:
             return None
         try:
@@ -213,17 +213,17 @@ class CheckpointStore:
         folders.sweep(self.root)
         every = self.checkpoints()
         needed = {link.folder for kept in every[-self._keep :] for link in _links(kept)}
-        # The newest first: what a crash leaves can be loaded.
+        # Remove the newest first, so that what a crash leaves can still be loaded.
         for path in reversed(every):
             if path not in needed:
                 folders.discard(path)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name.
+    """Read the step from a checkpoint's name.
 
     Raises:
-      ConfigError: It isn't named by a step.
+      ConfigError: The checkpoint isn't named by a step.
     """
     match = _NAME.fullmatch(checkpoint.name)
     if match is None:
@@ -238,5 +238,5 @@ def _name_of(checkpoint: Path | None) -> str | None:
 def _links(checkpoint: Path) -> list[Link]:
     try:
         return read_links(checkpoint)
-    except DataError:  # damaged from outside: nothing is known to be needed for it
+    except DataError:  # damaged from outside: which checkpoints it needs is unknown
         return []

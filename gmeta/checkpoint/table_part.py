@@ -1,4 +1,4 @@
-"""One table into a sharded checkpoint and out of it: this rank's part."""
+"""Saves and loads this rank's part of a table in a sharded checkpoint."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from gmeta.ops.table.records import Records
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _ROWS_AT_A_TIME = 4096
-_SHARDS_AT_A_TIME = 16  # one of the engine's 64 shards: its index is walked once
+_SHARDS_AT_A_TIME = 16  # the logical shards of one of the engine's 64 shards, whose index is then walked once
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The checkpoint to which a table's journal and last steps relate.
+    """Checkpoint to which a table's journal and last steps relate.
 
     Attributes:
-      id: The checkpoint's.
-      step: The table's step when that was saved.
-      shards: The logical shards that the table held of it.
+      id: The checkpoint's id.
+      step: The table's step when the checkpoint was saved.
+      shards: The logical shards of the checkpoint that the table held.
     """
 
     id: str
@@ -61,11 +61,11 @@ class Baseline:
 
 
 baselines: WeakKeyDictionary[HashTable, Baseline] = WeakKeyDictionary()
-"""Table -> the checkpoint that it was last saved to or loaded from, by this process."""
+"""Table -> the checkpoint that this process last saved it to or loaded it from."""
 
 
 def layout(table: HashTable) -> dict[str, Any]:
-    """What must agree between a table and a checkpoint."""
+    """Return the settings in which a table and a checkpoint must agree."""
     optimizer = table.optimizer
     return {
         "dim": table.dim,
@@ -88,7 +88,7 @@ def save_table(
     """Write this rank's part of a table.
 
     Args:
-      folder: The checkpoint's, while it is made.
+      folder: The checkpoint's staging folder.
       name: The table's name in the checkpoint.
       table: The table.
       rank: This rank.
@@ -107,7 +107,7 @@ def save_table(
     reason = "" if base is None else _why_full(name, table, base, shards)
     increment = base is not None and not reason
     since = baselines[table].step if increment else 0
-    if not increment:  # before anything is read, so that nothing that is removed from now on is missed
+    if not increment:  # before anything is read, so that the journal misses no later removal
         baselines.pop(table, None)
         table.start_journal(journal)
     place = folder / _folder_of(name)
@@ -161,7 +161,7 @@ def save_table(
 
 
 def _folder_of(name: str) -> str:
-    """A table's folder in a checkpoint, whatever its name; it is no other part of the checkpoint."""
+    """Name a table's folder in a checkpoint. No table name can clash with other parts of the checkpoint."""
     quoted = urllib.parse.quote(name, safe=" +@")
     if quoted.startswith((".", "part-")) or quoted in ("dense", FILE_NAME):
         return f"%{ord(quoted[0]):02X}{quoted[1:]}"
@@ -169,7 +169,7 @@ def _folder_of(name: str) -> str:
 
 
 def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str:
-    """Why an increment on ``base`` isn't possible; empty if it is."""
+    """Explain why an increment on ``base`` isn't possible; empty if it is."""
     baseline = baselines.get(table)
     if name not in base.tables:
         return "the base doesn't have this table"
@@ -187,7 +187,7 @@ def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str
 def _write(
     table: HashTable, shards: range, since: int, files: Mapping[str, RecordFileWriter]
 ) -> tuple[list[int], list[int]]:
-    """Writes all ranges. Returns the live rows of each shard, and the table's step at each range."""
+    """Write all ranges; return the live rows of each shard, and the table's step at each range."""
     live: list[int] = []
     steps: list[int] = []
     for first, range_ in _ranges(table, shards, since):
@@ -209,13 +209,13 @@ def _write(
 
 
 def _ranges(table: HashTable, shards: range, since: int) -> Iterator[tuple[int, Arrays]]:
-    """The exports of short ranges of shards. The next one is made while one is being written."""
+    """Export short ranges of shards; the next range is exported while the caller writes one."""
 
     def export(first: int) -> Arrays:
         last = min(shards.stop, (first // _SHARDS_AT_A_TIME + 1) * _SHARDS_AT_A_TIME)
         with tf.device("CPU"):
             part = table.export_shards(first, last, since)
-        # np.asarray shares the tensor's memory, .numpy() would copy it.
+        # np.asarray shares the tensor's memory; .numpy() would copy it.
         return {field: np.asarray(value) for field, value in part._asdict().items()}
 
     firsts = [first for first in shards if first == shards.start or first % _SHARDS_AT_A_TIME == 0]
@@ -236,7 +236,7 @@ def _write_shards(file: RecordFileWriter, first: int, splits: npt.NDArray[Any], 
 
 
 def _refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> None:
-    """Keys of other ranks' shards would be lost without a word."""
+    """Refuse keys of other ranks' shards, which would be lost silently."""
     outside = 0
     for first, last in ((0, shards.start), (shards.stop, LOGICAL_SHARDS)):
         if first < last:
@@ -256,7 +256,7 @@ def _file(folder: Path, written: RecordFileWriter) -> SegmentFile:
 
 
 def _file_or_none(folder: Path, written: RecordFileWriter) -> SegmentFile | None:
-    """A file that may have nothing in it; then it goes."""
+    """Describe a written file; if it is empty, delete it and return None."""
     if written.segments:
         return _file(folder, written)
     written.path.unlink()
@@ -267,7 +267,7 @@ def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
     """Refuse a table that the checkpoint's records don't fit.
 
     Raises:
-      ConfigError: Another width or optimizer.
+      ConfigError: The table's width or optimizer differs from the saved one.
       DataError: The checkpoint doesn't have the table.
     """
     path, tables = reader.links[-1].folder, reader.manifest.tables
@@ -292,17 +292,17 @@ def _in_words(form: Mapping[str, Any]) -> str:
 
 
 def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, int, str]:
-    """Replace what a table holds by some logical shards of a checkpoint.
+    """Replace a table's content by some logical shards of a checkpoint.
 
     Args:
       reader: The checkpoint.
       name: The table's name in it.
-      table: The table; `check_layout` has let it pass.
+      table: The table; `check_layout` has accepted it.
       shards: The logical shards to load.
 
     Returns:
-      How many rows it has now, how many keys wait for admission with exact counts, and why what admission
-      remembered was left out, if it was.
+      How many rows the table has now, how many keys wait for admission with exact counts, and why the
+      admission state was left out; empty if it wasn't.
 
     Raises:
       DataError: A file is missing or damaged. The table's content is then undefined.
@@ -320,7 +320,7 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
         nothing,
         np.int64(entry.step),
     )
-    reader.open_files(name, shards)  # before there is room made for what the manifest says they have
+    reader.open_files(name, shards)  # check their sizes before reserving what the manifest claims
     table.import_(fitted(empty), replace=True)
     table.reserve(entry.live_in(shards))
     rows = 0
@@ -339,7 +339,7 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
 
 
 def _batches(reader: CheckpointReader, name: str, shards: range) -> Iterator[Arrays]:
-    """The shards' records. Small shards come together: an import costs as much as some hundreds of rows."""
+    """Read the shards' records; join small shards, as one import costs as much as some hundreds of rows."""
 
     def read(first: int) -> tuple[Arrays, int]:
         found = [reader.read_shard(name, first)]

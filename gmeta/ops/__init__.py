@@ -1,4 +1,4 @@
-"""Native ops and what they are set up with.
+"""Native ops and their settings.
 
 The dynamic embedding table is `HashTable`; `reference` holds the same ops in NumPy.
 """

@@ -1,4 +1,4 @@
-"""Where a table is kept: in host memory, or in a GPU's."""
+"""The device of a table: host memory or the memory of a GPU."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.native import build_info, library_path
 
 Device = Literal["auto", "cpu", "gpu"]
-"""What may be asked for. ``"auto"`` is what the variable `VARIABLE` says, and without it ``"cpu"``."""
+"""A requested device. ``"auto"`` is the value of the environment variable `VARIABLE`, or else ``"cpu"``."""
 VARIABLE = "GMETA_TABLE_DEVICE"
 Place = Literal["cpu", "gpu"]
-"""What a table then has."""
+"""The device that a table actually uses."""
 
 DEVICE_NAMES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
-"""As `tf.device` takes them: of the GPUs that a process sees, it works on the first."""
+"""Device -> its name for `tf.device`. A process uses the first of the GPUs that it sees."""
 
 
 def place_of(device: str, owner: str) -> Place:
-    """Where a table is to be made.
+    """Choose the device on which to make a table.
 
-    A table that asks for a GPU where there is none, or where gmeta was built without CUDA, is kept in host
-    memory, with one warning for each reason: it holds and computes the same.
+    If a GPU is requested but there is none, or gmeta was built without CUDA, the table is kept in host
+    memory, with one warning for each reason. It holds and computes the same there.
 
     Args:
-      device: What was asked for.
-      owner: Whose it is, for messages.
+      device: The requested device.
+      owner: Name of the table, for messages.
 
     Raises:
-      ConfigError: ``device`` is none of `Device`.
+      ConfigError: ``device`` isn't one of `Device`.
     """
     if device == "auto":
         device = os.environ.get(VARIABLE, "cpu")
@@ -50,13 +50,13 @@ def place_of(device: str, owner: str) -> Place:
 
 
 def compute_place() -> Place:
-    """Where a process computes with the rows of a lookup: on the GPU if it sees one."""
+    """Return where a process computes with the rows of a lookup: on the GPU if it sees one."""
     return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
 
 
 @functools.cache
 def why_no_gpu() -> str:
-    """Why tables can't be on a GPU in this process; "" where they can."""
+    """Explain why tables can't be on a GPU in this process; "" if they can."""
     if build_info(library_path("ops"))["cuda"] != "1":
         return "gmeta was built without CUDA: put nvcc on PATH and build again"
     if not tf.config.list_logical_devices("GPU"):
@@ -66,7 +66,7 @@ def why_no_gpu() -> str:
 
 @functools.cache
 def warn_once(reason: str) -> None:
-    """Say that a table stays in host memory, once for each reason."""
+    """Warn that a table stays in host memory, once for each reason."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
@@ -74,5 +74,5 @@ def warn_once(reason: str) -> None:
 
 
 def _is_inside(module: str) -> bool:
-    """Whether it isn't the user's, who is to see which line of his asks for a GPU."""
+    """Return whether a module isn't the user's own. The warning should point at the user's line."""
     return module.split(".")[0] in ("gmeta", "tensorflow", "tf_keras")

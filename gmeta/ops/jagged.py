@@ -1,11 +1,12 @@
 """Sequences of different lengths, one after another, without padding.
 
-A batch of sequences is ``values`` of all tokens and ``offsets`` of where each sequence begins, as in a
-`tf.RaggedTensor` of one ragged dimension; but the values are a plain tensor, which dense layers take as they
-stand. What is done to sequences is then one gather: `_stretches` says which tokens, `take` takes them, and
-its gradient puts them back. Nothing here is ever as large as (batch, longest), but for `to_padded`.
+A batch of sequences is a tensor ``values`` of all tokens and a tensor ``offsets`` of where each sequence
+begins, as in a `tf.RaggedTensor` of one ragged dimension. But the values are a plain tensor, which dense
+layers accept directly. Each operation on sequences is one gather: `_stretches` computes which tokens to take,
+`take` takes them, and its gradient puts them back. No tensor here is as large as (batch, longest), except in
+`to_padded`.
 
-Functions have short names: use them as ``jagged.concat``, by ``from gmeta.ops import jagged``.
+Functions have short names: ``from gmeta.ops import jagged``, then use them as ``jagged.concat``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Jagged(NamedTuple):
 
     Attributes:
       values: (total, ...) of any dtype, the tokens of all sequences.
-      offsets: (batch + 1,) int64: sequence i is ``values[offsets[i]:offsets[i + 1]]``. The first is 0, the
-        last is total, and they don't decrease.
+      offsets: (batch + 1,) int64: sequence i is ``values[offsets[i]:offsets[i + 1]]``. The first offset is 0,
+        the last is total, and they don't decrease.
 
     Example:
       >>> histories = Jagged(tf.constant([5, 6, 7]), tf.constant([0, 2, 2, 3], tf.int64))
@@ -37,12 +38,12 @@ class Jagged(NamedTuple):
 
 
 def lengths(sequences: Jagged) -> tf.Tensor:
-    """(batch,) int64: how many tokens each sequence has."""
+    """Count the tokens of each sequence, (batch,) int64."""
     return sequences.offsets[1:] - sequences.offsets[:-1]
 
 
 def row_ids(sequences: Jagged) -> tf.Tensor:
-    """(total,) int64: the number of each token's sequence, from 0.
+    """Compute the number of each token's sequence, from 0: (total,) int64.
 
     Example:
       >>> jagged.row_ids(Jagged(tf.zeros([3]), tf.constant([0, 2, 2, 3], tf.int64))).numpy().tolist()
@@ -53,18 +54,18 @@ def row_ids(sequences: Jagged) -> tf.Tensor:
 
 
 def positions(sequences: Jagged) -> tf.Tensor:
-    """(total,) int64: each token's place in its own sequence, from 0."""
+    """Compute each token's place in its own sequence, from 0: (total,) int64."""
     return tf.range(_total(sequences), dtype=tf.int64) - tf.gather(sequences.offsets, row_ids(sequences))
 
 
 def from_ragged(ragged: tf.RaggedTensor) -> Jagged:
-    """The sequences of a ragged tensor; nothing is copied.
+    """Convert a ragged tensor to jagged sequences, without a copy.
 
     Args:
-      ragged: (batch, None, ...), its second dimension the only ragged one.
+      ragged: (batch, None, ...); only the second dimension is ragged.
 
     Raises:
-      ConfigError: Further ragged dimensions.
+      ConfigError: ``ragged`` has further ragged dimensions.
     """
     if ragged.ragged_rank != 1:
         raise ConfigError(
@@ -75,11 +76,11 @@ def from_ragged(ragged: tf.RaggedTensor) -> Jagged:
 
 
 def as_jagged(column: Any) -> Jagged | None:
-    """Take sequences in either form; None of anything else.
+    """Convert sequences of either form to `Jagged`; return None for anything else.
 
     Args:
-      column: A `Jagged`, or a ragged tensor of one ragged dimension. Offsets without a number, as an empty
-        batch has them, are those of no sequences.
+      column: A `Jagged`, or a ragged tensor of one ragged dimension. Empty offsets, as an empty batch has
+        them, mean no sequences.
     """
     if isinstance(column, tf.RaggedTensor):
         return from_ragged(column)
@@ -91,20 +92,20 @@ def as_jagged(column: Any) -> Jagged | None:
 
 
 def to_ragged(sequences: Jagged) -> tf.RaggedTensor:
-    """(batch, None, ...); nothing is copied."""
+    """Convert sequences to a ragged tensor, (batch, None, ...), without a copy."""
     return tf.RaggedTensor.from_row_splits(sequences.values, sequences.offsets, validate=False)
 
 
 def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
-    """The sequences that stand at the beginning of padded rows.
+    """Extract the sequences at the beginning of padded rows.
 
     Args:
       padded: (batch, longest, ...).
-      lengths: (batch,) integers, how much of each row is no padding.
+      lengths: (batch,) integers, how many tokens of each row aren't padding.
 
     Raises:
       ConfigError: ``padded`` has fewer than 2 dimensions.
-      InvalidArgumentError: A length that is negative or beyond the row's.
+      InvalidArgumentError: A length is negative or exceeds the row's.
 
     Example:
       >>> jagged.from_padded(tf.constant([[5, 6, 0], [7, 0, 0]]), [2, 1]).values.numpy().tolist()
@@ -123,24 +124,24 @@ def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
 
 
 def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: Any = 0) -> tf.Tensor:
-    """Rows of one length.
+    """Pad sequences to rows of equal length.
 
     Args:
       sequences: Jagged.
-      length: Of the rows; None: of the longest sequence.
-      fill: What follows a sequence.
+      length: Length of the rows; None: that of the longest sequence.
+      fill: The value of the padding after a sequence.
 
     Returns:
       (batch, length, ...).
 
     Raises:
-      InvalidArgumentError: A sequence is longer than ``length``: nothing is cut off unless `slice_` is told.
+      InvalidArgumentError: A sequence is longer than ``length``. Use `slice_` first to cut sequences off.
     """
     values, own = sequences.values, lengths(sequences)
     longest = tf.reduce_max(tf.concat([own, [0]], 0)) if length is None else tf.cast(length, tf.int64)
     own = _check(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
     places = tf.range(longest)
-    # One token more, which padding points at.
+    # Padding points at one additional token.
     tokens = tf.where(
         places < own[:, tf.newaxis], sequences.offsets[:-1, tf.newaxis] + places, _total(sequences)
     )
@@ -148,7 +149,7 @@ def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: An
 
 
 def concat(first: Jagged, second: Jagged) -> Jagged:
-    """Each sequence of ``first`` with that of ``second`` behind it.
+    """Append to each sequence of ``first`` the corresponding sequence of ``second``.
 
     Args:
       first: (total1, ...), batch sequences.
@@ -158,7 +159,7 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
       (total1 + total2, ...), batch sequences.
 
     Raises:
-      InvalidArgumentError: Batches of different sizes.
+      InvalidArgumentError: The batches have different sizes.
 
     Example:
       >>> history = jagged.from_ragged(tf.ragged.constant([[1, 2], [3]]))
@@ -179,7 +180,7 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
 
 
 def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
-    """Each sequence cut in two, the reverse of `concat`.
+    """Split each sequence in two: the reverse of `concat`.
 
     Args:
       sequences: Jagged.
@@ -189,7 +190,7 @@ def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
       (heads, tails).
 
     Raises:
-      InvalidArgumentError: A length that is negative or exceeds its sequence.
+      InvalidArgumentError: A length is negative or exceeds that of its sequence.
     """
     own = sequences.offsets[1:] - sequences.offsets[:-1]
     heads = _per_sequence(lengths, tf.size(own, tf.int64))
@@ -199,15 +200,15 @@ def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
 
 
 def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | None = None) -> Jagged:
-    """A stretch of each sequence, as `tf.slice` has it.
+    """Take a stretch of each sequence, as `tf.slice` does.
 
     Args:
       sequences: Jagged.
-      begin: (batch,) integers, or one for all: the first place that is taken.
+      begin: (batch,) integers, or one for all: the first place of the stretch.
       size: (batch,) integers, or one for all: how many tokens; None: up to the sequence's end.
 
     Raises:
-      InvalidArgumentError: A stretch that isn't within its sequence.
+      InvalidArgumentError: A stretch isn't within its sequence.
 
     Example:
       >>> history = jagged.from_ragged(tf.ragged.constant([[1, 2, 3], [4]]))
@@ -224,27 +225,27 @@ def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | No
 
 
 def reverse(sequences: Jagged) -> Jagged:
-    """Each sequence from its end to its beginning."""
+    """Reverse the order of the tokens in each sequence."""
     rows = row_ids(sequences)
     ends = tf.gather(sequences.offsets[:-1] + sequences.offsets[1:], rows) - 1
     return Jagged(take(sequences.values, ends - tf.range(_total(sequences))), sequences.offsets)
 
 
 def last(sequences: Jagged) -> tf.Tensor:
-    """(batch, ...): the last token of each sequence; zeros for an empty one."""
+    """Take the last token of each sequence, (batch, ...); zeros for an empty sequence."""
     tokens = tf.where(lengths(sequences) > 0, sequences.offsets[1:] - 1, _total(sequences))
     return take(_and_one_more(sequences.values, 0), tokens)
 
 
 def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
-    """Gather rows; the gradient is dense, where that of `tf.gather` is slices that TensorFlow warns about.
+    """Gather rows with a dense gradient; `tf.gather` gives slices, about which TensorFlow warns.
 
     Args:
       values: (rows, ...).
-      tokens: Integers of any shape, which rows.
+      tokens: The numbers of the rows, integers of any shape.
 
     Returns:
-      The shape of ``tokens``, then that of a row.
+      A tensor with the shape of ``tokens``, followed by that of a row.
     """
     if not (values.dtype.is_floating or values.dtype.is_complex):
         return tf.gather(values, tokens)
@@ -264,12 +265,12 @@ def _total(sequences: Jagged) -> tf.Tensor:
 
 
 def _inner(values: tf.Tensor, outer: int = 1) -> list[int | None]:
-    """The static shape of a token."""
+    """Return the static shape of a token."""
     return list(values.shape[outer:])
 
 
 def _per_sequence(numbers: Any, batch: tf.Tensor) -> tf.Tensor:
-    """(batch,) int64, of as many or of one."""
+    """Broadcast one number, or one for each sequence, to (batch,) int64."""
     return tf.broadcast_to(tf.cast(numbers, tf.int64), tf.reshape(tf.cast(batch, tf.int64), [1]))
 
 
@@ -279,10 +280,10 @@ def _part(sequences: Jagged, begin: int | tf.Tensor, sizes: tf.Tensor) -> Jagged
 
 
 def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which tokens make up ``sizes[i]`` ones from ``starts[i]`` on, one stretch after another.
+    """Compute which tokens make up stretches of ``sizes[i]`` tokens starting at ``starts[i]``, in order.
 
     Returns:
-      Their indices, and the offsets of the stretches.
+      The indices of the tokens, and the offsets of the stretches.
     """
     offsets = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
     places = tf.range(offsets[-1])
@@ -291,14 +292,14 @@ def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
 
 def _and_one_more(values: tf.Tensor, fill: Any) -> tf.Tensor:
-    """The tokens, and one behind them that is full of ``fill``."""
+    """Append one token to the tokens, filled with ``fill``."""
     shape = tf.concat([[1], tf.shape(values)[1:]], axis=0)
     return tf.concat([values, tf.fill(shape, tf.cast(fill, values.dtype))], axis=0)
 
 
 def _check(numbers: tf.Tensor, good: tf.Tensor, *told: Any) -> tf.Tensor:
-    """``numbers``, once they are found good; or an error that tells of the first sequence that isn't."""
-    bad = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # beyond the last one: none
+    """Return ``numbers`` if all are good; else fail with an error about the first bad sequence."""
+    bad = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # the batch size if no sequence is bad
     shown = [
         tf.gather(tf.concat([each, [0]], 0), bad) if tf.is_tensor(each) and each.shape.rank == 1 else each
         for each in told

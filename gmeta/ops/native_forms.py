@@ -1,4 +1,4 @@
-"""Which form of attention a process computes: the native one of its device, or plain TensorFlow."""
+"""Chooses the form of attention that a process computes: its device's native one, or plain TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gmeta.ops.portable import is_portable
 WIDTHS = (64, 128, 256)
 """The widths of heads that the GPU kernels take."""
 DTYPES = (tf.bfloat16, tf.float16)
-"""What the kernels of a GPU compute in; sums are in float32."""
+"""The dtypes in which the GPU kernels compute; sums are in float32."""
 
 
 def on_gpu() -> bool:
-    """Whether this process computes on a GPU."""
+    """Return whether this process computes on a GPU."""
     return bool(tf.config.get_visible_devices("GPU"))
 
 
 @functools.cache
 def built_with_cuda() -> bool:
-    """Whether the native library has kernels for GPUs."""
+    """Return whether the native library has kernels for GPUs."""
     return build_info(library_path("ops"))["cuda"] == "1"
 
 
 def has_row_kernels(x: tf.Tensor) -> bool:
-    """Whether the kernels for rows, which any GPU has, take a matrix where this process computes.
+    """Return whether this process can use the row kernels, which run on any GPU, for a matrix.
 
     Args:
-      x: Rows of a multiple of 8 numbers: kernels read and write 16 bytes at a time.
+      x: The matrix. Its width must be a multiple of 8: kernels read and write 16 bytes at a time.
     """
     if x.dtype not in DTYPES or is_portable() or not (on_gpu() and built_with_cuda()):
         return False
@@ -39,15 +39,15 @@ def has_row_kernels(x: tf.Tensor) -> bool:
 
 
 def is_native(width: int | None, values: int | None, dtype: tf.DType) -> bool:
-    """Whether attention of these shapes has a native kernel where this process computes.
+    """Return whether this process has a native kernel for attention of these shapes.
 
-    Where it computes on a GPU that has none for the case, it warns, once for each reason: plain TensorFlow
-    then builds every (length, length) matrix, on the GPU while that has room for them.
+    If it computes on a GPU that has no kernel for the case, it warns once for each reason: plain TensorFlow
+    then builds every (length, length) matrix, on the GPU as long as they fit there.
 
     Args:
-      width: Numbers of a query and of a key; None: there are none.
+      width: Numbers of a query and of a key; None: attention without queries and keys.
       values: Numbers of a value.
-      dtype: Of all three.
+      dtype: The dtype of queries, keys and values.
     """
     if dtype == tf.float64:
         return False
@@ -71,7 +71,7 @@ def _why_unsupported(width: int | None, values: int | None, dtype: tf.DType) -> 
 
 @functools.cache
 def _why_no_kernels() -> str:
-    """Why this build or this GPU has no kernels; "" where it has."""
+    """Explain why this build or this GPU has no kernels; "" if it has them."""
     if not built_with_cuda():
         return "this build has none: put nvcc on PATH and build again"
     for gpu in tf.config.get_visible_devices("GPU"):

@@ -1,4 +1,4 @@
-"""Whether ops take their form in plain TensorFlow (`gmeta.ops.portable_ops`)."""
+"""The switch between native ops and their forms in plain TensorFlow (`gmeta.ops.portable_ops`)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from gmeta.core.errors import ConfigError
 
 
 class FreezesTables(Protocol):
-    """What gives a table's copy to read in its place: `gmeta.ops.table.portable_tables.PortableTables`."""
+    """Source of copies to read instead of tables: `gmeta.ops.table.portable_tables.PortableTables`."""
 
     def freeze(self, table: Any) -> Any:
-        """Copy a table as it stands."""
+        """Copy a table in its current state."""
         ...
 
 
 ACTIVE: ContextVar[FreezesTables | None] = ContextVar("portable_tables", default=None)
-"""What `portable_ops` has set in this thread."""
+"""The tables that `portable_ops` has set in this thread; None outside of it."""
 
 
 def is_portable() -> bool:
-    """Whether plain TensorFlow ops are asked for."""
+    """Return whether ops must use their forms in plain TensorFlow."""
     return ACTIVE.get() is not None
 
 
 def freeze(table: Any, insert: bool | tf.Tensor) -> Any:
-    """The copy to read instead of the table; None outside of `portable_ops`.
+    """Return the copy to read instead of the table; None outside of `portable_ops`.
 
     Raises:
       ConfigError: The lookup would insert.

@@ -1,3 +1,3 @@
-"""The files of a sharded checkpoint; imports no TensorFlow, so any tool may read them."""
+"""The files of a sharded checkpoint. This package doesn't import TensorFlow, so any tool can read them."""
 
 __all__: list[str] = []

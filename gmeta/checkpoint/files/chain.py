@@ -1,4 +1,4 @@
-"""A checkpoint with the ones that it continues: what the tables held, shard by shard, in NumPy."""
+"""Reads a checkpoint and the ones that it continues: the tables' content, shard by shard, in NumPy."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Link:
 
 
 def read_links(folder: Path) -> list[Link]:
-    """A checkpoint and those it continues, the first one first.
+    """Read the manifests of a checkpoint and of those that it continues, the first one first.
 
     Raises:
-      DataError: A manifest is missing or damaged, or a base isn't the one that was continued.
+      DataError: A manifest is missing or damaged, or a base isn't the checkpoint that was continued.
     """
     links = [Link(folder, Manifest.load(folder))]
     while links[0].manifest.base is not None:
@@ -72,17 +72,17 @@ def read_links(folder: Path) -> list[Link]:
 
 
 class CheckpointReader:
-    """Reads the tables of a checkpoint, one logical shard at a time. A context manager.
+    """Context manager that reads the tables of a checkpoint, one logical shard at a time.
 
     Args:
       folder: The checkpoint.
 
     Attributes:
-      links: The checkpoints that it is made of, the first one first.
-      manifest: Its own.
+      links: The checkpoints of its chain, the first one first.
+      manifest: The manifest of the checkpoint itself.
 
     Raises:
-      DataError: It isn't whole.
+      DataError: The checkpoint isn't whole.
 
     Example:
       ::
@@ -102,14 +102,14 @@ class CheckpointReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of records read so far."""
+        """Number of bytes of records read so far."""
         return sum(file.bytes_read for file in self._files.values())
 
     def open_files(self, table: str, shards: range) -> None:
-        """Open the files of some logical shards, which compares their sizes with what the manifest says.
+        """Open the files of some logical shards, and compare their sizes with those in the manifest.
 
         Raises:
-          DataError: A file is missing or of another size.
+          DataError: A file is missing or has another size.
         """
         entry = self.manifest.tables[table]
         schema = rows_schema(entry.dim, entry.slot_floats)
@@ -124,7 +124,7 @@ class CheckpointReader:
         return self._files[path]
 
     def read_shard(self, table: str, shard: int) -> Columns:
-        """The records of one logical shard, sorted by key.
+        """Read the records of one logical shard, sorted by key.
 
         Args:
           table: The table's name.
@@ -140,7 +140,7 @@ class CheckpointReader:
         entry = self.manifest.tables[table]
         schema = rows_schema(entry.dim, entry.slot_floats)
         found: list[Columns] = []
-        # From the newest back: a record counts if nothing newer wrote or removed its key.
+        # From the newest checkpoint back: a record counts if no newer checkpoint wrote or removed its key.
         newer = np.empty(0, np.int64)
         for link in reversed(self.links):
             part = self._part(link, table, shard)
@@ -166,7 +166,7 @@ class CheckpointReader:
         return merged
 
     def read_waiting(self, table: str, shard: int) -> Columns:
-        """The keys of one logical shard that waited for admission, sorted, with their exact counts.
+        """Read the keys of one logical shard that waited for admission, sorted, with their exact counts.
 
         Returns:
           ``key`` (n,) int64 and ``count`` (n,) uint32.
@@ -174,17 +174,18 @@ class CheckpointReader:
         Raises:
           DataError: The file is missing or damaged.
         """
-        link = self.links[-1]  # whole in every checkpoint
+        link = self.links[-1]  # every checkpoint saves these keys in full
         file = self._part(link, table, shard).waiting
         for columns in self._segments(link, file, waiting_schema(), shard) if file is not None else ():
             return columns
         return {"key": np.empty(0, np.int64), "count": np.empty(0, np.uint32)}
 
     def read_filter(self, table: str, number: int) -> npt.NDArray[np.uint8] | None:
-        """The counters of one of a table's filters, or None if they are all zero.
+        """Read the counters of one of a table's filters; None if they are all zero.
 
-        Where the logical shards of a filter were divided among ranks, each counted its own keys; of their
-        counters the largest are taken, so that no key's count is too low (``ops/table/core/admission.h``).
+        If the logical shards of a filter were divided among ranks, each rank counted its own keys. The
+        largest value of each counter is taken, so that no key's count is too low
+        (``ops/table/core/admission.h``).
 
         Raises:
           DataError: A file is missing or damaged.
@@ -225,7 +226,7 @@ class CheckpointReader:
         yield self._file(path, schema, file.bytes).read(segment)
 
     def verify(self) -> None:
-        """Read everything once.
+        """Read everything once, to check it.
 
         Raises:
           DataError: A file is missing or damaged.
@@ -240,10 +241,10 @@ class CheckpointReader:
         self.verify_files()
 
     def verify_files(self) -> None:
-        """Read the files that aren't tables', such as the dense weights'.
+        """Check the files that don't belong to tables, such as those of the dense weights.
 
         Raises:
-          DataError: One is missing or damaged.
+          DataError: A file is missing or damaged.
         """
         for name, file in self.manifest.files.items():
             path = self.links[-1].folder / name
@@ -266,7 +267,7 @@ class CheckpointReader:
 
 
 def crc32_of(path: Path) -> int:
-    """The CRC-32 of a whole file, read in pieces."""
+    """Compute the CRC-32 of a whole file, reading it in pieces."""
     crc = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in numbers: for people, and for ``gmeta inspect``."""
+"""Summaries of a checkpoint's content, for people and for ``gmeta inspect``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gmeta.core.logical_shards import LOGICAL_SHARDS
 
 @dataclass(frozen=True)
 class LargeRow:
-    """A row with one of the largest L2 norms of weights."""
+    """Row whose weights have one of the largest L2 norms."""
 
     norm: float
     key: int
@@ -27,22 +27,22 @@ class LargeRow:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """One table.
+    """Summary of one table.
 
     Attributes:
-      rows: How many there are.
-      dim: Their width.
-      optimizer: Its kind.
+      rows: Number of rows.
+      dim: Width of a row.
+      optimizer: Kind of the optimizer.
       slots: The names of the optimizer's slots.
       step: The table's step.
-      bytes: Of its files, those of the checkpoints that are continued included.
-      kind: ``"full"`` or ``"increment"``: what the last checkpoint has.
+      bytes: Size of the table's files, including those of the checkpoints that this one continues.
+      kind: ``"full"`` or ``"increment"``: what the last checkpoint of the chain has.
       changed: How many rows the last checkpoint has.
-      removed: How many removed keys it has.
+      removed: How many removed keys the last checkpoint has.
       reasons: Why parts were saved in full although a base was given.
       waiting: How many keys wait for admission with exact counts.
       filter: The layout of admission's filter; None if it has none.
-      settings: Of optimizer, initializer, seed and admission.
+      settings: Settings of optimizer, initializer, seed and admission.
       filter_used: The share of the filter's counters above zero; None if they weren't read.
       mean_norm: Mean L2 norm of the weights; None if the rows weren't read.
       largest: The rows of the largest norms, the largest first.
@@ -68,18 +68,18 @@ class TableSummary:
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """One checkpoint.
+    """Summary of one checkpoint.
 
     Attributes:
-      folder: Where it is.
-      id: Its id.
+      folder: The checkpoint's folder.
+      id: The checkpoint's id.
       world_size: How many ranks saved it.
-      chain: The folders of the checkpoints that it is made of, the first one first, itself last.
-      bytes: Of its own files.
-      chain_bytes: Of all the chain's.
-      metadata: The caller's.
-      files: Other files than tables' -> bytes.
-      tables: Name -> table.
+      chain: The folders of the checkpoints in its chain, the first one first, this one last.
+      bytes: Size of its own files.
+      chain_bytes: Size of all files of the chain.
+      metadata: The caller's metadata.
+      files: Name of a file that doesn't belong to a table -> its size in bytes.
+      tables: Name -> summary of the table.
     """
 
     folder: Path
@@ -94,10 +94,10 @@ class CheckpointSummary:
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """The folder itself if it is a checkpoint, else the last of the checkpoints in it, by name.
+    """Return the folder itself if it is a checkpoint, else the checkpoint in it whose name comes last.
 
     Raises:
-      DataError: It is neither.
+      DataError: The folder is not a checkpoint and contains none.
     """
     if (folder / FILE_NAME).exists():
         return folder
@@ -112,15 +112,15 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def summarize(folder: Path, top: int = 5, *, verify: bool = False) -> CheckpointSummary:
-    """Read a checkpoint's manifest, and its rows if their norms are wanted.
+    """Summarize a checkpoint from its manifest, and from its rows if norms are requested.
 
     Args:
       folder: The checkpoint.
-      top: How many of the largest norms to find in each table; 0: no row is read, and no filter.
+      top: How many of the largest norms to find in each table; 0: read no rows and no filters.
       verify: Whether to read everything and compare the checksums.
 
     Raises:
-      DataError: It isn't whole.
+      DataError: The checkpoint isn't whole.
     """
     with CheckpointReader(folder) as reader:
         if verify:

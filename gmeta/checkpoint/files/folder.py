@@ -1,4 +1,4 @@
-"""A checkpoint's folder: it appears under its name whole and on the disk, or not at all."""
+"""A checkpoint's folder. It appears under its name only when it is whole and on the disk."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from gmeta.core.errors import GmetaError
 
 
 def staging_of(folder: Path) -> Path:
-    """Where a checkpoint is written until it is whole: hidden, beside its place, the same for all ranks."""
+    """Return the hidden folder beside the final one where all ranks write a checkpoint until it is whole."""
     return folder.with_name(f".{folder.name}.partial")
 
 
 def lock_of(folder: Path) -> FolderLock:
-    """The lock of a checkpoint that is made: two processes must not write one staging folder."""
+    """Return the lock of a checkpoint in the making: two processes must not write to one staging folder."""
     return FolderLock(folder.with_name(f".{folder.name}.lock"), f"{folder} is written")
 
 
 def begin(folder: Path) -> None:
-    """Make an empty staging folder; one that a killed process has left is removed."""
+    """Make an empty staging folder, and remove one that a killed process has left."""
     staging = staging_of(folder)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
 
 
 def commit(folder: Path) -> None:
-    """Give the staged checkpoint its name. What was written in it reaches the disk before the name does."""
+    """Give the staged checkpoint its name, after flushing its content to the disk."""
     staging = staging_of(folder)
     for path in staging.rglob("*"):
         sync(path)
@@ -49,7 +49,7 @@ def sync(path: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint: first its name, at once, so that half of one is never taken for a whole one."""
+    """Remove a checkpoint. Rename it first, so that a partly removed one is never taken for a whole one."""
     doomed = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(doomed, ignore_errors=True)
     folder.rename(doomed)
@@ -58,7 +58,7 @@ def discard(folder: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what killed processes have left in a folder of checkpoints. No save may be going on there."""
+    """Remove what killed processes have left in a folder of checkpoints. No save may be running there."""
     for pattern in (".*.partial", ".*.removed"):
         for path in root.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
@@ -68,7 +68,7 @@ def sweep(root: Path) -> None:
 
 @contextmanager
 def explain_checkpoint_errors(folder: Path) -> Iterator[None]:
-    """Say of a full disk, or of a folder that may not be written, which checkpoint and file it hit.
+    """Name the checkpoint and the file in errors such as a full disk or a folder without write permission.
 
     Args:
       folder: The checkpoint.

@@ -1,18 +1,21 @@
-"""One writer of a folder at a time: a file in it says who that is, and whoever comes second is told.
+"""A lock that allows one writer of a folder at a time. A file in the folder names the writer.
 
-The file is locked in the kernel (POSIX record locks, which NFS and Lustre carry to other machines too), and
-holds the writer's machine, process and job. A lock of a dead process is taken over:
+A second writer gets an error with that name. The file is locked in the kernel (POSIX record locks, which NFS
+and Lustre carry to other machines too), and holds the writer's machine, process and job. The lock of a dead
+process is taken over:
 
-* on this machine at once: the process isn't there any more, or its number is another process' now;
-* of a process on another machine when the file hasn't been touched for `STALE` seconds; a living writer does
-  so every few. The time is the file system's own, so clocks need not agree;
-* of an elastic job by the job's next start at once, whatever machine its first rank was on.
+* if the process was on this machine: at once, when the process no longer exists or another process now has
+  its number;
+* if the process was on another machine: when the file hasn't been touched for `STALE` seconds. A living
+  writer touches it every few seconds. The time is the file system's own, so clocks need not agree;
+* if the process belonged to an elastic job: at once by the job's next start, whatever machine its first rank
+  was on.
 
-On a file system without kernel locks the same holds by the file's content, but two writers that begin within
-a fraction of a second may then both be told that they are the second.
+On a file system without kernel locks, the file's content alone decides. Two writers that begin within a
+fraction of a second may then both be refused as the second.
 
-Stores of one process are one writer. Ranks of a job are one too: rank 0 takes the lock for all. Readers look
-at no lock.
+All stores of one process count as one writer. So do the ranks of a job: rank 0 takes the lock for all.
+Readers ignore the lock.
 """
 
 from __future__ import annotations
@@ -35,22 +38,22 @@ from gmeta.core.errors import ConfigError, GmetaError
 FILE_NAME = ".lock"
 
 STALE = 60.0
-"""Seconds without a sign after which a writer on another machine counts as dead."""
+"""Seconds without a heartbeat after which a writer on another machine counts as dead."""
 
-_BEAT = 10.0  # seconds between two signs
-_PATIENCE = 2.0  # seconds for a process to leave that is about to: a rank follows its launcher within one
+_BEAT = 10.0  # seconds between two heartbeats
+_PATIENCE = 2.0  # seconds to wait for a process that is about to end: a rank ends within 1 s of its launcher
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A process that writes.
+    """Process that writes.
 
     Attributes:
       host: The name of its machine.
-      machine: What tells whether process numbers here and there mean the same.
-      pid: Its number.
-      began: When it was started, in the kernel's ticks; a number that is used again has another.
+      machine: Identifies the numbering of processes: equal values mean that process numbers are comparable.
+      pid: The process number.
+      began: When it was started, in the kernel's ticks; tells apart processes that reuse a number.
       job: The elastic job that it is a rank of; empty outside of one.
       since: When it began to write, local time.
     """
@@ -64,12 +67,12 @@ class Writer:
 
     @classmethod
     def here(cls) -> Writer:
-        """This process."""
+        """Describe this process."""
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         return cls(platform.node(), _machine(), os.getpid(), _began(os.getpid()) or 0, job(), since)
 
     def is_same(self, other: Writer) -> bool:
-        """Whether both are one process, whenever each began to write."""
+        """Return whether both are the same process, no matter when each began to write."""
         return (self.machine, self.pid, self.began) == (other.machine, other.pid, other.began)
 
     def __str__(self) -> str:
@@ -77,11 +80,11 @@ class Writer:
 
 
 class FolderLock:
-    """The right to write in a folder, held by one process.
+    """Right to write in a folder, held by one process.
 
     Args:
       file: The lock file; its folder is made when the lock is taken.
-      what: What is written there, for the refusal.
+      what: What is written in the folder, for the error message.
 
     Example:
       >>> import tempfile
@@ -99,10 +102,10 @@ class FolderLock:
         self._file, self._what, self._taken = file.resolve(), what, False
 
     def take(self) -> None:
-        """Take the lock, or see that it is still this process' own.
+        """Take the lock, or check that this process still has it.
 
         Raises:
-          ConfigError: Another process writes there; it is named.
+          ConfigError: Another process writes there; the message names it.
           GmetaError: The file can't be written.
         """
         try:
@@ -115,7 +118,7 @@ class FolderLock:
     def _take(self) -> None:
         with _guard:
             held = _held.get(self._file)
-            if held is not None and not held.is_ours():  # lost, or that of the process which has forked this
+            if held is not None and not held.is_ours():  # lost, or held by the process that forked this one
                 held.drop()
                 held = None
             if held is None:
@@ -126,7 +129,7 @@ class FolderLock:
                 self._taken = True
 
     def release(self) -> None:
-        """Give the lock back; it stays while another store of this process has it."""
+        """Release the lock, unless another store of this process still uses it."""
         with _guard:
             held = _held.get(self._file)
             if not self._taken or held is None or held.writer.pid != os.getpid():
@@ -174,14 +177,14 @@ class FolderLock:
 
 
 class _Held:
-    """A lock that this process has."""
+    """Lock that this process holds."""
 
     def __init__(self, file: Path, descriptor: int) -> None:
         self.writer, self.users = Writer.here(), 0
         self._file, self._descriptor, self._over = file, descriptor, threading.Event()
 
     def begin(self) -> bool:
-        """Write down who has it; whether that is what stands there then."""
+        """Write the owner into the file; return whether the file then names this process."""
         content = json.dumps(asdict(self.writer)).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, content, 0)
@@ -191,7 +194,7 @@ class _Held:
         return True
 
     def is_ours(self) -> bool:
-        """Whether the file still says that this process writes."""
+        """Return whether the file still names this process as the writer."""
         try:
             same = os.path.samestat(self._file.stat(), os.fstat(self._descriptor))
         except OSError:
@@ -200,13 +203,13 @@ class _Held:
         return same and self.writer.pid == os.getpid() and written is not None and self.writer == written
 
     def end(self) -> None:
-        """Remove the file, if it still is this process' own, and let go of it."""
+        """Remove the file if it still belongs to this process, then close it."""
         if self.is_ours():
-            self._file.unlink(missing_ok=True)  # before the kernel's lock goes: nobody else's is removed
+            self._file.unlink(missing_ok=True)  # while the kernel's lock holds, it can't be another's file
         self.drop()
 
     def drop(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file and leave it as it is."""
         self._over.set()
         with suppress(OSError):
             os.close(self._descriptor)
@@ -222,13 +225,13 @@ _held: dict[Path, _Held] = {}
 
 
 def _lock(descriptor: int, file: Path) -> Writer | None:
-    """Who has the file, or None once this process has it."""
+    """Try to lock the file; return the process that has it, or None if this process now has it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         taken = True
     except OSError as error:
         if error.errno in _UNSUPPORTED:
-            taken = True  # what is written has to do
+            taken = True  # the file's content alone decides
         elif error.errno in (errno.EACCES, errno.EAGAIN):
             taken = False
         else:
@@ -238,17 +241,17 @@ def _lock(descriptor: int, file: Path) -> Writer | None:
     except FileNotFoundError:
         current = False
     written = _read_owner(descriptor)
-    if not taken or not current:  # held, or removed just now by who had it
+    if not taken or not current:  # held, or just removed by its holder
         return written or Writer("this or another machine", "", 0, 0, "", "just now")
     return written if written is not None and _is_alive(written, descriptor, file.parent) else None
 
 
 def _is_alive(writer: Writer, descriptor: int, folder: Path) -> bool:
     if writer.is_same(Writer.here()) or (writer.job and writer.job == job()):
-        return False  # this process before it started itself anew, or the job's start before this one
+        return False  # this process before it restarted itself, or the job's previous start
     if writer.machine == _machine():
         return _began(writer.pid) == writer.began
-    with tempfile.TemporaryFile(dir=folder) as probe:  # what time it is there
+    with tempfile.TemporaryFile(dir=folder) as probe:  # the file system's current time
         now = os.fstat(probe.fileno()).st_mtime
     return now - os.fstat(descriptor).st_mtime < STALE
 
@@ -256,13 +259,13 @@ def _is_alive(writer: Writer, descriptor: int, folder: Path) -> bool:
 def _read_owner(descriptor: int) -> Writer | None:
     try:
         writer = Writer(**json.loads(os.pread(descriptor, 1 << 16, 0)))
-    except (ValueError, TypeError):  # empty yet, or not of ours
+    except (ValueError, TypeError):  # still empty, or not written by gmeta
         return None
     return writer
 
 
 def _began(pid: int) -> int | None:
-    """When a process of this machine was started; None if it isn't there."""
+    """Read when a process of this machine was started; None if it doesn't exist."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -271,7 +274,7 @@ def _began(pid: int) -> int | None:
 
 
 def _machine() -> str:
-    """Name the running kernel and its numbering of processes; a container has a numbering of its own."""
+    """Identify the running kernel and its numbering of processes; a container has its own numbering."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

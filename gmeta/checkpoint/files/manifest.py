@@ -1,6 +1,6 @@
-"""The manifest of a sharded checkpoint: what is in which file, written last.
+"""The manifest of a sharded checkpoint: it lists which file holds what, and is written last.
 
-It is JSON, and together with the Arrow files all that a reader needs::
+It is JSON. A reader needs nothing but the manifest and the Arrow files::
 
     {"format": "gmeta-sharded-checkpoint", "version": 2, "id": ..., "base": folder name or null,
      "base_id": ..., "world_size": 2, "metadata": {...},
@@ -39,23 +39,24 @@ _FILES = ("rows", "removed", "waiting", "filter")
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """An Arrow file: its name inside the checkpoint's folder, its size, and its batches."""
+    """Arrow file: its name inside the checkpoint's folder, its size, and its batches."""
 
     name: str
     bytes: int
     segments: tuple[Segment, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Columns, not rows: a thousand segments stay readable."""
+        """Convert to JSON values. Segments are stored by column, so that a thousand of them stay readable."""
         columns = {f.name: [getattr(s, f.name) for s in self.segments] for f in fields(Segment)}
         return {"name": self.name, "bytes": self.bytes, "segments": columns}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SegmentFile:
-        """The inverse of `to_json`.
+        """Restore from JSON values: the inverse of `to_json`.
 
         Raises:
-          ValueError: As in `Manifest.load`, for the reason; KeyError and TypeError too.
+          ValueError: The values aren't what gmeta writes; likewise KeyError and TypeError. `Manifest.load`
+            reports the reason.
         """
         name = inner_path(value["name"], "a file")
         size = whole(value["bytes"], f"{name!r}: bytes")
@@ -72,22 +73,23 @@ class SegmentFile:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank saved of one table.
+    """Part of a table that one rank saved.
 
     Attributes:
       rank: The rank.
       first_shard: The first logical shard that it owned.
       last_shard: One past the last.
-      kind: ``"full"``: all records of these shards. ``"increment"``: those that were touched since the base
-        checkpoint, and the keys that were removed; nothing else has changed.
+      kind: ``"full"``: all records of these shards. ``"increment"``: the records that were touched since the
+        base checkpoint, and the keys that were removed since; nothing else has changed.
       since: The table's step when the base was saved; 0 for a full part.
       step: The table's step.
       live: For each of the shards, how many rows the table had in it.
       rows: The records.
-      removed: The removed keys; they come before the records. None if there are none.
-      waiting: The keys that wait for admission with their exact counts, all of them, in an increment too.
-        None if there are none.
-      filter: The counters of admission's filter, likewise; a batch a filter, without those that are all zero.
+      removed: The removed keys; removals apply before the records. None if no key was removed.
+      waiting: All keys that wait for admission, with their exact counts, even in an increment. None if no key
+        waits.
+      filter: All counters of admission's filter, even in an increment: one batch for each filter, except
+        filters that are all zero. None if there are none.
       reason: Why the part is full although a base was given; else empty.
     """
 
@@ -106,19 +108,19 @@ class Part:
 
     @property
     def files(self) -> tuple[SegmentFile, ...]:
-        """The part's files."""
+        """Files of the part."""
         files = (self.rows, self.removed, self.waiting, self.filter)
         return tuple(file for file in files if file is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Convert to JSON values."""
         value = {f.name: getattr(self, f.name) for f in fields(self)}
         files = {name: value[name] and value[name].to_json() for name in _FILES}
         return {**value, "live": list(self.live), **files}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
-        """The inverse of `to_json`."""
+        """Restore from JSON values: the inverse of `to_json`."""
         files = {name: None if value[name] is None else SegmentFile.from_json(value[name]) for name in _FILES}
         part = cls(**{**value, "live": tuple(wholes(value["live"], "live")), **files})
         for name in ("rank", "since", "step"):
@@ -145,12 +147,12 @@ class Part:
 
 @dataclass(frozen=True)
 class FilterLayout:
-    """How admission's filter is laid out; two that are equal can be merged, counter by counter.
+    """Layout of admission's filter; filters of equal layout can be merged, counter by counter.
 
     Attributes:
-      shards: How many filters there are; number i is of the keys of as many neighboring logical shards.
-      counters: How many counters each has, a byte each.
-      hashes: How many of them a key has.
+      shards: How many filters there are; each covers the keys of equally many neighboring logical shards.
+      counters: How many counters each filter has, a byte each.
+      hashes: How many of the counters belong to a key.
     """
 
     shards: int
@@ -159,12 +161,12 @@ class FilterLayout:
 
     @property
     def width(self) -> int:
-        """Logical shards that share a filter."""
+        """Number of logical shards that share a filter."""
         return LOGICAL_SHARDS // self.shards
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FilterLayout:
-        """The inverse of `dataclasses.asdict`."""
+        """Restore from JSON values: the inverse of `dataclasses.asdict`."""
         layout = cls(**value)
         for f in fields(cls):
             whole(getattr(layout, f.name), f"filter: {f.name}", 1)
@@ -173,22 +175,22 @@ class FilterLayout:
         return layout
 
     def filters_of(self, shards: range) -> range:
-        """The filters that have keys of some logical shards."""
+        """Return the numbers of the filters that cover some logical shards."""
         return range(shards.start // self.width, -(-shards.stop // self.width))
 
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One table.
+    """Manifest entry of one table.
 
     Attributes:
       dim: Width of a row.
       optimizer: The kind of its optimizer.
       slots: Names of the optimizer's slots, in their order in the column ``slots``.
       slot_floats: The width of that column.
-      settings: Of optimizer, initializer, admission and table, for the reader's information.
+      settings: Settings of optimizer, initializer, admission and table, for the reader's information.
       filter: The layout of admission's filter; None if it has none.
-      parts: What each rank saved; together, they have every logical shard once.
+      parts: What each rank saved; together, the parts have every logical shard once.
     """
 
     dim: int
@@ -201,16 +203,16 @@ class TableEntry:
 
     @property
     def step(self) -> int:
-        """The table's step."""
+        """Step of the table."""
         return max(part.step for part in self.parts)
 
     @property
     def size(self) -> int:
-        """How many rows the table had."""
+        """Number of rows that the table had."""
         return sum(sum(part.live) for part in self.parts)
 
     def live_in(self, shards: range) -> int:
-        """How many rows the table had in some logical shards."""
+        """Count the rows that the table had in some logical shards."""
         return sum(
             sum(part.live[max(shards.start - part.first_shard, 0) : max(shards.stop - part.first_shard, 0)])
             for part in self.parts
@@ -218,16 +220,16 @@ class TableEntry:
 
     @property
     def waiting(self) -> int:
-        """How many keys waited for admission with exact counts."""
+        """Number of keys that waited for admission with exact counts."""
         return sum(segment.rows for part in self.parts if part.waiting for segment in part.waiting.segments)
 
     @property
     def bytes(self) -> int:
-        """The bytes of the table's files in this checkpoint alone."""
+        """Number of bytes of the table's files in this checkpoint alone."""
         return sum(file.bytes for part in self.parts for file in part.files)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Convert to JSON values."""
         value = {f.name: getattr(self, f.name) for f in fields(self)}
         layout = None if self.filter is None else asdict(self.filter)
         parts = [part.to_json() for part in self.parts]
@@ -235,7 +237,7 @@ class TableEntry:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableEntry:
-        """The inverse of `to_json`."""
+        """Restore from JSON values: the inverse of `to_json`."""
         parts = tuple(Part.from_json(part) for part in items(value["parts"], "parts"))
         layout = None if value["filter"] is None else FilterLayout.from_json(value["filter"])
         slots = tuple(text(slot, "a slot") for slot in items(value["slots"], "slots"))
@@ -247,10 +249,10 @@ class TableEntry:
         return table
 
     def check_whole(self) -> None:
-        """Check that the parts have all logical shards.
+        """Check that the parts have every logical shard once.
 
         Raises:
-          ValueError: One is missing, or in two parts.
+          ValueError: A shard is missing, or in two parts.
         """
         ends = [0, *(part.last_shard for part in self.parts)]
         if [part.first_shard for part in self.parts] != ends[:-1] or ends[-1] != LOGICAL_SHARDS:
@@ -259,7 +261,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class OtherFile:
-    """A file that isn't a table's, such as the dense weights'."""
+    """File that doesn't belong to a table, such as one of the dense weights."""
 
     bytes: int
     crc32: int
@@ -267,15 +269,15 @@ class OtherFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """Manifest of a checkpoint.
 
     Attributes:
-      id: Unlike any other checkpoint's.
-      base: The name of the folder, beside this one, of the checkpoint that the increments continue; or None.
-      base_id: Its id.
-      world_size: How many ranks saved it.
-      metadata: The caller's, as JSON values.
-      files: Name inside the folder -> other files.
+      id: Unique id of the checkpoint.
+      base: The checkpoint that the increments continue: the name of its folder, beside this one; or None.
+      base_id: The id of the base.
+      world_size: How many ranks saved the checkpoint.
+      metadata: The caller's metadata, as JSON values.
+      files: Name inside the folder -> file that doesn't belong to a table.
       tables: Name -> table.
     """
 
@@ -303,17 +305,17 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all files but the manifest."""
+        """Number of bytes of all files except the manifest."""
         tables = sum(table.bytes for table in self.tables.values())
         return tables + sum(file.bytes for file in self.files.values())
 
     def parts(self) -> Iterator[Part]:
-        """Every part of every table."""
+        """Iterate over every part of every table."""
         for table in self.tables.values():
             yield from table.parts
 
     def save(self, folder: Path) -> Path:
-        """Write ``manifest.json`` into ``folder``, whole or not at all."""
+        """Write ``manifest.json`` into ``folder`` atomically."""
         body = self._body()
         return write_atomically(folder / FILE_NAME, json.dumps({**body, "digest": _digest(body)}) + "\n")
 
@@ -322,8 +324,8 @@ class Manifest:
         """Read the manifest of a checkpoint.
 
         Raises:
-          DataError: There is none, or it isn't what was written; also one with a right digest that names
-            files outside its folder, or has values that gmeta doesn't write.
+          DataError: The manifest is missing or damaged. Also raised if its digest is right but it names files
+            outside its folder, or has values that gmeta doesn't write.
         """
         path = folder / FILE_NAME
         advice = "name the folder of a whole checkpoint"
@@ -365,7 +367,7 @@ class Manifest:
                 raise ValueError(f"table {short(name)}: {error}") from error
         parts = [part for table in tables.values() for part in table.parts]
         for name, count in Counter([*files, *(file.name for part in parts for file in part.files)]).items():
-            # A reader keeps where a file's batches stand by the file's name.
+            # A reader stores the positions of a file's batches by the file's name.
             if count > 1:
                 raise ValueError(f"{short(name)} is named {count} times; no two parts share a file")
         return cls(

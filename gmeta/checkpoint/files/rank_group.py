@@ -1,8 +1,9 @@
-"""The ranks that save and load together: what fails on one of them fails on all, and nobody waits in vain.
+"""The ranks that save and load together. An error on one rank is raised by all, so no rank waits in vain.
 
-A rank whose disk is full must not leave the others waiting for it, nor may they go on to train with a
-checkpoint that isn't there. So a piece of work ends with each rank telling the others how it went, and an
-error of one is raised by all. A long save is no stall: a rank that still works says so every few seconds.
+A rank whose disk is full must not leave the others waiting for it, and the others must not continue training
+as if the checkpoint existed. Each rank therefore reports the outcome of a piece of work to the others, and an
+error of one rank is raised by all. A long save doesn't count as a stall: a rank that is still working reports
+so every few seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from gmeta.core.errors import CollectiveError, GmetaError
 T = TypeVar("T")
 
 Gather = Callable[[Any], list[Any]]
-"""Gives every rank's object to every rank, by rank, as `gmeta.core.collectives.allgather_objects` does."""
+"""Function that gives all ranks' objects to every rank, ordered by rank, as
+`gmeta.core.collectives.allgather_objects` does."""
 
 _BEAT = 10.0  # seconds, far below the time after which a waiting rank gives up
 _WORKING, _DONE = "working", "done"
@@ -27,12 +29,12 @@ _WORKING, _DONE = "working", "done"
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank's place among those that save or load together.
+    """Place of this rank among those that save or load together.
 
     Attributes:
-      rank: This one.
-      size: How many there are.
-      gather: How they tell each other; None: they can't.
+      rank: This rank.
+      size: Number of ranks.
+      gather: How the ranks exchange objects; None: they can't.
     """
 
     rank: int
@@ -41,7 +43,7 @@ class Ranks:
 
     @classmethod
     def of(cls, rank: int | None = None, size: int | None = None, gather: Gather | None = None) -> Ranks:
-        """The ranks of this job (`gmeta.core.collectives.world`) where nothing else is said."""
+        """Return the given ranks; by default those of this job (`gmeta.core.collectives.world`)."""
         here = collectives.world()
         rank, size = here.rank if rank is None else rank, here.size if size is None else size
         if gather is None and (rank, size) == (here.rank, here.size):
@@ -50,10 +52,11 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Do the work of a ``with`` block on all ranks. It has no collectives in it.
+        """Run a ``with`` block on all ranks. The block must not contain collectives.
 
         Raises:
-          GmetaError: On every rank, if the block failed on any; of that error's class, with the rank.
+          GmetaError: The block failed on some rank. All ranks raise an error of that error's class, which
+            names the rank.
           CollectiveError: A rank has ended.
         """
         if self.size == 1 or self.gather is None:
@@ -80,7 +83,7 @@ class Ranks:
         raise failed[0][1](said + more) from failure
 
     def from_first(self, decide: Callable[[], T]) -> T:
-        """What rank 0 decides, on every rank.
+        """Return on every rank what rank 0 decides.
 
         Raises:
           GmetaError: As in `together`.
@@ -95,7 +98,7 @@ class Ranks:
 
 
 class _Outcome:
-    """Tells the others how this rank's work goes: every few seconds that it does, and at last its end."""
+    """Reporter of this rank's work to the other ranks: every few seconds while it runs, and at its end."""
 
     def __init__(self, gather: Gather) -> None:
         self._gather, self._ended = gather, threading.Event()
@@ -106,12 +109,12 @@ class _Outcome:
         self._thread.start()
 
     def say(self, what: Any) -> None:
-        """Say how it ended, without waiting for the others."""
+        """Report how the work ended, without waiting for the others."""
         self._what = what
         self._ended.set()
 
     def tell(self, what: Any) -> list[Any]:
-        """Say how it ended; returns how it ended on every rank, when it has on all."""
+        """Report how the work ended, wait for all ranks, and return how it ended on each."""
         self.say(what)
         self._thread.join()
         if self._error is not None:

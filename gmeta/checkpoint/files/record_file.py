@@ -1,8 +1,8 @@
-"""Arrow IPC files with a record batch a logical shard, and where each batch stands.
+"""Arrow IPC files with one record batch for each logical shard, and the position of each batch.
 
-Any Arrow reader opens such a file as a table. Who knows where a batch stands (the checkpoint's manifest says
-it) reads that batch alone: in the file it is one run of bytes, an Arrow message with its body. The CRC-32 of
-the run, which ``zlib.crc32`` gives too, tells whether it still is what was written.
+Any Arrow reader opens such a file as a table. The checkpoint's manifest records the position of each batch,
+so that a reader can read one batch alone: it is one run of bytes in the file, an Arrow message with its body.
+The run's CRC-32, as ``zlib.crc32`` computes it, shows whether the bytes are still those that were written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESTORE_ADVICE = "bring the file back from a copy, or load the checkpoint before
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The error for a file that a manifest names and that can't be opened."""
+    """Make the error for a file that a manifest names and that can't be opened."""
     return DataError(
         f"the checkpoint's manifest names this file, but it can't be read: {error.strerror}",
         path=path,
@@ -39,14 +39,14 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 @dataclass(frozen=True)
 class Segment:
-    """One record batch in a file: a logical shard's records.
+    """Record batch in a file: the records of a logical shard.
 
     Attributes:
-      shard: The logical shard; of a filter's counters, which are of several, the first.
-      rows: How many records.
-      offset: Where the batch begins in the file.
-      bytes: How long it is.
-      crc32: Of these bytes.
+      shard: The logical shard; for a filter's counters, the first of the several shards that it covers.
+      rows: Number of records.
+      offset: Where the batch begins in the file, in bytes.
+      bytes: Length of the batch in bytes.
+      crc32: CRC-32 of these bytes.
     """
 
     shard: int
@@ -57,7 +57,7 @@ class Segment:
 
 
 class _Tap:
-    """A binary file that remembers what was written since it was last asked, without copying it."""
+    """Binary file that keeps views of what was written since the last `take`, without copying it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class _Tap:
 
     @contextmanager
     def _name_file(self) -> Iterator[None]:
-        """Name the file in errors of a full disk, in which the system names none."""
+        """Name the file in errors such as a full disk, where the system doesn't name it."""
         try:
             yield
         except OSError as error:
@@ -98,7 +98,7 @@ class _Tap:
 
 
 def rows_schema(dim: int, slot_floats: int) -> pa.Schema:
-    """The columns of records: ``key``, ``weights``, ``slots`` (if any), ``frequency``, ``last_step``."""
+    """Return records' columns: ``key``, ``weights``, ``slots`` (if any), ``frequency``, ``last_step``."""
     vectors = {"weights": dim, "slots": slot_floats}
     return pa.schema(
         [
@@ -117,33 +117,33 @@ def rows_schema(dim: int, slot_floats: int) -> pa.Schema:
 
 
 def removed_schema() -> pa.Schema:
-    """The column of removed keys: ``key``."""
+    """Return the column of removed keys: ``key``."""
     return pa.schema([pa.field("key", pa.int64(), nullable=False)])
 
 
 def waiting_schema() -> pa.Schema:
-    """The columns of keys that wait for admission: ``key``, and ``count``, how often it was turned away."""
+    """Return the columns of keys that wait for admission: ``key``, and ``count``, its number of refusals."""
     return pa.schema(
         [pa.field("key", pa.int64(), nullable=False), pa.field("count", pa.uint32(), nullable=False)]
     )
 
 
 def filter_schema() -> pa.Schema:
-    """The column of an admission filter's counters: ``counter``."""
+    """Return the column of an admission filter's counters: ``counter``."""
     return pa.schema([pa.field("counter", pa.uint8(), nullable=False)])
 
 
 class RecordFileWriter:
-    """Writes a file of record batches. A context manager; on leaving, the bytes are on the disk.
+    """Context manager that writes a file of record batches; on leaving, the bytes are on the disk.
 
     Args:
-      path: The file; its folder exists.
+      path: The file; its folder must exist.
       schema: The columns.
-      metadata: Goes into the file's schema, for who reads the file alone.
+      metadata: Stored in the file's schema, for those who read the file alone.
 
     Attributes:
       path: The file.
-      segments: What was written so far.
+      segments: The batches written so far.
       bytes: The size of the file; known when it is closed.
     """
 
@@ -166,7 +166,7 @@ class RecordFileWriter:
         batch = pa.record_batch(arrays, schema=self._schema)
         size = pa.ipc.get_record_batch_size(batch)
         self._writer.write_batch(batch)
-        # Before the first batch, the schema was written.
+        # What was written before the first batch is the schema.
         written = self._tap.take()
         before = sum(view.nbytes for view in written) - size
         crc = 0
@@ -189,18 +189,18 @@ class RecordFileWriter:
 
 
 class RecordFileReader:
-    """Reads single batches of a file. A context manager.
+    """Context manager that reads single batches of a file.
 
     Args:
       path: The file.
-      schema: Its columns.
-      size: Its bytes, as the manifest has them.
+      schema: The expected columns.
+      size: The expected size in bytes, from the manifest.
 
     Attributes:
       bytes_read: How many bytes have been read.
 
     Raises:
-      DataError: The file is missing, of another size or of other columns.
+      DataError: The file is missing, or has another size or other columns.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, size: int) -> None:
@@ -218,7 +218,7 @@ class RecordFileReader:
             raise DataError("other columns than the manifest says", path=path, advice=RESTORE_ADVICE)
 
     def _has_columns(self) -> bool:
-        """Whether the schema in the file is the expected one: a batch says nothing of its columns itself."""
+        """Return whether the file has the expected schema: a batch doesn't describe its own columns."""
         magic = b"ARROW1\0\0"
         start = os.pread(self._file.fileno(), len(magic) + 8, 0)
         length = int.from_bytes(start[-4:], "little")
@@ -230,10 +230,10 @@ class RecordFileReader:
         return start.startswith(magic) and bool(found.equals(self._schema))
 
     def read(self, segment: Segment) -> dict[str, npt.NDArray[Any]]:
-        """The columns of one batch, (n,) or (n, width), as views of the bytes that were read.
+        """Read the columns of one batch, (n,) or (n, width), as views of the bytes that were read.
 
         Raises:
-          DataError: The bytes aren't those that were written.
+          DataError: The bytes differ from those that were written.
         """
         data = self._bytes(segment)
         crc = zlib.crc32(data.data)

@@ -145,8 +145,8 @@ class MetaModel(TaskModel):
           (samples,), or (samples, outputs) if there are several outputs. For task batches, query predictions.
 
         Raises:
-          ConfigError: The weights belong to another network, or the model was trained since they were made; or
-            the samples of one task come with arguments that are for task batches.
+          ConfigError: The weights belong to another network, or the model was trained since they were made;
+            or the samples of one task come with arguments that are for task batches.
         """
         if not names_columns(x) or {"features", "support"} <= set(x):
             if weights is not None:

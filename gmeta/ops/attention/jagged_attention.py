@@ -2,10 +2,10 @@ r"""HSTU's attention over jagged sequences: SiLU in place of softmax, and no pad
 
 .. math:: o_i = s \sum_{j \in V(i)} \mathrm{SiLU}(\alpha\, q_i \cdot k_j + \mathrm{rab}_{ij})\, v_j
 
-Each token's weights are its own: they aren't normalised over what it sees, so how many other tokens there
-are, in its sequence or in others of the batch, changes nothing (Zhai et al., "Actions Speak Louder than
-Words", ICML 2024, section 3.2). The scale s has to be a constant for that, 1/n of the longest history that is
-allowed, never of the longest in a batch.
+A token's weights aren't normalised over the tokens that it sees. The number of other tokens, in its sequence
+or in others of the batch, therefore doesn't change them (Zhai et al., "Actions Speak Louder than Words", ICML
+2024, section 3.2). For that the scale s must be a constant: 1/n for the longest history that is allowed,
+never for the longest in a batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gmeta.ops.portable import is_portable
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaHstuPlan")
-_OF_OUT = 10  # which input of the gradient is that of the output
-_PORTABLE_PAIRS = 2**21  # that an exported graph has at once: its memory doesn't grow with long histories
-_MOST_PAIRS = 2**28  # of padded scores, a gigabyte of them, of which the plain form keeps half a dozen
+_OF_OUT = 10  # index of the gradient op's input that is the gradient of the output
+_PORTABLE_PAIRS = 2**21  # pairs at once in an exported graph: its memory doesn't grow with long histories
+_MOST_PAIRS = 2**28  # padded scores at most: a gigabyte; the plain form keeps half a dozen such tensors
 
 
 def hstu_attention(
@@ -46,18 +46,19 @@ def hstu_attention(
       k: (total, heads, d).
       v: (total, heads, dv).
       offsets: (batch + 1,) int64, where sequences begin and end.
-      visible: (total, 3) int32, of `AttentionMask.visible`.
+      visible: (total, 3) int32, from `AttentionMask.visible`.
       scale: s, a constant such as 1/n.
-      alpha: α, what scores are multiplied by; 1 in the research form, 1/√d in the production form.
-      bias: What is added to the scores; None: nothing.
+      alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form.
+      bias: The bias that is added to the scores; None: no bias.
 
     Returns:
-      (total, heads, dv) of v's dtype. On a CPU it is computed in float32; on a GPU of compute capability
-      9.0 in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256; otherwise by plain
-      TensorFlow, as float64 is everywhere, or where its memory might not do, on the CPU.
+      (total, heads, dv) of v's dtype. A CPU computes it in float32. A GPU of compute capability 9.0 computes
+      it in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256. In other cases on a
+      GPU, plain TensorFlow computes it, or the CPU if the GPU's memory might not suffice. For float64, plain
+      TensorFlow computes it everywhere.
 
     Raises:
-      InvalidArgumentError: Shapes that don't fit together, or offsets that don't rise from 0 to total.
+      InvalidArgumentError: Shapes don't fit together, or offsets don't rise from 0 to total.
 
     Example:
       >>> q = tf.ones([3, 1, 4])
@@ -73,12 +74,12 @@ def bias_attention(
 ) -> tf.Tensor:
     r"""Attend by the bias alone, :math:`o_i = s \sum_{j \in V(i)} \mathrm{rab}_{ij} v_j`.
 
-    The channels of position and of time in a FuXi-α block (Ye et al., WWW 2025, section 3.3).
+    These are the channels of position and of time in a FuXi-α block (Ye et al., WWW 2025, section 3.3).
 
     Args:
       v: (total, heads, dv) float.
       offsets: (batch + 1,) int64.
-      visible: (total, 3) int32, of `AttentionMask.visible`.
+      visible: (total, 3) int32, from `AttentionMask.visible`.
       scale: s.
       bias: The weights.
 
@@ -103,8 +104,8 @@ def _attention(
         return _pad(*arguments)
     if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
         return _by_kernel(*arguments)
-    # On a GPU without a kernel for the case: there in plain TensorFlow, and on the CPU what would take more
-    # memory than a GPU may have.
+    # The GPU has no kernel for the case: use plain TensorFlow on the GPU, or the CPU's kernel if the plain
+    # form might need more memory than the GPU has.
     lengths = offsets[1:] - offsets[:-1]
     pairs = tf.size(lengths, tf.int64) * tf.reduce_max(tf.concat([lengths, [0]], 0)) ** 2
     fits = pairs * tf.shape(v, tf.int64)[1] <= _MOST_PAIRS
@@ -134,7 +135,7 @@ def _by_kernel(
         offsets=offsets,
         visible=visible,
         **bias_inputs(bias),
-        # All layers ask for the same plan; in a graph it is made once.
+        # All layers need the same plan; a graph makes it once.
         plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
         scale=scale,
         alpha=alpha,
@@ -151,7 +152,7 @@ def _pad(
     alpha: float,
     bias: RelativeBias | None,
 ) -> tf.Tensor:
-    """The plain form, in float32 at least."""
+    """Compute attention in plain TensorFlow, in float32 at least."""
     dtype = tf.float64 if v.dtype == tf.float64 else tf.float32
     wide_q, wide_k, wide_v = (None if x is None else tf.cast(x, dtype) for x in (q, k, v))
     out = padded_attention(
@@ -178,7 +179,7 @@ def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
 
 @tf.RegisterGradient("GmetaHstuAttentionGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    """By the plain form: an inner loop that adapts what is below attention needs it, and few have one."""
+    """Differentiate the plain form. Only inner loops that adapt weights below attention need this; few do."""
     of_out = op.inputs[_OF_OUT]
     floats = [op.inputs[i] for i in (0, 1, 2, 5, 6)]
     with tf.GradientTape() as outer:

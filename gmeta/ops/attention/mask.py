@@ -1,9 +1,10 @@
-"""Which tokens of a sequence see which: one description for every form of attention.
+"""Attention masks: which tokens of a sequence see which, in one description for every form of attention.
 
-A sequence is contextual tokens, then its history in the order of time, then targets, any of which may be
-absent: ``[contexts | history | targets]``. Whatever the rules below, what a token sees is its sequence's
-first tokens, one stretch of its history, and itself. So a mask is three numbers a token, never a matrix:
-kernels find from them which blocks they can skip and which they needn't mask, and no kernel knows a rule.
+A sequence consists of contextual tokens, then its history in the order of time, then targets:
+``[contexts | history | targets]``. Any of the three may be absent. Under all the rules below, a token sees
+the first tokens of its sequence, one stretch of its history, and itself. A mask is therefore three numbers a
+token, never a matrix. From these numbers kernels find the blocks that they can skip and those that need no
+masking, so no kernel has to know the rules.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from gmeta.ops import jagged
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """The rules of a mask.
+    """Rules of a mask.
 
-    A contextual token, such as a user's age, is seen by all tokens of its sequence. A token of the history
-    sees what came before it. A target, such as an item that was shown, sees the history and no other target:
-    so the targets of a sequence are scored in one pass, each as if it were alone.
+    All tokens of a sequence see its contextual tokens, such as a user's age. A token of the history sees the
+    tokens before it. A target, such as an item that was shown, sees the history and no other target. The
+    targets of a sequence are therefore scored in one pass, each as if it were alone.
 
     Attributes:
-      causal: Whether the history sees only what is before it; otherwise all of it.
-      window: How far back, and without ``causal`` ahead, a token sees in the history (HSTU's maximum
-        attention length). None: any distance.
-      full_tail: With ``window``: this many last tokens of the history, and the targets, see all that is
-        before them.
-      contexts_see: ``"contexts"``: contextual tokens see each other. ``"history"``: the whole history too, as
-        in Meta's production form; not for training on the next item, which they would tell.
-      by_time: What is before a token are the tokens of the history with an earlier time, in place of an
-        earlier position: the dynamic mask of MTGR (Han et al., arXiv 2505.18654, 2025). Targets that were
-        shown before the history ended then don't see what came after them.
+      causal: Whether a token of the history sees only the history before it; otherwise it sees all of it.
+      window: How far back a token sees in the history (HSTU's maximum attention length); without ``causal``,
+        how far ahead too. None: any distance.
+      full_tail: With ``window``: this many last tokens of the history, and the targets, see everything before
+        them.
+      contexts_see: ``"contexts"``: contextual tokens see each other. ``"history"``: they see the whole
+        history too, as in Meta's production form. Don't use it for training on the next item, which these
+        tokens would reveal.
+      by_time: Whether "before" a token means an earlier time in the history, instead of an earlier position:
+        the dynamic mask of MTGR (Han et al., arXiv 2505.18654, 2025). Targets that were shown before the
+        history ended then don't see what came after them.
 
     Example:
       >>> mask = AttentionMask()
@@ -68,22 +70,22 @@ class AttentionMask:
     def visible(
         self, offsets: Any, contexts: Any = None, targets: Any = None, times: Any = None
     ) -> tf.Tensor:
-        """What each token sees, besides itself.
+        """Compute which tokens each token sees, besides itself.
 
         Args:
           offsets: (batch + 1,) where sequences begin and end.
-          contexts: (batch,) how many contextual tokens each has; None: none.
-          targets: (batch,) how many targets.
-          times: (total,) int64, when a token was; contextual tokens' don't matter. Of the history they must
-            not decrease. With ``by_time`` only.
+          contexts: (batch,) how many contextual tokens each sequence has; None: no sequence has any.
+          targets: (batch,) how many targets each sequence has; None: no sequence has any.
+          times: (total,) int64, the time of each token; only with ``by_time``. Times within a history must
+            not decrease; those of contextual tokens don't matter.
 
         Returns:
           (total, 3) int32, positions in the token's own sequence: it sees the tokens in [0, first), and those
           in [second, third).
 
         Raises:
-          ConfigError: ``by_time`` without ``times``.
-          InvalidArgumentError: Times of a history that decrease.
+          ConfigError: ``by_time`` is set, but ``times`` is missing.
+          InvalidArgumentError: The times of a history decrease.
         """
         offsets = tf.cast(offsets, tf.int64)
         lengths = offsets[1:] - offsets[:-1]
@@ -110,12 +112,12 @@ class AttentionMask:
         return tf.cast(tf.stack([first, begin, tf.maximum(begin, until)], axis=1), tf.int32)
 
     def _sees_all(self, place: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-        """Whether a token is exempt from the window."""
+        """Return whether a token is exempt from the window."""
         return (place >= end - self.full_tail) & (self.full_tail > 0)
 
 
 def _earlier(times: tf.Tensor, sequence: tf.Tensor, of_history: tf.Tensor) -> tf.Tensor:
-    """For each token, how many of its sequence's history have an earlier time."""
+    """Count, for each token, the tokens of its sequence's history that have an earlier time."""
     # One sorted list for all sequences: a sequence's number, then the time.
     times -= tf.reduce_min(tf.concat([times, [tf.int64.max]], axis=0))
     stride = 1 + tf.reduce_max(tf.concat([times, [0]], axis=0))

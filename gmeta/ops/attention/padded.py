@@ -1,7 +1,7 @@
 """Attention over padded sequences in plain TensorFlow.
 
-It builds every (length, length) matrix: what attention looks like without an op of its own, and what is used
-where the op isn't: in exported graphs, in float64, on devices without it.
+It builds every (length, length) matrix. It is used where the native op isn't available: in exported graphs,
+in float64, and on devices without the op.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gmeta.ops.attention.relative_bias import RelativeBias, time_bucket
 
 
 def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """Who sees whom, pair by pair: what attention over padded sequences is masked by.
+    """Build the mask of attention over padded sequences, pair by pair.
 
     Args:
-      visible: (total, 3) int32, of `AttentionMask.visible`.
+      visible: (total, 3) int32, from `AttentionMask.visible`.
       offsets: (batch + 1,) int64.
 
     Returns:
@@ -29,7 +29,7 @@ def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
 
 
 def _sees(visible: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """(batch, rows, columns) bool, of the (batch, rows, 3) that some rows see, and of these rows' places."""
+    """Build a (batch, rows, columns) bool mask from (batch, rows, 3) ``visible`` and the rows' places."""
     first, begin, end = (visible[:, :, part, tf.newaxis] for part in range(3))
     return (columns < first) | ((columns >= begin) & (columns < end)) | (rows[:, tf.newaxis] == columns)
 
@@ -46,22 +46,22 @@ def padded_attention(
     bias: RelativeBias | None = None,
     pairs: int | None = None,
 ) -> tf.Tensor:
-    """`gmeta.ops.hstu_attention`, or without q and k `bias_attention`, in plain TensorFlow.
+    """Compute `gmeta.ops.hstu_attention`, or without q and k `bias_attention`, in plain TensorFlow.
 
-    Memory is batch x heads x longest² numbers, several times over; with ``pairs`` heads x so many, for tokens
-    of each sequence are then looked from a block after another.
+    It takes memory for batch x heads x longest² numbers, several times over. With ``pairs`` it takes memory
+    for heads x ``pairs`` numbers, because it then computes the outputs of one block of tokens after another.
 
     Args:
-      q: As there.
-      k: As there.
-      v: As there.
-      offsets: As there.
-      visible: As there.
-      scale: As there.
-      alpha: As there.
-      bias: As there.
-      pairs: Of tokens that are there at once, of all sequences; at least a token of each sequence looks at
-        all others. None: all.
+      q: As in `gmeta.ops.hstu_attention`.
+      k: As in `gmeta.ops.hstu_attention`.
+      v: As in `gmeta.ops.hstu_attention`.
+      offsets: As in `gmeta.ops.hstu_attention`.
+      visible: As in `gmeta.ops.hstu_attention`.
+      scale: As in `gmeta.ops.hstu_attention`.
+      alpha: As in `gmeta.ops.hstu_attention`.
+      bias: As in `gmeta.ops.hstu_attention`.
+      pairs: How many pairs of tokens, over all sequences, are in memory at once. A block has at least one
+        token of each sequence, paired with all others. None: all pairs.
     """
     values = _pad(v, offsets)
     size = tf.shape(values)[1]
@@ -70,12 +70,12 @@ def padded_attention(
     if bias is not None and bias.time_buckets is not None:
         times = bias.row_times, bias.column_times
     looked_at = None if times[1] is None else _pad(times[1], offsets)
-    # What each row has of its own, so that a stretch of rows is cut out of all alike.
+    # The inputs that have one entry a row, so that a block of rows is cut out of each in the same way.
     own = {"visible": visible, "q": q, "times": times[0]}
     of_rows = {name: _pad(each, offsets) for name, each in own.items() if each is not None}
 
     def look(begin: tf.Tensor, rows: dict[str, tf.Tensor]) -> tf.Tensor:
-        """The outputs of some rows, whose places begin there: (batch, rows, heads, dv)."""
+        """Compute the outputs of rows whose places start at ``begin``: (batch, rows, heads, dv)."""
         places = begin + tf.range(tf.shape(rows["visible"])[1])
         seen = _sees(rows["visible"], places, tf.range(size))
         added = _rab(bias, places, size, rows.get("times"), looked_at, v.dtype)
@@ -97,11 +97,11 @@ def _by_blocks(
     values: tf.Tensor,
     pairs: int,
 ) -> tf.Tensor:
-    """What ``look`` gives for all rows, as many and as wide as values, one block of them after another."""
+    """Apply ``look`` to all rows, one block after another. The output has the shape of ``values``."""
     batch, size = tf.unstack(tf.shape(values)[:2])
     of_one = tf.maximum(tf.cast(batch, tf.int64) * tf.cast(size, tf.int64), 1)
     block = tf.cast(tf.clip_by_value(pairs // of_one, 1, tf.cast(tf.maximum(size, 1), tf.int64)), tf.int32)
-    count = tf.maximum((size + block - 1) // block, 1)  # of none, TensorFlow couldn't tell the shape
+    count = tf.maximum((size + block - 1) // block, 1)  # with 0 blocks, TensorFlow couldn't infer the shape
 
     def fill(rows: tf.Tensor) -> tf.Tensor:
         return tf.pad(rows, [[0, 0], [0, count * block - size], *[[0, 0]] * (rows.shape.rank - 2)])
@@ -130,7 +130,7 @@ def _rab(
     column_times: tf.Tensor | None,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """(batch or 1, rows or 1, length or 1)."""
+    """Compute the bias of the scores: (batch or 1, rows or 1, length or 1)."""
     added = tf.zeros([1, 1, 1], dtype)
     if bias is None:
         return added

@@ -1,11 +1,11 @@
-r"""What attention adds to a score for how far apart two tokens are, in places and in time (HSTU's rab).
+r"""The bias that attention adds to a score for two tokens' distance in position and in time (HSTU's rab).
 
 .. math:: \mathrm{rab}_{ij} = p_{j - i + n - 1} + t_{b(\tau_i - \tau_j)}, \quad
    b(\Delta) = \min(\lfloor \ln(\max(|\Delta|, 1)) / 0.301 \rfloor, 128)
 
-One table of places and one of 129 logarithmic buckets of time, shared by the heads (Zhai et al., "Actions
-Speak Louder than Words", ICML 2024, section 3.2 and the published code). 0.301 makes each bucket 35% wider
-than the one before: the last that a time in seconds reaches is that of 2^31, the 71st.
+The heads share one table of positions and one of 129 logarithmic buckets of time (Zhai et al., "Actions Speak
+Louder than Words", ICML 2024, section 3.2 and the published code). 0.301 makes each bucket 35% wider than the
+one before. The last bucket that a time in seconds reaches is the 71st, that of 2^31.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ WIDTH = 0.301
 
 
 class RelativeBias(NamedTuple):
-    """The bias of a batch of jagged sequences.
+    """Bias of a batch of jagged sequences.
 
     Attributes:
-      positions: (2n - 1,) of the distances j - i from -(n - 1) to n - 1; longer ones take the last. None: no
-        such term.
-      time_buckets: (129,) of the buckets of time; None: no such term.
-      row_times: (total,) int64, the τ of a token that looks: when the next item came, where the model is to
-        tell that item. With ``time_buckets`` only.
-      column_times: (total,) int64, the τ of a token that is looked at: when it came.
+      positions: (2n - 1,) biases for the distances j - i from -(n - 1) to n - 1; longer distances use the
+        last one. None: no such term.
+      time_buckets: (129,) biases for the buckets of time; None: no such term.
+      row_times: (total,) int64, the time τ_i of an attending token. In a model that predicts the next item,
+        it is the time of that item. With ``time_buckets`` only.
+      column_times: (total,) int64, the time τ_j of an attended token: when it came.
     """
 
     positions: tf.Tensor | None = None
@@ -42,9 +42,9 @@ class RelativeBias(NamedTuple):
 
 @functools.cache
 def bucket_starts() -> npt.NDArray[np.int64]:
-    """(128,) int64: the smallest time difference of each bucket from the first to the 128th.
+    """Compute the smallest time difference of each bucket from the first to the 128th, (128,) int64.
 
-    Buckets so are a matter of integers, and alike on all machines: the logarithm's last digit isn't.
+    Comparing integers gives the same buckets on all machines; the last digit of a logarithm may differ.
 
     Example:
       >>> bucket_starts()[:8].tolist()
@@ -54,7 +54,7 @@ def bucket_starts() -> npt.NDArray[np.int64]:
 
 
 def time_bucket(difference: tf.Tensor) -> tf.Tensor:
-    """The bucket of a difference of times.
+    """Find the bucket of a time difference.
 
     Args:
       difference: int64 of any shape.
@@ -68,7 +68,7 @@ def time_bucket(difference: tf.Tensor) -> tf.Tensor:
 
 
 def bias_inputs(bias: RelativeBias | None) -> dict[str, Any]:
-    """The inputs and the attribute by which native ops take a bias: what is absent has no elements."""
+    """Convert a bias to the native ops' inputs and attribute; an absent term becomes an empty tensor."""
     bias = bias or RelativeBias()
     tables = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in bias[:2]]
     times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]

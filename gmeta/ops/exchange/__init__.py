@@ -1,3 +1,3 @@
-"""What the exchanges of a step send and receive: keys one way, rows the other, gradients back."""
+"""Messages of a step's exchanges: keys travel to their owners, rows back, gradients to the owners again."""
 
 __all__: list[str] = []

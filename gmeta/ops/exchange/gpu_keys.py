@@ -1,9 +1,9 @@
-"""Keys into and out of an exchange's messages where tables are on a GPU.
+"""Packs keys into an exchange's messages and unpacks them, for tables on a GPU.
 
-The native ops, which work in host memory, would fetch what is on the GPU and bring back what is needed there.
-Here ids are made distinct on the GPU, and messages, which are
-the same (``ops/exchange/key_exchange.h``), are put together and cut there. The host learns only how
-many keys each rank owns: without that no message can be cut.
+The native ops work in host memory, so they would copy keys from the GPU and results back to it. The functions
+here deduplicate ids on the GPU, and build and split the messages there. The messages are the same
+(``ops/exchange/key_exchange.h``). The host learns only how many keys each rank owns, which it needs to split
+a message.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gmeta.ops.keys.distinct import unique, unique_by_owner
 def route(
     keys: Sequence[tf.Tensor], *, note: tf.Tensor, world_size: int, device: Place = "gpu"
 ) -> RoutedKeys:
-    """As `gmeta.ops.route_keys`. A table's keys are in the order of their first appearance within an owner.
+    """Route keys as `gmeta.ops.route_keys` does; an owner's keys are in the order of first appearance.
 
     Args:
       keys: For each table (n_t,) int64.
       note: (m,) int64, in host memory.
       world_size: How many ranks there are.
-      device: Where.
+      device: Where to compute.
     """
     found = [unique_by_owner(each, world_size=world_size, device=device) for each in keys]
     with tf.device("CPU:0"):
@@ -45,18 +45,18 @@ def route(
 def receive(
     message: tf.Tensor, splits: tf.Tensor, *, tables: int, note_size: int = 0, device: Place = "gpu"
 ) -> OwnedKeys:
-    """As `gmeta.ops.receive_keys`. The distinct keys are in the order of their first appearance.
+    """Receive keys as `gmeta.ops.receive_keys` does; distinct keys are in the order of first appearance.
 
     Args:
       message: int64, the messages of rank 0, 1, …, one after another.
       splits: (W,) int32, their lengths.
       tables: How many tables there are, T.
       note_size: How many numbers a note has, m.
-      device: Where.
+      device: Where to compute.
 
     Raises:
-      tf.errors.InvalidArgumentError: A message isn't one of ``tables`` tables and a note of ``note_size``
-        numbers.
+      tf.errors.InvalidArgumentError: A message doesn't have the form for ``tables`` tables and a note of
+        ``note_size`` numbers.
     """
     ranks, head_size = splits.shape[0], note_size + tables
     with tf.device("CPU:0"):

@@ -1,10 +1,10 @@
-"""Rows out of and into an exchange's buffers where a GPU has them, in TensorFlow's own ops.
+"""Packs and unpacks the rows of an exchange on a GPU, in TensorFlow's own ops.
 
 The native ops that pack and unpack rows (`gmeta.ops.exchange.row_buffers`) work in host memory, where most
-tables are. But the buffers of a collective are on the GPU where there is one, as are the rows that a model
-works on and their gradients. There the same is done in place: what a rank receives is cut, and the pieces of
-a table put together, without a way to the host and back. With one table there is nothing to cut, and no byte
-moves.
+tables are. On a machine with a GPU, however, the buffers of a collective are on the GPU, as are a model's
+rows and their gradients. The functions here do the same work on the GPU: they split what a rank receives and
+join the pieces of each table, without copies to the host and back. With one table there is nothing to split,
+and no byte moves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from gmeta.ops.exchange.messages import PackedRows
 
 DTYPES = (tf.float32, tf.bfloat16)
-"""What rows may travel as here."""
+"""The dtypes in which rows can be exchanged here."""
 
 
 def pack(
@@ -26,11 +26,11 @@ def pack(
     *,
     wire_dtype: tf.DType = tf.float32,
 ) -> PackedRows:
-    """As `gmeta.ops.pack_rows`.
+    """Pack rows as `gmeta.ops.pack_rows` does.
 
     Args:
       rows: For each table (v_t, dim_t) float32.
-      positions: For each table (w_t,) int32; None where the rows themselves are in wire order.
+      positions: For each table (w_t,) int32; None if the rows are already in wire order.
       counts: (W, T) int32, how many rows of a table a rank gets.
       wire_dtype: One of `DTYPES`.
     """
@@ -47,10 +47,10 @@ def pack(
 
 
 def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
-    """As `gmeta.ops.unpack_rows`.
+    """Unpack rows as `gmeta.ops.unpack_rows` does.
 
     Args:
-      buffer: A vector of one of `DTYPES`: what rank 0, 1, … have packed for this one.
+      buffer: A vector of one of `DTYPES`: what rank 0, 1, … have packed for this rank.
       counts: (W, T) int32, how many rows of a table came from a rank.
       dims: The widths of the T tables.
     """
@@ -67,6 +67,6 @@ def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tupl
 
 
 def _numbers(counts: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
-    """(W, T) int32: how many numbers the rows of a rank and table have."""
-    with tf.device("CPU:0"):  # where the counts are, and what cuts a tensor asks for them
+    """Compute how many numbers the rows of each rank and table have, (W, T) int32."""
+    with tf.device("CPU:0"):  # the counts are in host memory, and `tf.split` needs them there
         return counts * tf.constant(dims, tf.int32)

@@ -1,6 +1,6 @@
-"""Keys into and out of the messages of an all-to-all, for all tables of a step together.
+"""Packs keys into the messages of an all-to-all and unpacks them, for all tables of a step together.
 
-How it works, and why it is fast, is in ``ops/exchange/key_exchange.h``. On a GPU
+``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU
 `gmeta.ops.exchange.gpu_keys` makes the same messages.
 """
 
@@ -34,25 +34,27 @@ def route_keys(
 
         note | how many keys of each table | keys of table 0 | keys of table 1 | ...
 
-    Deterministic: the result is a function of the arguments alone, whatever the number of threads. All tables
-    and owners are worked on in parallel. The support and query of all tasks of a step belong into one call.
+    The result is deterministic: it depends on the arguments alone, whatever the number of threads. All tables
+    and owners are processed in parallel. Pass the support and query of all tasks of a step in one call.
 
     Args:
-      keys: For each table a vector of integers, which may be empty; any int64 is a key. Every rank gives the
+      keys: For each table a vector of integers, which may be empty; any int64 is a key. Every rank passes the
         same tables in the same order. At most 2^31 - 1 keys in all.
-      note: (m,) integers that every rank is to know of this one, such as the samples of its batch.
+      note: (m,) integers about this rank that every rank receives, such as the number of samples in its
+        batch.
       world_size: How many ranks there are, 1 up to 1024.
-      dedup: Whether keys are made distinct. False orders all ``n_t`` of them by owner only: to measure what
+      dedup: Whether to deduplicate keys. False only orders all ``n_t`` keys by owner, to measure what
         deduplication saves.
-      device: Where keys are made distinct and put together: ``"gpu"`` for keys and tables on a GPU, where a
-        table's keys are in the order of their first appearance within an owner. Without dedup, the host.
+      device: Where keys are deduplicated and messages built. Use ``"gpu"`` for keys and tables on a GPU; an
+        owner's keys of a table are then in the order of their first appearance. Without ``dedup``, the host
+        does it.
 
     Returns:
       A `RoutedKeys`.
 
     Raises:
-      ConfigError: No tables, keys that aren't vectors of integers, or a ``world_size`` out of range.
-      tf.errors.InvalidArgumentError: More keys than can be sent.
+      ConfigError: There are no tables, keys aren't vectors of integers, or ``world_size`` is out of range.
+      tf.errors.InvalidArgumentError: There are more keys than can be sent.
 
     Example:
       >>> routed = route_keys([[1, 0, 1], [1]], note=[9], world_size=2)  # rank 0 owns key 0, rank 1 key 1
@@ -89,10 +91,10 @@ def receive_keys(
     dedup: bool = True,
     device: Place = "cpu",
 ) -> OwnedKeys:
-    """Read what the ranks' messages ask for, each key once: stage 2 of deduplication.
+    """Collect the distinct keys that the ranks' messages request: stage 2 of deduplication.
 
-    Different ranks ask for the same popular keys. Their owner reads each row once, and sends it as often as
-    it was asked for: ``pack_rows(rows of keys, positions, counts)``. Deterministic and parallel, as is
+    Different ranks request the same popular keys. Their owner reads each row once, and sends it once per
+    request: ``pack_rows(rows of keys, positions, counts)``. It is deterministic and parallel, as is
     `route_keys`.
 
     Args:
@@ -100,16 +102,16 @@ def receive_keys(
       splits: (W,) int32, their lengths.
       tables: How many tables there are, T.
       note_size: How many numbers a note has, m.
-      dedup: Whether keys are made distinct. False gives all keys that came, in wire order: for measurements.
+      dedup: Whether to deduplicate keys. False returns all received keys, in wire order, for measurements.
       device: As in `route_keys`; on a GPU the distinct keys are in the order of their first appearance.
 
     Returns:
       An `OwnedKeys`.
 
     Raises:
-      ConfigError: ``tables`` or ``note_size`` out of range.
-      tf.errors.InvalidArgumentError: A message isn't one of ``tables`` tables and a note of ``note_size``
-        numbers. It names the rank that sent it.
+      ConfigError: ``tables`` or ``note_size`` is out of range.
+      tf.errors.InvalidArgumentError: A message doesn't have the form for ``tables`` tables and a note of
+        ``note_size`` numbers. The error names the rank that sent it.
 
     Example:
       >>> owned = receive_keys([2, 1, 1, 3, 3, 1, 2, 0, 0, 3], [5, 5], tables=2, note_size=1)

@@ -1,4 +1,4 @@
-"""What travels in the all-to-alls of a step: keys one way, rows the other, gradients back."""
+"""Content of a step's all-to-alls: keys travel to their owners, rows back, gradients to the owners again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import tensorflow as tf
 
 
 class RoutedKeys(NamedTuple):
-    """What a rank asks the others for. T tables, W ranks.
+    """Keys that a rank requests from the others, for T tables and W ranks.
 
     Attributes:
-      message: int64, the messages to rank 0, 1, …, one after another: what is to be exchanged.
+      message: int64, the messages to rank 0, 1, …, one after another, ready to be exchanged.
       splits: (W,) int32, their lengths.
-      keys: For each table (u_t,) int64: its distinct keys by owner, and of an owner in the order of their
-        first appearance, or where they are many, part by part of their hash and so in each part. This is the
-        wire order, in which `unpack_rows` gives their rows.
+      keys: For each table (u_t,) int64: its distinct keys, by owner. The keys of one owner are in the order
+        of their first appearance; if there are many, they are first divided into parts by their hash, and
+        are in that order within each part. This is the wire order, in which `unpack_rows` returns their rows.
       counts: (W, T) int32, how many of a table's keys a rank owns.
-      inverse: For each table (n_t,) int32: ``tf.gather(keys[t], inverse[t])`` are the keys that were given.
+      inverse: For each table (n_t,) int32: ``tf.gather(keys[t], inverse[t])`` are the keys that were passed.
     """
 
     message: tf.Tensor
@@ -28,15 +28,15 @@ class RoutedKeys(NamedTuple):
 
 
 class OwnedKeys(NamedTuple):
-    """What the ranks ask this one for. T tables, W ranks, notes of m numbers.
+    """Keys that the ranks request from this one, for T tables, W ranks and notes of m numbers.
 
     Attributes:
-      keys: For each table (v_t,) int64: the distinct keys that came, in an order that depends on them alone.
+      keys: For each table (v_t,) int64: the distinct received keys, in an order that depends on them alone.
       positions: For each table (w_t,) int32: ``tf.gather(keys[t], positions[t])`` are ``wire_keys[t]``.
       counts: (W, T) int32, how many keys of a table a rank has sent.
       notes: (W, m) int64, the note of each rank.
-      wire_keys: For each table (w_t,) int64: the keys that came, by sender, then as sent. Rows go back, and
-        gradients come, in this wire order.
+      wire_keys: For each table (w_t,) int64: the received keys, by sender, then in the order of sending. Rows
+        are sent back, and gradients arrive, in this wire order.
     """
 
     keys: tuple[tf.Tensor, ...]
@@ -50,7 +50,7 @@ class PackedRows(NamedTuple):
     """Rows to be exchanged.
 
     Attributes:
-      buffer: Of the wire's dtype: the rows for rank 0, 1, …, and of a rank those of table 0, 1, …
+      buffer: The rows for rank 0, 1, …, in the wire's dtype; for each rank, the rows of table 0, 1, …
       splits: (W,) int32, how many numbers each rank gets, scales included.
     """
 

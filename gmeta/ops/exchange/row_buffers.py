@@ -1,6 +1,6 @@
-"""Rows into and out of the buffers of an all-to-all, for all tables of a step together.
+"""Packs rows into the buffers of an all-to-all and unpacks them, for all tables of a step together.
 
-How it works, and why it is fast, is in ``ops/exchange/row_exchange.h``. On a GPU
+``ops/exchange/row_exchange.h`` describes how it works and why it is fast. On a GPU
 `gmeta.ops.exchange.gpu_rows` makes the same buffers.
 """
 
@@ -22,7 +22,7 @@ for _name in ("PackRows", "UnpackRows"):
     tf.no_gradient(f"Gmeta{_name}")
 
 WIRE_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
-"""What rows may travel as."""
+"""The dtypes in which rows can be exchanged."""
 
 
 def pack_rows(
@@ -35,29 +35,29 @@ def pack_rows(
 ) -> PackedRows:
     """Pack the rows of all tables, of whatever widths, into one buffer for one all-to-all.
 
-    For rank r, table by table: rows ``rows[t][positions[t][i]]`` for the places i in wire order that are r's,
-    of dim_t numbers each, and one more as float16.
-    An owner packs values with the ``positions`` and ``counts`` of its `OwnedKeys`; a sender packs gradients,
-    one for each of ``RoutedKeys.keys``, without positions and with the ``counts`` of its `RoutedKeys`.
+    The buffer has for rank r, table by table, the rows ``rows[t][positions[t][i]]`` for r's places i in wire
+    order. A row has dim_t numbers, and one more in float16. An owner packs values with the ``positions`` and
+    ``counts`` of its `OwnedKeys`. A sender packs gradients, one for each of ``RoutedKeys.keys``, without
+    positions and with the ``counts`` of its `RoutedKeys`.
 
     Args:
       rows: For each table (v_t, dim_t) float32.
-      positions: For each table (w_t,) int32, w_t being the sum of its counts; None where the rows
-        themselves are in wire order.
+      positions: For each table (w_t,) int32, w_t being the sum of its counts; None if the rows are already in
+        wire order.
       counts: (W, T) int32, how many rows of a table a rank gets.
-      wire_dtype: What the numbers travel as. As float16 a row begins with a power of two of its own, one more
-        number, so that rows of any magnitude keep their precision: a number has a relative error of at most
-        2^-11, or an absolute one of at most 2^-40 of the row's largest number where that is more, and below
-        2^-126 becomes zero. A bfloat16 has a relative error of at most 2^-8 at any magnitude. Infinities and
-        NaNs stay what they are.
-      device: Where the rows are: ``"gpu"`` packs them there, but as float16, which the host packs.
+      wire_dtype: The dtype of the numbers in the buffer. In float16 each row begins with one more number, a
+        power of two that scales the row, so that rows of any magnitude keep their precision. A number then
+        has a relative error of at most 2^-11, or an absolute error of at most 2^-40 of the row's largest
+        number, whichever is more; numbers below 2^-126 become zero. A bfloat16 has a relative error of at
+        most 2^-8 at any magnitude. Infinities and NaNs are preserved.
+      device: Where the rows are. With ``"gpu"`` the GPU packs them, except as float16, which the host packs.
 
     Returns:
       A `PackedRows`.
 
     Raises:
-      ConfigError: Numbers of arguments that don't match, or dtypes other than these.
-      tf.errors.InvalidArgumentError: Counts, shapes or positions that don't match, or more than 2^31 - 1
+      ConfigError: The numbers of arguments don't match, or a dtype isn't one of these.
+      tf.errors.InvalidArgumentError: Counts, shapes or positions don't match, or there are more than 2^31 - 1
         numbers for one rank.
 
     Example:
@@ -89,25 +89,25 @@ def pack_rows(
 def unpack_rows(
     buffer: Any, counts: Any, *, dims: Sequence[int], device: Place = "cpu"
 ) -> tuple[tf.Tensor, ...]:
-    """Unpack the rows of each table from the buffers that came, in wire order: the inverse of `pack_rows`.
+    """Unpack the rows of each table from the received buffers, in wire order: the inverse of `pack_rows`.
 
-    Row number i of table t is that of ``RoutedKeys.keys[t][i]`` where values have come to a sender, and of
-    ``OwnedKeys.wire_keys[t][i]`` where gradients have come to an owner.
+    Row number i of table t belongs to ``RoutedKeys.keys[t][i]`` if a sender has received values, and to
+    ``OwnedKeys.wire_keys[t][i]`` if an owner has received gradients.
 
     Args:
-      buffer: A vector of float32, float16 or bfloat16: what rank 0, 1, … have packed for this one. Its dtype
-        says how to read it.
-      counts: (W, T) int32, how many rows of a table came from a rank: those of this rank's `RoutedKeys` for
-        values, of its `OwnedKeys` for gradients.
+      buffer: A vector of float32, float16 or bfloat16: what rank 0, 1, … have packed for this rank. Its dtype
+        determines how it is read.
+      counts: (W, T) int32, how many rows of a table came from a rank: the counts of this rank's `RoutedKeys`
+        for values, those of its `OwnedKeys` for gradients.
       dims: The widths of the T tables.
-      device: Where the rows are to be: as in `pack_rows`.
+      device: Where the rows are unpacked, as in `pack_rows`.
 
     Returns:
       For each table (w_t, dim_t) float32, w_t being the sum of its counts.
 
     Raises:
-      ConfigError: No tables, a width below 1, or a buffer of another dtype.
-      tf.errors.InvalidArgumentError: The buffer hasn't as many numbers as ``counts`` and ``dims`` say.
+      ConfigError: There are no tables, a width is below 1, or the buffer has another dtype.
+      tf.errors.InvalidArgumentError: The buffer's size doesn't match ``counts`` and ``dims``.
 
     Example:
       >>> first, second = unpack_rows([1.0, 2.0, 3.0, 4.0, 5.0], [[1, 0], [1, 1]], dims=[2, 1])

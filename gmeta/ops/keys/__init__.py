@@ -1,3 +1,3 @@
-"""Hashes, merges and deduplicates keys."""
+"""Ops that hash, merge and deduplicate keys."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The distinct ids of a batch."""
+"""Deduplication of the ids of a batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ tf.no_gradient("GmetaUnique")
 
 
 class Unique(NamedTuple):
-    """Distinct keys and where they stood.
+    """Distinct keys and their positions in the ids.
 
     Attributes:
       keys: (u,) int64, distinct, in the order of their first appearance.
-      inverse: int32, of the shape of the ids: ``tf.gather(keys, inverse)`` is the ids again.
+      inverse: int32, in the shape of the ids: ``tf.gather(keys, inverse)`` restores the ids.
     """
 
     keys: tf.Tensor
@@ -30,12 +30,12 @@ class Unique(NamedTuple):
 
 
 def unique(ids: Any, *, device: Place = "cpu") -> Unique:
-    """The distinct ids of a tensor of any shape, and the way back.
+    """Find the distinct ids of a tensor of any shape, and the inverse mapping.
 
     Args:
       ids: Integers of any shape; any int64 is a valid id.
-      device: Where it is computed, and where the result is: ``"cpu"``, where ids mostly are, or ``"gpu"``,
-        the first that this process sees.
+      device: Where to compute and keep the result: ``"cpu"``, where ids mostly are, or ``"gpu"``, the first
+        GPU that this process sees.
 
     Returns:
       A `Unique`.
@@ -60,12 +60,12 @@ def unique(ids: Any, *, device: Place = "cpu") -> Unique:
 
 
 class UniqueByOwner(NamedTuple):
-    """Distinct keys by owner, and where they stood.
+    """Distinct keys by owner, and their positions in the ids.
 
     Attributes:
-      keys: (u,) int64, distinct: those that rank 0 owns, rank 1, …, and of a rank in the order of their first
-        appearance.
-      inverse: (n,) int32: ``tf.gather(keys, inverse)`` is the ids again.
+      keys: (u,) int64, distinct: the keys that rank 0 owns, then those of rank 1, …; the keys of a rank are
+        in the order of their first appearance.
+      inverse: (n,) int32: ``tf.gather(keys, inverse)`` restores the ids.
       counts: (W,) int32, in host memory: how many keys each rank owns.
     """
 
@@ -75,10 +75,10 @@ class UniqueByOwner(NamedTuple):
 
 
 def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
-    """The distinct ids of a vector, by the rank that owns them.
+    """Find the distinct ids of a vector, grouped by the rank that owns them.
 
-    The owner of a key is as `gmeta.ops.route_keys` says, which does the same for several tables at once, and
-    makes messages of them, in host memory.
+    `gmeta.ops.route_keys` defines the owner of a key. It does the same for several tables at once in host
+    memory, and makes messages of the keys.
 
     Args:
       ids: (n,) integers; any int64 is a valid id.
@@ -89,7 +89,7 @@ def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> Uniq
       A `UniqueByOwner`.
 
     Raises:
-      ConfigError: ``ids`` are no vector of integers, or ``world_size`` is out of range.
+      ConfigError: ``ids`` is not a vector of integers, or ``world_size`` is out of range.
 
     Example:
       >>> found = unique_by_owner([1, 0, 1, 7], world_size=2)  # rank 0 owns keys 0 and 7, rank 1 key 1

@@ -1,4 +1,4 @@
-"""Ids of any kind, text or 64-bit numbers, as ids of so many bits."""
+"""Hashing of text and 64-bit numbers to ids of a given number of bits."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ tf.no_gradient("GmetaHashText")
 def hash_ids(values: Any, bits: int = 62) -> Any:
     """Map text and any 64-bit numbers to ids in [0, 2^bits).
 
-    ``fold(hash(value))``, with ``hash`` the last 8 bytes of a text's MD5 as a signed number
-    (`hash_text`), which is what ``gmeta prepare`` stores, and ``fold`` as in `fold_ids`. So a text, and the
-    number that was prepared of it, have the same id; whole numbers from 0 to 2^bits − 1 are their own ids.
+    The id is ``fold(hash(value))``. ``hash`` is the last 8 bytes of a text's MD5 as a signed number
+    (`hash_text`), which ``gmeta prepare`` stores; ``fold`` is `fold_ids`. A text and the number that
+    ``gmeta prepare`` stored for it therefore have the same id. Whole numbers from 0 to 2^bits − 1 are their
+    own ids.
 
-    Of n distinct texts about n² / 2^(bits + 1) pairs share an id: of a million with 61 bits, one in four
-    million data sets has such a pair. `count_collisions` counts.
+    Among n distinct texts, about n² / 2^(bits + 1) pairs share an id: with a million texts and 61 bits, one
+    in four million data sets has such a pair. `count_collisions` counts collisions.
 
     Args:
-      values: Strings (UTF-8, or any bytes) or integers: a Tensor of any shape, a RaggedTensor, or what
-        converts to a Tensor.
+      values: Strings (UTF-8, or any bytes) or integers: a Tensor of any shape, a RaggedTensor, or anything
+        that converts to a Tensor.
       bits: 1 to 63.
 
     Returns:
       int64, in the form of ``values``.
 
     Raises:
-      ConfigError: Values of another dtype, or ``bits`` out of range.
+      ConfigError: The values have another dtype, or ``bits`` is out of range.
 
     Example:
       >>> hash_ids(["sku/7", "sku/8"]).numpy()
@@ -69,9 +70,9 @@ def hash_text(texts: Any) -> tf.Tensor:
 
 
 def fold_ids(numbers: Any, bits: int) -> tf.Tensor:
-    """Fold 64 bits into fewer: the low ones, and over them by XOR what is above.
+    """Fold 64 bits into fewer: combine the low bits by XOR with the bits above them.
 
-    ``(x XOR (x >>> bits)) AND (2^bits − 1)``. A number in [0, 2^bits) stays what it is.
+    The result is ``(x XOR (x >>> bits)) AND (2^bits − 1)``. A number in [0, 2^bits) doesn't change.
 
     Args:
       numbers: Integers of any shape.
@@ -81,7 +82,7 @@ def fold_ids(numbers: Any, bits: int) -> tf.Tensor:
       int64, of the same shape.
 
     Raises:
-      ConfigError: They aren't integers, or ``bits`` is out of range.
+      ConfigError: ``numbers`` aren't integers, or ``bits`` is out of range.
     """
     bits = whole_number("hash_ids: bits", bits, least=1)
     if bits > 63:
@@ -94,11 +95,11 @@ def fold_ids(numbers: Any, bits: int) -> tf.Tensor:
 
 
 def count_collisions(values: Any, bits: int = 62) -> int:
-    """Count the distinct values that have no id of their own: distinct values less distinct ids.
+    """Count collisions: the number of distinct values minus the number of distinct ids.
 
     Args:
-      values: As `hash_ids` takes them.
-      bits: Likewise.
+      values: As in `hash_ids`.
+      bits: As in `hash_ids`.
 
     Example:
       >>> count_collisions([1, 2, 1 << 3 | 1, 2], bits=3)  # 9 folds to 0, 1 and 2 stay

@@ -1,4 +1,4 @@
-"""Raw ids of several features as keys of one table."""
+"""Merges raw ids of several features into keys of one table."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ tf.no_gradient("GmetaMergeKeys")
 def merge_keys(
     ids: Sequence[Any], *, features: Sequence[str], prefixes: Sequence[int], id_bits: int
 ) -> tf.Tensor:
-    """``prefix | id`` for the ids of each feature, one feature after another, in one checked pass.
+    """Compute ``prefix | id`` for the ids of each feature, one feature after another, in one checked pass.
 
-    With ``prefix = i << id_bits`` for table number i, ids of different tables never meet (MTGenRec,
+    With ``prefix = i << id_bits`` for table number i, ids of different tables never collide (MTGenRec,
     section 3.1).
 
     Args:
       ids: For each feature a vector of integers in [0, 2^id_bits).
       features: Their names, for messages.
-      prefixes: For each feature what is or-ed into its ids.
+      prefixes: For each feature, the bits that are or-ed into its ids.
       id_bits: How many bits an id may have, 0 to 63.
 
     Returns:
       (n,) int64, n being the number of all ids.
 
     Raises:
-      ConfigError: ``ids`` are not integers, or there are none.
-      tf.errors.InvalidArgumentError: An id is negative or too large. It names the feature, the id, its
+      ConfigError: ``ids`` are not integers, or there are no features.
+      tf.errors.InvalidArgumentError: An id is negative or too large. The error names the feature, the id, its
         position in the vector, and the limit.
 
     Example:
@@ -54,7 +54,7 @@ def merge_keys(
 
 
 def _vector(ids: Any, owner: str) -> tf.Tensor:
-    """As it is where the kernel takes it, without a copy to int64."""
+    """Convert ids to a dtype that the kernel takes; int32 tensors stay as they are, without a copy."""
     if tf.is_tensor(ids) and ids.dtype == tf.int32:
         return ids
     return ids_tensor(ids, owner)
@@ -63,11 +63,11 @@ def _vector(ids: Any, owner: str) -> tf.Tensor:
 def _portable(
     vectors: Sequence[tf.Tensor], features: Sequence[str], prefixes: Sequence[int], id_bits: int
 ) -> tf.Tensor:
-    """In TensorFlow's own ops. The message gives the range of the ids in place of the first offender."""
+    """Merge in TensorFlow's own ops. The error gives the range of the ids instead of the first bad id."""
     keys = []
     for ids, feature, prefix in zip(vectors, features, prefixes, strict=True):
         wide = tf.cast(ids, tf.int64)
-        # An arithmetic shift leaves 0 for the ids that fit, and for those alone: negative ones leave -1.
+        # An arithmetic shift gives 0 only for the ids that fit: for negative ids it stays negative.
         excess = tf.bitwise.right_shift(wide, tf.constant(id_bits, tf.int64))
         limits = [tf.reduce_min(wide), "to", tf.reduce_max(wide)]
         message = f"feature {feature}: ids must be in [0, {1 << id_bits}); got some in the range of"

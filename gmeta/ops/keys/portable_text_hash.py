@@ -1,8 +1,8 @@
-"""The number of a text (``ops/hash_text/md5.h``) in plain TensorFlow ops, for graphs that run without gmeta.
+"""Text hashing (``ops/hash_text/md5.h``) in plain TensorFlow ops, for graphs that run without gmeta.
 
-MD5 of many texts at once: each of its four words is a vector with an entry a text, so that a step is a
-handful of ops whatever the number of texts. Texts end in different blocks of 64 bytes; one that has ended
-keeps its words while the others go on.
+It computes the MD5 of many texts at once. Each of MD5's four words is a vector with one entry for each text,
+so that a step is a handful of ops whatever the number of texts. Texts end in different blocks of 64 bytes; a
+text that has ended keeps its words while the others continue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _and, _or, _xor, _not = (
 
 
 def portable_hash_text(texts: Any) -> tf.Tensor:
-    """The last 8 bytes of each text's MD5, little endian, as a signed number.
+    """Compute the last 8 bytes of each text's MD5, little endian, as a signed number.
 
     Args:
       texts: Strings of any shape.
@@ -48,7 +48,7 @@ def portable_hash_text(texts: Any) -> tf.Tensor:
 
 
 def _blocks(flat: tf.Tensor, sizes: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """(n, blocks, 16) uint32: the texts, a 1 bit, zeros, and in the last block's end the length in bits."""
+    """Build (n, blocks, 16) uint32: text, a 1 bit, zeros, and the length in bits to end the last block."""
     blocks = tf.reduce_max(tf.concat([last, [0]], axis=0)) + 1
     ended = tf.strings.join([flat, tf.constant(b"\x80")])
     words = tf.io.decode_raw(ended, tf.int32, little_endian=True, fixed_length=64 * blocks)

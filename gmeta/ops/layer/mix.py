@@ -1,4 +1,4 @@
-r"""What an HSTU layer does between its two products: activation, attention, norm and gate."""
+r"""The part of an HSTU layer between its two matrix products: activation, attention, norm and gate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gmeta.ops.table.portable_tables import portable_ops
 
 _native = load_op_library("ops")
 _SETTINGS = ("heads", "scale", "alpha", "epsilon", "production", "bucket_starts")
-# Of the gradient's inputs: those that gradients flow to, and the last one.
+# Indices into the gradient op's inputs: those that gradients flow to, and the last one.
 _FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 15
-_WIDEST = 4096  # of all heads, on a GPU
+_WIDEST = 4096  # the greatest width of all heads together on a GPU
 
 
 def hstu_mix(
@@ -46,34 +46,35 @@ def hstu_mix(
        \text{production:}\quad & [U', V, Q, K] = Z, \quad U = \mathrm{SiLU}(U'), \quad
           A = \mathrm{attend}(Q, K, V), \qquad Y = [U, A, U \odot \mathrm{LN}(A)]
 
-    (Zhai et al., ICML 2024, section 3, and the published code that ranks with it.) On a GPU, in bfloat16 or
-    float16, it is one op: U, V, Q and K are read where the product left them; activation, norm and gate take
-    one pass over memory each, and so do their gradients. With ``kernel`` the product of the research form is
-    an op of gmeta's, which writes what it has activated beside Z, and activation takes no pass.
+    The forms follow Zhai et al., ICML 2024, section 3, and the published code that ranks with it. On a GPU,
+    in bfloat16 or float16, this is one op. It reads U, V, Q and K where the product left them. Activation,
+    norm and gate take one pass over memory each, and so do their gradients. With ``kernel`` an op of gmeta's
+    computes the product of the research form. It writes the activated values beside Z, so that activation
+    takes no pass.
 
     Args:
       projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads. With
-        ``kernel``, X in its place.
+        ``kernel``, X instead of Z.
       offsets: (batch + 1,) int64, where sequences begin and end.
-      visible: (total, 3) int32, of `AttentionMask.visible`.
-      heads: How many.
+      visible: (total, 3) int32, from `AttentionMask.visible`.
+      heads: Number of heads.
       attention_dim: Numbers of a query and of a key, a head.
       value_dim: Numbers of a value and of a gate, a head.
-      scale: What attention is multiplied by, a constant such as 1/n.
-      alpha: What scores are multiplied by.
-      form: Which of the two.
+      scale: Factor of attention, a constant such as 1/n.
+      alpha: Factor of the scores.
+      form: Which of the two forms to compute.
       norm_scale: LN's γ, (heads * value_dim,). None: 1.
-      norm_offset: LN's β, likewise. None: 0.
+      norm_offset: LN's β, (heads * value_dim,). None: 0.
       eps: LN's ε.
-      bias: What is added to scores.
-      kernel: W, (dim, 2 * heads * (value_dim + attention_dim)), where ``projected`` is X, (total, dim), of
-        :math:`Z = X W`. Where dim is no multiple of 8, the product and activation stay apart.
+      bias: The bias that is added to scores.
+      kernel: W, (dim, 2 * heads * (value_dim + attention_dim)), of :math:`Z = X W`; ``projected`` is then X,
+        (total, dim). If dim isn't a multiple of 8, product and activation remain separate.
 
     Returns:
       (total, heads * value_dim), and three times as wide in the production form, of the dtype of Z.
 
     Raises:
-      InvalidArgumentError: Shapes that don't fit together.
+      InvalidArgumentError: Shapes don't fit together.
 
     Example:
       >>> z = tf.ones([3, 8])
@@ -138,7 +139,7 @@ def hstu_mix(
 
 @tf.RegisterGradient("GmetaSiluProjection")
 def _gradient_of_projection(op: tf.Operation, of_z: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
-    """What is activated is a constant: `hstu_mix` has the gradient of Z by way of it."""
+    """Differentiate by Z alone: `hstu_mix` already includes the activation in its gradient of Z."""
     x, kernel = op.inputs
     return [tf.matmul(of_z, kernel, transpose_b=True), tf.matmul(x, of_z, transpose_a=True)]
 
@@ -152,7 +153,7 @@ def _gradient(op: tf.Operation, of_mixed: tf.Tensor, *_: tf.Tensor) -> list[tf.T
 
 @tf.RegisterGradient("GmetaHstuMixGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    """By the plain form, in float32: for inner loops that adapt what is below a layer."""
+    """Differentiate the plain form, in float32, for inner loops that adapt weights below a layer."""
     projected, offsets, visible, _, gamma, beta, positions, buckets, rows, columns = op.inputs[:10]
     dtypes = [op.inputs[i].dtype for i in _FLOATS]
     wide = [tf.cast(op.inputs[i], tf.float32) for i in (*_FLOATS, _OF_MIXED)]
@@ -183,7 +184,7 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
             )
         zero = tf.UnconnectedGradients.ZERO
         first = inner.gradient(mixed, wide[:-1], wide[-1], unconnected_gradients=zero)
-        first = [tf.convert_to_tensor(each) for each in first]  # those of tables are slices
+        first = [tf.convert_to_tensor(each) for each in first]  # gradients of tables are slices
     found = outer.gradient(
         first, wide, [tf.cast(each, tf.float32) for each in upstream], unconnected_gradients=zero
     )
@@ -191,5 +192,5 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         tf.cast(tf.convert_to_tensor(each), dtype)
         for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
     )
-    nothing = [None] * 7  # times, what was active, and what came out
+    nothing = [None] * 7  # times, active values, and outputs
     return [of_projected, None, None, None, *of_tables, *nothing, of_of_mixed]

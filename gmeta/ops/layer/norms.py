@@ -1,4 +1,4 @@
-"""Norms of a token's numbers: each token by itself, so that no token depends on another."""
+"""Norms that treat each token by itself, so that no token depends on another."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gmeta.core.native import load_op_library
 from gmeta.ops.native_forms import has_row_kernels
 
 _native = load_op_library("ops")
-_WIDEST = 4096  # of the GPU's kernels
+_WIDEST = 4096  # the greatest width that the GPU's kernels take
 
 
 def layer_norm(
     x: tf.Tensor, scale: tf.Tensor | None = None, offset: tf.Tensor | None = None, eps: float = 1e-6
 ) -> tf.Tensor:
-    r"""Layer norm, :math:`\gamma (x - \bar{x}) / \sqrt{\mathrm{var}(x) + \epsilon} + \beta`.
+    r"""Compute layer norm, :math:`\gamma (x - \bar{x}) / \sqrt{\mathrm{var}(x) + \epsilon} + \beta`.
 
-    Statistics are of float32 at least, whatever the dtype of x. On a GPU, matrices of bfloat16 and float16
-    are normed in one pass over memory, and one back.
+    Statistics are in float32 at least, whatever the dtype of x. On a GPU, matrices of bfloat16 and float16
+    take one pass over memory, and one for the gradient.
 
     Args:
       x: (..., d) float.
       scale: γ, (d,) or one for each token, (..., d). None: 1.
-      offset: β, likewise. None: 0.
+      offset: β, (d,) or one for each token, (..., d). None: 0.
       eps: ε.
 
     Returns:
@@ -38,18 +38,18 @@ def layer_norm(
 def norm_and_pass(
     x: tf.Tensor, scale: tf.Tensor | None = None, offset: tf.Tensor | None = None, eps: float = 1e-6
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`layer_norm` of x, and x for who uses it besides, as a residual connection does.
+    """Compute `layer_norm` of x, and pass x on for a second use, such as a residual connection.
 
-    On a GPU the gradients of both are then added up in the pass that computes the norm's.
+    On a GPU, the pass that computes the norm's gradient also adds the gradient of the second use.
 
     Args:
       x: (..., d) float.
-      scale: As of `layer_norm`.
-      offset: As of `layer_norm`.
-      eps: As of `layer_norm`.
+      scale: As in `layer_norm`.
+      offset: As in `layer_norm`.
+      eps: As in `layer_norm`.
 
     Returns:
-      What is normed, and x.
+      The normed x, and x.
     """
     if _has_kernel(x, scale, offset):
         found = _norm(x, scale, offset, eps, passes=True)
@@ -78,7 +78,7 @@ def _plain(x: tf.Tensor, scale: tf.Tensor | None, offset: tf.Tensor | None, eps:
 
 
 def rms_norm(x: tf.Tensor, eps: float = 1e-6) -> tf.Tensor:
-    r"""Norm by the root of the mean square, :math:`x / \sqrt{\overline{x^2} + \epsilon}`.
+    r"""Divide by the root of the mean square, :math:`x / \sqrt{\overline{x^2} + \epsilon}`.
 
     Args:
       x: (..., d) float.
@@ -108,7 +108,7 @@ def _gradient(op: tf.Operation, of_y: tf.Tensor, _: tf.Tensor, of_passed: tf.Ten
 
 @tf.RegisterGradient("GmetaRowNormGradient")
 def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    """By the plain form, in float32: for inner loops that adapt what is below a norm."""
+    """Differentiate the plain form, in float32, for inner loops that adapt weights below a norm."""
     x, scale, offset, _, of_y, of_passed = op.inputs
     wide = [tf.cast(each, tf.float32) for each in (x, scale, offset, of_y)]
     with tf.GradientTape() as outer:

@@ -1,4 +1,4 @@
-"""What a block adds to what it was given."""
+"""The residual sum of a block: its input plus its output."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ _native = load_op_library("ops")
 
 
 def residual(x: tf.Tensor | None, change: tf.Tensor, offset: tf.Tensor | None = None) -> tf.Tensor:
-    r"""Add a change to what it changes, :math:`y = x + (c + b)`.
+    r"""Add a block's change to its input, :math:`y = x + (c + b)`.
 
-    On a GPU, matrices of bfloat16 and float16 are read once and the sum is rounded once. The gradient of b,
-    sums of columns, is of float32 until it is rounded, and summed in one order: the same in each run.
+    On a GPU, matrices of bfloat16 and float16 are read once and the sum is rounded once. The gradient of b, a
+    sum over rows for each column, is computed in float32 and then rounded. The order of summation is fixed,
+    so every run gives the same result.
 
     Args:
       x: (rows, d) float. None: 0.
-      change: c, likewise.
+      change: c, (rows, d) float.
       offset: b, (d,). None: 0.
 
     Returns:
       (rows, d) of the dtype of c.
 
     Raises:
-      InvalidArgumentError: Shapes that don't fit together.
+      InvalidArgumentError: Shapes don't fit together.
 
     Example:
       >>> from gmeta.ops.layer.residual_sum import residual

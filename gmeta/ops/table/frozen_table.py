@@ -1,8 +1,8 @@
-"""A table as it stands, in plain TensorFlow ops: for serving, where gmeta's own ops aren't loaded.
+"""A read-only copy of a table in plain TensorFlow ops, for serving without gmeta's own ops.
 
-Keys and rows are variables, so they lie in the SavedModel's variable files: a graph holds at most 2 GB of
-constants, and a variable holds what memory holds. A static hash table maps a key to its row's number; it is
-filled from the keys when the model is loaded.
+Keys and rows are variables, so they are stored in the SavedModel's variable files: a graph holds at most 2 GB
+of constants, but a variable can be as large as memory. A static hash table maps a key to its row's number; it
+is filled from the keys when the model is loaded.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable
 import tensorflow as tf
 
 UnknownRows = Callable[[tf.Tensor], tf.Tensor]
-"""Maps (n,) keys that a table doesn't hold to the (n, dim) rows that they read."""
+"""Function from (n,) keys that a table doesn't hold to the (n, dim) rows that a lookup of them returns."""
 
 _ABSENT = -1
 
 
 class RowNumbers(tf.saved_model.experimental.TrackableResource):
-    """A static hash table from the values of a variable to their positions; -1 for others.
+    """Static hash table from the values of a variable to their positions; -1 for other keys.
 
-    Not a ``tf.lookup.StaticHashTable``, whose initializers write the keys into the graph.
+    It isn't a ``tf.lookup.StaticHashTable``, because that one's initializers write the keys into the graph.
     """
 
     def __init__(self, keys: tf.Variable) -> None:
         super().__init__(device="CPU")
         self._variable = keys
-        self._track_trackable(keys, "keys")  # what is loaded has to have it
+        self._track_trackable(keys, "keys")  # the loaded model needs it
         self._shared_name = f"gmeta_frozen_{uuid.uuid4().hex}"
         with tf.init_scope():
             _ = self.resource_handle
@@ -43,7 +43,7 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
         tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=keys, values=values)
 
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
-        """Where keys stand, int64 of their shape."""
+        """Look up the positions of keys, int64 of the same shape."""
         found = tf.raw_ops.LookupTableFindV2(
             table_handle=self.resource_handle, keys=keys, default_value=tf.constant(_ABSENT, tf.int64)
         )
@@ -60,7 +60,7 @@ class FrozenTable(tf.Module):
     Args:
       keys: (n,) int64, distinct.
       rows: (n, dim) float32.
-      unknown: The rows of keys that aren't there; run for those keys alone.
+      unknown: Computes the rows of keys that the table doesn't hold; called with those keys alone.
 
     Example:
       >>> table = FrozenTable(
@@ -83,11 +83,11 @@ class FrozenTable(tf.Module):
 
     @property
     def size(self) -> int:
-        """The number of keys."""
+        """Number of keys."""
         return int(self._keys.shape[0])
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
-        """The (n, dim) rows of (n,) int64 keys."""
+        """Look up the (n, dim) rows of (n,) int64 keys."""
         index = self._index(keys)
         part = tf.cast(tf.equal(index, _ABSENT), tf.int32)
         found, _ = tf.dynamic_partition(index, part, 2)

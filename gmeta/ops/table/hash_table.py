@@ -1,4 +1,4 @@
-"""The dynamic embedding table: rows come to be when their key is first seen.
+"""The dynamic embedding table, which makes a row when its key is first looked up.
 
 The engine is native: ``ops/table/host/table.h`` describes how it works and why it is fast.
 """
@@ -35,39 +35,40 @@ for _name in (
 
 
 class HashTable(tf.saved_model.experimental.TrackableResource):
-    """A dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
+    """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
-    A row is made when a lookup first asks for its key; it is then a pure function of (seed, key), never of
+    The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
     order, step or rank. Weights, optimizer state, frequency and last step of a row are one record; they are
     saved, restored and removed together.
 
     The table is a ``Trackable``: as an attribute of a Keras layer, a model or a ``tf.Module``, or named in a
     ``tf.train.Checkpoint``, it is saved and restored with them (keys, whole records, and the step). Restoring
-    replaces what the table held. It works in eager mode and in ``tf.function``, and may be read and updated
-    from several threads at once. Lookups have no gradient of their own; gradients stop at ``rows``, and
-    you hand them back:
+    replaces the table's content. It works in eager mode and in ``tf.function``, and may be read and updated
+    from several threads at once. Lookups have no gradient of their own: compute the gradient of ``rows`` and
+    pass it to `apply_gradients`, as in the example.
 
     Args:
       dim: Width of a row, >= 1.
       optimizer: How `apply_gradients` updates a row.
-      initializer: What a new row holds.
+      initializer: The initial numbers of a new row.
       admission: Which missing ids get a row: `gmeta.policies.Always`, `gmeta.policies.CountAdmission`,
         `gmeta.policies.ProbabilityAdmission`.
-      eviction: Which rows go, and the bound: `gmeta.policies.LRU`, `gmeta.policies.LFU`,
+      eviction: Which rows are evicted, and the bound: `gmeta.policies.LRU`, `gmeta.policies.LFU`,
         `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
-      precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all in
-        float32.
-      device: ``"cpu"`` keeps the table in host memory, ``"gpu"`` in that of the first GPU that the process
-        sees, where rows are looked up and updated without crossing the bus. It is the same table: rows,
-        records and checkpoints mean the same on either, and go from one to the other. Without a GPU, or in a
-        build without CUDA, a table is kept in host memory, with one warning. ``"auto"``: what the environment
-        variable ``GMETA_TABLE_DEVICE`` says, else ``"cpu"``.
-      device_rows: Of a table on a GPU: about how many rows its memory is to hold, those that come first. The
-        others are in pinned host memory, where kernels read and write them over the bus: slower, and as
-        many as the host has room for. With `gmeta.policies.TwoPrecisions`: so many half rows, and half as
-        many of float32. None: all are on the GPU. A table in host memory doesn't mind.
+      precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
+        in float32.
+      device: ``"cpu"`` keeps the table in host memory. ``"gpu"`` keeps it in the memory of the first GPU that
+        the process sees, where rows are looked up and updated without crossing the bus. Rows, records and
+        checkpoints mean the same on both devices, and can move between them. Without a GPU, or in a build
+        without CUDA, a table is kept in host memory, with one warning. ``"auto"``: the value of the
+        environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
+      device_rows: For a table on a GPU: about how many rows the GPU's memory holds, starting with the first
+        ones made. The other rows are in pinned host memory, where kernels read and write them over the bus;
+        this is slower, but limited only by the host's memory. With `gmeta.policies.TwoPrecisions`, the GPU
+        holds about this many rows in half precision, and half as many in float32. None: all rows are on the
+        GPU. A table in host memory ignores it.
       seed: Makes the initial rows of one table differ from another's; any int64.
-      name: Names the table in messages and, unless it is an attribute of something, nowhere else.
+      name: The table's name, which is used only in messages, unless the table is an attribute of something.
 
     Raises:
       ConfigError: ``dim`` or ``device_rows`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes
@@ -183,14 +184,14 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         )
 
     def lookup(self, ids: Any, insert: bool | tf.Tensor = True) -> Lookup:
-        """The rows of the distinct ids.
+        """Look up the rows of the distinct ids.
 
         Args:
-          ids: Integers of any shape; any int64 is a valid id, and an id may stand there any number of times.
-          insert: Whether missing keys are stored with their initial row, and the use is counted in the
-            records' frequency and last step (training); rows may be evicted before, and a missing key that
-            is not admitted reads its initial row. Otherwise every missing key does, and the table stays as
-            it is (evaluation).
+          ids: Integers of any shape; any int64 is a valid id, and an id may occur any number of times.
+          insert: True (training) stores missing keys with their initial row, and counts the use in the
+            records' frequency and last step. Rows may be evicted first, and a missing key that isn't admitted
+            reads its initial row. False (evaluation): every missing key reads its initial row, and the table
+            doesn't change.
 
         Returns:
           A `Lookup`.
@@ -202,7 +203,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return Lookup(self._rows_of(keys, insert, distinct=True), keys, inverse)
 
     def lookup_keys(self, keys: Any, insert: bool | tf.Tensor = True) -> tf.Tensor:
-        """The row of each key: the second half of `lookup`, for callers that have made the keys distinct.
+        """Look up the row of each key: the second half of `lookup`, for keys that are already distinct.
 
         Args:
           keys: (n,) integers. Each occurrence of a key counts as a use.
@@ -231,22 +232,23 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     def apply_gradients(
         self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None
     ) -> tf.Operation | None:
-        """One optimizer step for the rows of ``keys``.
+        """Make one optimizer step for the rows of ``keys``.
 
-        Gradients of equal keys are summed first. Keys that the table doesn't hold are left out, and counted
-        in ``statistics().ignored``. The table's step goes up by one.
+        Gradients of equal keys are summed first. Keys that the table doesn't hold are skipped, and counted in
+        ``statistics().ignored``. The table's step increases by one.
 
         Args:
-          keys: (n,) integers, as a `Lookup` gave them.
-          grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` that
-            a gather leaves, whose rows then alone are updated.
-          learning_rate: Replaces the optimizer's for this call; needed where that is None.
+          keys: (n,) integers, as `Lookup.keys` has them.
+          grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` of a
+            gather, in which case only the rows in the slices are updated.
+          learning_rate: Replaces the optimizer's learning rate for this call; required if that is None.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
-          ConfigError: Wrong dtypes or shapes; no rate; or no ``grads``: the loss doesn't depend on the rows.
+          ConfigError: Dtypes or shapes are wrong, there is no learning rate, or ``grads`` is None because the
+            loss doesn't depend on the rows.
         """
         if grads is None:
             raise ConfigError(
@@ -267,13 +269,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         )
 
     def remove(self, keys: Any) -> tf.Tensor:
-        """Remove keys with their records; absent ones are passed over.
+        """Remove keys with their records; absent keys are skipped.
 
         Args:
           keys: (n,) integers.
 
         Returns:
-          () int64, how many were there.
+          () int64, how many keys were removed.
 
         Raises:
           ConfigError: ``keys`` is not a vector of integers.
@@ -281,18 +283,18 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return _native.gmeta_hash_table_remove(self.resource_handle, keys_vector(keys, self._owner))
 
     def evict(self) -> tf.Tensor:
-        """Evict now: rows that have expired, and in shards above their bound the rows of the lowest rank.
+        """Evict expired rows now, and the rows of the lowest rank in shards above their bound.
 
-        Lookups and updates evict by themselves (see `gmeta.policies.Eviction`); this is for moments when
-        none comes, such as before a checkpoint. It does nothing in a table without eviction.
+        Lookups and updates evict by themselves (see `gmeta.policies.Eviction`). Call this when there are
+        none, such as before a checkpoint. It does nothing in a table without eviction.
 
         Returns:
-          () int64, how many rows went.
+          () int64, how many rows were evicted.
         """
         return _native.gmeta_hash_table_evict(self.resource_handle)
 
     def contains(self, keys: Any) -> tf.Tensor:
-        """Which keys the table holds.
+        """Check which keys the table holds.
 
         Args:
           keys: (n,) integers.
@@ -306,13 +308,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return _native.gmeta_hash_table_contains(self.resource_handle, keys_vector(keys, self._owner))
 
     def reserve(self, rows: int) -> tf.Operation | None:
-        """Make room for ``rows`` rows in all, so that none of them waits for memory or for growth.
+        """Make room for ``rows`` rows in all, so that no insertion waits for memory or for growth.
 
-        The table grows by itself without this, and goes on growing beyond it. What it saves is the time that
-        the system takes to supply fresh memory, which is more than all else that is done with a new row.
+        The table also grows by itself, and can grow beyond ``rows``. Reserving saves the time that the system
+        takes to supply fresh memory, which is more than all other work on a new row.
 
         Args:
-          rows: How many rows to make room for, those that are there included.
+          rows: How many rows to make room for, including existing rows.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -325,44 +327,44 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return _native.gmeta_hash_table_reserve(self.resource_handle, rows=rows)
 
     def size(self) -> tf.Tensor:
-        """The number of keys, () int64."""
+        """Count the keys, () int64."""
         return _native.gmeta_hash_table_size(self.resource_handle)
 
     def step(self) -> tf.Tensor:
-        """The number of `apply_gradients` calls so far, () int64."""
+        """Return the number of `apply_gradients` calls so far, () int64."""
         return _native.gmeta_hash_table_step(self.resource_handle)
 
     def statistics(self) -> Statistics:
-        """What the table holds and what has happened to it, as a `Statistics`."""
+        """Return counts of the table's content and of past events, as a `Statistics`."""
         size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 12)
         return Statistics(size, capacity, size / capacity, *rest)
 
     def export(self, with_slots: bool = True) -> Records:
-        """A snapshot of all records; batches wait meanwhile.
+        """Export a snapshot of all records; batches wait meanwhile.
 
         Args:
-          with_slots: Without them, ``slots`` is (n, 0). For serving, which reads weights alone: with `Adam`
-            that is a third of the memory.
+          with_slots: Whether to export the optimizer's slots; otherwise ``slots`` is (n, 0). Serving reads
+            only weights: with `Adam`, that is a third of the memory.
         """
         return Records(
             *_native.gmeta_hash_table_export(self.resource_handle, dim=self._dim, with_slots=with_slots)
         )
 
     def export_shards(self, first: int, last: int, min_last_step: int = 0) -> ShardRecords:
-        """A snapshot of some logical shards: what a save that is to need little memory goes through.
+        """Export a snapshot of some logical shards, so that a save can go range by range in little memory.
 
-        Batches wait while a range is copied, and may run between two ranges. Save between two steps for a
-        save of one moment. Otherwise each range is of its own moment; no record is torn.
+        Batches wait while a range is copied, and may run between two ranges. To save the whole table at one
+        moment, save between two steps. Otherwise each range is saved at its own moment; no record is torn.
 
-        The export takes the removed keys out of the journal's notes, up to `journal_saved`: an export that
-        fails on its way to the disk loses none.
+        The export reads the removed keys from the journal. The journal keeps them until `journal_saved`, so
+        that an export that fails on its way to the disk loses none.
 
         Args:
           first: The first of the 1024 logical shards.
           last: One past the last; with ``first == last`` nothing is exported.
-          min_last_step: Leave out rows whose last step is below it. With the table's step at the beginning of
-            the save before, what is left is every row that was read by an inserting lookup or updated since
-            (and those of that very step).
+          min_last_step: Leave out rows whose last step is below it. If it is the table's step at the start of
+            the previous save, the export has every row that an inserting lookup read or a gradient updated
+            since then (and those of that very step).
 
         Returns:
           `ShardRecords`.
@@ -375,11 +377,11 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return ShardRecords(*_native.gmeta_hash_table_export_shards(self.resource_handle, shards, since))
 
     def start_journal(self, limit: int) -> tf.Operation | None:
-        """Note removed keys from now on, so that `export_shards` can tell them to an incremental save.
+        """Note removed keys from now on, so that `export_shards` can give them to an incremental save.
 
         Args:
-          limit: About how many to keep, of 8 bytes each; 0 ends the journal. When more distinct keys are
-            removed between two saves, the journal gives up, and the next save must be a full one.
+          limit: About how many keys to note, 8 bytes each; 0 ends the journal. If more distinct keys are
+            removed between two saves, the journal overflows, and the next save must be a full one.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -390,28 +392,28 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         return _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(limit, tf.int64))
 
     def journal_saved(self) -> tf.Operation | None:
-        """Forget the removed keys that `export_shards` has given: they are safe."""
+        """Drop the removed keys that `export_shards` has returned from the journal: they are saved."""
         return _native.gmeta_hash_table_journal_saved(self.resource_handle)
 
     def journal_whole(self) -> tf.Tensor:
-        """Whether every removal since `start_journal` is noted, () bool: `import_` breaks the journal too."""
+        """Return whether the journal has every removal since it was started, () bool; `import_` breaks it."""
         return tf.cast(_native.gmeta_hash_table_journal_whole(self.resource_handle), tf.bool)
 
     def import_(self, records: Records, replace: bool = False) -> tf.Operation | None:
-        """Take in whole records, as `export` gave them.
+        """Import whole records, as `export` returned them.
 
         Args:
           records: The records; their keys must be distinct.
-          replace: Whether the table then holds these records alone, has their step, and has forgotten what
-            admission remembered. Otherwise they are added to its content, replacing records of the same
-            keys, and its step stays. Either way a bound is enforced by the next lookup, not here.
+          replace: True: the table then holds only these records, takes their step, and forgets what admission
+            remembered. False: the records are added to its content, replacing records of the same keys, and
+            its step stays. In both cases the next lookup enforces a bound, not the import.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
-          ConfigError: Wrong dtypes or shapes.
-          tf.errors.InvalidArgumentError: The records are of another width or another optimizer.
+          ConfigError: Dtypes or shapes are wrong.
+          tf.errors.InvalidArgumentError: The records have another width or are of another optimizer.
         """
         keys = keys_vector(records.keys, self._owner)
         width = self._optimizer.slot_floats(self._dim)
@@ -427,11 +429,11 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         )
 
     def export_admission(self) -> AdmissionState:
-        """What admission remembers of keys that have no row; batches wait meanwhile."""
+        """Export what admission remembers of keys that have no row; batches wait meanwhile."""
         return AdmissionState(*_native.gmeta_hash_table_export_admission(self.resource_handle))
 
     def export_filter(self, first: int, last: int) -> FilterShards:
-        """A snapshot of the filters of the table's own shards ``first`` up to ``last``; equal, none.
+        """Export the filters of the table's own shards ``first`` up to ``last``; if these are equal, none.
 
         Raises:
           tf.errors.InvalidArgumentError: The range isn't within the table's shards.
@@ -442,26 +444,27 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     def import_admission(
         self, state: AdmissionState, *, replace: bool = True, first_filter: int = 0
     ) -> tf.Operation | None:
-        """Take in what admission remembers, as `export_admission` gave it.
+        """Import admission state, as `export_admission` returned it.
 
-        Exact counts may go into a filter: it then counts these ids as often at least. A filter has no ids, so
-        that exact counts can't come out of it: a part that admission has no use for is passed over, and one
-        that is missing (empty) starts afresh.
+        Exact counts can be imported into a filter, whose counts of these ids are then at least as high. A
+        filter has no ids, so it can't be converted to exact counts. A part of the state that this admission
+        can't use is skipped, and a part that is missing (empty) starts afresh.
 
         Args:
           state: The state.
-          replace: Whether admission then remembers this alone, and ``state.filter`` is the whole filter.
-            Otherwise it is added: counts replace those of the same ids, and of each filter counter and its
-            new value the larger stays, so that no id's count is too low, and none higher than if one table
-            had met what both have.
-          first_filter: If added, number of the first of the table's own shards whose filters these are.
+          replace: True: admission then remembers only this state, and ``state.filter`` is the whole filter.
+            False: the state is added. Counts replace those of the same ids, and each filter counter takes the
+            larger of its old and new value. No id's count is then too low, and none is higher than if one
+            table had seen the ids of both.
+          first_filter: If the state is added: the number of the first of the table's own shards whose filters
+            it holds.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
           ConfigError: ``state.keys`` is not a vector of integers.
-          tf.errors.InvalidArgumentError: The filter is of another size, so of another capacity or error.
+          tf.errors.InvalidArgumentError: The filter has another size, and so another capacity or error.
         """
         return _native.gmeta_hash_table_import_admission(
             table=self.resource_handle,

@@ -1,4 +1,4 @@
-"""Gives a table another optimizer, in place."""
+"""Changes a table's optimizer in place."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ KINDS = {each.kind: each for each in (SGD, Adagrad, Adam, AdamW, Ftrl, Momentum,
 
 
 def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
-    """Let a table's rows be updated by another optimizer from now on, also in graphs that are traced already.
+    """Change the optimizer that updates a table's rows, even in graphs that are already traced.
 
-    Rows, frequencies, steps and what admission remembers stay. Slots stay where both optimizers have the
-    same, and otherwise begin as those of new rows. A table that has rows is copied once, and its snapshots
-    can't be restored any more.
+    Rows, frequencies, steps and admission state stay. Slots stay if both optimizers have the same slots;
+    otherwise they restart as those of new rows. A table that has rows is copied once, and its snapshots can
+    no longer be restored.
 
     Args:
       table: The table. Call this between two steps, in eager mode.
       optimizer: The new optimizer.
 
     Returns:
-      Whether rows that were updated before have lost their slots.
+      Whether previously updated rows have lost their slots.
     """
     before, table._optimizer = table.optimizer, optimizer
     if dataclasses.replace(before, learning_rate=None) == dataclasses.replace(optimizer, learning_rate=None):
@@ -52,7 +52,7 @@ def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
             device_rows=table._device_rows,
         )
         records, admission = table.export(), table.export_admission()
-        if admission.filter.shape != made.export_admission().filter.shape:  # of a bound in bytes
+        if admission.filter.shape != made.export_admission().filter.shape:  # sized by a bound in bytes
             admission = admission._replace(filter=tf.zeros([0], tf.uint8))
         made.import_(records if keeps else with_fresh_slots(records, optimizer, table.dim), replace=True)
         made.import_admission(admission)
@@ -62,7 +62,7 @@ def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
 
 
 def with_fresh_slots(records: Records, optimizer: SparseOptimizer, dim: int) -> Records:
-    """Records with the slots that new rows have."""
+    """Return the records with the slots of new rows."""
     rows, floats = tf.shape(records.keys)[0], optimizer.slot_floats(dim)
     first = min(dim, floats)
     started = tf.fill([rows, first], tf.constant(optimizer.initial_slot, tf.float32))
@@ -70,17 +70,17 @@ def with_fresh_slots(records: Records, optimizer: SparseOptimizer, dim: int) -> 
 
 
 def take_records_of(table: HashTable, kind: str) -> Callable[[Records], Records]:
-    """What a table that follows a Keras optimizer does with a checkpoint of another kind of optimizer.
+    """Prepare a table that follows a Keras optimizer to load a checkpoint of another kind of optimizer.
 
-    If no `compile` has said which optimizer it is to follow, it becomes one of that kind, and goes on from
-    the slots. Otherwise rows come without their slots, and a warning says so.
+    If no `compile` has chosen an optimizer for the table yet, the table takes the checkpoint's kind and
+    continues with its slots. Otherwise rows are loaded without their slots, and a warning says so.
 
     Args:
       table: The table.
       kind: The name of the optimizer in the checkpoint.
 
     Returns:
-      What is to be done with the records before they are imported.
+      A function to apply to the records before they are imported.
 
     Raises:
       ConfigError: gmeta has no such optimizer.

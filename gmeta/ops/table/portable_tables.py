@@ -1,8 +1,9 @@
-"""Tracing without gmeta's own ops, so that what is saved runs wherever TensorFlow does.
+"""Tracing without gmeta's own ops, so that a saved graph runs wherever TensorFlow does.
 
-Inside `portable_ops`, each op that a prediction needs takes its form in plain TensorFlow, and a table is read
-as it stands, from a `FrozenTable`. It holds for whatever is called there, layers and models included, so a
-model is exported by tracing it once more and needs no code of its own for that.
+Inside `portable_ops`, each op that a prediction needs uses its form in plain TensorFlow, and each table is
+read from a `FrozenTable`, a copy of its current state. This applies to everything that is called inside,
+layers and models included. A model is therefore exported by tracing it once more, and needs no export code of
+its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gmeta.ops.table.hash_table import HashTable
 
 
 class PortableTables:
-    """The tables that a portable graph reads, each frozen when it is first read.
+    """Tables that a portable graph reads, each frozen when it is first read.
 
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
@@ -30,7 +31,7 @@ class PortableTables:
         self._frozen: dict[int, tuple[HashTable, FrozenTable]] = {}
 
     def freeze(self, table: HashTable) -> FrozenTable:
-        """The table's frozen copy."""
+        """Return the table's frozen copy."""
         if id(table) not in self._frozen:
             with tf.init_scope():  # variables, not parts of the graph that is being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
@@ -43,7 +44,7 @@ class PortableTables:
 
 
 def initial_rows_of(table: HashTable) -> UnknownRows:
-    """What the table itself reads for keys that it doesn't hold: initial rows, as it would store them."""
+    """Make the function that computes initial rows as the table does for keys that it doesn't hold."""
 
     def rows(keys: tf.Tensor) -> tf.Tensor:
         initial = portable_initial_rows(table.initializer, table.seed, keys, table.dim)
@@ -56,9 +57,9 @@ def initial_rows_of(table: HashTable) -> UnknownRows:
 def portable_ops(
     unknown: Callable[[HashTable], UnknownRows] = initial_rows_of,
 ) -> Iterator[PortableTables]:
-    """Let gmeta's ops take their form in plain TensorFlow, in this thread and inside this block.
+    """Make gmeta's ops use their form in plain TensorFlow, in this thread and inside this block.
 
-    Lookups that would insert are refused, and ops without such a form (updates, say) stay what they are.
+    Lookups that would insert are refused. Ops without such a form, such as updates, don't change.
 
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.

@@ -1,4 +1,4 @@
-"""What a `gmeta.ops.HashTable` gives out and takes in: its records, and what admission remembers."""
+"""The data that a `gmeta.ops.HashTable` exports and imports: its records and its admission state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Records(NamedTuple):
     Attributes:
       keys: (n,) int64, distinct.
       rows: (n, dim) float32, the weights.
-      slots: (n, slot_floats) float32, what the optimizer keeps: its ``slots``, one after another.
+      slots: (n, slot_floats) float32, the state of the optimizer: its ``slots``, one after another.
       frequency: (n,) int64, how many inserting lookups have read the row.
       last_step: (n,) int64, the table's step when the row was last updated or read by an inserting lookup.
       step: () int64, the table's step.
@@ -40,15 +40,15 @@ class ShardRecords(NamedTuple):
       last_step: (n,) int64, as in `Records`.
       row_splits: (shards + 1,) int64: shard number i of the range has records ``row_splits[i]`` up to
         ``row_splits[i + 1]``.
-      removed: (r,) int64, the keys that the journal has noted as removed from these shards, sorted likewise,
-        each once. Some may be back, and then stand in ``keys`` too: removals come first.
+      removed: (r,) int64, the keys that the journal has noted as removed from these shards, each once, sorted
+        in the same way. A key that has come back is in ``keys`` too: apply removals first.
       removed_splits: (shards + 1,) int64, as ``row_splits``.
       live: (shards,) int64, how many rows each shard has, exported or not.
       step: () int64, the table's step.
       journal_whole: () bool, whether ``removed`` has every removal since `HashTable.start_journal`.
-      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` has turned away, sorted
-        likewise.
-      waiting_counts: (w,) int64, how often each was.
+      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` has turned away, sorted in
+        the same way.
+      waiting_counts: (w,) int64, how often each was turned away.
       waiting_splits: (shards + 1,) int64, as ``row_splits``.
     """
 
@@ -69,12 +69,12 @@ class ShardRecords(NamedTuple):
 
 
 class AdmissionState(NamedTuple):
-    """What a table's admission remembers of ids that have no row; all empty where it remembers nothing.
+    """State of a table's admission: what it remembers of ids without a row; all empty if nothing.
 
     Attributes:
       keys: (c,) int64, the ids that an exact `gmeta.policies.CountAdmission` counts, in no particular order.
       counts: (c,) int64, how often each was turned away.
-      filter: (b,) uint8, the counters of its `gmeta.policies.Bloom` filter.
+      filter: (b,) uint8, the counters of the admission's `gmeta.policies.Bloom` filter.
     """
 
     keys: tf.Tensor
@@ -83,9 +83,9 @@ class AdmissionState(NamedTuple):
 
 
 class FilterShards(NamedTuple):
-    """The `gmeta.policies.Bloom` filters of some of a table's own shards; each shard has one, for its keys.
+    """Bloom filters (`gmeta.policies.Bloom`) of some of a table's own shards, one for each shard's keys.
 
-    A table has ``count`` shards of its own, a power of two up to 64 (see `gmeta.policies.Eviction`), and
+    A table has ``count`` shards of its own, a power of two up to 64 (see `gmeta.policies.Eviction`). Shard
     number i holds the logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Whether TensorFlow's checkpoints carry the tables, or something else saves them."""
+"""A switch that excludes the tables from TensorFlow's checkpoints when something else saves them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _elsewhere: ContextVar[bool] = ContextVar("tables_are_saved_elsewhere", default=
 
 @contextmanager
 def tables_saved_elsewhere() -> Iterator[None]:
-    """Leave the tables out of what ``tf.train.Checkpoint`` and Keras save or restore inside the block.
+    """Exclude the tables from what ``tf.train.Checkpoint`` and Keras save or restore inside the block.
 
-    For savers of their own, such as `gmeta.checkpoint.ShardedCheckpoint`: the dense weights,
-    the optimizer's state and the object graph go to TensorFlow's checkpoint, the tables to theirs.
+    It is for code that saves the tables itself, such as `gmeta.checkpoint.ShardedCheckpoint`. TensorFlow's
+    checkpoint then has the dense weights, the optimizer's state and the object graph.
 
     Example:
       ::
@@ -30,5 +30,5 @@ def tables_saved_elsewhere() -> Iterator[None]:
 
 
 def are_saved_elsewhere() -> bool:
-    """Whether a block of `tables_saved_elsewhere` is running."""
+    """Return whether a block of `tables_saved_elsewhere` is running."""
     return _elsewhere.get()

@@ -1,7 +1,7 @@
-"""Snapshots of a table: what it held at a moment, to go back to.
+"""Snapshots of a table, to restore its content at an earlier moment.
 
-In host memory a snapshot copies nothing. The table notes a record before it first changes, so that a snapshot
-costs the rows that are used while it lives (``ops/table/host/undo_log.h``).
+In host memory, taking a snapshot copies no rows. The table copies a record before it first changes, so that a
+snapshot costs only the rows that are used while it exists (``ops/table/host/undo_log.h``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _native = load_op_library("ops")
 
 
 class TableSnapshot:
-    """A table's records, optimizer slots, step and admission as they are when this is made.
+    """Snapshot of a table's records, optimizer slots, step and admission at the time of its creation.
 
-    Any number of snapshots of a table may live at once, and each is let go with its object. While one lives,
-    the table keeps a copy, in float32, of each record that was used or removed since: memory grows up to that
-    of the whole table if every row is used. What admission remembers of ids without a row is copied at once.
-    A table on a GPU can't note changes: its snapshot is a copy of all of it in host memory.
+    Any number of snapshots of a table may exist at once; each is freed with its object. While a snapshot
+    exists, the table keeps a copy, in float32, of each record that was used or removed since. If every row is
+    used, these copies grow to the size of the whole table. What admission remembers of ids without a row is
+    copied at once. A table on a GPU can't record changes: its snapshot is a full copy in host memory.
 
     Args:
       table: The table. Make and restore snapshots between two steps, in eager mode.
@@ -54,10 +54,10 @@ class TableSnapshot:
         weakref.finalize(self, _drop, handle, self._number).atexit = False
 
     def restore(self) -> None:
-        """Give the table what it held. The snapshot stays, and those that were made later do too.
+        """Restore the table's content. This snapshot and later ones stay valid.
 
         Raises:
-          ConfigError: The table has another optimizer since.
+          ConfigError: The table's optimizer has changed since.
         """
         with tf.init_scope():
             if self._kind != self.table.optimizer.kind:
@@ -80,5 +80,5 @@ class TableSnapshot:
 
 
 def _drop(handle: tf.Tensor, number: tf.Tensor) -> None:
-    with tf.init_scope():  # the collector may come while a function is traced
+    with tf.init_scope():  # garbage collection may run while a function is traced
         _native.gmeta_hash_table_drop_snapshot(handle, number)

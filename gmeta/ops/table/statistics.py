@@ -1,4 +1,4 @@
-"""What a `gmeta.ops.HashTable` counts."""
+"""Statistics of a `gmeta.ops.HashTable`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class Statistics(NamedTuple):
-    """Scalar int64 tensors (``load_factor``: float64). Counts are since the table was made.
+    """Statistics as scalar int64 tensors (``load_factor``: float64). Counts start when the table is made.
 
     Attributes:
       size: Keys in the table.
