@@ -58,15 +58,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
         in float32.
       device: ``"cpu"`` keeps the table in host memory. ``"gpu"`` keeps it in the memory of the first GPU that
-        the process sees, where rows are looked up and updated without crossing the bus. Rows, records and
-        checkpoints mean the same on both devices, and can move between them. Without a GPU, or in a build
-        without CUDA, a table is kept in host memory, with one warning. ``"auto"``: the value of the
-        environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
+        the process sees. Rows, records and checkpoints mean the same on both devices, and can move between
+        them. Without a GPU, or in a build without CUDA, a table is kept in host memory, with one warning.
+        ``"auto"``: the value of the environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
       device_rows: For a table on a GPU: about how many rows the GPU's memory holds, starting with the first
-        ones made. The other rows are in pinned host memory, where kernels read and write them over the bus;
-        this is slower, but limited only by the host's memory. With `gmeta.policies.TwoPrecisions`, the GPU
-        holds about this many rows in half precision, and half as many in float32. None: all rows are on the
-        GPU. A table in host memory ignores it.
+        ones made. Kernels read and write the others in pinned host memory, over the bus, which is slower.
+        With `gmeta.policies.TwoPrecisions`, the GPU holds about this many rows in half precision, and half as
+        many in float32. None: all rows are on the GPU. A table in host memory ignores it.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: The table's name, which is used only in messages, unless the table is an attribute of something.
 
@@ -247,8 +245,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           The operation, in a graph; None in eager mode.
 
         Raises:
-          ConfigError: Dtypes or shapes are wrong, there is no learning rate, or ``grads`` is None because the
-            loss doesn't depend on the rows.
+          ConfigError: Wrong dtypes or shapes; no rate; or no ``grads``: the loss doesn't depend on the rows.
         """
         if grads is None:
             raise ConfigError(
