@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from gmeta.core.arguments import finite_number, whole_number
@@ -11,7 +11,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.meta.adaptation import Adaptation, Rates
 from gmeta.meta.inner_optimizers import SGD, Adam, InnerOptimizer, Momentum, OptimizerName, inner_optimizer
 
-Algorithm = Literal["maml", "fomaml", "anil", "boil", "reptile", "meta-sgd"]
+Algorithm = Literal["maml", "fomaml", "anil", "boil", "reptile", "meta-sgd", "ridge"]
 LearnedRates = Literal["layer", "parameter"]
 
 ALL = "all"
@@ -36,12 +36,20 @@ class InnerLoop:
     ``boil``      2      every layer but the last     as MAML's
     ``meta-sgd``  2      every layer                  as MAML's, and of a rate α of each single parameter
     ``reptile``   1      every layer, embedding rows  :math:`(\theta - \theta') / \alpha`, all samples support
+    ``ridge``     2      the last layer (the head)    as MAML's, through the solution, and of prior and noise
     ============  =====  ===========================  =======================================================
+
+    ``ridge`` takes no gradient steps of the head: it solves for it. The shared head is the mean of a Gaussian
+    prior, whose variances are learned (`gmeta.meta.ridge`). For squared error one step is exact; for a
+    logistic loss a step is one of Newton's, and four are enough. Layers and rows that ``adapt`` names beside
+    the head take a gradient step before each solution.
 
     MAML and its first-order form: Finn et al., "Model-Agnostic Meta-Learning" (ICML 2017), section 2.2 and
     5.2. ANIL: Raghu et al., "Rapid Learning or Feature Reuse?" (ICLR 2020), section 4. BOIL: Oh et al. (ICLR
     2021), section 3. Meta-SGD: Li et al. (2017), algorithm 1. Reptile: Nichol et al., "On First-Order
-    Meta-Learning Algorithms" (2018), algorithm 2. Embedding rows in the inner loop: G-Meta, section 2.1.2.
+    Meta-Learning Algorithms" (2018), algorithm 2. Ridge: Bertinetto et al., "Meta-learning with
+    differentiable closed-form solvers" (ICLR 2019), section 3. Embedding rows in the inner loop: G-Meta,
+    section 2.1.2.
 
     Attributes:
       algorithm: One of the above.
@@ -120,6 +128,19 @@ class InnerLoop:
         if self.algorithm == "meta-sgd":
             self._settle("learn_learning_rate", self.learn_learning_rate or "parameter")
         inner_optimizer(self.optimizer)
+        if self.algorithm == "ridge" and self.adapt is None:
+            self._refuse_gradient_settings()
+
+    def _refuse_gradient_settings(self) -> None:
+        """Refuse what says how gradient steps are taken, where there are none."""
+        others = ("learning_rate", "learn_learning_rate", "optimizer", "clip_norm", "clip_value", "recompute")
+        defaults = {each.name: each.default for each in fields(self)}
+        given = [name for name in others if getattr(self, name) != defaults[name]]
+        if given:
+            raise ConfigError(
+                f"inner loop: ridge solves for the head and takes no gradient steps, so {', '.join(given)} "
+                "would do nothing: leave it out, or name what is to take steps in adapt"
+            )
 
     def _rate(self) -> float:
         """Return the inner rate, a fixed number: only the outer loop may change it during training."""
@@ -172,8 +193,10 @@ class InnerLoop:
                     f"inner loop: adapt names {', '.join(strange)}, but the network's layers with weights "
                     f"are {', '.join(layers)}; besides there are 'embeddings', and adapt='all' for everything"
                 )
+            if self.algorithm == "ridge":
+                chosen |= set(layers[-1:])
             return tuple(layer for layer in layers if layer in chosen)
-        if self.algorithm == "anil":
+        if self.algorithm in ("anil", "ridge"):
             return layers[-1:]
         if self.algorithm == "boil":
             if len(layers) < 2:

@@ -36,6 +36,8 @@ INNER = {
     "boil": InnerLoop("boil"),
     "meta-sgd": InnerLoop("meta-sgd"),
     "reptile": InnerLoop("reptile"),
+    "ridge": InnerLoop("ridge"),
+    "ridge rows": InnerLoop("ridge", steps=2, adapt="all"),
     "all": InnerLoop(steps=2, adapt="all", optimizer="adam", learn_learning_rate="parameter"),
     "keras": InnerLoop(steps=2, adapt="all", learning_rate=0.1),
     "cbml": InnerLoop(),
@@ -152,7 +154,7 @@ def assert_same_answers(name, model, fast, query, predicted, adapted, predicted_
     for key, delta in fast.deltas.items():
         np.testing.assert_allclose(received.deltas[key], delta, rtol=1e-4, atol=1e-6)
     assert received.rows.keys() == fast.rows.keys()
-    assert bool(fast.rows) == (name in ("all", "keras", "reptile"))
+    assert bool(fast.rows) == (name in ("all", "keras", "reptile", "ridge rows"))
     for table, (keys, deltas) in fast.rows.items():
         np.testing.assert_array_equal(received.rows[table].keys, keys)
         np.testing.assert_allclose(received.rows[table].deltas, deltas, rtol=1e-4, atol=1e-6)

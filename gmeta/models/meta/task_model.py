@@ -203,6 +203,10 @@ class TaskModel(Model):
         """
         return self.learner.predict_after(batch, steps)
 
+    def predict_variance(self, batch: Any, steps: int | None = None) -> tf.Tensor:
+        """Compute how uncertain the query's outputs are after ridge; see `TaskLearner.predict_variance`."""
+        return self.learner.predict_variance(batch, steps)
+
     def train_on_batch(
         self,
         x: Any,

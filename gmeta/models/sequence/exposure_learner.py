@@ -85,13 +85,14 @@ class ExposureLearner(TaskLearner):
         """Adapt by another inner loop from now on.
 
         Raises:
-          ConfigError: As `TaskLearner.use`; or the inner loop adapts rows, or is Reptile.
+          ConfigError: As `TaskLearner.use`; or the inner loop adapts rows, or is Reptile or ridge.
         """
-        if isinstance(inner, meta.InnerLoop) and (inner.adapts_embeddings or inner.algorithm == "reptile"):
+        refused = ("reptile", "ridge")
+        if isinstance(inner, meta.InnerLoop) and (inner.adapts_embeddings or inner.algorithm in refused):
             raise ConfigError(
-                f"{self.name}: embedding rows can't adapt, as the trunk is computed once and before; nor "
-                "does Reptile differentiate what came before the heads. Name layers in adapt, by another "
-                f"algorithm, in {inner}"
+                f"{self.name}: embedding rows can't adapt, because the trunk is computed once, before the "
+                "heads; Reptile doesn't differentiate the trunk, and ridge needs outputs whose losses don't "
+                f"mix. Name layers in adapt, and take another algorithm, in {inner}"
             )
         super().use(inner)
 

@@ -25,6 +25,8 @@ INNER = {
     "all": InnerLoop(steps=2, learning_rate=0.05, adapt="all"),
     "embeddings": InnerLoop(steps=2, learning_rate=0.05, adapt=["embeddings"]),
     "adam": InnerLoop(steps=2, learning_rate=0.01, adapt="all", optimizer=Adam(), clip_norm=5.0),
+    "ridge": InnerLoop("ridge"),
+    "ridge all": InnerLoop("ridge", steps=2, learning_rate=0.05, adapt="all"),
     "recompute": InnerLoop(steps=2, learning_rate=0.05, adapt="all", recompute=True),
     "recompute layers": InnerLoop("meta-sgd", steps=2, learning_rate=0.05, recompute=True),
 }

@@ -192,7 +192,7 @@ def test_it_is_fitted_measured_and_saved(tmp_path):
         ({"report": "tasks"}, "report=None"),
         ({"query": 1.5}, "share above 0 and below 1"),
         ({"inner": InnerLoop(adapt=["mixture", "embeddings"])}, "rows can't adapt"),
-        ({"inner": InnerLoop("reptile", adapt=["mixture"])}, "nor does Reptile"),
+        ({"inner": InnerLoop("reptile", adapt=["mixture"])}, "Reptile doesn't differentiate"),
         ({"inner": InnerLoop(adapt=["trunk"])}, "layers with weights are mixture, heads/ctr, heads/cvr"),
     ],
 )

@@ -26,6 +26,8 @@ def why_not_dual(learner: TaskLearner) -> str:
     The first layer must adapt, its steps must be sums of gradients, and its inputs must not change.
     """
     inner, network = learner.inner, learner.network
+    if inner.algorithm == "ridge":
+        return "ridge solves for the head"
     if not isinstance(network, MLP):
         return f"the network is a {type(network).__name__} and no gmeta.layers.MLP"
     if inner.steps == 0 or f"{network.first}/kernel" not in learner.adapted_weights():

@@ -25,6 +25,7 @@ from gmeta.models.meta.learner.checks import (
     task_batch,
 )
 from gmeta.models.meta.learner.inner_rates import InnerRates
+from gmeta.models.meta.learner.ridge_steps import RidgePrior, posterior_variance, run_ridge
 from gmeta.models.meta.learner.task_losses import SampleLoss, without_single_output
 from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
 
@@ -134,7 +135,8 @@ class TaskLearner:
         self.inner = inner
         weights = self.adapted_weights()
         check_something_adapts(inner, weights, self.network.name)
-        self.inner_rates = InnerRates(inner, weights, self.collection)
+        kind = RidgePrior if inner.algorithm == "ridge" else InnerRates
+        self.inner_rates = kind(inner, weights, self.collection)
 
     def get_config(self) -> dict[str, Any]:
         """Return the settings other than collection and network, in a form that JSON can hold."""
@@ -268,6 +270,8 @@ class TaskLearner:
         part: Part = "support",
         training: bool = False,
     ) -> meta.Adapted:
+        if self.inner.algorithm == "ridge":
+            return run_ridge(self, view, adapted, steps, part, training)
         rule = self.inner.adaptation(self.inner_rates.values(), order=None if training else 1)
         if not (self.inner.recompute and training):
             return rule.run(lambda w: self.support_loss(view, w, part, training), adapted, steps)
@@ -300,6 +304,32 @@ class TaskLearner:
             adapted = self._continue(view, adapted, goal - adapted.steps)
             found[goal] = without_single_output(self.task_outputs(view, "query", adapted.parameters))
         return found
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_variance(self, data: Any, steps: int | None = None) -> tf.Tensor:
+        """Compute how uncertain the query's outputs are after adaptation by ridge, for exploration.
+
+        Args:
+          data: A batch of tasks. Nothing is stored.
+          steps: Inner steps; None: as many as in evaluation.
+
+        Returns:
+          (tasks, query samples), or (tasks, query samples, outputs) if there are several: the variance under
+          the posterior of the head, in the square of the outputs' unit, the noise of labels left out.
+
+        Raises:
+          ConfigError: The inner loop is another one, which knows no variance; or the batch is none of tasks.
+        """
+        if self.inner.algorithm != "ridge":
+            raise ConfigError(
+                f"{self.name}: the inner loop is {self.inner.algorithm!r}, and only ridge knows how "
+                "uncertain its outputs are: InnerLoop('ridge')"
+            )
+        batch = self.tasks_of(data)
+        view = self.view(batch, self.collection.lookup(batch["features"], insert=False))
+        steps = self.inner.steps_in("evaluation") if steps is None else steps
+        adapted = self.adapt(view, steps=steps)
+        return without_single_output(posterior_variance(self, view, adapted.parameters))
 
 
 def _layers(weights: Mapping[str, tf.Variable]) -> tuple[str, ...]:

@@ -1,0 +1,225 @@
+"""Inner steps that solve for the head by ridge regression (`gmeta.meta.ridge`).
+
+The head is the network's last layer, a kernel and perhaps a bias, and the network's outputs are affine in
+them. A step replaces the support loss by the parabola that touches it at the present outputs, and takes the
+head to the least of the sum of parabola and prior: for squared error that is the exact solution, so that one
+step is all; for a logistic loss it is a step of Newton's method. Whatever else adapts takes a gradient step
+first, at the present head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta import meta
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection
+from gmeta.meta import ridge
+from gmeta.models.meta.learner.inner_rates import InnerRates
+from gmeta.models.meta.learner.task_losses import like_outputs
+from gmeta.models.meta.learner.task_view import Part, TaskView
+
+_LEAST_CURVATURE = 1e-6
+
+
+class RidgePrior(InnerRates):
+    """The prior of a head and the noise of labels, which the outer loop learns, beside the inner rates.
+
+    The prior's mean is the head's shared weights. Its variances start at 1 / features for the kernel and at
+    1 for the bias; the noise, by which the loss is divided, starts at 1.
+
+    Args:
+      inner: The inner loop.
+      weights: The weights of the network that adapt, by name.
+      collection: The collection with the tables.
+
+    Attributes:
+      kernel: The name of the head's kernel.
+      bias: The name of its bias; None: it has none.
+
+    Raises:
+      ConfigError: The network's last layer isn't a kernel with or without a bias.
+    """
+
+    def __init__(
+        self, inner: meta.InnerLoop, weights: Mapping[str, tf.Variable], collection: EmbeddingCollection
+    ) -> None:
+        head = list(weights)[-1].rpartition("/")[0] if weights else ""
+        own = {name: value for name, value in weights.items() if name.rpartition("/")[0] == head}
+        kernels = [name for name, value in own.items() if value.shape.rank == 2]
+        biases = [name for name, value in own.items() if value.shape.rank == 1]
+        if len(kernels) != 1 or len(own) != 1 + len(biases) or len(biases) > 1:
+            raise ConfigError(
+                f"inner loop: ridge solves for a last layer with a kernel and a bias, and {head or 'it'} has "
+                f"{', '.join(f'{name} {value.shape}' for name, value in own.items()) or 'no weights'}: end "
+                "the network with a Dense layer"
+            )
+        rest = {name: value for name, value in weights.items() if name not in own}
+        super().__init__(inner, rest, collection)
+        self.kernel, self.bias = kernels[0], next(iter(biases), None)
+        width = int(own[self.kernel].shape[0])
+        variances = [1 / width] * width + [1.0] * len(biases)
+        start = tf.keras.initializers.Constant(tf.math.log(variances).numpy())
+        self._log_prior = self.add_weight(name="log_prior", shape=[len(variances)], initializer=start)
+        self._log_noise = self.add_weight(name="log_noise", shape=[], initializer="zeros")
+
+    def prior(self) -> tf.Tensor:
+        """Compute the prior's variances, (features,); the bias' is the last."""
+        return tf.exp(self._log_prior)
+
+    def noise(self) -> tf.Tensor:
+        """Compute the noise, ()."""
+        return tf.exp(self._log_noise)
+
+
+class _Head(NamedTuple):
+    """The parts of outputs: features, (tasks, samples, n), times a head, (tasks, n, outputs), plus offset."""
+
+    features: tf.Tensor
+    offset: tf.Tensor
+
+
+def run_ridge(
+    learner: Any, view: TaskView, adapted: meta.Adapted, steps: int, part: Part, training: bool
+) -> meta.Adapted:
+    """Take ``steps`` steps: a gradient step of what adapts besides the head, then the head's solution.
+
+    Args:
+      learner: The learner, whose inner rates are a `RidgePrior`.
+      view: The batch.
+      adapted: Where from.
+      steps: How many steps.
+      part: The samples to adapt on.
+      training: As in `TaskLearner.adapt`.
+    """
+    prior = learner.inner_rates
+    assert isinstance(prior, RidgePrior)
+    names = [name for name in (prior.kernel, prior.bias) if name is not None]
+    start = learner.start_weights(view)
+    rule = learner.inner.adaptation(prior.values(), order=None if training else 1)
+    moving = {*learner.adapted_weights(), *view.owners()} - set(names)
+    for _ in range(steps):
+        parameters = adapted.parameters
+        if moving:
+            fixed = {name: value for name, value in parameters.items() if name not in moving}
+            others = adapted._replace(
+                parameters={name: parameters[name] for name in parameters if name in moving},
+                slots={name: adapted.slots[name] for name in parameters if name in moving},
+            )
+            moved = rule.run(
+                lambda w, fixed=fixed: learner.support_loss(view, {**fixed, **w}, part, training), others, 1
+            )
+            parameters = {**parameters, **moved.parameters}
+            adapted = adapted._replace(slots={**adapted.slots, **moved.slots})
+        head = _linear_form(learner, view, part, parameters, training)
+        first, now = (_stack(weights, names) for weights in (start, parameters))
+        found = first + _solve(learner, view, part, head, first, now)
+        width = int(head.features.shape[-1]) - (len(names) - 1)
+        parts = dict(zip(names, (found[:, :width], found[:, -1]), strict=False))
+        adapted = adapted._replace(parameters={**parameters, **parts}, steps=adapted.steps + 1)
+    return adapted
+
+
+def _linear_form(
+    learner: Any, view: TaskView, part: Part, parameters: Mapping[str, tf.Tensor], training: bool
+) -> _Head:
+    """Compute the features that the head sees, by the network's outputs with known heads in its place."""
+    prior = learner.inner_rates
+    assert isinstance(prior, RidgePrior)
+    width = int(parameters[prior.kernel].shape[-2])
+    # The columns of the heads: each feature alone, nothing, and the bias alone.
+    probe = {prior.kernel: tf.eye(width, width + 2)}
+    if prior.bias is not None:
+        probe[prior.bias] = tf.one_hot(width + 1, width + 2)
+    outputs = tf.cast(learner.task_outputs(view, part, {**parameters, **probe}, training), tf.float32)
+    offset = outputs[..., width : width + 1]
+    features = outputs[..., :width] - offset
+    if prior.bias is not None:
+        features = tf.concat([features, outputs[..., width + 1 :] - offset], axis=-1)
+    return _Head(features, offset)
+
+
+def _stack(weights: Mapping[str, tf.Tensor], names: list[str]) -> tf.Tensor:
+    """Put a kernel and its bias together, ([tasks,] features, outputs)."""
+    kernel, *bias = (tf.cast(weights[name], tf.float32) for name in names)
+    return tf.concat([kernel, *(each[..., tf.newaxis, :] for each in bias)], axis=-2)
+
+
+def _solve(
+    learner: Any, view: TaskView, part: Part, head: _Head, first: tf.Tensor, now: tf.Tensor
+) -> tf.Tensor:
+    """Solve for how far the heads lie off the prior's mean, (tasks, features, outputs)."""
+    prior = learner.inner_rates
+    assert isinstance(prior, RidgePrior)
+    slope, curvature, weights = _parabolas(learner, view, part, head, now)
+    residuals = tf.matmul(head.features, now - first) - slope / curvature
+    weights, residuals = (tf.linalg.matrix_transpose(each) for each in (weights, residuals))
+    variances = prior.prior()
+    factors = ridge.factorize(head.features[:, tf.newaxis], variances, weights)
+    found = ridge.solve(factors, variances, weights, residuals[..., tf.newaxis])
+    return tf.linalg.matrix_transpose(found[..., 0])
+
+
+def posterior_variance(
+    learner: Any, view: TaskView, parameters: Mapping[str, tf.Tensor], part: Part = "query"
+) -> tf.Tensor:
+    """Compute how uncertain the outputs of adapted tasks are, (tasks, samples, outputs).
+
+    It is the variance of the outputs under the posterior of the head, the noise of labels left out; for a
+    logistic loss by the parabolas at the solution (Laplace's approximation).
+
+    Args:
+      learner: A learner whose inner loop is ridge.
+      view: The batch.
+      parameters: What the tasks' adaptation has led to.
+      part: The samples to predict.
+    """
+    prior = learner.inner_rates
+    assert isinstance(prior, RidgePrior)
+    support, wanted = (_linear_form(learner, view, each, parameters, False) for each in ("support", part))
+    names = [name for name in (prior.kernel, prior.bias) if name is not None]
+    _, _, weights = _parabolas(learner, view, "support", support, _stack(parameters, names))
+    variances = prior.prior()
+    factors = ridge.factorize(support.features[:, tf.newaxis], variances, tf.linalg.matrix_transpose(weights))
+    return tf.linalg.matrix_transpose(ridge.variance(factors, variances, wanted.features[:, tf.newaxis]))
+
+
+def _parabolas(
+    learner: Any, view: TaskView, part: Part, head: _Head, now: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Compute slope and curvature of samples' losses and their weights, (tasks, samples, outputs)."""
+    prior = learner.inner_rates
+    assert isinstance(prior, RidgePrior)
+    slope, curvature = _derivatives(learner, view.labels(part), tf.matmul(head.features, now) + head.offset)
+    return slope, curvature, view.mask(part)[..., tf.newaxis] * curvature / prior.noise()
+
+
+def _derivatives(learner: Any, labels: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute first and second derivatives of samples' losses by their outputs, (tasks, samples, outputs)."""
+    _check_curvature(learner, outputs.shape[-1] or 1)
+    with tf.GradientTape() as outer:
+        outer.watch(outputs)
+        with tf.GradientTape() as inner:
+            inner.watch(outputs)
+            loss = learner.loss(like_outputs(labels), outputs)
+        slope = inner.gradient(loss, outputs)
+    return slope, tf.maximum(outer.gradient(slope, outputs), _LEAST_CURVATURE)
+
+
+def _check_curvature(learner: Any, outputs: int) -> None:
+    """Refuse a loss that is made of straight lines.
+
+    Raises:
+      ConfigError: Its second differences are 0, as those of mae are.
+    """
+    with tf.init_scope():  # eagerly, once a trace; no tape records in it
+        labels = tf.reshape(tf.constant([0.0, 1.0]), [1, 2, 1]) + tf.zeros([1, 2, outputs])
+        below, here, above = (learner.loss(labels, tf.zeros_like(labels) + at) for at in (0.2, 0.4, 0.6))
+        if float(tf.reduce_max(below - 2 * here + above)) < 1e-5:
+            raise ConfigError(
+                f"{learner.name}: ridge needs a loss that is twice differentiable, such as mse or a binary "
+                "cross-entropy of logits; this one is made of straight lines"
+            )

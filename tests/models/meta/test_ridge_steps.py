@@ -1,0 +1,152 @@
+"""An inner loop that solves for the head: against NumPy, by any network and loss, and in Keras."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel
+from gmeta.testing.data.drawn_tasks import make_batch
+
+SIZES = [5, 2, 7]
+
+
+def make_model(network=None, loss="mse", inner=None, **options):
+    collection = EmbeddingCollection([FeatureConfig("user", dim=4), FeatureConfig("item", dim=4)], seed=1)
+    network = MLP({"fc": 6, "out": 1}, seed=3) if network is None else network
+    model = MetaModel(collection, network, inner=inner or InnerLoop("ridge"), **options)
+    model.compile(tf.keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+def functional():
+    inputs = tf.keras.Input([8])
+    hidden = tf.keras.layers.Dense(6, "relu", name="fc")(inputs)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="out")(hidden))
+
+
+def parts_of(model, batch):
+    """Features with a column for the bias, labels and masks of support and query, in float64."""
+    lookup = model.collection.lookup(batch["features"], insert=False)
+    samples = model.collection.concat(lookup).numpy().astype(np.float64)
+    kernel, bias, *head = (weight.numpy().astype(np.float64) for weight in model.network.weights)
+    hidden = np.maximum(samples @ kernel + bias, 0)
+    features = np.concatenate([hidden, np.ones([len(hidden), 1])], 1)
+    found = []
+    for part in ("support", "query"):
+        index, mask = batch[part]["index"].numpy(), batch[part]["mask"].numpy()
+        found.append((features[index], batch["label"].numpy()[index].astype(np.float64), mask))
+    return found, np.concatenate([head[0], head[1][None]], 0)[:, 0]
+
+
+def prior_of(model):
+    return model.inner_rates.prior().numpy().astype(np.float64), float(model.inner_rates.noise())
+
+
+def test_squared_error_is_solved_in_one_step():
+    model, batch = make_model(), make_batch(SIZES)
+    (support, query), start = parts_of(model, batch)
+    variances, noise = prior_of(model)
+    found = model.predict_after(batch, (0, 1, 2))
+    for task, (x, y, m) in enumerate(zip(*support, strict=True)):
+        precision = np.diag(1 / variances) + x.T @ (2 * m[:, None] / noise * x)
+        head = start + np.linalg.solve(precision, x.T @ (2 * m / noise * (y - x @ start)))
+        real = query[2][task] > 0
+        np.testing.assert_allclose(found[0][task][real], (query[0][task] @ start)[real], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[1][task][real], (query[0][task] @ head)[real], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[2], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_variances_are_those_of_the_posterior():
+    model, batch = make_model(), make_batch(SIZES)
+    (support, query), _ = parts_of(model, batch)
+    variances, noise = prior_of(model)
+    found = model.predict_variance(batch)
+    for task, (x, m) in enumerate(zip(support[0], support[2], strict=True)):
+        covariance = np.linalg.inv(np.diag(1 / variances) + x.T @ (2 * m[:, None] / noise * x))
+        want = np.einsum("if,fg,ig->i", query[0][task], covariance, query[0][task])
+        real = query[2][task] > 0
+        np.testing.assert_allclose(found[task][real], want[real], rtol=1e-3)
+    prior = (query[0] ** 2 * variances).sum(-1)
+    assert np.all(found.numpy() < prior)
+    with pytest.raises(ConfigError, match="only ridge knows how uncertain"):
+        make_model(inner=InnerLoop("anil")).predict_variance(batch)
+
+
+def test_a_logistic_loss_is_solved_by_newtons_steps():
+    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+    model, batch = make_model(loss=loss), make_batch(SIZES)
+    batch["label"] = tf.cast(batch["label"] > 0, tf.float32)
+    (support, query), start = parts_of(model, batch)
+    variances, noise = prior_of(model)
+    found = model.predict_after(batch, (8,))[8]
+    for task, (x, y, m) in enumerate(zip(*support, strict=True)):
+        head = start
+        for _ in range(50):
+            p = 1 / (1 + np.exp(-x @ head))
+            slope = x.T @ (m * (p - y)) / noise + (head - start) / variances
+            precision = np.diag(1 / variances) + x.T @ ((m * p * (1 - p))[:, None] / noise * x)
+            head = head - np.linalg.solve(precision, slope)
+        real = query[2][task] > 0
+        np.testing.assert_allclose(found[task][real], (query[0][task] @ head)[real], rtol=1e-3, atol=1e-4)
+
+
+def test_a_keras_network_is_solved_alike():
+    ours, theirs, batch = make_model(), make_model(functional()), make_batch(SIZES)
+    for mine, other in zip(theirs.network.weights, ours.network.weights, strict=True):
+        mine.assign(other)
+    for steps, found in ours.predict_after(batch, (0, 1)).items():
+        np.testing.assert_allclose(theirs.predict_after(batch, (steps,))[steps], found, rtol=1e-4, atol=1e-5)
+
+
+def test_several_outputs_are_several_regressions():
+    both, batch = make_model(MLP({"fc": 6, "out": 2}, seed=3)), make_batch(SIZES)
+    labels = batch["label"]
+    together = both.predict_after({**batch, "label": tf.stack([labels, -3 * labels], -1)}, (1,))[1]
+    for output, label in enumerate((labels, -3 * labels)):
+        one = make_model()
+        for mine, other in zip(one.network.weights[:2], both.network.weights[:2], strict=True):
+            mine.assign(other)
+        one.network.weights[2].assign(both.network.weights[2][:, output : output + 1])
+        one.network.weights[3].assign(both.network.weights[3][output : output + 1])
+        # The loss is the mean of two outputs, so each has half the curvature.
+        one.inner_rates._log_noise.assign(tf.math.log(2.0))
+        alone = one.predict_after({**batch, "label": label}, (1,))[1]
+        np.testing.assert_allclose(together[..., output], alone, rtol=1e-3, atol=1e-4)
+
+
+def test_the_outer_loop_learns_prior_and_noise():
+    model, batch = make_model(), make_batch([9] * 8)
+    before = prior_of(model)
+    losses = model.fit(tf.data.Dataset.from_tensors(batch).repeat(30), epochs=2, verbose=0).history["loss"]
+    after = prior_of(model)
+    assert losses[1] < losses[0]
+    assert not np.allclose(before[0], after[0])
+    assert before[1] != after[1]
+
+
+def test_a_task_is_adapted_and_predicted_as_in_a_batch(tmp_path):
+    model, batch = make_model(), make_batch([6])
+    expected = model.predict_after(batch, (1,))[1][0]
+    index = {part: batch[part]["index"].numpy()[0] for part in ("support", "query")}
+    rows = {
+        part: {name: ids.numpy()[where] for name, ids in batch["features"].items()}
+        for part, where in index.items()
+    }
+    weights = model.adapt(rows["support"], batch["label"].numpy()[index["support"]])
+    np.testing.assert_allclose(model.predict(rows["query"], weights=weights), expected, rtol=1e-5, atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    again = tf.keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict_after(batch, (1,))[1][0], expected)
+
+
+def test_what_it_cannot_solve_is_refused():
+    with pytest.raises(ConfigError, match="takes no gradient steps, so optimizer"):
+        InnerLoop("ridge", optimizer="adam")
+    with pytest.raises(ConfigError, match="a loss that is twice differentiable"):
+        make_model(loss="mae").predict_after(make_batch(SIZES), (1,))
+    network = tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.LayerNormalization()])
+    with pytest.raises(ConfigError, match="ridge solves for a last layer with a kernel and a bias"):
+        make_model(network)
