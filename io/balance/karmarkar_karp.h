@@ -1,34 +1,34 @@
-// Deals sequences out to ranks so that the ranks' costs are as equal as can be told quickly: the
-// largest differencing method of Karmarkar and Karp (1982), for any number of parts.
+// Assigns sequences to ranks so that the ranks' costs are as equal as a quick method can make them:
+// the largest differencing method of Karmarkar and Karp (1982), for any number of parts.
 //
-// What it does. A split is some of the sequences, dealt into as many parts as there are ranks. Each
-// sequence begins as a split of its own, in which one part has it and the others nothing. The two
-// most uneven splits are joined, the dearest part of one with the cheapest of the other, the second
-// dearest with the second cheapest, and so on, until one split is left. Joining takes the
-// difference of two splits, which is why nothing that is uneven stays uneven for long: parts differ
-// in the end by at most the dearest sequence, and for many sequences of spread costs by a tiny part
-// of it. Dealing the dearest sequence to the least loaded rank, again and again, has the same bound
-// and ends at about the cheapest sequence.
+// What it does. A split is some of the sequences, divided into as many parts as there are ranks.
+// Each sequence begins as a split of its own, in which one part has it and the other parts are
+// empty. The two most uneven splits are joined: the dearest part of one with the cheapest of the
+// other, the second dearest with the second cheapest, and so on. This repeats until one split is
+// left. Joining subtracts two splits from each other, so nothing stays uneven for long: in the end
+// parts differ by at most the dearest sequence, and for many sequences of varied costs by a tiny
+// part of it. Giving the dearest sequence to the least loaded rank, again and again, has the same
+// bound, but ends at about the cheapest sequence.
 //
-// Layout. A part is a chain of sequences in one array of links, `next`, so that two parts are
-// joined by one write. A split is its parts in descending order of cost, but only as many of them
-// as can have sequences; the others are empty, cost nothing, and stand behind. Sequences that
-// nothing has been joined with have no storage at all. The heap has (unevenness, number) of each
-// split, the number being that of the sequence or counted on from there.
+// Layout. A part is a chain of sequences in one array of links, `next`, so one write joins two
+// parts. A split is its parts in descending order of cost, but only as many of them as can have
+// sequences. The others are empty, cost nothing, and count as the last. A sequence that hasn't been
+// joined with another has no storage at all. The heap has (unevenness, number) of each split. The
+// number of a single sequence is its index; joined splits are numbered on from there.
 //
-// Invariants. The parts of all splits in the heap are disjoint chains, and together all sequences.
-// No two numbers are alike, so the heap's order is total. Parts of equal cost keep the order of the
-// places that they had before. So the result is a function of the costs alone, the same on each
-// rank, and the same as that of `karmarkar_karp` in gmeta/testing/reference/io/balance.py, to which
-// it is held by a test. Costs are never negative: then an empty part is never dearer than one with
-// sequences, which is what lets it be left out. Where a cost is zero it can be as dear, and its
-// place matters, so nothing is left out then.
+// Invariants. The parts of all splits in the heap are disjoint chains, and together contain all
+// sequences. No two splits have the same number, so the heap's order is total. Parts of equal cost
+// keep their previous order. So the result is a function of the costs alone, the same on each rank,
+// and the same as that of `karmarkar_karp` in gmeta/testing/reference/io/balance.py; a test
+// compares the two. Costs are never negative, so an empty part is never dearer than one with
+// sequences, which is why it can be left out. If a cost is zero, an empty part can be as dear, and
+// its place matters, so nothing is left out then.
 //
 // Why it is fast. n sequences take n - 1 joins, each with a few steps of the heap, O(log n).
-// Joining splits of a and b parts sorts min(a + b, ranks) of them. Where costs are alike, sequences
+// Joining splits of a and b parts sorts min(a + b, ranks) of them. If costs are alike, sequences
 // are joined in pairs, pairs in fours, and so on: only one join in as many as there are ranks sorts
 // that many parts, and all together take O(n log n). At worst it is O(n (log n + ranks log ranks)),
-// which is what full splits take always.
+// which full splits would always take.
 
 #ifndef GMETA_IO_BALANCE_KARMARKAR_KARP_H_
 #define GMETA_IO_BALANCE_KARMARKAR_KARP_H_
@@ -45,14 +45,14 @@ namespace balance {
 
 class KarmarkarKarp {
  public:
-  // Costs are finite and at least 0; there is at least one rank.
+  // Requires finite costs of at least 0, and at least one rank.
   KarmarkarKarp(const double* costs, size_t n, int32_t ranks)
       : costs_(costs), n_(n), ranks_(static_cast<size_t>(ranks)), next_(n, kNone) {
     least_parts_ = std::find(costs, costs + n, 0.0) == costs + n ? 1 : ranks_;
   }
 
-  // The rank of each sequence. Ranks without sequences come first, the others in the order of the
-  // first sequence that they have.
+  // Writes the rank of each sequence. Ranks without sequences come first, the others in the order
+  // of their first sequence.
   void Deal(int32_t* rank_of) {
     if (n_ == 0) return;
     std::vector<Entry> entries;
@@ -75,7 +75,7 @@ class KarmarkarKarp {
 
  private:
   static constexpr int32_t kNone = -1;    // after the last sequence of a part
-  static constexpr int32_t kSingle = -1;  // the split of one sequence, without storage
+  static constexpr int32_t kSingle = -1;  // the split of one sequence, which has no storage
 
   struct Part {
     double cost = 0.0;
@@ -108,7 +108,7 @@ class KarmarkarKarp {
     return parts;
   }
 
-  // Where a joined split is stored: in the place of one that went into it, or in a new one.
+  // Returns where to store a joined split: in the place of one of the two, or in a new one.
   int32_t Place(const Entry& a, const Entry& b) {
     if (a.split != kSingle && b.split != kSingle) free_.push_back(b.split);
     if (a.split != kSingle) return a.split;
@@ -127,7 +127,7 @@ class KarmarkarKarp {
     const Split second = Parts(b);
     Split joined = first;
     joined.resize(std::min(first.size() + second.size(), ranks_));
-    // The cheapest part of the second split meets the dearest of the first: counted from the other
+    // The cheapest part of the second split meets the dearest of the first, so count from the other
     // end.
     for (size_t i = 0; i < second.size(); ++i) {
       joined[joined.size() - 1 - i] = Chained(joined[joined.size() - 1 - i], second[i]);
@@ -148,7 +148,7 @@ class KarmarkarKarp {
 
   void Number(const Split& parts, int32_t* rank_of) const {
     std::vector<std::pair<int32_t, int32_t>>
-        order;  // the least sequence of each part, and its first
+        order;  // each part's least sequence, and the first in its chain
     for (const Part& part : parts) {
       if (part.first == kNone) continue;
       int32_t least = part.first;
@@ -167,7 +167,7 @@ class KarmarkarKarp {
   const size_t n_;
   const size_t ranks_;
   size_t least_parts_;
-  std::vector<int32_t> next_;  // of each sequence, the one behind it in its part
+  std::vector<int32_t> next_;  // for each sequence, the next one in its part
   std::vector<Split> splits_;
   std::vector<int32_t> free_;
 };

@@ -1,10 +1,10 @@
-// Random numbers that are known one by one: what the orders of an epoch are drawn from.
+// Random numbers that can be computed one by one. The orders of an epoch are drawn from them.
 //
-// The draws come from a counter, not from a generator with a state: draw i is Mix(key + i * odd),
-// a splitmix64 sequence whose key is mixed from the two seed words. So draw i is known without the
-// draws before it, one seed gives one order on every machine, and seeds that differ in one bit, as
-// (seed, epoch) and (seed, epoch + 1) do, give unrelated orders. A draw below n is the high word of
-// draw * n: its bias is n / 2^64.
+// The draws come from a counter, not from a generator with a state: draw i is Mix(key + i * odd), a
+// splitmix64 sequence whose key is mixed from the two seed words. So draw i is known without the
+// draws before it, and one seed gives one order on every machine. Seeds that differ in one bit,
+// such as (seed, epoch) and (seed, epoch + 1), give unrelated orders. A draw below n is the high
+// word of draw * n: its bias is n / 2^64.
 
 #ifndef GMETA_IO_GROUP_BATCH_DRAWS_H_
 #define GMETA_IO_GROUP_BATCH_DRAWS_H_
@@ -23,12 +23,12 @@ struct Seed {
 
 class Draws {
  public:
-  // `stream` separates the uses of one seed.
+  // `stream` separates different uses of one seed.
   Draws(Seed seed, uint64_t stream)
       : key_(Mix(static_cast<uint64_t>(seed.first) +
                  Mix(static_cast<uint64_t>(seed.second) + Mix(stream)))) {}
 
-  // The next draw, uniform in [0, n).
+  // Returns the next draw, uniform in [0, n).
   size_t Below(size_t n) {
     const uint64_t draw = Mix(key_ + ++count_ * kOdd);
     return static_cast<size_t>((static_cast<unsigned __int128>(draw) * n) >> 64);
@@ -48,7 +48,7 @@ class Draws {
   uint64_t count_ = 0;
 };
 
-// Fisher and Yates: every order is equally likely.
+// Permutes the items (Fisher and Yates): every order is equally likely.
 template <typename T>
 void Permute(Draws draws, std::vector<T>* items) {
   for (size_t left = items->size(); left > 1; --left) {

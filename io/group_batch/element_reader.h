@@ -1,19 +1,20 @@
-// Elements: which groups are handed out together, and where a reader stands.
+// Elements: which groups a reader outputs together, and its position.
 //
-// Every lane is a range of the epoch that is read by itself: a rank has one, or several where it
-// has taken over those of lost ranks. An element takes from each lane so many groups, or as many as
-// cost what they are to cost (io/balance/prefix_batcher.h):
+// Every lane is a range of the epoch that is read by itself. A rank has one lane, or several if it
+// has taken over those of lost ranks. From each lane an element takes a fixed number of groups, or
+// as many as reach a target cost (io/balance/prefix_batcher.h):
 //
 //     lane 0   [ . . . . | . . . . | . .          element k: the k-th batch of every lane,
 //     lane 1   [ . . . . | . . . . | . . . .      lane by lane, without copying: slices of blocks
 //
-// Groups are counted by their places in the order, sound or bad, so a bad one leaves its batch
-// smaller instead of moving all that follow. That makes what a step reads a function of its number,
-// for all ranks to plan with, and a lane's cursor, the places that it has handed out, is all of its
-// state. Where a plan has more steps than a lane has batches, its later batches are empty.
+// Groups are counted by their places in the order, sound or bad. So a bad one makes its batch
+// smaller, instead of moving all groups behind it. The data that a step reads is therefore a
+// function of the step's number, which all ranks can plan with, and a lane's whole state is its
+// cursor, the number of places already taken. If a plan has more steps than a lane has batches, the
+// lane's later batches are empty.
 //
-// Problems are told before the element that they fall into, and once: calling again goes on behind
-// them, as leaving the bad data out does.
+// A problem is reported before the element that it falls into, and once. The next call continues
+// behind it, just as if the bad data were left out.
 
 #ifndef GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
 #define GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
@@ -34,18 +35,18 @@
 
 namespace gmeta::group_batch {
 
-// Neighbouring entries of a block.
+// A range of neighbouring entries of a block.
 struct Slice {
   const GroupBlock* block = nullptr;
   size_t begin = 0;
   size_t end = 0;
 };
 
-// How many groups an element takes from a lane: `groups`, or what costs `balance`'s target.
+// How many groups an element takes from a lane: `groups`, or as many as reach `balance`'s target.
 struct ElementOptions {
   int64_t groups = 1;
   std::optional<balance::BatchCost> balance;
-  int token_column = -1;  // a list column whose values are a group's tokens; -1: its rows are
+  int token_column = -1;  // a list column whose values are a group's tokens; -1: its rows count
   OnBad on_bad = OnBad::kRaise;
 };
 
@@ -59,7 +60,7 @@ class Lane {
     if (options.balance.has_value()) batcher_.emplace(*options.balance);
   }
 
-  // Adds the next batch's groups to `slices`. They stay until Release().
+  // Adds the next batch's groups to `slices`. The slices are valid until Release().
   Result Take(std::vector<Slice>* slices, Problem* problem) {
     while (batcher_ ? batcher_->hungry() : waiting_ < options_.groups) {
       const Result result = Scan(problem);
@@ -87,7 +88,7 @@ class Lane {
     return Result::kTaken;
   }
 
-  // Gives back the memory of what was taken.
+  // Releases the memory of the batches taken so far.
   void Release() {
     for (; taken_block_ > 0; --taken_block_, --scanned_block_) {
       reader_.Recycle(std::move(blocks_.front()));
@@ -97,11 +98,11 @@ class Lane {
 
   void Cancel() { reader_.Cancel(); }
 
-  // Places that were handed out.
+  // Returns the number of places already taken.
   int64_t cursor() const { return cursor_; }
 
  private:
-  // Looks at one more entry.
+  // Scans one more entry.
   Result Scan(Problem* problem) {
     if (scanned_block_ < blocks_.size() &&
         scanned_in_block_ == blocks_[scanned_block_]->entries.size()) {
@@ -148,21 +149,22 @@ class Lane {
   int64_t cursor_;
   std::optional<balance::PrefixBatcher> batcher_;
 
-  // Entries are scanned, wait, and are taken: two cursors over the blocks that are held.
+  // Entries are scanned, wait, and are taken: two cursors over the blocks in memory.
   std::deque<std::unique_ptr<GroupBlock>> blocks_;
   size_t taken_block_ = 0, taken_in_block_ = 0;
   size_t scanned_block_ = 0, scanned_in_block_ = 0;
-  size_t told_ = 0;  // problems of the block that is scanned
+  size_t told_ = 0;  // number of reported problems in the scanned block
   int64_t waiting_ = 0;
-  RangeReader reader_;  // last, as its threads end first
+  RangeReader reader_;  // last member, because its threads must end first
 };
 
-// All lanes of a reader, an element at a time.
+// Reads all lanes of a reader, one element at a time.
 class ElementReader {
  public:
   using Result = Lane::Result;
 
-  // A cursor a lane, zeros at the beginning of an epoch. What is referred to must outlive it.
+  // Takes one cursor per lane, zeros at the beginning of an epoch. The arguments given by reference
+  // must outlive it.
   ElementReader(const RangeOptions& range, const ElementOptions& options, const EpochOrder& order,
                 const std::vector<std::vector<Span>>& lanes, const std::vector<int64_t>& cursors,
                 ReaderStats* stats) {
@@ -171,7 +173,8 @@ class ElementReader {
     }
   }
 
-  // The next element, or a problem, after which calling again goes on; kEnd where no lane has more.
+  // Finds the next element, or reports a problem, after which the next call goes on. Returns kEnd
+  // when no lane has more.
   Result Next(Problem* problem) {
     for (; lane_ < lanes_.size(); ++lane_) {
       if (lanes_[lane_]->Take(&slices_, problem) == Result::kProblem) return Result::kProblem;
@@ -182,7 +185,7 @@ class ElementReader {
 
   const std::vector<Slice>& slices() const { return slices_; }
 
-  // Ends the element, and with it what its slices refer to.
+  // Ends the element. Its slices become invalid.
   void Release() {
     slices_.clear();
     for (const auto& lane : lanes_) lane->Release();

@@ -1,26 +1,27 @@
 // The order of an epoch over groups that an index can address: a permutation that is a pure
-// function of (seed, epoch), of which any part can be had without the parts before it.
+// function of (seed, epoch). Any part of it can be computed without the parts before it.
 //
 // A uniform permutation of all groups would read each group from another place of the disk, a few
-// kilobytes at a time. So groups are permuted in two steps, both by Fisher and Yates: blocks of B
-// neighbours first, over the whole data set, then all groups of W / B blocks among each other.
+// kilobytes at a time. So groups are permuted in two steps, both by Fisher and Yates: first blocks
+// of B neighbours, over the whole data set, then all groups of W / B blocks among each other.
 //
 //     groups on disk      0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14 15 | 16 17        B = 4
 //     blocks, permuted    12 13 14 15 | 4 5 6 7 | 16 17 | 8 9 10 11 | 0 1 2 3
 //     windows, permuted   [ 5 14 4 12 7 13 6 15 ] [ 9 16 8 17 11 10 ] [ 2 0 3 1 ]      W = 8
 //
 // A window is read whole, in pieces of B groups, so reading stays sequential enough for a disk or
-// an object store, and a window is all that has to be in memory. Preprocessing has already permuted
-// the groups once, so neighbours on disk are strangers. With W at least the number of groups the
+// an object store, and only a window has to be in memory. Preprocessing has already permuted the
+// groups once, so neighbours on disk are unrelated. If W is at least the number of groups, the
 // permutation is uniform.
 //
 // The place of a group in the epoch depends on neither ranks nor cursors: ranks take ranges of
 // positions, and after a change of their number take other ranges of the same order. B is W / 64,
-// so W and the seed say all. W = 0 is the order on disk; it is read in windows too, for the reader
-// to have one way of reading.
+// so W and the seed determine the order. W = 0 is the order on disk; it is also read in windows, so
+// that the reader has one way of reading.
 //
-// One block is shorter than B where B doesn't divide the number of groups. It may be any of the
-// permuted ones, and only the windows behind it begin at another position than a multiple.
+// If B doesn't divide the number of groups, one block is shorter than B. It may be any of the
+// permuted blocks, and only the windows behind it begin at a position that isn't a multiple of the
+// window.
 
 #ifndef GMETA_IO_GROUP_BATCH_EPOCH_ORDER_H_
 #define GMETA_IO_GROUP_BATCH_EPOCH_ORDER_H_
@@ -37,7 +38,7 @@ namespace gmeta::group_batch {
 class EpochOrder {
  public:
   static constexpr int64_t kBlocksAWindow = 64;
-  static constexpr int64_t kSequential = 512;  // groups of a window where nothing is permuted
+  static constexpr int64_t kSequential = 512;  // groups per window if nothing is permuted
 
   // Positions are 0 to groups - 1.
   EpochOrder(int64_t groups, int64_t window, Seed seed)
@@ -59,20 +60,20 @@ class EpochOrder {
 
   int64_t windows() const { return (count_ + blocks_a_window_ - 1) / blocks_a_window_; }
 
-  // The position of a window's first group; of windows(), the number of groups.
+  // Returns the position of a window's first group. For windows(), returns the number of groups.
   int64_t Start(int64_t window) const {
     const int64_t blocks = std::min(count_, window * blocks_a_window_);
     return blocks * block_ - (blocks > short_ ? count_ * block_ - groups_ : 0);
   }
 
-  // The window that a position lies in.
+  // Returns the window that contains a position.
   int64_t WindowOf(int64_t position) const {
     int64_t window = position / (block_ * blocks_a_window_);
     while (Start(window + 1) <= position) ++window;
     return window;
   }
 
-  // The groups of a window, in their order.
+  // Returns the groups of a window, in their order.
   std::vector<int64_t> Groups(int64_t window) const {
     std::vector<int64_t> groups;
     const int64_t last = std::min(count_, (window + 1) * blocks_a_window_);
@@ -91,8 +92,8 @@ class EpochOrder {
   const Seed seed_;
   const int64_t block_;
   const int64_t blocks_a_window_;
-  const int64_t count_;  // of blocks
-  int64_t short_;        // where the last block on disk, which may be short, has come to
+  const int64_t count_;  // number of blocks
+  int64_t short_;        // permuted place of the last block on disk, which may be short
   std::vector<int64_t> blocks_;
 };
 

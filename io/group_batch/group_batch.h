@@ -1,30 +1,31 @@
-// Grouping: records of many files in, groups of records with equal (task, batch_id) out.
+// Grouping: reads the records of many files, and outputs groups of records with equal (task,
+// batch_id).
 //
 // Meta-learning needs the samples of one task together. Preprocessing has sorted them, so a group
-// is a run of consecutive records with one key, and grouping is one pass with one open group: no
-// hash of tasks to half-filled buffers, no window to tune, memory of one group.
+// is a run of consecutive records with one key, and grouping is one pass with one open group. It
+// needs no hash of tasks to half-filled buffers, no window to tune, and the memory of one group.
 //
 //     records     7 7 7 | 9 9 | 12 12 12 12 | ...        the key of each
 //     open group  [7 7 7]   then a record with key 9 arrives: 7 is closed and handed out
 //
 // Layout. A group holds its rows by column, parsed straight into the arrays that they stay in. A
-// record's key is known only once it is parsed, by when its row has been appended to the open
-// group; when the key is a new one, that row is moved to a fresh group. That costs one row's copy a
-// group and saves parsing the key of every record by itself. Groups that were handed out come back
-// through Recycle() with their arrays' capacity, so a steady state allocates nothing.
+// record's key is known only after parsing, when its row is already in the open group. If the key
+// is new, that row is moved to a fresh group. That costs one row's copy a group, and saves parsing
+// the key of every record separately. Recycle() returns used groups together with their arrays'
+// capacity, so a steady state allocates nothing.
 //
 // Invariants.
-//   - A key is closed once an epoch. A run that opens a key again (the input isn't sorted, or a
-//     group was split over files) is a fault of the whole run. This is what a set of closed keys
-//     is for; it holds 16 bytes and a node a group.
+//   - A key is closed once an epoch. If a run opens a key again (the input isn't sorted, or a group
+//     was split over files), the whole run is a fault. To detect this, a set holds the closed keys;
+//     it takes 16 bytes and a node a group.
 //   - A group never spans files: the end of a file closes it.
 //   - Each record is counted once: in a group that was handed out, or as skipped.
 //
-// Faults (records/fault.h). Next() reports a fault and is then in the state in which skipping it
-// leaves it; so OnBad::kSkip is "count it and go on", and a caller that was told may call Next()
-// again too. A bad record costs itself, a file that lost its framing costs its rest, and a bad
-// group costs its rows. The rows of a group around a bad record stay. A file that can't be opened
-// or read is no bad record but a missing part of the data: it is reported under either policy.
+// Faults (records/fault.h). When Next() reports a fault, it has already skipped the bad data. So
+// OnBad::kSkip is "count it and go on", and a caller that got a fault may call Next() again too. A
+// bad record costs only itself, a file that lost its framing costs its rest, and a bad group costs
+// its rows. The other rows of a group with a bad record stay. A file that can't be opened or read
+// isn't a bad record but a missing part of the data: it is reported under either policy.
 
 #ifndef GMETA_IO_GROUP_BATCH_GROUP_BATCH_H_
 #define GMETA_IO_GROUP_BATCH_GROUP_BATCH_H_
@@ -53,18 +54,18 @@ using records::ColumnBuffer;
 struct Group {
   GroupKey key;
   int64_t rows = 0;
-  std::vector<ColumnBuffer> columns;  // in the schema's order, the key's columns included
-  uint64_t offset = 0;                // of the first record in its file
+  std::vector<ColumnBuffer> columns;  // in the schema's order, including the key's columns
+  uint64_t offset = 0;                // of the group's first record in its file
   bool reopened = false;              // the key had been closed before
 };
 
-// Opens a file, or returns null and says why not.
+// Opens a file, or returns null and sets `error` to the reason.
 using OpenFile = std::function<std::unique_ptr<records::ByteSource>(const std::string& path,
                                                                     std::string* error)>;
 
 struct GroupOptions {
   std::vector<ColumnSpec> columns;
-  size_t task = 0;  // places of the key's columns, each a single int64
+  size_t task = 0;  // places of the key's columns; each column is a single int64
   size_t batch = 1;
   int64_t min_rows = 1;  // a smaller group is a fault
   Layout layout = Layout::kExample;
@@ -76,7 +77,7 @@ class GroupReader {
  public:
   enum class Result { kGroup, kEnd, kProblem };
 
-  // `stats` may be null and must otherwise outlive the reader.
+  // `stats` may be null; otherwise it must outlive the reader.
   GroupReader(GroupOptions options, std::vector<std::string> files, OpenFile open,
               ReaderStats* stats)
       : options_(std::move(options)),
@@ -86,14 +87,14 @@ class GroupReader {
         parser_(options_.columns),
         group_parser_(options_.columns, options_.task, options_.batch) {}
 
-  // From now on, faults are treated so and counted there.
+  // Sets how faults are treated from now on, and where they are counted.
   void SetPolicy(OnBad on_bad, ReaderStats* stats) {
     options_.on_bad = on_bad;
     stats_ = stats;
   }
 
-  // Hands out the next sound group in the files' order, reports a problem, or says that all is
-  // read.
+  // Returns the next sound group in the files' order, reports a problem, or returns kEnd when
+  // everything is read.
   Result Next(std::unique_ptr<Group>* group, Problem* problem) {
     while (true) {
       if (reader_ == nullptr) {
@@ -124,7 +125,7 @@ class GroupReader {
     }
   }
 
-  // Takes back a group that isn't needed any more, for its memory.
+  // Takes back a group that is no longer needed, to reuse its memory.
   void Recycle(std::unique_ptr<Group> group) {
     if (spare_.size() < kSpare) spare_.push_back(std::move(group));
   }
@@ -161,8 +162,8 @@ class GroupReader {
     ++file_;
   }
 
-  // Parses a record into the open group. Where its key is a new one, the group before moves to
-  // `closed`. Returns whether there is a problem to hand on.
+  // Parses a record into the open group. If its key is new, the group before moves to `closed`.
+  // Returns whether there is a problem to report.
   bool Append(std::string_view payload, std::unique_ptr<Group>* closed, Problem* problem) {
     if (options_.layout == Layout::kColumnar) return AppendGroup(payload, closed, problem);
     if (open_group_ == nullptr) open_group_ = NewGroup();
@@ -180,7 +181,7 @@ class GroupReader {
     return false;
   }
 
-  // As Append, of a record that holds a whole group.
+  // Does the same as Append for a record that holds a whole group.
   bool AppendGroup(std::string_view payload, std::unique_ptr<Group>* closed, Problem* problem) {
     std::unique_ptr<Group> fresh = NewGroup();
     const records::ParseResult parsed = group_parser_.Parse(payload, &fresh->columns, &fresh->rows);
@@ -203,7 +204,7 @@ class GroupReader {
     open_group_->reopened = !keys_.insert(key).second;
   }
 
-  // Judges a group whose last row is in. kEnd: there is nothing to hand out.
+  // Checks a completed group. Returns kEnd if there is nothing to hand out.
   Result Close(std::unique_ptr<Group> closed, std::unique_ptr<Group>* group, Problem* problem) {
     if (closed == nullptr || closed->rows == 0) return Result::kEnd;
     bool raise = false;
@@ -229,7 +230,7 @@ class GroupReader {
     return FramingFinding(fault, reader_->length(), options_.records.max_record, reader_->error());
   }
 
-  // Counts a fault. Returns whether it is to be handed on.
+  // Counts a fault. Returns whether to report it to the caller.
   bool Report(Finding finding, uint64_t offset, Problem* problem) {
     Problem found = Located(path(), offset, std::move(finding));
     if (stats_ != nullptr) stats_->AddFault(found.fault, found.skipped, found.message);
@@ -283,7 +284,7 @@ class GroupReader {
   ReaderStats* stats_;
   records::ExampleParser parser_;
   records::ColumnarParser group_parser_;
-  size_t file_ = 0;  // the one being read
+  size_t file_ = 0;  // the file being read
   std::unique_ptr<records::ByteSource> source_;
   std::unique_ptr<records::RecordReader> reader_;
   std::unique_ptr<Group> open_group_;

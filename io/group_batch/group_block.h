@@ -1,17 +1,17 @@
-// Parsing: the bytes of some groups, in either layout, into the columns of all of them together.
+// Parsing: turns the bytes of some groups, in either layout, into columns for all of them together.
 //
 // Groups that follow each other in the order of an epoch are parsed into one set of column buffers,
-// so that an element made of them is one copy a column. An entry stands for each group, a bad one
-// too, because a cursor counts places and not what was found there:
+// so building an element from them is one copy a column. Each group has an entry, even a bad one,
+// because a cursor counts places and not what was found there:
 //
 //     entries    [task 7, rows ..3) [task 9, bad: rows ..3) [task 4, rows ..8)
 //     columns    r r r | r r r r r           rows of sound groups, behind each other
 //     problems   (1, "FILE at byte ...")     of entry 1
 //
-// The index has said which task, batch and how many rows to expect, so what it says and what is
-// there are compared here, field by field. In the columnar layout a bad record costs its group. In
-// the example layout it costs itself, and the rest of the group stays; where the framing is lost,
-// the group's other rows are lost with it, but not the next group, since the index knows its place.
+// The index says which task, batch and number of rows to expect. Here these are compared with the
+// data, field by field. In the columnar layout a bad record costs its group. In the example layout
+// it costs itself, and the rest of the group stays. If the framing is lost, the group's other rows
+// are lost with it, but not the next group, since the index knows its place.
 
 #ifndef GMETA_IO_GROUP_BATCH_GROUP_BLOCK_H_
 #define GMETA_IO_GROUP_BATCH_GROUP_BLOCK_H_
@@ -38,7 +38,7 @@ using records::ColumnBuffer;
 struct GroupBlock {
   struct Entry {
     GroupKey key;
-    int64_t row_end = 0;  // behind the group's last row; that of the entry before, if it is bad
+    int64_t row_end = 0;  // end of the group's rows; that of the entry before, if it is bad
     bool sound = false;
   };
   struct Found {
@@ -48,22 +48,22 @@ struct GroupBlock {
 
   std::vector<ColumnBuffer> columns;
   std::vector<Entry> entries;
-  std::vector<Found> problems;  // in the entries' order
+  std::vector<Found> problems;  // in the order of entries
 
   int64_t row_begin(size_t entry) const { return entry == 0 ? 0 : entries[entry - 1].row_end; }
 };
 
-// How groups are read from their bytes.
+// How to read groups from their bytes.
 struct BlockOptions {
   std::vector<ColumnSpec> columns;
   size_t task = 0;  // places of the key's columns
   size_t batch = 1;
   int64_t min_rows = 1;  // a smaller group is a fault
   Layout layout = Layout::kColumnar;
-  std::vector<std::string> paths;  // of the shards
+  std::vector<std::string> paths;  // paths of the shards
 };
 
-// One thread's parser.
+// The parser of one thread.
 class BlockParser {
  public:
   explicit BlockParser(const BlockOptions& options)
@@ -92,7 +92,7 @@ class BlockParser {
  private:
   static constexpr const char* kCopyBoth = "prepare the data again, or copy both files";
 
-  // Returns the rows that were added.
+  // Returns the number of added rows.
   int64_t ParseColumnar(const LoadedGroup& group, GroupBlock* block) {
     std::string_view left(group.data, group.size), payload;
     int64_t rows = 0;
@@ -106,7 +106,7 @@ class BlockParser {
     if (!left.empty() || rows != group.entry.rows || !(LastKey(*block) == group.entry.key)) {
       return Disagree(group, rows, 0, !left.empty(), block);
     }
-    uint32_t crc;  // of the payload, sound, behind it
+    uint32_t crc;  // of the payload, which is sound; it lies behind it
     std::memcpy(&crc, payload.data() + payload.size(), sizeof(crc));
     if (crc != records::MaskCrc(group.entry.crc)) {
       Undo(block);
@@ -145,8 +145,8 @@ class BlockParser {
     return rows > 0 ? Judge(group, rows, block) : 0;
   }
 
-  // Takes the next record's payload. If it is at fault, `left` is behind it, or empty where what is
-  // behind it can't be found, which costs `rest` rows.
+  // Takes the next record's payload. If the record is bad, `left` continues behind it, or becomes
+  // empty if the next record can't be found, which costs `rest` rows.
   Fault Take(const LoadedGroup& group, std::string_view* left, std::string_view* payload,
              int64_t rest, GroupBlock* block) {
     const uint64_t at = group.size - left->size();
@@ -170,7 +170,8 @@ class BlockParser {
     return Say(group, 0, SmallFinding(group.entry.key, rows, options_.min_rows), block);
   }
 
-  // `rows` were added, `told` left out and counted before.
+  // Reports a group that differs from the index. `rows` were added; `told` were left out and
+  // counted before.
   int64_t Disagree(const LoadedGroup& group, int64_t rows, int64_t told, bool more,
                    GroupBlock* block) {
     const bool added = block->columns[options_.task].ints.size() > marks_[options_.task].first;
@@ -204,7 +205,7 @@ class BlockParser {
     }
   }
 
-  // Takes back what was appended since Mark().
+  // Removes everything appended since Mark().
   void Undo(GroupBlock* block) const {
     for (size_t i = 0; i < marks_.size(); ++i) {
       block->columns[i].Truncate(options_.columns[i].dtype, marks_[i].first);

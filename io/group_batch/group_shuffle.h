@@ -1,9 +1,9 @@
 // The order of an epoch: a permutation of groups that is a pure function of a seed.
 //
-// Files are permuted first (Fisher and Yates), then groups pass through a buffer of B: it is
+// Files are permuted first (Fisher and Yates). Then groups pass through a buffer of B groups: it is
 // filled, and each group that leaves is drawn from it uniformly and replaced by the next one read.
-// With B at least the number of groups the permutation is uniform; with fewer, a group can move
-// forwards by any distance but backwards by B at most, and only B groups are ever in memory.
+// If B is at least the number of groups, the permutation is uniform. With a smaller B, a group can
+// move forwards by any distance but backwards by B at most, and only B groups are ever in memory.
 
 #ifndef GMETA_IO_GROUP_BATCH_GROUP_SHUFFLE_H_
 #define GMETA_IO_GROUP_BATCH_GROUP_SHUFFLE_H_
@@ -20,7 +20,7 @@
 
 namespace gmeta::group_batch {
 
-// Groups in an order of their own. A buffer of 0 keeps the order of the files.
+// Reads groups in a shuffled order. A buffer of 0 keeps the order of the files.
 class GroupShuffle {
  public:
   GroupShuffle(GroupOptions options, std::vector<std::string> files, OpenFile open,
@@ -32,7 +32,8 @@ class GroupShuffle {
 
   GroupReader& reader() { return reader_; }
 
-  // As GroupReader::Next. A problem met while the buffer fills leaves the buffer as it is.
+  // Does the same as GroupReader::Next. A problem while the buffer fills leaves the buffer as it
+  // is.
   GroupReader::Result Next(std::unique_ptr<Group>* group, Problem* problem) {
     using Result = GroupReader::Result;
     if (capacity_ == 0) return reader_.Next(group, problem);

@@ -1,8 +1,8 @@
-// Loading: the bytes of a window's groups, wherever on the disk they are.
+// Loading: reads the bytes of a window's groups from wherever they are on the disk.
 //
-// Groups come in the order of the epoch and lie in the order of the disk. So their numbers are
-// sorted, entries of the index are read in runs of neighbours, and then the bytes, in spans that
-// take in what lies between two groups that are near each other (another rank's, in a window that
+// The epoch's order of groups differs from the disk's. So the groups' numbers are sorted, and
+// entries of the index are read in runs of neighbours. Then the bytes are read, in spans. A span
+// includes the bytes between two groups that are near each other (another rank's, in a window that
 // two ranks share): a gap below 64 KiB costs less than another request. Each group then knows where
 // its bytes are, and parsing needs no file any more.
 //
@@ -10,10 +10,9 @@
 //     shard      [17 18 19]..gap..[40 41] | [42 43 44]            two spans, cut at 8 MiB
 //     window     42 17 44 19 ...                                  views into them
 //
-// A shard that can't be opened, or whose index is of another plan, costs all its groups, and is
-// reported once. An entry that states an impossible place costs its group. Whatever the entries
-// say, spans don't overlap and end where the shard does: a window takes no more memory than its
-// shards.
+// A shard that can't be opened, or whose index belongs to another plan, costs all its groups, and
+// is reported once. An entry with an impossible place costs its group. Whatever the entries say,
+// spans don't overlap and end where the shard does: a window takes no more memory than its shards.
 
 #ifndef GMETA_IO_GROUP_BATCH_GROUP_WINDOW_H_
 #define GMETA_IO_GROUP_BATCH_GROUP_WINDOW_H_
@@ -35,13 +34,13 @@
 
 namespace gmeta::group_batch {
 
-// Opens a file, or returns null and says why not.
+// Opens a file, or returns null and sets `error` to the reason.
 using OpenFile = std::function<std::unique_ptr<records::ByteSource>(const std::string& path,
                                                                     std::string* error)>;
 
-// A group's bytes, or what keeps them from being had.
+// A group's bytes, or the problem that prevents reading them.
 struct LoadedGroup {
-  const char* data = nullptr;  // null: there is a problem, or one was reported for the whole shard
+  const char* data = nullptr;  // null: it has a problem, or its whole shard was reported
   size_t size = 0;
   size_t shard = 0;
   IndexEntry entry;
@@ -53,13 +52,13 @@ struct GroupWindow {
   std::vector<std::unique_ptr<char[]>> spans;
 };
 
-// Loads windows, one at a time: one thread's.
+// Loads windows, one at a time, on one thread.
 class WindowLoader {
  public:
   static constexpr int64_t kEntryGap = 16;
   static constexpr uint64_t kGap = 64 << 10;
   static constexpr uint64_t kSpan = 8 << 20;
-  static constexpr uint64_t kLargest = uint64_t{1} << 30;  // of a group
+  static constexpr uint64_t kLargest = uint64_t{1} << 30;  // most bytes of a group
   static constexpr size_t kOpenShards = 32;
 
   WindowLoader(std::vector<ShardSpec> shards, Layout layout, OpenFile open)
@@ -71,11 +70,11 @@ class WindowLoader {
     for (const ShardSpec& shard : shards_) starts_.push_back(starts_.back() + shard.groups);
   }
 
-  // The groups of these numbers, in their order.
+  // Loads the groups with these numbers, in their order.
   std::shared_ptr<GroupWindow> Load(const std::vector<int64_t>& numbers) {
     auto window = std::make_shared<GroupWindow>();
     window->groups.resize(numbers.size());
-    std::vector<size_t> order(numbers.size());  // places in the window, as they lie on the disk
+    std::vector<size_t> order(numbers.size());  // places in the window, in the order on the disk
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::sort(order.begin(), order.end(),
               [&](size_t a, size_t b) { return numbers[a] < numbers[b]; });
@@ -94,7 +93,7 @@ class WindowLoader {
     size_t number = 0;
     std::unique_ptr<records::ByteSource> source;
     std::unique_ptr<ShardIndex> index;
-    bool cut_group = false;  // its first group is the last one of the shard before, too
+    bool cut_group = false;  // its first group continues the last one of the shard before
   };
 
   size_t ShardOf(int64_t group) const {
@@ -102,7 +101,7 @@ class WindowLoader {
     return static_cast<size_t>(after - starts_.begin()) - 1;
   }
 
-  // The groups at these places of the window, all in one shard.
+  // Loads the groups at these places of the window, all in one shard.
   void LoadShard(size_t shard, const std::vector<int64_t>& numbers, const size_t* begin,
                  const size_t* end, GroupWindow* window) {
     for (const size_t* i = begin; i != end; ++i) window->groups[*i].shard = shard;
@@ -114,7 +113,7 @@ class WindowLoader {
       return;
     }
     LoadEntries(opened, numbers, begin, end, window);
-    std::vector<size_t> found;  // as they lie, which is their order in any index that was written
+    std::vector<size_t> found;  // in the order on the disk, which any written index has
     for (const size_t* i = begin; i != end; ++i) {
       if (window->groups[*i].size > 0) found.push_back(*i);
     }
@@ -160,19 +159,19 @@ class WindowLoader {
             "write all rows of a task and batch to one shard, as `gmeta prepare` does"};
   }
 
-  // Whether so many rows can be in so many bytes: a row takes one at least, before it is
-  // compressed.
+  // Returns whether this number of bytes can hold this number of rows. A row takes at least one
+  // byte before compression.
   bool CanHold(uint64_t bytes, int64_t rows) const {
     const uint64_t ratio = layout_ == Layout::kColumnar ? records::columnar::kMaxRatio : 1;
     return rows > 0 && static_cast<uint64_t>(rows) / ratio <= bytes;
   }
 
-  // As many rows as an entry says, for counting them, or none where that can't be.
+  // Returns the number of rows that an entry states, for counting them; 0 if it is impossible.
   int64_t PossibleRows(const OpenShard& opened, const IndexEntry& entry) const {
     return CanHold(opened.index->shard_bytes(), entry.rows) ? entry.rows : 0;
   }
 
-  // How many bytes the group has, if that is possible.
+  // Sets the group's size in bytes, if it is possible, or else its problem.
   void Measure(const OpenShard& opened, int64_t end, LoadedGroup* group) const {
     const IndexEntry& entry = group->entry;
     const bool possible = entry.offset >= 0 && end > entry.offset &&
@@ -191,7 +190,8 @@ class WindowLoader {
     }
   }
 
-  // Reads one span, from the group in place `first` on, and returns the place of the next one's.
+  // Reads one span, beginning with the group at place `first`. Returns the place of the next span's
+  // first group.
   size_t LoadSpan(OpenShard* opened, const std::vector<size_t>& found, size_t first,
                   GroupWindow* window) {
     std::vector<LoadedGroup>& groups = window->groups;
@@ -204,7 +204,7 @@ class WindowLoader {
       if (at >= stop && (at - stop > kGap || at + group.size - start > kSpan)) break;
       stop = std::max(stop, at + group.size);
     }
-    // Of a shard that was cut, what is there.
+    // If the shard was cut, read the bytes that are left.
     const uint64_t end = std::clamp(opened->source->size(), start, stop);
     std::unique_ptr<char[]> bytes(new char[end - start]);  // not zeroed
     std::string error;
@@ -227,7 +227,7 @@ class WindowLoader {
     return next;
   }
 
-  // The shard, from among those that are open, or opened in place of the one not used for longest.
+  // Returns the shard if it is open. Otherwise opens it, in place of the least recently used one.
   OpenShard* Open(size_t shard, Problem* problem) {
     for (auto i = open_shards_.begin(); i != open_shards_.end(); ++i) {
       if (i->number != shard) continue;
@@ -250,8 +250,8 @@ class WindowLoader {
     return &open_shards_.front();
   }
 
-  // Whether the shard's first group has the key of the last one of the shard before. Whatever keeps
-  // that from being known is told when the other shard is read.
+  // Returns whether the shard's first group has the key of the last group of the shard before. If
+  // the shard before can't be read, that is reported when it is read itself.
   bool GoesOn(ShardIndex& index, size_t shard) const {
     if (shard == 0 || shards_[shard].groups == 0 || shards_[shard - 1].groups == 0) return false;
     std::string error;

@@ -1,9 +1,9 @@
 // The GroupBatch dataset: group_batch.h as a tf.data source.
 //
 // Saving and restoring. An iterator's state is the number of elements that it has made. Restoring
-// reads from the start and drops that many, which is exact under every option and needs no state of
-// the shuffle buffer, at the price of parsing again what had been read. What is dropped isn't
-// counted or reported a second time.
+// reads from the start and drops that many. This is exact under every option and needs no state of
+// the shuffle buffer, at the price of parsing again. Dropped elements aren't counted or reported a
+// second time.
 
 #include "io/group_batch/kernels.h"
 
@@ -22,7 +22,7 @@
 namespace gmeta::group_batch {
 namespace {
 
-// Everything that says what the dataset yields.
+// The configuration, which determines the dataset's elements.
 struct Config {
   std::vector<std::string> files;
   Seed seed;
@@ -147,8 +147,8 @@ class Dataset : public SourceDataset {
           static_cast<size_t>(config().shuffle_buffer), config().seed);
     }
 
-    // Fills groups_ with the next element's. Those collected before a problem stay for the next
-    // call, so that going on after an error (tf.data's ignore_errors) loses none.
+    // Fills groups_ with the next element's groups. Groups collected before a problem stay for the
+    // next call, so that going on after an error (tf.data's ignore_errors) loses none.
     Status Collect(bool* end) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       while (static_cast<int64_t>(groups_.size()) < config().groups_per_element) {
         std::unique_ptr<Group> group;

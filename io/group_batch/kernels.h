@@ -1,5 +1,5 @@
-// What the datasets of this folder have in common on TensorFlow's side: files of its file systems,
-// errors, the columns as attributes, and groups as tensors.
+// Shared by the datasets of this folder on TensorFlow's side: files of its file systems, errors,
+// the columns as attributes, and groups as tensors.
 
 #ifndef GMETA_IO_GROUP_BATCH_KERNELS_H_
 #define GMETA_IO_GROUP_BATCH_KERNELS_H_
@@ -28,7 +28,7 @@ using tf::Tensor;
 using tf::data::DatasetBase;
 using tf::data::IteratorContext;
 
-// A file of any file system that TensorFlow knows.
+// A file in any of TensorFlow's file systems.
 class EnvSource : public records::ByteSource {
  public:
   EnvSource(std::unique_ptr<tf::RandomAccessFile> file, uint64_t size)
@@ -52,7 +52,7 @@ class EnvSource : public records::ByteSource {
   const uint64_t size_;
 };
 
-// A message without the path that Env puts in front of it, and on one line.
+// Returns the status's message on one line, without the path that Env puts in front of it.
 inline std::string Reason(const Status& status) {
   std::string text(status.message());
   if (const size_t at = text.rfind("; "); at != std::string::npos) text.erase(0, at + 2);
@@ -84,7 +84,8 @@ inline OpenFile Opener(tf::Env* env) {
   return [env](const std::string& path, std::string* error) { return OpenInEnv(env, path, error); };
 }
 
-// gmeta/io/error_lines.py finds the line by this mark in what TensorFlow and Keras wrap around it.
+// Makes a status with the mark "gmeta: ", by which gmeta/io/error_lines.py finds the line within
+// the text that TensorFlow and Keras add around it.
 inline Status ToStatus(const Problem& problem) {
   const std::string line = "gmeta: " + problem.message;
   switch (problem.fault) {
@@ -101,10 +102,10 @@ inline Status ToStatus(const Problem& problem) {
   }
 }
 
-// The columns of a dataset's records, as its op's attributes have them.
+// The columns of a dataset's records, as given by its op's attributes.
 struct DatasetColumns {
   std::vector<ColumnSpec> columns;
-  size_t task = 0;  // places of the key's
+  size_t task = 0;  // places of the key's columns
   size_t batch = 0;
 
   static Status Read(tf::OpKernelConstruction* ctx, DatasetColumns* out) {
@@ -140,7 +141,7 @@ struct DatasetColumns {
     return tf::OkStatus();
   }
 
-  // The types of what is made of them: `first` tensors of int64, then the columns.
+  // Returns the types of an element's tensors: `first` tensors of int64, then the columns.
   tf::DataTypeVector OutputTypes(size_t first) const {
     tf::DataTypeVector types(first, tf::DT_INT64);
     for (size_t i = 0; i < columns.size(); ++i) {
@@ -180,7 +181,7 @@ struct DatasetColumns {
   }
 };
 
-// A dataset without inputs, whose elements follow from its configuration alone.
+// A dataset without inputs, whose configuration alone determines its elements.
 class SourceDataset : public DatasetBase {
  public:
   SourceDataset(tf::OpKernelContext* ctx, tf::DataTypeVector types,
@@ -195,7 +196,7 @@ class SourceDataset : public DatasetBase {
     inputs->clear();
     return tf::OkStatus();
   }
-  // Counters are written and never read.
+  // Counters are written but never read, so there is no external state.
   Status CheckExternalState() const override { return tf::OkStatus(); }
 
  private:
@@ -203,20 +204,22 @@ class SourceDataset : public DatasetBase {
   const std::vector<tf::PartialTensorShape> shapes_;
 };
 
-// Neighbouring rows of column buffers.
+// A range of neighbouring rows in column buffers.
 struct RowRange {
   const std::vector<ColumnBuffer>* columns = nullptr;
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-// Groups as the tensors of an element: task, batch, row splits, and the other columns' values.
+// Writes groups as the tensors of an element: task, batch, row splits, and the other columns'
+// values.
 class ElementTensors {
  public:
   ElementTensors(const DatasetColumns& columns, IteratorContext* ctx, std::vector<Tensor>* out)
       : columns_(columns), ctx_(ctx), out_(out) {}
 
-  // `row_ends` has the row behind each group of `keys`; `rows` are the groups' rows, in order.
+  // Adds all tensors. `row_ends` has the place behind each group's last row; `rows` are the groups'
+  // rows, in order.
   void Add(const std::vector<GroupKey>& keys, const std::vector<int64_t>& row_ends,
            const std::vector<RowRange>& rows) {
     const auto size = static_cast<int64_t>(keys.size());
@@ -240,7 +243,7 @@ class ElementTensors {
     }
   }
 
-  // Adds a vector of so many numbers and returns where they go.
+  // Adds a vector of `size` numbers and returns where to write them.
   template <typename T>
   T* Vector(int64_t size) {
     out_->emplace_back(ctx_->allocator({}), tf::DataTypeToEnum<T>::value, tf::TensorShape({size}));
@@ -248,7 +251,7 @@ class ElementTensors {
   }
 
  private:
-  // Where a row's values begin.
+  // Returns where a row's values begin.
   static int64_t ValueBegin(const ColumnBuffer& column, bool is_list, int64_t row) {
     return !is_list ? row : row == 0 ? 0 : column.ends[static_cast<size_t>(row) - 1];
   }

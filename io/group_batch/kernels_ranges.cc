@@ -1,7 +1,7 @@
 // The GroupRanges dataset: element_reader.h as a tf.data source.
 //
-// An iterator's state is a cursor a lane, the number of elements, and a digest of the plan that
-// they belong to. Restoring opens the lanes at their cursors and reads nothing of what lies before.
+// An iterator's state is one cursor per lane, the number of elements, and a digest of the plan that
+// they belong to. Restoring opens the lanes at their cursors and reads nothing before them.
 
 #include <algorithm>
 #include <atomic>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr size_t kHead = 4;  // tensors before the columns: cursor, task, batch, row splits
 
-// Everything that says what the dataset yields.
+// The configuration, which determines the dataset's elements.
 struct Config {
   DatasetColumns columns;
   Layout layout = Layout::kColumnar;
@@ -64,7 +64,7 @@ struct Config {
     return range;
   }
 
-  // Of what a cursor's meaning depends on; paths may change.
+  // Returns a digest of everything that a cursor's meaning depends on. Paths may change.
   int64_t Digest() const {
     uint64_t digest = 0;
     const auto add = [&](auto value) {
@@ -204,7 +204,7 @@ class Dataset : public SourceDataset {
       const ElementReader::Result result = reader_->Next(&problem);
       if (cancelled_) return tf::errors::Cancelled("reading was cancelled");
       if (result == ElementReader::Result::kProblem) return ToStatus(problem);
-      // A plan with more steps has elements of no groups at its end.
+      // If the plan has more steps, the last elements have no groups.
       *end_of_sequence = result == ElementReader::Result::kEnd && config().steps < 0;
       if (*end_of_sequence) return tf::OkStatus();
       cursors_ = reader_->cursors();
@@ -264,7 +264,7 @@ class Dataset : public SourceDataset {
       reader_.swap(reader);
     }
 
-    // Called while GetNext waits with mutex_.
+    // May be called while GetNext waits and holds mutex_.
     void Cancel() {
       tf::mutex_lock lock(reader_mutex_);
       cancelled_ = true;
@@ -300,7 +300,7 @@ class Dataset : public SourceDataset {
     std::unique_ptr<EpochOrder> order_;
     std::vector<int64_t> cursors_ TF_GUARDED_BY(mutex_);  // after the last element
     int64_t elements_ TF_GUARDED_BY(mutex_) = 0;
-    tf::mutex reader_mutex_ TF_ACQUIRED_AFTER(mutex_);  // of replacing and cancelling it
+    tf::mutex reader_mutex_ TF_ACQUIRED_AFTER(mutex_);  // for replacing and cancelling it
     std::unique_ptr<ElementReader> reader_;
     std::atomic<bool> cancelled_{false};
     tf::CancellationManager* manager_ = nullptr;

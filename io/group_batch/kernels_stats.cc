@@ -1,5 +1,5 @@
-// The reader's counters behind a C ABI, for Python's ctypes: they are read from callbacks and
-// finalizers, where running a TensorFlow op is neither needed nor safe.
+// The reader's counters behind a C ABI, for Python's ctypes. Callbacks and finalizers read them,
+// where running a TensorFlow op is neither needed nor safe.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,15 +24,15 @@ GMETA_EXPORT void gmeta_reader_stats_reset(int64_t id) {
   if (std::shared_ptr<ReaderStats> stats = StatsRegistry::Global().Find(id)) stats->Reset();
 }
 
-// The name of fault `index`, counted from 1; null beyond the last one.
+// Returns the name of fault `index`, counted from 1; null beyond the last one.
 GMETA_EXPORT const char* gmeta_reader_stats_fault(int64_t index) {
   if (index < 1 || index >= static_cast<int64_t>(gmeta::records::kFaults)) return nullptr;
   return gmeta::records::kFaultNames[static_cast<size_t>(index)];
 }
 
-// Writes records, groups, skipped, then the count of each fault from 1 on, to `counts`, and the
-// messages, each ended by a newline, to the `size` bytes at `text` as far as they fit. Returns how
-// many bytes of messages there are.
+// Writes records, groups and skipped, then the count of each fault from 1 on, to `counts`. Writes
+// the messages, each ended by a newline, to the `size` bytes at `text`, as far as they fit. Returns
+// the number of bytes that all messages take.
 GMETA_EXPORT int64_t gmeta_reader_stats_read(int64_t id, int64_t* counts, char* text,
                                              int64_t size) {
   ReaderCounts read;

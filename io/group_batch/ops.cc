@@ -27,7 +27,7 @@ REGISTER_OP("GmetaGroupBatchDataset")
     .Attr("on_bad: {'raise', 'skip'} = 'raise'")
     .Attr("output_types: list(type) >= 3")
     .Attr("output_shapes: list(shape) >= 3")
-    // A source without inputs that change would otherwise be folded into a constant.
+    // Otherwise a source whose inputs never change would be folded into a constant.
     .SetDoNotOptimize()
     .SetTypeConstructor(tensorflow::full_type::VariadicTensorContainer(tensorflow::TFT_DATASET,
                                                                        "output_types"))

@@ -1,16 +1,15 @@
-// Work in parallel, results in order, and no more of them than asked for.
+// Parallel work with results in order, and a bounded number of them in memory.
 //
-// A worker claims the next number k, makes item k, and puts it in slot k mod S; the consumer takes
-// item 0, 1, 2, ... from the slots. A number is claimed only while it is less than S beyond what
-// the consumer has taken, so slots never collide and at most S items exist:
+// A worker claims the next number k, makes item k, and puts it in slot k mod S. The consumer takes
+// item 0, 1, 2, ... from the slots. A number is claimed only while it is less than S ahead of the
+// items that the consumer has taken, so slots never collide and at most S items exist:
 //
 //     taken ──► next_taken_ ........ items made or in the making ........ next_claimed_ ──► later
 //                 └──────────────────────── at most S ──────────────────────────┘
 //
-// One mutex guards the numbers and the slots; what takes time, making an item, happens outside of
-// it. A worker that makes nothing of its number ends the sequence there: what it was given to make
-// lies behind the end. Cancel() wakes everybody; Next() then says so, and the destructor waits for
-// the items that are in the making.
+// One mutex guards the numbers and the slots. The slow part, making an item, happens outside of it.
+// If a worker returns no item for its number, the sequence ends there. Cancel() wakes all threads;
+// Next() then returns no item, and the destructor waits for the items being made.
 
 #ifndef GMETA_IO_GROUP_BATCH_ORDERED_WORKERS_H_
 #define GMETA_IO_GROUP_BATCH_ORDERED_WORKERS_H_
@@ -30,7 +29,8 @@ namespace gmeta::group_batch {
 template <typename Item>
 class OrderedWorkers {
  public:
-  // Makes item `number`, on thread `worker` of 0 to threads - 1; none if there is no such item.
+  // Makes item `number` on thread `worker`, which is 0 to threads - 1. Returns none if there is no
+  // such item.
   using Make = std::function<std::optional<Item>(int64_t number, size_t worker)>;
 
   OrderedWorkers(size_t threads, size_t slots, Make make) : make_(std::move(make)), slots_(slots) {
@@ -44,7 +44,7 @@ class OrderedWorkers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // The next item; none behind the last one, or if it was cancelled. One consumer at a time.
+  // Returns the next item; none behind the last one, or after Cancel(). One consumer at a time.
   std::optional<Item> Next() {
     std::unique_lock<std::mutex> lock(mutex_);
     Slot& slot = slots_[static_cast<size_t>(next_taken_) % slots_.size()];

@@ -1,10 +1,10 @@
-// What readers say about bad data: the key of a group, the rule for faults, and the words for each
+// How readers describe bad data: the key of a group, the rule for faults, and the words for each
 // fault.
 //
-// A fault (records/fault.h) is found by whoever walks, parses or groups records; where it is told,
-// and whether it ends the reading, is the reader's. So finding makes a Finding (what is wrong, how
-// many records it costs, what to do) and the reader puts the place in front of it. All readers
-// thereby use the same words, and Python finds file and offset in all of them
+// The code that walks, parses or groups records finds a fault (records/fault.h). The reader decides
+// where to report it, and whether it ends the reading. So finding makes a Finding (what is wrong,
+// how many records it costs, what to do), and the reader puts the place in front of it. In this way
+// all readers use the same words, and Python finds file and offset in all of them
 // (gmeta/io/error_lines.py).
 
 #ifndef GMETA_IO_GROUP_BATCH_PROBLEM_H_
@@ -26,7 +26,8 @@ using records::Fault;
 
 enum class OnBad { kRaise, kSkip };
 
-// How a file's records are encoded: a tf.train.Example a row, or a group's columns in one.
+// How a file's records are encoded: one tf.train.Example for each row, or the columns of a group in
+// one record.
 enum class Layout { kExample = 0, kColumnar = 1 };
 
 struct GroupKey {
@@ -45,7 +46,7 @@ inline std::string Name(const GroupKey& key) {
 struct Problem {
   Fault fault = Fault::kNone;
   std::string message;
-  int64_t skipped = 0;  // records that it costs
+  int64_t skipped = 0;  // number of records that it costs
 };
 
 // What is wrong, without the place.
@@ -69,7 +70,7 @@ inline Problem CantOpen(const std::string& path, const std::string& error) {
   return {Fault::kOpen, path + ": can't be opened: " + error + "; check the path", 0};
 }
 
-// A record whose framing is at fault: `length` is the one that its header states.
+// Describes a record with bad framing. `length` is the one that its header states.
 inline Finding FramingFinding(Fault fault, uint64_t length, uint64_t limit,
                               const std::string& error) {
   const std::string bytes = std::to_string(length) + " bytes";
@@ -89,7 +90,7 @@ inline Finding FramingFinding(Fault fault, uint64_t length, uint64_t limit,
   }
 }
 
-// A record whose content is at fault.
+// Describes a record with bad content.
 inline Finding ContentFinding(const records::ParseResult& parsed,
                               const std::vector<ColumnSpec>& columns) {
   static constexpr const char* kLists[] = {"no", "a bytes", "a float", "an int64"};

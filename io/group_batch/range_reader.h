@@ -1,18 +1,18 @@
-// A range of an epoch's positions in, blocks of parsed groups in the same order out.
+// Reads a range of an epoch's positions, and outputs blocks of parsed groups in the same order.
 //
-// What takes time is spread over threads, each stage at most so far ahead of the next one:
+// The slow work is spread over threads. Each stage runs a limited distance ahead of the next one:
 //
 //     loader (1 thread)     window 0 | window 1 | ...        files -> bytes        1 window ahead
 //     parsers (n threads)   block 0 | block 1 | block 2 ...  bytes -> columns      `slots` blocks
 //     consumer              Next()                                                 in order
 //
-// A block is up to `groups_a_block` neighbours of one window; its bytes belong to the window, which
-// is shared by the blocks that are parsed from it and freed with the last of them. So memory holds
-// two windows, and blocks that nobody has asked for yet, however long the range is.
+// A block is up to `groups_a_block` neighbours of one window. Its bytes belong to the window, which
+// the blocks parsed from it share; the last of them frees it. So memory holds two windows, and the
+// blocks parsed ahead of the consumer, however long the range is.
 //
-// The range is given as spans of positions, read one after another: one where an epoch is begun,
-// several where it is taken up again by another number of ranks. `skip` positions are passed over
-// first, without being read; that is all that restoring takes.
+// The range is given as spans of positions, read one after another: one span at the beginning of an
+// epoch, several if another number of ranks resumes the epoch. The first `skip` positions are
+// passed over without being read. Restoring takes no more than that.
 
 #ifndef GMETA_IO_GROUP_BATCH_RANGE_READER_H_
 #define GMETA_IO_GROUP_BATCH_RANGE_READER_H_
@@ -34,7 +34,7 @@
 
 namespace gmeta::group_batch {
 
-// Positions `begin` to `end` - 1 of an epoch.
+// The positions `begin` to `end` - 1 of an epoch.
 struct Span {
   int64_t begin = 0;
   int64_t end = 0;
@@ -44,8 +44,8 @@ struct RangeOptions {
   BlockOptions block;
   std::vector<ShardSpec> shards;
   OpenFile open;
-  size_t threads = 2;  // that parse
-  size_t slots = 8;    // blocks that are parsed ahead
+  size_t threads = 2;  // parser threads
+  size_t slots = 8;    // blocks parsed ahead
   int64_t groups_a_block = 32;
 };
 
@@ -70,22 +70,22 @@ class RangeReader {
 
   ~RangeReader() {
     Cancel();
-    blocks_.reset();  // before what they wait for
+    blocks_.reset();  // before the windows, for which its threads wait
   }
 
-  // The next groups; null behind the last one, or if it was cancelled.
+  // Returns the next groups; null behind the last ones, or after Cancel().
   std::unique_ptr<GroupBlock> Next() {
     std::optional<std::unique_ptr<GroupBlock>> block = blocks_->Next();
     return block.has_value() ? std::move(*block) : nullptr;
   }
 
-  // Takes back a block that isn't needed any more, for its memory.
+  // Takes back a block that is no longer needed, to reuse its memory.
   void Recycle(std::unique_ptr<GroupBlock> block) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (spare_.size() < options_.slots) spare_.push_back(std::move(block));
   }
 
-  // Makes a Next() that waits return, now and later. Any thread may call it.
+  // Makes a waiting Next() return, now and in the future. Any thread may call it.
   void Cancel() {
     windows_->Cancel();
     blocks_->Cancel();
@@ -146,8 +146,8 @@ class RangeReader {
     return block;
   }
 
-  // The window of a piece. Blocks are claimed in order, so pieces are first asked for in order, and
-  // one that was asked for by all of its blocks isn't asked for again.
+  // Returns the window of a piece. Blocks are claimed in order, so pieces are first requested in
+  // order. After all blocks of a piece have requested it, nobody requests it again.
   std::shared_ptr<GroupWindow> Window(size_t piece) {
     std::lock_guard<std::mutex> lock(windows_mutex_);
     while (first_held_ + held_.size() <= piece) {
@@ -202,7 +202,7 @@ class RangeReader {
   std::vector<std::unique_ptr<BlockParser>> parsers_;
 
   std::mutex windows_mutex_;
-  std::deque<Held> held_;  // windows whose blocks aren't all begun
+  std::deque<Held> held_;  // windows with blocks that aren't begun yet
   size_t first_held_ = 0;
 
   std::mutex mutex_;

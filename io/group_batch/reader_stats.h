@@ -1,8 +1,8 @@
-// What a reader counts while it works, and where Python finds the counts.
+// The counters of a reader, and the registry in which Python finds them.
 //
 // Counters are kept in a registry of the process and addressed by a number, not by a TensorFlow
-// resource: tf.data serialises a dataset's graph and builds it anew whenever it rewrites it, and a
-// number survives that where a handle may not. Several iterators may count into one ReaderStats.
+// resource: tf.data serialises a dataset's graph and builds it anew whenever it rewrites it. A
+// number survives that, while a handle may not. Several iterators may count into one ReaderStats.
 
 #ifndef GMETA_IO_GROUP_BATCH_READER_STATS_H_
 #define GMETA_IO_GROUP_BATCH_READER_STATS_H_
@@ -21,15 +21,15 @@
 namespace gmeta::group_batch {
 
 struct ReaderCounts {
-  int64_t records = 0;  // rows of the groups below
+  int64_t records = 0;  // rows of the groups counted below
   int64_t groups = 0;   // sound groups
-  int64_t skipped = 0;  // records left out; what lies behind a kTruncated or kLengthCrc isn't known
+  int64_t skipped = 0;  // records left out; those behind a kTruncated or kLengthCrc are unknown
   std::array<int64_t, records::kFaults> bad{};  // occurrences of each fault
 };
 
 class ReaderStats {
  public:
-  static constexpr size_t kMessages = 100;  // of the first faults
+  static constexpr size_t kMessages = 100;  // kept for the first faults only
 
   void AddGroup(int64_t rows) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -62,7 +62,7 @@ class ReaderStats {
   std::vector<std::string> messages_;
 };
 
-// Number -> counters. Zero is never given out: it stands for "don't count".
+// A map from numbers to counters. Zero is never assigned: it stands for "don't count".
 class StatsRegistry {
  public:
   static StatsRegistry& Global() {
@@ -76,14 +76,15 @@ class StatsRegistry {
     return last_;
   }
 
-  // Null for a number that isn't, or is no longer, in use.
+  // Returns the counters of a number; null if the number isn't in use.
   std::shared_ptr<ReaderStats> Find(int64_t id) const {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = stats_.find(id);
     return found == stats_.end() ? nullptr : found->second;
   }
 
-  // Readers that count into it keep it alive until they are done.
+  // Removes a number. Readers that still count into its ReaderStats keep it alive until they are
+  // done.
   void Remove(int64_t id) {
     std::lock_guard<std::mutex> lock(mutex_);
     stats_.erase(id);

@@ -1,13 +1,13 @@
 // The index beside a shard (gmeta/core/data/group_index.py has the format), read a piece at a time.
 //
-// A big data set has tens of millions of groups, and 48 bytes of index for each. A reader needs the
-// entries of the window that it reads, so it reads those: entries have one size, and number n
-// stands at 32 + 48 n. Nothing of the index stays in memory.
+// A big data set has tens of millions of groups, and 48 bytes of index for each. A reader needs
+// only the entries of the window that it reads, so it reads just those: entries have one size, and
+// number n is at byte 32 + 48 n. Nothing of the index stays in memory.
 //
-// Opening compares what costs nothing to compare: the header, the sizes of index and shard, the
-// number of groups that the plan counts on, and the checksum at the end with the manifest's.
-// Whether the entries are right is seen where each group is read, for every one of its fields: a
-// wrong one can only lead to other bytes than it says are there.
+// Opening makes the checks that cost nothing: the header, the sizes of index and shard, the number
+// of groups that the plan expects, and whether the checksum at the end is the manifest's. The
+// entries are checked when each group is read, in every field: a wrong entry can only lead to bytes
+// that differ from what it says.
 
 #ifndef GMETA_IO_GROUP_BATCH_SHARD_INDEX_H_
 #define GMETA_IO_GROUP_BATCH_SHARD_INDEX_H_
@@ -34,23 +34,23 @@ struct IndexEntry {
 };
 static_assert(sizeof(IndexEntry) == 48, "it is copied as it is");
 
-// What the plan says of a shard.
+// What the plan says about a shard.
 struct ShardSpec {
   std::string path;
   int64_t groups = 0;
-  int64_t index_crc = -1;  // of its index; -1 where the manifest has none
+  int64_t index_crc = -1;  // of its index; -1: the manifest has none
 };
 
 class ShardIndex {
  public:
   static constexpr const char* kSuffix = ".gidx";
 
-  // `shard_bytes` is the size that the shard has.
+  // `shard_bytes` is the shard's actual size.
   ShardIndex(const ShardSpec& spec, Layout layout, uint64_t shard_bytes,
              std::unique_ptr<records::ByteSource> source)
       : spec_(spec), layout_(layout), shard_bytes_(shard_bytes), source_(std::move(source)) {}
 
-  // Compares what the index says of itself with the plan and the shard. kNone: all is well.
+  // Compares the index's header with the plan and the shard. Returns kNone if they agree.
   Finding Check() {
     Header header;
     uint32_t crc;
@@ -77,7 +77,7 @@ class ShardIndex {
       return Bad("the index is of a shard of " + std::to_string(header.shard_bytes) +
                  " bytes, the shard has " + std::to_string(shard_bytes_));
     }
-    shard_bytes_ = header.shard_bytes;  // of a shard that was cut, what is there can be read
+    shard_bytes_ = header.shard_bytes;  // a shard that was cut can be read as far as it goes
     if (Finding finding = Read(size - 4, 4, &crc); finding.fault != Fault::kNone) return finding;
     if (spec_.index_crc >= 0 && crc != static_cast<uint32_t>(spec_.index_crc)) {
       return Bad("the index isn't the one that the manifest names: its checksum differs");
@@ -85,11 +85,11 @@ class ShardIndex {
     return {};
   }
 
-  // The size that the shard should have.
+  // Returns the size that the shard should have.
   uint64_t shard_bytes() const { return shard_bytes_; }
 
-  // Entries `first` to `first + count - 1`, and behind them one whose offset is where the last of
-  // them ends. Says what failed, if something did.
+  // Reads entries `first` to `first + count - 1`, followed by one whose offset is the end of the
+  // last of them. Returns a finding if that fails.
   Finding ReadEntries(int64_t first, int64_t count, std::vector<IndexEntry>* entries) {
     const bool all = first + count < spec_.groups;
     entries->resize(static_cast<size_t>(count) + 1);

@@ -1,5 +1,5 @@
-// The encoders behind a C ABI, for Python's ctypes: no exception, no C++ type and no ownership
-// crosses it but the encoder's own handle, and ctypes releases the interpreter lock around a call.
+// The encoders behind a C ABI, for Python's ctypes. No exception, no C++ type and no ownership
+// crosses it, except the encoder's own handle. ctypes releases the interpreter lock around a call.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,11 +23,11 @@ using gmeta::records::GroupRuns;
 using gmeta::records::RecordEncoder;
 using gmeta::records::Zstd;
 
-// An encoder of `count` columns; `dtypes` are 0 (int64) or 1 (float32), `lists` 0 or 1. It writes
-// the columnar layout if `columnar` isn't 0, whose key is the columns at `task` and `batch`;
-// otherwise a tf.train.Example a row. Records of the columnar layout are compressed if `zstd` isn't
-// 0, for which gmeta_records_has_zstd must be true. Null if there is no memory. Free it with
-// gmeta_records_encoder_free.
+// Makes an encoder of `count` columns; `dtypes` are 0 (int64) or 1 (float32), `lists` 0 or 1. If
+// `columnar` isn't 0, it writes the columnar layout, whose key is the columns at `task` and
+// `batch`; otherwise one tf.train.Example for each row. If `zstd` isn't 0, records of the columnar
+// layout are compressed; gmeta_records_has_zstd must be true then. Returns null if there is no
+// memory. Free it with gmeta_records_encoder_free.
 GMETA_EXPORT RecordEncoder* gmeta_records_encoder_new(int64_t count, const char* const* names,
                                                       const int32_t* dtypes, const int32_t* lists,
                                                       int32_t columnar, int64_t task, int64_t batch,
@@ -49,11 +49,11 @@ GMETA_EXPORT int32_t gmeta_records_has_zstd() { return Zstd::Get() != nullptr; }
 
 GMETA_EXPORT void gmeta_records_encoder_free(RecordEncoder* encoder) { delete encoder; }
 
-// Encodes rows from `first` on until those of the last of `groups` groups are done or `limit` bytes
-// are there. Group g ends before row group_ends[g]; what is written of it is added to
-// group_bytes[g] and group_crcs[g], which may both be null. The bytes belong to the encoder and
-// stay until its next call. `splits` holds null for a column of one value a row. Returns the first
-// row that wasn't encoded, or -1 if there is no memory.
+// Encodes rows from `first` on until the last of `groups` groups is done or `limit` bytes are
+// written. Group g ends before row group_ends[g]. The size of its written records is added to
+// group_bytes[g], and the CRC of their payloads to group_crcs[g]; both may be null. The bytes
+// belong to the encoder and stay valid until its next call. For a column of one value a row,
+// `splits` holds null. Returns the first row that wasn't encoded, or -1 if there is no memory.
 GMETA_EXPORT int64_t gmeta_records_encode_groups(RecordEncoder* encoder, int64_t first,
                                                  int64_t count, const void* const* values,
                                                  const int64_t* const* splits, int64_t groups,

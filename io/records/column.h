@@ -1,5 +1,5 @@
-// A column of a record: what it is called and what it holds, the native twin of
-// gmeta.core.data.schema, and the arrays that its values come from and go to.
+// A column of a record: its name and type, the native twin of gmeta.core.data.schema, and the
+// arrays that its values are read from and written to.
 
 #ifndef GMETA_IO_RECORDS_COLUMN_H_
 #define GMETA_IO_RECORDS_COLUMN_H_
@@ -16,7 +16,7 @@ enum class DType : int { kInt64 = 0, kFloat32 = 1 };
 struct ColumnSpec {
   std::string name;
   DType dtype = DType::kInt64;
-  bool is_list = false;  // any number of values a record, or exactly one
+  bool is_list = false;  // true: any number of values a record; false: exactly one
 };
 
 inline const char* Name(DType dtype) { return dtype == DType::kInt64 ? "int64" : "float32"; }
@@ -32,7 +32,7 @@ struct ColumnView {
 struct ColumnBuffer {
   std::vector<int64_t> ints;
   std::vector<float> floats;
-  std::vector<int64_t> ends;  // of each row's values; only for lists
+  std::vector<int64_t> ends;  // end of each row's values; only for lists
 
   size_t size(DType dtype) const { return dtype == DType::kInt64 ? ints.size() : floats.size(); }
   void Truncate(DType dtype, size_t size) {

@@ -1,8 +1,9 @@
 // The columnar layout: a group of rows in one TFRecord payload, an array a column.
 //
-// All rows of a group have one key, (task, batch_id), so the key is stored once. What an Example
-// spends on a row (its names again, a length a value, a varint a number) is spent once a group, and
-// reading is one pass of bounds checks over a few hundred bytes and one copy loop a column.
+// All rows of a group have one key, (task, batch_id), so the key is stored once. An Example spends
+// on each row its names again, a length a value and a varint a number; this layout spends them once
+// a group. Reading is one pass of bounds checks over a few hundred bytes and one copy loop a
+// column.
 //
 //     0    char[4]    "GCOL"
 //     4    uint16     version, 1
@@ -20,31 +21,31 @@
 //     ...  arrays     of each of the others: a list's row lengths, then the values
 //
 // Numbers are little endian. The schema, and each array, is padded with zeros to a multiple of
-// eight bytes, so every array is aligned in the payload; nothing follows the last one. Where the
-// key's columns are all there is, an array of `rows` zero bytes stands in for the others.
+// eight bytes, so every array is aligned in the payload; nothing follows the last one. If there are
+// only the key's columns, an array of `rows` zero bytes stands in for the others.
 //
-//   Widths       An int64 column takes 1, 2, 4 or 8 bytes a value, signed, the narrowest that holds
-//                all its values in the group; row lengths likewise, unsigned. Labels and categories
-//                take a byte, times and small ids four; widening them again is a loop that
-//                vectorizes. float32 is stored as it is. No other freedom is left to the encoder:
+//   Widths       An int64 column takes 1, 2, 4 or 8 bytes a value, signed: the narrowest width that
+//                holds all its values in the group; row lengths likewise, unsigned. Labels and
+//                categories take a byte, times and small ids four; widening them again is a loop
+//                that vectorizes. float32 is stored as it is. The encoder has no other choice:
 //                equal groups make equal bytes.
-//   Schema       Spelled out, for any tool to read a record by itself, and for the error that names
-//                the column that is missing. It costs bytes (a tenth at 32 rows of 20 columns) but
-//                no time: records of one file have one schema, which the parser compares with that
-//                of the last record as a block; only where that differs is it read.
-//   Bounds       Every length is compared with what is left of the payload before it is believed.
-//                A row costs at least a byte, by the stand-in too, and so does a value, so no
-//                record makes the parser allocate more than sixteen times its size for a column,
-//                whatever it claims; of a compressed one, that of what its frame can hold.
-//   Codec        zstd, asked for when writing, makes ids and times smaller still; reading takes
-//                five times as long then. A record that it doesn't make smaller is stored plainly.
-//                Compressing each record by itself keeps a file one that can be entered at any
-//                group.
-//   No mix-up    'G' as a protobuf tag has the wire type 7, which there is none of, so no payload
-//                is well-formed in both layouts and a reader of the wrong one says so at once.
+//   Schema       It is written out, so that any tool can read a single record, and so that an error
+//                can name the missing column. It costs bytes (a tenth at 32 rows of 20 columns) but
+//                no time: records of one file have one schema. The parser compares it as a block
+//                with the schema of the last record, and reads it only if the two differ.
+//   Bounds       Every length is compared with the rest of the payload before it is used. A row
+//                takes at least a byte, by the stand-in too, and so does a value. So whatever a
+//                record claims, the parser allocates at most sixteen times its size for a column;
+//                for a compressed record, sixteen times the most that its frame can hold.
+//   Codec        zstd is optional when writing. It makes ids and times smaller still, and reading
+//                then takes five times as long. A record that it doesn't make smaller is stored
+//                plainly. Each record is compressed by itself, so reading can begin at any group of
+//                a file.
+//   No mix-up    'G' as a protobuf tag has the wire type 7, which doesn't exist. So no payload is
+//                well-formed in both layouts, and a reader of the wrong layout reports it at once.
 //
-// Framing, and the checksum of the payload, are tfrecord.h's; the encoder and the parser are in the
-// files beside this one, and gmeta/testing/reference/io/columnar.py says the same in NumPy.
+// tfrecord.h has the framing and the checksum of the payload. The encoder and the parser are in the
+// files beside this one. gmeta/testing/reference/io/columnar.py implements the same in NumPy.
 
 #ifndef GMETA_IO_RECORDS_COLUMNAR_H_
 #define GMETA_IO_RECORDS_COLUMNAR_H_
@@ -69,10 +70,10 @@ struct Header {
 static_assert(sizeof(Header) == 40, "it is copied as it is");
 
 inline constexpr uint16_t kZstd = 1;
-// The most that a compressed record may become: what a plain one may be.
+// The largest decompressed size of a record: the limit of a plain one.
 inline constexpr uint64_t kMaxBody = uint64_t{256} << 20;
-// The most bytes that one byte of a zstd frame can become: a block takes four of them at least, and
-// holds 128 KiB at most.
+// The most bytes that one byte of a zstd frame can become: a block takes at least four bytes and
+// holds at most 128 KiB.
 inline constexpr uint64_t kMaxRatio = (uint64_t{128} << 10) / 4;
 
 inline constexpr size_t Padded(size_t size) { return (size + 7) & ~size_t{7}; }
@@ -81,7 +82,7 @@ inline constexpr uint64_t Kind(DType dtype, bool is_list) {
   return (dtype == DType::kFloat32 ? 1 : 0) | (is_list ? 2 : 0);
 }
 
-// What the descriptor of a column says.
+// The content of a column's descriptor.
 struct Descriptor {
   uint64_t values = 0;
   uint8_t length_width = 0;
@@ -93,7 +94,8 @@ struct Descriptor {
   uint64_t word() const { return values << 16 | uint64_t{length_width} << 8 | value_width; }
 };
 
-// Calls `use` with a zero of the integer type of a width, signed or not; false if there is none.
+// Calls `use` with a zero of the integer type of this width, signed or not; returns false if there
+// is no such type.
 template <class T1, class T2, class T4, class T8, class Use>
 bool WithWidth(int width, const Use& use) {
   switch (width) {

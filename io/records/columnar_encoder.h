@@ -1,9 +1,9 @@
-// Rows of columns in, framed groups in the columnar layout (columnar.h) out.
+// Encodes rows of columns as framed groups in the columnar layout (columnar.h).
 //
-// The widths of a group's columns are found in a first pass over its values: a signed number v fits
-// b bits when v ^ (v >> 63), its distance from 0 or -1, fits b - 1, so OR-ing that over a column
-// says how wide the widest is, without a branch. Then the size of the payload is known, and the
-// second pass writes it in place.
+// A first pass over a group's values finds the widths of its columns. A signed number v fits b bits
+// when v ^ (v >> 63), its distance from 0 or -1, fits b - 1. So OR-ing that over a column gives the
+// width of the widest, without a branch. Then the size of the payload is known, and the second pass
+// writes it in place.
 
 #ifndef GMETA_IO_RECORDS_COLUMNAR_ENCODER_H_
 #define GMETA_IO_RECORDS_COLUMNAR_ENCODER_H_
@@ -23,8 +23,8 @@ namespace gmeta::records {
 
 class ColumnarEncoder : public RecordEncoder {
  public:
-  // `task` and `batch` are the places of the key's columns, each a single int64.
-  // Records are compressed where `zstd` isn't null.
+  // `task` and `batch` are the places of the key's columns, each a single int64. Records are
+  // compressed if `zstd` isn't null.
   ColumnarEncoder(const std::vector<ColumnSpec>& columns, size_t task, size_t batch,
                   const Zstd* zstd = nullptr)
       : task_(task), batch_(batch), zstd_(zstd) {
@@ -42,11 +42,11 @@ class ColumnarEncoder : public RecordEncoder {
 
  private:
   struct Field {
-    size_t place;  // of the column in the caller's order
+    size_t place;  // the column's place in the caller's order
     DType dtype;
     bool is_list;
-    columnar::Descriptor descriptor;  // of the present group
-    int64_t first;                    // of its values
+    columnar::Descriptor descriptor;  // of the current group
+    int64_t first;                    // the first of its values
   };
 
   void AddToSchema(const ColumnSpec& column) {
@@ -56,7 +56,7 @@ class ColumnarEncoder : public RecordEncoder {
     schema_ += column.name;
   }
 
-  // A group is one record. All its rows must have one key.
+  // Appends a group as one record. All its rows must have one key.
   int64_t Append(const ColumnView* views, int64_t row, int64_t end) override {
     const auto rows = static_cast<size_t>(end - row);
     size_t size = sizeof(header_) + schema_.size() + fields_.size() * sizeof(uint64_t);
@@ -72,7 +72,7 @@ class ColumnarEncoder : public RecordEncoder {
     return WriteBody(views, row, end, out + sizeof(header_));
   }
 
-  // The body is made beside the record, as its size is known only once it is compressed.
+  // Makes the body in a separate buffer, because its size is known only after compression.
   int64_t AppendCompressed(const ColumnView* views, int64_t row, int64_t end, uint64_t size) {
     body_.resize(size);
     WriteBody(views, row, end, body_.data());
@@ -92,7 +92,7 @@ class ColumnarEncoder : public RecordEncoder {
     return end;
   }
 
-  // Everything behind the header, of the group that was measured last.
+  // Writes everything behind the header, for the group that was measured last.
   int64_t WriteBody(const ColumnView* views, int64_t row, int64_t end, char* out) const {
     std::memcpy(out, schema_.data(), schema_.size());
     out += schema_.size();
@@ -107,7 +107,7 @@ class ColumnarEncoder : public RecordEncoder {
     return end;
   }
 
-  // Finds the field's descriptor and returns the bytes of its arrays.
+  // Sets the field's descriptor and returns the number of bytes of its arrays.
   static size_t Measure(const ColumnView& view, int64_t row, int64_t end, Field* field) {
     field->first = row;
     int64_t last = end;
@@ -129,14 +129,14 @@ class ColumnarEncoder : public RecordEncoder {
     columnar::Descriptor& descriptor = field->descriptor;
     descriptor.values = static_cast<uint64_t>(last - field->first);
     descriptor.length_width = field->is_list ? Width(longest) : 0;
-    // The sign takes a bit of its own.
+    // The sign takes one more bit.
     descriptor.value_width =
         field->dtype == DType::kInt64 ? Width(bits << 1 | bits) : sizeof(float);
     return columnar::Padded(static_cast<size_t>(end - row) * descriptor.length_width) +
            columnar::Padded(descriptor.values * descriptor.value_width);
   }
 
-  // Bytes, rounded up to a power of two, that an unsigned number takes.
+  // Returns the bytes that an unsigned number takes, rounded up to a power of two.
   static uint8_t Width(uint64_t number) {
     return number >> 32 != 0 ? 8 : number >> 16 != 0 ? 4 : number >> 8 != 0 ? 2 : 1;
   }
@@ -173,7 +173,7 @@ class ColumnarEncoder : public RecordEncoder {
     return Pad(out, count * sizeof(T));
   }
 
-  // Fills up an array of `size` bytes and returns where the next one begins.
+  // Pads an array of `size` bytes and returns where the next one begins.
   static char* Pad(char* out, size_t size) {
     const size_t padded = columnar::Padded(size);
     std::memset(out + size, 0, padded - size);

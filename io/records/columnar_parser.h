@@ -1,14 +1,14 @@
-// Groups in the columnar layout (columnar.h) in, columns out: the same as example_parser.h makes of
-// the same rows, one by one.
+// Parses groups in the columnar layout (columnar.h) into columns. The result is the same as that of
+// example_parser.h for the same rows, one by one.
 //
-// Three steps, and only the last one writes. Learn() reads the schema and finds for each wanted
-// column where it is stored; it is skipped where the schema is that of the last record. Locate()
-// walks the descriptors and finds every array, so that whatever is wrong with the record is known.
-// Then the arrays are appended to the buffers, which can't fail: a record is taken wholly or not at
-// all, without anything to roll back.
+// There are three steps, and only the last one writes. Learn() reads the schema and finds where
+// each wanted column is stored; it is skipped if the schema is that of the last record. Locate()
+// walks the descriptors and finds every array, which detects anything wrong with the record. Then
+// the arrays are appended to the buffers, which can't fail: a record is taken wholly or not at all,
+// and there is nothing to roll back.
 //
-// As with an Example, stored columns that nobody wants are passed over, a column of one value a row
-// may be read as lists of one, and lists as single values where each has one. The key's columns,
+// As with an Example, unwanted stored columns are skipped. A column of one value a row may be read
+// as lists of one value, and lists as single values if each has one value. The key's columns,
 // stored once, are filled in for each row.
 
 #ifndef GMETA_IO_RECORDS_COLUMNAR_PARSER_H_
@@ -42,8 +42,8 @@ class ColumnarParser {
 
   const std::vector<ColumnSpec>& columns() const { return columns_; }
 
-  // Appends a group to `buffers` (one a column, in the constructor's order) and says how many rows
-  // it has, or changes nothing.
+  // Appends a group to `buffers` (one per column, in the constructor's order) and sets `rows` to
+  // its number of rows; on a fault it changes nothing.
   ParseResult Parse(std::string_view payload, std::vector<ColumnBuffer>* buffers, int64_t* rows) {
     columnar::Header header;
     if (payload.size() < sizeof(header)) return kMalformed;
@@ -59,7 +59,7 @@ class ColumnarParser {
     }
     if (header.rows < 1 || static_cast<uint64_t>(header.rows) > walk.left) return kMalformed;
     const char* schema = walk.Take(header.schema);
-    // A column costs a descriptor and an array, so this bounds what the schema may bring.
+    // A column takes a descriptor and an array, so this bounds the number of columns in the schema.
     if (schema == nullptr || header.columns > walk.left / 16) return kMalformed;
     const std::string_view spelled(schema, header.schema);
     if (!learnt_ || header.columns != stored_.size() || spelled != schema_) {
@@ -77,22 +77,22 @@ class ColumnarParser {
 
  private:
   static constexpr ParseResult kMalformed{Fault::kNotColumnar, -1, 0};
-  static constexpr int kTask = -1, kBatch = -2, kNowhere = -3;  // in place of a stored column
+  static constexpr int kTask = -1, kBatch = -2, kNowhere = -3;  // instead of a stored column
 
   struct Stored {
     DType dtype;
     bool is_list;
-    columnar::Descriptor descriptor;  // of the present record, as what follows
+    columnar::Descriptor descriptor;  // of the current record, like the members below
     const char* lengths;
     const char* values;
   };
 
-  // What is left of the payload.
+  // The rest of the payload.
   struct Walk {
     const char* at;
     size_t left;
 
-    // The next array of `size` bytes and its padding, or null where there is less.
+    // Takes the next array of `size` bytes and its padding; returns null if fewer bytes are left.
     const char* Take(size_t size) {
       if (size > left || columnar::Padded(size) > left) return nullptr;
       const char* found = at;
@@ -102,7 +102,7 @@ class ColumnarParser {
     }
   };
 
-  // Puts what a frame holds in its place.
+  // Replaces a frame by its decompressed content.
   ParseResult Decompress(Walk* walk) {
     const Zstd* zstd = Zstd::Get();
     if (zstd == nullptr) return {Fault::kNoCodec, -1, 0};
@@ -155,7 +155,7 @@ class ColumnarParser {
     return {};
   }
 
-  // Finds the arrays of all stored columns. Whether they fill the payload to its end.
+  // Finds the arrays of all stored columns. Returns whether they fill the payload exactly.
   bool Locate(size_t rows, Walk* walk) {
     const char* words = walk->Take(stored_.size() * sizeof(uint64_t));
     if (words == nullptr || (stored_.empty() && walk->Take(rows) == nullptr)) return false;
@@ -195,7 +195,7 @@ class ColumnarParser {
     return fits && left == 0;
   }
 
-  // Whether the lists that are wanted as single values have one value each.
+  // Checks that lists wanted as single values have one value each.
   ParseResult CheckSingles(size_t rows) const {
     for (size_t i = 0; i < columns_.size(); ++i) {
       if (columns_[i].is_list || sources_[i] < 0 || !stored_[sources_[i]].is_list) continue;
@@ -252,7 +252,7 @@ class ColumnarParser {
     });
   }
 
-  // A payload may lie at any address.
+  // Reads element i. A payload may lie at any address.
   template <class T>
   static T At(const char* array, size_t i) {
     T value;
@@ -260,14 +260,14 @@ class ColumnarParser {
     return value;
   }
 
-  std::unique_ptr<char[]> body_;  // of a record that was compressed
+  std::unique_ptr<char[]> body_;  // of a compressed record
   size_t body_size_ = 0;
   const std::vector<ColumnSpec> columns_;
   const size_t task_;
   const size_t batch_;
-  std::vector<int> sources_;  // of each wanted column: a place in stored_, kTask or kBatch
-  std::string schema_;        // as the last record spelled it
-  bool learnt_ = false;       // stored_ and sources_ are those of schema_
+  std::vector<int> sources_;  // for each wanted column: a place in stored_, kTask or kBatch
+  std::string schema_;        // as written in the last record
+  bool learnt_ = false;       // whether stored_ and sources_ belong to schema_
   std::vector<Stored> stored_;
 };
 

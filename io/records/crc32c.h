@@ -15,8 +15,8 @@
 //             byte b followed by k zero bytes. Eight look-ups that don't depend on each other
 //             replace eight dependent steps.
 //
-// The instruction is compiled behind a target attribute, so the library itself asks for no more
-// than the baseline of x86-64 and runs, more slowly, where SSE4.2 is missing.
+// The instruction is compiled behind a target attribute, so the library itself requires only the
+// baseline of x86-64 and runs, more slowly, without SSE4.2.
 //
 // A CRC stored beside the bytes that it covers is often run through a CRC again, by a file system
 // or another layer, and the CRC of data with its own CRC appended is a constant. TFRecord therefore
@@ -101,7 +101,8 @@ inline Crc32cFunction ChooseCrc32c() {
 
 }  // namespace internal
 
-// The CRC-32C of `size` bytes, or, where `before` is that of the bytes in front of them, of both.
+// Returns the CRC-32C of `size` bytes. If `before` is the CRC of the bytes in front of them,
+// returns that of both together.
 inline uint32_t Crc32c(const char* data, size_t size, uint32_t before = 0) {
   static const internal::Crc32cFunction function = internal::ChooseCrc32c();
   return function(data, size, before);
@@ -111,7 +112,7 @@ inline constexpr uint32_t MaskCrc(uint32_t crc) {
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
-// The checksum in the form that TFRecord stores.
+// Returns the checksum in the form that TFRecord stores.
 inline uint32_t MaskedCrc32c(const char* data, size_t size) { return MaskCrc(Crc32c(data, size)); }
 
 }  // namespace gmeta::records

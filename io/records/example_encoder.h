@@ -1,4 +1,4 @@
-// Rows of columns in, framed tf.train.Example records out.
+// Encodes rows of columns as framed tf.train.Example records.
 //
 // An Example is a map from column names to lists, four messages deep, each with its length in
 // front of it:
@@ -16,7 +16,7 @@
 // payload's size is known before its first byte is written, so the record's frame is written in
 // place around it too.
 //
-// Entries are written in the order of their names, as protobuf's deterministic serialisation does:
+// Entries are written in the order of their names, as in protobuf's deterministic serialisation:
 // one row has one encoding, whoever wrote it, and files can be compared byte by byte.
 
 #ifndef GMETA_IO_RECORDS_EXAMPLE_ENCODER_H_
@@ -49,11 +49,11 @@ class ExampleEncoder : public RecordEncoder {
       WriteVarint(&key[1], spec.name.size());
       key += spec.name;
     }
-    size_t place;  // of the column in the caller's order
+    size_t place;  // the column's place in the caller's order
     DType dtype;
-    std::string key;    // the entry's first field, tag and length included
-    size_t values = 0;  // bytes of the present row's values
-    size_t list = 0;    // and of the messages around them
+    std::string key;    // the entry's first field, including tag and length
+    size_t values = 0;  // bytes of the current row's values
+    size_t list = 0;    // bytes of the messages around them, values included
     size_t feature = 0;
     size_t entry = 0;
   };

@@ -1,21 +1,21 @@
-// tf.train.Example records in, columns out.
+// Parses tf.train.Example records into columns.
 //
-// The parser walks the payload where it lies (example_encoder.h draws its nesting) and appends the
-// values of the wanted columns to one array a column: no message object is built, and no value is
-// copied but into the place where it stays. Three things keep it fast and safe:
+// The parser walks the payload in place (example_encoder.h draws its nesting) and appends the
+// values of the wanted columns to one array a column. It builds no message object, and copies a
+// value only to its final place. Three things keep it fast and safe:
 //
 //   Prediction   Records of one file name their columns in one order. The parser remembers which
-//                column stood at each place of the last record and compares that one name; only
-//                where it differs does it look the name up.
+//                column was at each place of the last record and compares that one name. It looks
+//                the name up only if it differs.
 //   Rollback     A record is appended wholly or not at all. The arrays' sizes are noted before it
-//                and restored when it turns out bad, so the caller may skip it and go on.
+//                and restored if it turns out bad, so the caller may skip it and go on.
 //   Bounds       Every read is checked against the message that contains it (wire.h), and arrays
-//                grow only by values that were there, at least a byte each: memory is bounded by
-//                the payload's size, whatever its lengths claim.
+//                grow only by values that were present, at least a byte each: the payload's size
+//                bounds the memory, whatever its lengths claim.
 //
-// What protobuf accepts is accepted: packed and unpacked lists, unknown columns and fields, lists
-// in several pieces, a name given twice (the last one counts), a oneof set twice (likewise). A
-// Feature without any list is a column that isn't there.
+// The parser accepts what protobuf accepts: packed and unpacked lists, unknown columns and fields,
+// lists in several pieces, a name given twice (the last one counts), a oneof set twice (likewise).
+// A Feature without any list counts as a missing column.
 
 #ifndef GMETA_IO_RECORDS_EXAMPLE_PARSER_H_
 #define GMETA_IO_RECORDS_EXAMPLE_PARSER_H_
@@ -49,7 +49,7 @@ class ExampleParser {
 
   const std::vector<ColumnSpec>& columns() const { return columns_; }
 
-  // Appends one row to `buffers` (one a column, in the constructor's order), or nothing.
+  // Appends one row to `buffers` (one per column, in the constructor's order); on a fault, nothing.
   ParseResult Parse(std::string_view payload, std::vector<ColumnBuffer>* buffers) {
     for (size_t i = 0; i < columns_.size(); ++i) {
       starts_[i] = (*buffers)[i].size(columns_[i].dtype);
@@ -67,10 +67,10 @@ class ExampleParser {
 
  private:
   enum Kind : uint32_t { kNoList = 0, kBytesList = 1, kFloatList = 2, kInt64List = 3 };
-  static constexpr size_t kPredicted = 256;  // places of a record; later ones are looked up
+  static constexpr size_t kPredicted = 256;  // predicted places; later ones are looked up
   static constexpr ParseResult kMalformed{Fault::kNotExample, -1, 0};
 
-  // Checks that every column is there, and adds the row's end to the lists.
+  // Checks that every column is present, and adds the row's end to the lists.
   ParseResult Close(std::vector<ColumnBuffer>* buffers) {
     for (size_t i = 0; i < columns_.size(); ++i) {
       const size_t size = (*buffers)[i].size(columns_[i].dtype);
@@ -130,7 +130,7 @@ class ExampleParser {
     if (column < 0) return {};
     const ColumnSpec& spec = columns_[column];
     ColumnBuffer& buffer = (*buffers)[column];
-    buffer.Truncate(spec.dtype, starts_[column]);  // the last one of a name counts
+    buffer.Truncate(spec.dtype, starts_[column]);  // if a name repeats, the last counts
     uint32_t kind = kNoList;
     if (!ParseFeature(feature, spec.dtype, starts_[column], &buffer, &kind)) return kMalformed;
     seen_[column] = kind != kNoList;
@@ -151,7 +151,7 @@ class ExampleParser {
         continue;
       }
       if (!feature.ReadBytes(&list)) return false;
-      if (*kind != field) buffer->Truncate(dtype, start);  // the last one of the oneof counts
+      if (*kind != field) buffer->Truncate(dtype, start);  // if it repeats, the last counts
       *kind = field;
       if (field == kInt64List && dtype == DType::kInt64) {
         if (!ParseInts(list, &buffer->ints)) return false;
@@ -205,7 +205,7 @@ class ExampleParser {
     return true;
   }
 
-  // The column called `name`, or -1.
+  // Returns the column called `name`, or -1.
   int Find(std::string_view name, size_t place) {
     const bool known = place < order_.size();
     if (known && columns_[order_[place]].name == name) return order_[place];

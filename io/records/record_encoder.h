@@ -1,10 +1,11 @@
-// Rows of columns in, a block of framed records and the groups in it out: what both layouts share.
+// Encodes rows of columns as a block of framed records, and notes the groups in it: the part that
+// both layouts share.
 //
-// A layout says how a record's payload is made of some rows (Append); this frames it, keeps the
-// block, and notes for each group how many bytes of the file it takes and the CRC of its payloads,
-// joined. An index is made of that. The CRC costs nothing where a group is one record, because it
-// is the one that the frame stores; where a group is many records it is continued over each of
-// them.
+// A layout defines how some rows become a record's payload (Append). This class frames the payload
+// and keeps the block. For each group it notes how many bytes of the file it takes, and the CRC of
+// its payloads, joined. An index is made of that. If a group is one record, the CRC costs nothing,
+// because the frame stores the same one. If a group is many records, the CRC is continued over each
+// of them.
 
 #ifndef GMETA_IO_RECORDS_RECORD_ENCODER_H_
 #define GMETA_IO_RECORDS_RECORD_ENCODER_H_
@@ -22,8 +23,8 @@
 
 namespace gmeta::records {
 
-// The places of columns in the order of their names, in which records hold them: equal rows have
-// one encoding, whatever the order of the schema.
+// Returns the places of columns in the order of their names. Records hold them in that order: equal
+// rows have one encoding, whatever the order of the schema.
 inline std::vector<size_t> ByName(const std::vector<ColumnSpec>& columns) {
   std::vector<size_t> order(columns.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -32,9 +33,10 @@ inline std::vector<size_t> ByName(const std::vector<ColumnSpec>& columns) {
   return order;
 }
 
-// Borrowed arrays, an element a group. Group g holds the rows from ends[g - 1] (0 for the first
-// one) to ends[g] - 1. What is written of it is added to bytes[g] and crcs[g], where these aren't
-// null: a group of which something was written before hands its values in, any other one zeros.
+// Borrowed arrays, one element per group. Group g holds the rows from ends[g - 1] (0 for the first
+// one) to ends[g] - 1. The size of its written records is added to bytes[g], and the CRC of their
+// payloads to crcs[g], if these aren't null. If a part of a group was written before, pass that
+// part's values in them; else zeros.
 struct GroupRuns {
   const int64_t* ends = nullptr;
   int64_t count = 0;
@@ -46,8 +48,8 @@ class RecordEncoder {
  public:
   virtual ~RecordEncoder() = default;
 
-  // Encodes rows from `first` on into data(), until there are none left or at least `limit` bytes
-  // are there. Returns the first row that wasn't encoded. `views` are in the schema's order.
+  // Encodes rows from `first` on into data(), until none are left or at least `limit` bytes are
+  // written. Returns the first row that wasn't encoded. `views` are in the schema's order.
   int64_t Encode(const ColumnView* views, int64_t first, const GroupRuns& groups, size_t limit) {
     used_ = 0;
     const int64_t* end = std::upper_bound(groups.ends, groups.ends + groups.count, first);
@@ -73,11 +75,11 @@ class RecordEncoder {
   size_t size() const { return used_; }
 
  protected:
-  // Appends one record of the rows from `row` on, of which a group ends before `end`, and returns
-  // the first row that isn't in it.
+  // Appends one record with rows from `row` on; their group ends before `end`. Returns the first
+  // row that isn't in the record.
   virtual int64_t Append(const ColumnView* views, int64_t row, int64_t end) = 0;
 
-  // Where a payload of `size` bytes is to be written. Append() calls it once.
+  // Returns where to write a payload of `size` bytes. Append() calls it once.
   char* BeginRecord(size_t size) {
     const size_t whole = kHeaderBytes + size + kFooterBytes;
     if (buffer_.size() - used_ < whole) buffer_.resize(std::max(2 * buffer_.size(), used_ + whole));

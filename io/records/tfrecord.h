@@ -7,9 +7,9 @@
 //     byte    payload[length]
 //     uint32  masked CRC-32C      of the payload
 //
-// and nothing else: no header, no index, no end mark. So a record is found only by walking, the
-// length is the one thing that leads to the next record, and a file cut at the seam between two
-// records looks whole (a manifest with file sizes is what notices that).
+// and nothing else: no header, no index, no end mark. So a record can be found only by walking, and
+// only its length leads to the next record. A file cut exactly between two records looks whole
+// (only a manifest with file sizes reveals that).
 //
 // The reader keeps one look-ahead buffer and hands out payloads as views into it:
 //
@@ -17,15 +17,15 @@
 //                                     ^cursor_            ^end_
 //       file             ^ base_ = offset in the file of buffer_[0]
 //
-// A record that isn't wholly in the buffer is moved to the front and the rest is filled behind it,
-// so every byte of the file is read once and copied at most once more; a payload is otherwise never
-// copied. Seeking forwards over a record that is too long keeps nothing; seeking backwards isn't
-// needed, because records are only parsed in place.
+// A record that isn't wholly in the buffer is moved to the front, and the rest is read in behind
+// it. So every byte of the file is read once and copied at most once more; otherwise a payload is
+// never copied. Seeking forwards over a record that is too long keeps nothing; seeking backwards
+// isn't needed, because records are only parsed in place.
 //
-// What a bad file may not do is make the reader allocate: a length is believed only after its CRC,
-// then compared with what is left of the file, then with a limit, and only then may it size the
-// buffer. The order also decides what is reported: a length that passes its CRC and reaches past
-// the end of the file means that the file was cut, not that the length is wrong.
+// A bad file must not make the reader allocate. So a length is believed only after its CRC, then
+// compared with the rest of the file, then with a limit, and only then may it size the buffer. The
+// order also decides what is reported: a length that passes its CRC and reaches past the end of the
+// file means that the file was cut, not that the length is wrong.
 //
 //   fault       | next record
 //   ------------+----------------------------------------------
@@ -80,9 +80,9 @@ inline void AppendRecord(std::string_view payload, std::string* out) {
   WriteFooter(p + kHeaderBytes + payload.size(), payload.size());
 }
 
-// Takes the first record off bytes that are records one after another. With kDataCrc `left` is
-// behind it all the same; with kLengthCrc and kTruncated it stays, as nothing behind it can be
-// found. `length` is the one that its header states, where there is one.
+// Takes the first record from bytes that are records one after another. With kDataCrc, `left` moves
+// behind the record all the same; with kLengthCrc and kTruncated it stays, because the next record
+// can't be found. `length` is the one that the header states, if there is a header.
 inline Fault TakeRecord(std::string_view* left, std::string_view* payload, uint64_t* length) {
   if (left->size() < kHeaderBytes) return Fault::kTruncated;
   const char* header = left->data();
@@ -105,8 +105,8 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   virtual uint64_t size() const = 0;
-  // Reads up to `count` bytes at `offset` into `out` and returns how many. Fewer than asked for
-  // means that the source ends there, or, if `error` was set, that reading failed.
+  // Reads up to `count` bytes at `offset` into `out` and returns how many. A smaller number means
+  // that the source ends there or, if `error` was set, that reading failed.
   virtual size_t Read(uint64_t offset, size_t count, char* out, std::string* error) = 0;
 };
 
@@ -132,11 +132,11 @@ class RecordReader {
     return true;
   }
 
-  // Where the record that Next() returned, or the fault that it reported, begins.
+  // Returns where the record, or the fault, that Next() reported begins.
   uint64_t offset() const { return offset_; }
-  // The length in that record's header, for messages.
+  // Returns the length in that record's header, for messages.
   uint64_t length() const { return length_; }
-  // What the source said when it failed (kRead).
+  // Returns the source's message if it failed (kRead).
   const std::string& error() const { return error_; }
 
  private:
@@ -162,7 +162,7 @@ class RecordReader {
     return TakeRecord(&record, payload, &length_);
   }
 
-  // Makes `count` bytes from the cursor on lie in the buffer.
+  // Makes sure that the buffer holds `count` bytes from the cursor on.
   Fault Ensure(size_t count) {
     if (end_ - cursor_ >= count) return Fault::kNone;
     if (size_ - offset_ < count) return Fault::kTruncated;
@@ -175,7 +175,7 @@ class RecordReader {
     const auto wanted = static_cast<size_t>(std::min<uint64_t>(buffer_.size() - end_, size_ - at));
     end_ += source_->Read(at, wanted, buffer_.data() + end_, &error_);
     if (!error_.empty()) return Fault::kRead;
-    // The file has shrunk since it was opened.
+    // If bytes are missing, the file has shrunk since it was opened.
     return end_ >= count ? Fault::kNone : Fault::kTruncated;
   }
 

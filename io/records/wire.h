@@ -1,9 +1,10 @@
-// The little of protobuf's wire format that tf.train.Example needs.
+// The part of protobuf's wire format that tf.train.Example needs.
 //
-// A message is fields one after another, each a varint tag (field number << 3 | wire type) and a
-// value whose extent the wire type tells: a varint (0), eight bytes (1), a varint length and that
-// many bytes (2), or four bytes (5). Types 3 and 4 are groups, which proto3 doesn't have; here they
-// are malformed. A varint carries seven bits a byte, low ones first, and at most ten bytes.
+// A message is fields one after another. Each is a varint tag (field number << 3 | wire type) and a
+// value. The wire type determines the value's extent: a varint (0), eight bytes (1), a varint
+// length and that many bytes (2), or four bytes (5). Types 3 and 4 are groups, which proto3 doesn't
+// have; here they are malformed. A varint carries seven bits a byte, low ones first, and at most
+// ten bytes.
 
 #ifndef GMETA_IO_RECORDS_WIRE_H_
 #define GMETA_IO_RECORDS_WIRE_H_
@@ -21,7 +22,7 @@ inline constexpr char Tag(uint32_t field, WireType type) {
   return static_cast<char>(field << 3 | type);
 }
 
-// Bytes that a varint takes: ceil(bits / 7), without a division or a branch.
+// Returns the bytes that a varint takes: ceil(bits / 7), without a division or a branch.
 inline size_t VarintSize(uint64_t value) {
   const auto log2 = static_cast<size_t>(63 - __builtin_clzll(value | 1));
   return (log2 * 9 + 73) / 64;
@@ -33,8 +34,8 @@ inline char* WriteVarint(char* out, uint64_t value) {
   return out;
 }
 
-// Walks over a message and never past its end. Every Read returns false where the bytes end early
-// or make no sense, and the walk is over then.
+// Walks over a message and never past its end. Every Read returns false if the bytes end early or
+// are malformed, and the walk is over then.
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes)

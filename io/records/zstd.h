@@ -1,8 +1,8 @@
-// zstd, where the machine has it.
+// zstd, if the machine has it.
 //
-// gmeta's libraries are built on machines with a compiler and nothing else, so they don't link to
-// zstd: its shared library, which every Debian has because dpkg does, is opened when the first
-// record asks for it. The four functions here have been in it, with these signatures, since 1.0.
+// gmeta's libraries are built on machines with only a compiler, so they don't link to zstd. Its
+// shared library, which every Debian has because dpkg needs it, is opened when the first record
+// needs it. The four functions used here have been in it, with these signatures, since 1.0.
 
 #ifndef GMETA_IO_RECORDS_ZSTD_H_
 #define GMETA_IO_RECORDS_ZSTD_H_
@@ -17,34 +17,35 @@ class Zstd {
  public:
   static constexpr int kLevel = 3;
 
-  // Null where there is no libzstd.so.1.
+  // Returns null if there is no libzstd.so.1.
   static const Zstd* Get() {
     static const Zstd zstd;
     return zstd.is_error_ != nullptr ? &zstd : nullptr;
   }
 
-  // The most bytes that so many can become.
+  // Returns the most bytes that `size` bytes can take when compressed.
   size_t Bound(size_t size) const { return bound_(size); }
 
-  // Returns how many bytes the frame has; 0 if `capacity` is below Bound().
+  // Returns the number of bytes of the frame; 0 if `capacity` is below Bound().
   size_t Compress(char* out, size_t capacity, const char* data, size_t size) const {
     const size_t made = compress_(out, capacity, data, size, kLevel);
     return is_error_(made) ? 0 : made;
   }
 
-  // Whether the frame is sound and holds exactly `size` bytes, which are then at `out`.
+  // Returns whether the frame is sound and holds exactly `size` bytes, which are then at `out`.
   bool Decompress(char* out, size_t size, const char* frame, size_t frame_size) const {
     const size_t made = decompress_(out, size, frame, frame_size);
     return !is_error_(made) && made == size;
   }
 
  private:
-  // TensorFlow has a zstd of another version in it, and its symbols are everybody's: without this
-  // the library's calls of its own functions would end there, with structures of another layout.
+  // TensorFlow contains another version of zstd, and its symbols are visible to everybody. Without
+  // this flag the library's calls of its own functions would end there, with structures of another
+  // layout.
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   static constexpr int kOwnSymbols = RTLD_DEEPBIND;
 #else
-  static constexpr int kOwnSymbols = 0;  // the sanitizers' own functions have to be found first
+  static constexpr int kOwnSymbols = 0;  // the sanitizers' own functions must be found first
 #endif
 
   Zstd() {

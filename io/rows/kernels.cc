@@ -1,7 +1,7 @@
 // The RowBatches dataset: row_batcher.h over elements of groups.
 //
-// An iterator's state is its input's, and the blocks that wait: their tensors, and how many of
-// their rows were taken. Their orders are drawn again.
+// An iterator's state is its input's state and the waiting blocks: their tensors, and how many of
+// their rows were taken. The blocks' orders are drawn again.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,12 +28,12 @@ using tf::data::DatasetBase;
 using tf::data::IteratorContext;
 using Element = std::vector<Tensor>;
 
-constexpr size_t kHead = 2;  // tensors before the columns: what draws the order, row splits
+constexpr size_t kHead = 2;  // tensors before the columns: numbers for the order, row splits
 
 enum class Kind { kRow, kList, kGroup };
 
 struct Config {
-  std::vector<std::string> names;  // of the kinds
+  std::vector<std::string> names;  // names of the kinds
   std::vector<Kind> kinds;
   int64_t batch_size = 1;
   bool drop_remainder = false;
@@ -45,14 +45,14 @@ size_t Tensors(Kind kind) { return kind == Kind::kList ? 2 : 1; }
 
 const int64_t* Numbers(const Tensor& tensor) { return tensor.vec<int64_t>().data(); }
 
-// Whether a tensor is the row splits of `values` values.
+// Returns whether a tensor is a valid row splits vector for `values` values.
 bool Splits(const Tensor& splits, int64_t values) {
   const int64_t size = splits.NumElements();
   if (size == 0 || !std::is_sorted(Numbers(splits), Numbers(splits) + size)) return false;
   return Numbers(splits)[0] == 0 && Numbers(splits)[size - 1] == values;
 }
 
-// Whether an element's tensors fit each other, so that nothing is read outside of them.
+// Checks that an element's tensors fit each other, so that nothing is read out of bounds.
 Status Check(const Config& config, const Element& element) {
   for (const Tensor& tensor : element) {
     if (tensor.dims() != 1) return tf::errors::InvalidArgument("RowBatches takes vectors alone");
@@ -87,7 +87,7 @@ Block<Element> BlockOf(Element element) {
   if (shuffle.on) {
     const int64_t* numbers = Numbers(element[0]);
     shuffle.seed = {numbers[0], numbers[1]};
-    // Apart from the streams of the epoch's own order, which count from 0.
+    // Far from the streams of the epoch's own order, which count from 0.
     shuffle.stream = (uint64_t{1} << 63) + static_cast<uint64_t>(numbers[2]);
   }
   const Tensor splits = element[1];
@@ -143,7 +143,7 @@ class Dataset : public DatasetBase {
     }
 
    protected:
-    // What an error finds in the queue stays there, so that going on after it loses no row.
+    // After an error the queue keeps its rows, so that going on loses none.
     Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
                            bool* end_of_sequence) override {
       tf::mutex_lock lock(mutex_);
@@ -280,7 +280,7 @@ class Dataset : public DatasetBase {
     }
 
     tf::mutex mutex_;
-    std::unique_ptr<tf::data::IteratorBase> input_ TF_GUARDED_BY(mutex_);  // null at its end
+    std::unique_ptr<tf::data::IteratorBase> input_ TF_GUARDED_BY(mutex_);  // null at end
     RowBatcher<Element> rows_ TF_GUARDED_BY(mutex_);
   };
 

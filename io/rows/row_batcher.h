@@ -1,22 +1,23 @@
-// Rows of groups, shuffled and dealt out in batches.
+// Shuffles rows of groups and cuts them into batches.
 //
-// A block is the rows of some neighbouring groups, column by column, in memory of somebody else.
-// Its rows are permuted among each other (Fisher and Yates, draws.h), and batches take them in that
-// order. A batch goes on where the last one ended, and into as many blocks as it needs:
+// A block is the rows of some neighbouring groups, column by column, in memory that the caller
+// owns. The rows of a block are permuted among each other (Fisher and Yates, draws.h), and batches
+// take them in that order. A batch starts where the last one ended, and covers as many blocks as it
+// needs:
 //
 //     blocks (each in its own order)    3 1 0 2 | 1 0 | 2 0 1      rows a batch: 5
 //     batches                           ^^^^^^^^^^^       ^ ^^^^^   the third has one row
 //
-// Blocks wait in a queue. Of each the queue keeps what draws its order again, and how many of its
-// rows were taken, so that a saved queue is the blocks that wait and two numbers each.
+// Blocks wait in a queue. For each block the queue keeps what it needs to draw the order again, and
+// how many of its rows were taken. So a saved queue is the waiting blocks and two numbers each.
 //
 // Why it is fast: a column of a batch is written once, straight from the block to the batch.
-// Nothing is permuted in between and no stretches are joined: a row of 21 columns costs 21 loads
-// from a block that was made small enough for the cache, and 21 stores one after another. The order
-// is 4 bytes a row, shared by all columns.
+// Nothing is permuted in between and no pieces are joined: a row of 21 columns costs 21 loads from
+// a block that was made small enough for the cache, and 21 stores one after another. The order is 4
+// bytes a row, shared by all columns.
 //
-// Columns are of three kinds. One value a row; a list a row, values and row splits; or one value a
-// group, as the task's id, which the row finds by the number of its group.
+// Columns are of three kinds. One value a row; a list a row, stored as values and row splits; or
+// one value a group, such as the task's id, which a row finds by the number of its group.
 
 #ifndef GMETA_IO_ROWS_ROW_BATCHER_H_
 #define GMETA_IO_ROWS_ROW_BATCHER_H_
@@ -37,23 +38,23 @@ namespace gmeta::rows {
 using group_batch::Draws;
 using group_batch::Seed;
 
-// What draws a block's order.
+// The seed and the stream from which a block's order is drawn.
 struct Shuffle {
   bool on = false;
   Seed seed;
   uint64_t stream = 0;
 };
 
-// Rows that wait. Owner keeps the columns' memory, and is only handed back.
+// Rows that wait. `owner` keeps the columns' memory alive; this code only hands it back.
 template <typename Owner>
 struct Block {
   Owner owner;
-  std::vector<uint32_t> order;  // the rows, as batches take them
-  std::vector<uint32_t> group;  // of each row
-  size_t taken = 0;             // so many of `order` went into earlier batches
+  std::vector<uint32_t> order;  // the rows, in the order in which batches take them
+  std::vector<uint32_t> group;  // each row's group
+  size_t taken = 0;             // how many of `order` earlier batches took
 };
 
-// `ends` has the row behind each group; less than 2^32 rows.
+// Makes a block. `ends` has the place behind each group's last row; less than 2^32 rows.
 template <typename Owner>
 Block<Owner> MakeBlock(Owner owner, const int64_t* ends, size_t groups, const Shuffle& shuffle) {
   Block<Owner> block{std::move(owner), {}, {}, 0};
@@ -81,7 +82,7 @@ class RowBatcher {
     if (block.taken < block.order.size()) blocks_.push_back(std::move(block));
   }
 
-  // Calls visit(block, rows, count) for each stretch of the next `count` rows, at most waiting().
+  // Calls visit(block, rows, count) for each piece of the next `count` rows, at most waiting().
   template <typename Visit>
   void Next(size_t count, Visit visit) const {
     for (const Block<Owner>& block : blocks_) {
@@ -91,7 +92,7 @@ class RowBatcher {
     }
   }
 
-  // Takes the next `count` rows off.
+  // Removes the next `count` rows.
   void Drop(size_t count) {
     waiting_ -= count;
     while (count > 0) {
@@ -104,18 +105,18 @@ class RowBatcher {
   }
 
  private:
-  std::deque<Block<Owner>> blocks_;  // each with a row that wasn't taken
+  std::deque<Block<Owner>> blocks_;  // each has a row that wasn't taken yet
   size_t waiting_ = 0;
 };
 
-// Writes the rows' values, and returns where the next ones go.
+// Writes the rows' values, and returns the place for the next ones.
 template <typename T>
 T* GatherRows(const T* values, const uint32_t* rows, size_t count, T* out) {
   for (size_t i = 0; i < count; ++i) out[i] = values[rows[i]];
   return out + count;
 }
 
-// The same for a column of groups: `group` has the group of each of the block's rows.
+// Does the same for a column of groups: `group` has the group of each of the block's rows.
 template <typename T>
 T* GatherGroups(const T* values, const uint32_t* group, const uint32_t* rows, size_t count,
                 T* out) {
@@ -123,8 +124,8 @@ T* GatherGroups(const T* values, const uint32_t* group, const uint32_t* rows, si
   return out + count;
 }
 
-// Writes where each of the rows' lists ends, the first of them beginning at `before`; returns where
-// the last one does.
+// Writes the end of each of the rows' lists. The first list begins at `before`. Returns the end of
+// the last one.
 inline int64_t GatherEnds(const int64_t* splits, const uint32_t* rows, size_t count, int64_t before,
                           int64_t* out) {
   for (size_t i = 0; i < count; ++i) {

@@ -20,7 +20,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// The inputs that both ops take, checked.
+// Reads and checks the inputs that both ops take.
 class AttentionOp : public OpKernel {
  public:
   explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -83,7 +83,7 @@ class AttentionOp : public OpKernel {
   std::unique_ptr<hstu::TimeBuckets> buckets_;
 };
 
-// The tensors of a kernel in float32, whatever T is.
+// Provides the tensors of a kernel in float32, whatever T is.
 template <class T>
 class Floats {
  public:
@@ -115,7 +115,7 @@ class Floats {
     return absl::OkStatus();
   }
 
-  // When the outputs are computed.
+  // Converts the outputs. Call it after computing them.
   void Finish() {
     for (auto& [tensor, floats] : outputs_) {
       tensor->template flat<T>() = floats.template flat<float>().template cast<T>();

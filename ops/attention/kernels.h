@@ -1,4 +1,4 @@
-// What the kernels of HSTU's attention share on all devices: the shapes of what they are given.
+// Shared by the kernels of HSTU's attention on all devices: the shapes of their inputs.
 
 #ifndef GMETA_OPS_ATTENTION_KERNELS_H_
 #define GMETA_OPS_ATTENTION_KERNELS_H_
@@ -20,7 +20,7 @@ enum Input {
   kRowTimes,
   kColumnTimes,
   kPlan,
-  kOfOut,  // of the gradient alone
+  kOfOut,  // only in the gradient op
 };
 
 struct AttentionShape {
@@ -28,7 +28,7 @@ struct AttentionShape {
   int64_t tokens;
   int64_t heads;
   int64_t width;   // of queries and keys; 0: attention by the bias alone
-  int64_t values;  // of values
+  int64_t values;  // width of values
 
   bool scored() const { return width > 0; }
 };
@@ -55,7 +55,7 @@ inline absl::Status ReadShape(tensorflow::OpKernelContext* context, AttentionSha
   return absl::OkStatus();
 }
 
-// Of a bias's inputs, from `first` on; `buckets` is what times fall into.
+// Checks a bias's four inputs, from `first` on; `buckets` is the number of time buckets.
 inline absl::Status CheckBias(tensorflow::OpKernelContext* context, int first, int64_t tokens,
                               int64_t buckets) {
   const int64_t places = context->input(first).NumElements();
@@ -73,7 +73,7 @@ inline absl::Status CheckBias(tensorflow::OpKernelContext* context, int first, i
   return Invalid("attention: a bias of times has ", buckets, " buckets, got ", found);
 }
 
-// Of the gradient of the output.
+// Checks the gradient of the output.
 inline absl::Status CheckOfOut(tensorflow::OpKernelContext* context) {
   const auto& of_out = context->input(kOfOut).shape();
   if (of_out == context->input(kV).shape()) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The GPU kernels of GmetaHstuPlan, GmetaHstuAttention and its gradient: they hand tensors to the
+// The GPU kernels of GmetaHstuPlan, GmetaHstuAttention and its gradient. They pass tensors to the
 // CUDA library (attention_abi.h).
 
 #include "ops/attention/kernels_gpu.h"
@@ -45,7 +45,7 @@ class AttentionOp : public OpKernel {
   }
 
  protected:
-  // An attention, and what it points to.
+  // An attention, and the structs that it points to.
   struct Request {
     GmetaHstuAttention attention;
     hstu::GpuBiasInput bias;

@@ -1,5 +1,5 @@
-// How the GPU kernels of ops that attend take a relative bias, and give its gradients: four inputs
-// one after another, positions, time_buckets, row_times and column_times, and the attribute
+// How the GPU kernels of attention ops read a relative bias and write its gradients. The bias is
+// four consecutive inputs, positions, time_buckets, row_times and column_times, and the attribute
 // bucket_starts.
 
 #ifndef GMETA_OPS_ATTENTION_KERNELS_GPU_H_
@@ -14,12 +14,12 @@
 
 namespace gmeta::hstu {
 
-// A bias, and the memory that it needs for as long as a kernel computes.
+// A bias, and the memory that it needs while a kernel computes.
 struct GpuBiasInput {
   GmetaHstuBias bias{};
   tensorflow::Tensor time_table;
 
-  // For GmetaHstuAttention.
+  // Returns the pointer that GmetaHstuAttention takes; null if there is no bias.
   const GmetaHstuBias* get() const {
     return bias.positions == nullptr && bias.time_buckets == nullptr ? nullptr : &bias;
   }
@@ -31,7 +31,7 @@ class GpuBiasReader {
     OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts_));
   }
 
-  // From input `first` on.
+  // Reads the bias from the inputs that begin at `first`.
   absl::Status Read(tensorflow::OpKernelContext* context, int first, int64_t tokens,
                     GpuBiasInput* to) const {
     TF_RETURN_IF_ERROR(CheckBias(context, first, tokens, static_cast<int64_t>(starts_.size()) + 1));
@@ -61,12 +61,12 @@ class GpuBiasReader {
   std::vector<int64_t> starts_;
 };
 
-// The gradients of an attention's bias, as outputs `first` and the next one.
+// The gradients of an attention's bias, written to outputs `first` and `first` + 1.
 struct GpuBiasOutput {
   GmetaHstuBiasGradient gradient{};
   tensorflow::Tensor workspace;
 
-  // `input` is the first of the bias's.
+  // Allocates the outputs and the workspace. `input` is the bias's first input.
   absl::Status Make(tensorflow::OpKernelContext* context, const GmetaHstuAttention& attention,
                     int input, int first) {
     tensorflow::Tensor* tables[2];

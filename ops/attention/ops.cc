@@ -7,8 +7,9 @@ namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// What of a batch's scores is to be computed (strips.cuh): no bytes on a CPU, whose kernels don't
-// need it. It depends on offsets and mask alone, so that of all layers and gradients is one.
+// The plan says which of a batch's scores to compute (strips.cuh). It has no bytes on a CPU, whose
+// kernels don't need it. It depends on offsets and mask alone, so all layers and gradients share
+// one.
 REGISTER_OP("GmetaHstuPlan")
     .Input("offsets: int64")
     .Input("visible: int32")
@@ -18,7 +19,7 @@ REGISTER_OP("GmetaHstuPlan")
       return absl::OkStatus();
     });
 
-// q and k have no elements for attention by the bias alone, a table none where it is absent.
+// q and k have no elements for attention by the bias alone; an absent table has no elements.
 REGISTER_OP("GmetaHstuAttention")
     .Input("q: T")
     .Input("k: T")

@@ -1,10 +1,11 @@
 // The bucket of a difference of times, on all devices.
 //
-// A bucket of time is floor(ln(max(|t|, 1)) / 0.301), at most 128. The logarithm isn't taken: the
-// caller gives the smallest difference of each bucket, as integers, so all machines and all forms
-// agree. Those are 35% apart, and numbers of one key, which share their exponent and first two bits
-// of mantissa, less than 25%: so at most one bucket starts behind a key's smallest number. A table
-// gives the bucket of that, and one comparison the right one.
+// A bucket of time is floor(ln(max(|t|, 1)) / 0.301), at most 128. No logarithm is computed: the
+// caller gives the smallest difference of each bucket, as integers, so all machines and all
+// implementations agree. Those are 35% apart. Numbers of one key share their exponent and the first
+// two bits of their mantissa, so they are less than 25% apart. So at most one bucket starts behind
+// a key's smallest number. A table gives the bucket of that number, and one comparison gives the
+// right bucket.
 
 #ifndef GMETA_OPS_ATTENTION_TIME_BUCKETS_H_
 #define GMETA_OPS_ATTENTION_TIME_BUCKETS_H_
@@ -17,17 +18,17 @@
 
 namespace gmeta::hstu {
 
-inline constexpr int kKeyBits = 2;                      // of mantissa
-inline constexpr int kTimeKeys = 64 * (1 << kKeyBits);  // of numbers from 1 to 2^64
+inline constexpr int kKeyBits = 2;                      // bits of the mantissa
+inline constexpr int kTimeKeys = 64 * (1 << kKeyBits);  // keys of numbers from 1 to 2^64
 inline constexpr int kMostBuckets = 256;
-inline constexpr uint64_t kNever = UINT64_MAX;  // where a bucket starts that there isn't
+inline constexpr uint64_t kNever = UINT64_MAX;  // start of a bucket that doesn't exist
 
-// How far apart two times are: at most 2^63, whatever they are.
+// Returns the distance between two times, at most 2^63.
 inline uint64_t Apart(int64_t difference) {
   return difference < 0 ? 0 - static_cast<uint64_t>(difference) : static_cast<uint64_t>(difference);
 }
 
-// The key of a number, 0 of 0.
+// Returns the key of a number; the key of 0 is 0.
 inline int KeyOf(uint64_t apart) {
   if (apart == 0) return 0;
   const int zeros = __builtin_clzll(apart);
@@ -35,7 +36,7 @@ inline int KeyOf(uint64_t apart) {
          static_cast<int>(apart << zeros >> (63 - kKeyBits) & ((1 << kKeyBits) - 1));
 }
 
-// The smallest number of a key.
+// Returns the smallest number of a key.
 GMETA_HOST_DEVICE inline uint64_t SmallestOfKey(int key) {
   const int exponent = key >> kKeyBits;
   const uint64_t mantissa = (1 << kKeyBits) + key % (1 << kKeyBits);
@@ -43,7 +44,8 @@ GMETA_HOST_DEVICE inline uint64_t SmallestOfKey(int key) {
                              : mantissa << (exponent - kKeyBits);
 }
 
-// Its bucket: how many of `size` starts, not decreasing, are at most it.
+// Returns the bucket of a key's smallest number: how many of `size` starts, not decreasing, are at
+// most that number.
 GMETA_HOST_DEVICE inline uint8_t BucketOfKey(int key, const int64_t* starts, int size) {
   const uint64_t smallest = SmallestOfKey(key);
   int low = 0, high = size;
@@ -58,11 +60,11 @@ GMETA_HOST_DEVICE inline uint8_t BucketOfKey(int key, const int64_t* starts, int
   return static_cast<uint8_t>(low);
 }
 
-// Whether a table of keys can tell buckets that start so: positive numbers, not decreasing, and
-// behind a key's smallest number at most one.
+// Returns whether a table of keys works for buckets with these starts: positive numbers, not
+// decreasing, and at most one start behind each key's smallest number.
 inline bool AreTimeBuckets(const int64_t* starts, size_t size) {
   if (size >= kMostBuckets) return false;
-  int before = -1;  // the key behind whose smallest number the last such bucket starts
+  int before = -1;  // the last key with a start behind its smallest number
   for (size_t i = 0; i < size; ++i) {
     if (starts[i] < (i == 0 ? 1 : starts[i - 1])) return false;
     const auto start = static_cast<uint64_t>(starts[i]);
@@ -74,10 +76,11 @@ inline bool AreTimeBuckets(const int64_t* starts, size_t size) {
   return true;
 }
 
-// On a CPU.
+// Finds buckets on a CPU.
 class TimeBuckets {
  public:
-  // The smallest difference of each bucket from the second on; AreTimeBuckets.
+  // Takes the smallest difference of each bucket from the second on, for which AreTimeBuckets
+  // holds.
   TimeBuckets(const int64_t* starts, size_t size) : starts_(starts, starts + size) {
     starts_.push_back(kNever);
     for (int key = 0; key < kTimeKeys; ++key) {

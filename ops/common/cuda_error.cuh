@@ -1,5 +1,5 @@
-// How the CUDA library reports what went wrong: exceptions inside, a status and a message of the
-// thread at its C interface (cuda_abi.h).
+// Error reports of the CUDA library: exceptions inside, and at its C interface (cuda_abi.h) a
+// status and a message for the thread.
 //
 //   int gmeta_something(...) {
 //     return gmeta::Guarded([&] { gmeta::CheckCuda(cudaMemsetAsync(...), "clearing x"); });
@@ -41,7 +41,7 @@ inline void CheckCuda(cudaError_t code, const char* doing) {
       std::string(doing) + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code));
 }
 
-// After a launch.
+// Checks a launch. Call it right after.
 inline void CheckLaunch(const char* kernel) { CheckCuda(cudaGetLastError(), kernel); }
 
 inline void Require(bool condition, const std::string& message) {

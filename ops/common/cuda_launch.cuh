@@ -1,4 +1,4 @@
-// Starts a kernel, and says what was started if that fails.
+// Starts a kernel, and names it in the error if that fails.
 
 #ifndef GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
 #define GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
@@ -9,8 +9,8 @@
 
 namespace gmeta {
 
-// A grid of `blocks` blocks; `shared_bytes` of dynamic shared memory may be more than the 48 KiB
-// that a kernel gets unasked.
+// Launches a grid of `blocks` blocks. `shared_bytes` of dynamic shared memory may exceed the 48 KiB
+// that a kernel gets by default.
 template <class... Parameters, class... Arguments>
 void Launch(void (*kernel)(Parameters...), unsigned blocks, int threads, int shared_bytes,
             cudaStream_t stream, const char* what, const Arguments&... arguments) {

@@ -1,7 +1,7 @@
-// Arrays of float32 numbers to arrays of 16-bit ones (half_number.h) and back.
+// Converts arrays of float32 numbers to arrays of 16-bit ones (half_number.h) and back.
 //
-// float16 is converted by F16C where the processor has it, found out when the program runs, and
-// else by integer arithmetic; a native test holds the two equal.
+// float16 is converted by F16C if the processor has it, which is checked when the program runs, and
+// else by integer arithmetic. A native test checks that the two give equal results.
 
 #ifndef GMETA_OPS_COMMON_HALF_H_
 #define GMETA_OPS_COMMON_HALF_H_
@@ -40,7 +40,7 @@ __attribute__((target("avx,f16c"))) inline void ToHalves(const float* from, size
   const __m256 low = _mm256_set1_ps(-kLargestHalf);
   size_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    // Of a NaN and a number, min and max give their second argument: NaNs stay.
+    // If one argument is NaN, min and max return the second one: NaNs stay.
     const __m256 x = _mm256_max_ps(low, _mm256_min_ps(high, _mm256_loadu_ps(from + i)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
                      _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));

@@ -1,12 +1,13 @@
 // Float32 numbers in 16 bits, both rounded to nearest, ties to even.
 //
 //   float16 (IEEE binary16): 11 significant bits, magnitudes from 6.1e-5 to 65504 at full precision
-//     and down to 6.0e-8 with less. For numbers near one. What is larger than 65504 becomes 65504,
+//     and down to 6.0e-8 with less. For numbers near one. Larger numbers than 65504 become 65504,
 //     so that one large number doesn't become an infinity for good.
 //   bfloat16: 8 significant bits and the range of float32, so nothing under- or overflows. It is
 //     the upper half of a float32.
 //
-// One number at a time, by integer arithmetic, on the CPU and on the GPU: both get the same bits.
+// These functions convert one number at a time, by integer arithmetic, on the CPU and on the GPU:
+// both get the same bits.
 
 #ifndef GMETA_OPS_COMMON_HALF_NUMBER_H_
 #define GMETA_OPS_COMMON_HALF_NUMBER_H_
@@ -45,7 +46,8 @@ GMETA_HOST_DEVICE inline uint16_t ToHalf(float x) {
   } else if (magnitude >= 0x477fe000) {
     half = 0x7bff;  // kLargestHalf
   } else if (magnitude < 0x38800000) {
-    // Below 2^-14 a half has the unit 2^-24, which is that of floats near 1/2: adding rounds.
+    // Below 2^-14 a half has the unit 2^-24, which is also the unit of floats near 1/2: adding
+    // rounds.
     half = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
   } else {
     // Re-biases the exponent; half a unit, less one bit where the unit is even, rounds.

@@ -1,4 +1,4 @@
-// What kernels of several ops share: errors, and TensorFlow's thread pool as a parallel_for.
+// Shared by kernels of several ops: errors, and TensorFlow's thread pool as a parallel_for.
 
 #ifndef GMETA_OPS_COMMON_KERNELS_H_
 #define GMETA_OPS_COMMON_KERNELS_H_
@@ -15,15 +15,15 @@ absl::Status Invalid(const Words&... words) {
   return absl::InvalidArgumentError(absl::StrCat(words...));
 }
 
-// For outputs that a GPU is likely to read: where there is one, the memory is pinned, and copies go
-// at the bus's pace without a detour. Elsewhere it is as any other.
+// Attributes for outputs that a GPU is likely to read. With a GPU the memory is pinned, and copies
+// go at the bus's pace without a detour. Without one it is ordinary memory.
 inline tensorflow::AllocatorAttributes NearGpu() {
   tensorflow::AllocatorAttributes attributes;
   attributes.set_gpu_compatible(true);
   return attributes;
 }
 
-// The engine's parallel_for on the pool of the op's device.
+// The engine's parallel_for, on the thread pool of the op's device.
 class PoolParallelFor {
  public:
   explicit PoolParallelFor(tensorflow::OpKernelContext* context)

@@ -1,4 +1,4 @@
-// What kernels on a GPU share: the stream that they queue work on, and errors of the CUDA library.
+// Shared by GPU kernels: the stream that they queue work on, and errors of the CUDA library.
 
 #ifndef GMETA_OPS_COMMON_KERNELS_GPU_H_
 #define GMETA_OPS_COMMON_KERNELS_GPU_H_
@@ -9,12 +9,12 @@
 
 namespace gmeta {
 
-// The cudaStream_t of an op's device.
+// Returns the cudaStream_t of an op's device.
 inline void* CudaStream(tensorflow::OpKernelContext* context) {
   return context->op_device_context()->stream()->platform_specific_handle().stream;
 }
 
-// What a function of the CUDA library has returned.
+// Converts a status that a function of the CUDA library has returned.
 inline absl::Status CudaStatus(int status) {
   switch (status) {
     case GMETA_CUDA_OK:

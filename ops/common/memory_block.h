@@ -1,7 +1,7 @@
-// A zeroed, aligned block of memory that large tables are made of.
+// A zeroed, aligned block of memory, from which large tables are made.
 //
-// Blocks of 2 MiB and more are mapped from the system: they cost nothing until they are touched,
-// are zero without a memset, go back when freed, and ask for huge pages. Random access to gigabytes
+// Blocks of 2 MiB and more are mapped from the system. They cost nothing until they are touched,
+// are zero without a memset, go back when freed, and request huge pages. Random access to gigabytes
 // of rows is bound by address translation as much as by the cache misses themselves; huge pages
 // remove most of that. Smaller blocks come from calloc.
 
@@ -50,7 +50,7 @@ class MemoryBlock {
   size_t bytes() const { return bytes_; }
 
   // Has the system supply the memory now rather than at the first touch of each page, which may
-  // cost more than all else that is done with a new row. Content stays; where the system can't
+  // cost more than all other work on a new row. The content stays. If the system can't do this
   // (Linux before 5.14), nothing happens.
   void Populate() const {
 #if defined(__linux__)
@@ -64,7 +64,7 @@ class MemoryBlock {
     if (bytes_ == 0) return;
 #if defined(__linux__)
     if (bytes_ >= kHugePage) {
-      // One huge page more than asked for, so that the block can start on the border of one.
+      // One huge page more than requested, so that the block can start at a huge page's border.
       const size_t length = bytes_ + kHugePage;
       void* base =
           mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -72,7 +72,7 @@ class MemoryBlock {
       base_ = base;
       mapped_ = length;
       data_ = AlignUp(base, kHugePage);
-      madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: where it isn't granted, small pages serve
+      madvise(data_, bytes_, MADV_HUGEPAGE);  // a hint: if it isn't granted, small pages serve
       return;
     }
 #endif

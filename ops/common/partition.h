@@ -1,10 +1,10 @@
 // Sorts the keys of batches by shard, stably and in parallel: count, prefix sums, scatter, over
-// slices of the batches. Afterwards the keys of a batch in a shard stand together, so that one
-// worker can take them, alone, and what they lead to is walked while it is near.
+// slices of the batches. Afterwards the keys of a batch in one shard stand together, so one worker
+// can take all of them, alone, and what they lead to stays in a near cache meanwhile.
 //
-// A parallel_for is anything callable as parallel_for(total, cost, work): it calls work(begin, end)
-// for ranges that cover [0, total), together or one after another, and returns when all are done;
-// cost is a guess of the nanoseconds of one unit.
+// A parallel_for is anything callable as parallel_for(total, cost, work). It calls work(begin, end)
+// for ranges that cover [0, total), together or one after another, and returns when all are done.
+// cost is an estimate of the nanoseconds of one unit.
 
 #ifndef GMETA_OPS_COMMON_PARTITION_H_
 #define GMETA_OPS_COMMON_PARTITION_H_
@@ -19,7 +19,7 @@
 
 namespace gmeta {
 
-// A key and where it stands in its batch.
+// A key and its position in the batch.
 struct BatchItem {
   int64_t key;
   uint32_t position;
@@ -37,13 +37,13 @@ struct KeySpan {
 
 class Partition {
  public:
-  // shard_of(key) < shards. Fewer than 2^32 keys in all batches together.
+  // Requires shard_of(key) < shards, and fewer than 2^32 keys in all batches together.
   template <class ShardOf, class ParallelFor>
   Partition(const std::vector<KeySpan>& batches, size_t shards, const ShardOf& shard_of,
             const ParallelFor& parallel_for)
       : shards_(shards) {
     std::vector<Slice> slices;
-    std::vector<size_t> first_slice;  // of each batch
+    std::vector<size_t> first_slice;  // the first slice of each batch
     size_t n = 0;
     for (const KeySpan& batch : batches) {
       first_slice.push_back(slices.size());
@@ -55,7 +55,8 @@ class Partition {
     first_slice.push_back(slices.size());
     items_ = MakeRecycled<BatchItem>(n);
 
-    // ends[slice][shard]: first a count, then where the slice's items of the shard begin, then end.
+    // ends[slice][shard] is first a count, then the start of the slice's items of the shard, then
+    // their end.
     std::vector<uint32_t> ends(slices.size() * shards, 0);
     const auto for_slices = [&](const auto& visit) {
       parallel_for(slices.size(), kSlice * 4, [&](size_t first, size_t last) {
@@ -86,10 +87,10 @@ class Partition {
     });
   }
 
-  // One batch, by the top `log2_shards` bits of the hash.
+  // Partitions one batch, by the top `log2_shards` bits of the hash.
   template <class ParallelFor>
   Partition(const int64_t* keys, size_t n, int log2_shards, const ParallelFor& parallel_for)
-      // In two shifts, because one shard has no bits, and 64 is no shift.
+      // Two shifts: one shard has no bits, and a shift by 64 isn't allowed.
       : Partition(
             std::vector<KeySpan>{{keys, n}}, size_t{1} << log2_shards,
             [shift = 63 - log2_shards](int64_t key) {
@@ -99,7 +100,8 @@ class Partition {
 
   size_t shards() const { return shards_; }
 
-  // The items of shard `place % shards()` of batch `place / shards()`, and how many stand before.
+  // Returns the items of shard `place % shards()` of batch `place / shards()`. `start` is how many
+  // items come before them.
   BatchItems operator[](size_t place) const {
     return {items_.get() + starts_[place], starts_[place + 1] - starts_[place]};
   }

@@ -26,8 +26,8 @@ struct PhiloxCounter {
   uint32_t words[4];
 };
 
-// Writes the blocks of counters (first.words[0] + lane, words[1], words[2], words[3]): word w of
-// the block of a lane goes to out[4 * lane + w].
+// Writes the blocks of counters (first.words[0] + lane, words[1], words[2], words[3]): word w of a
+// lane's block is written to out[4 * lane + w].
 template <size_t kLanes = kPhiloxLanes>
 GMETA_HOST_DEVICE inline void Philox4x32(uint64_t key, const PhiloxCounter& first,
                                          uint32_t out[4 * kLanes]) {
@@ -40,8 +40,8 @@ GMETA_HOST_DEVICE inline void Philox4x32(uint64_t key, const PhiloxCounter& firs
   }
   uint32_t k0 = static_cast<uint32_t>(key);
   uint32_t k1 = static_cast<uint32_t>(key >> 32);
-  // Unrolled, the lanes stay in registers; rolled, they go to memory and back ten times, which
-  // takes four times as long.
+  // Unrolled, the lanes stay in registers. In a loop they would go to memory and back ten times,
+  // which takes four times as long.
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #elif !defined(__CUDACC__)

@@ -1,12 +1,12 @@
-// Scratch memory that is used again. The allocator gives large blocks back to the system when they
-// are freed, and the system zeroes their pages anew at the next use: for a pass over a batch that
-// costs as much as half of the pass. So blocks that were given back are kept, by size, up to a
-// bound for the whole process, and the pages stay.
+// Scratch memory that is reused. The allocator returns large blocks to the system when they are
+// freed, and the system zeroes their pages again at the next use: for a pass over a batch that
+// costs as much as half of the pass. So freed blocks are kept, by size, up to a bound for the whole
+// process, and their pages stay.
 //
-// Sizes are rounded up to powers of two, so that batches of varying lengths find each other's
-// blocks; what is never touched of a block costs nothing. Blocks below kSmallest are left to the
-// allocator, which keeps those itself. Under the address sanitizer nothing is kept, so that it sees
-// what is used after it was given back.
+// Sizes are rounded up to powers of two, so that batches of varying lengths can use each other's
+// blocks; pages that are never touched cost nothing. Blocks below kSmallest are left to the
+// allocator, which keeps those itself. Under the address sanitizer nothing is kept, so that it
+// detects uses after a block was given back.
 
 #ifndef GMETA_OPS_COMMON_RECYCLED_H_
 #define GMETA_OPS_COMMON_RECYCLED_H_
@@ -29,7 +29,7 @@ class BlockCache {
   static constexpr size_t kMostKept = size_t{1} << 27;
 #endif
 
-  // One for the process. It is never destroyed: threads may outlive static objects.
+  // Returns the process's cache. It is never destroyed: threads may outlive static objects.
   static BlockCache& Get() {
     static BlockCache* const cache = new BlockCache;
     return *cache;
@@ -42,7 +42,7 @@ class BlockCache {
     return rounded;
   }
 
-  // A block of Rounded(bytes) bytes, whose content means nothing.
+  // Returns a block of Rounded(bytes) bytes with arbitrary content.
   void* Take(size_t bytes) {
     const size_t size = Rounded(bytes);
     if (size >= kSmallest) {
@@ -58,7 +58,7 @@ class BlockCache {
     return ::operator new(size);
   }
 
-  // Takes back a block of so many bytes.
+  // Takes back a block of this many bytes.
   void Give(void* block, size_t bytes) {
     const size_t size = Rounded(bytes);
     if (size >= kSmallest) {
@@ -81,7 +81,7 @@ class BlockCache {
   static size_t ClassOf(size_t size) { return static_cast<size_t>(__builtin_ctzll(size)); }
 
   std::mutex mutex_;
-  std::vector<void*> kept_[64];  // by the logarithm of their size
+  std::vector<void*> kept_[64];  // by the logarithm of the blocks' size
   size_t bytes_ = 0;
 };
 

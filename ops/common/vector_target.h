@@ -1,12 +1,12 @@
-// Wider vectors where the machine has them. A library that runs everywhere is compiled for x86-64's
-// baseline, whose vectors hold four floats; a loop that is worth it is compiled twice more, and the
+// Wider vectors if the machine has them. A library that runs everywhere is compiled for x86-64's
+// baseline, whose vectors hold four floats. A loop that is worth it is compiled twice more, and the
 // best version that the machine can run is chosen once.
 //
 //   GMETA_ALWAYS_INLINE void Loop(float* x) { ... }          the code, and all that it calls
 //   GMETA_VECTOR_VERSIONS(RunLoop, Loop, (float* x), (x))    RunLoop(x) runs the best version
 //
 // All versions give the same bits, because the build forbids the compiler to fuse multiplications
-// and additions (-ffp-contract=off). GCC's target_clones would do this by an indirect function,
+// and additions (-ffp-contract=off). GCC's target_clones would do this with an indirect function,
 // whose resolver runs before the sanitizers are ready.
 
 #ifndef GMETA_OPS_COMMON_VECTOR_TARGET_H_

@@ -1,10 +1,11 @@
-// The distinct keys of several batches, each batch in parts, and the way back: the engine of both
-// stages of deduplication (key_exchange.h).
+// The distinct keys of several batches, each batch in parts, and the positions of the keys: the
+// engine of both stages of deduplication (key_exchange.h).
 //
-// The keys of a batch are first sorted by part (partition.h), then each part is made unique alone
-// (unique.h). Equal keys are in one part, so the parts need no merging and are worked on together;
-// and the scratch table of a part is smaller than that of a batch, so it is nearer. What comes out
-// is ordered by part, then by first appearance: a function of the keys alone, not of threads.
+// The keys of a batch are first sorted by part (partition.h). Then each part is made unique alone
+// (unique.h). Equal keys are in one part, so the parts need no merging and can be processed
+// together. The scratch table of a part is smaller than that of a batch, so it lies in a nearer
+// cache. The result is ordered by part, then by first appearance: a function of the keys alone, not
+// of threads.
 
 #ifndef GMETA_OPS_EXCHANGE_DISTINCT_KEYS_H_
 #define GMETA_OPS_EXCHANGE_DISTINCT_KEYS_H_
@@ -23,8 +24,8 @@ namespace gmeta {
 
 class DistinctKeys {
  public:
-  // part_of(key) < parts. Fewer than 2^31 keys in all batches together. Where `dedup` is false,
-  // keys are sorted by part, and that is all.
+  // Requires part_of(key) < parts, and fewer than 2^31 keys in all batches together. If `dedup` is
+  // false, keys are only sorted by part.
   template <class PartOf, class ParallelFor>
   DistinctKeys(const std::vector<KeySpan>& batches, size_t parts, const PartOf& part_of, bool dedup,
                const ParallelFor& parallel_for)
@@ -58,7 +59,7 @@ class DistinctKeys {
   size_t batches() const { return batches_; }
   size_t parts() const { return parts_; }
 
-  // How many keys a part of a batch has, the parts before it in the batch, and a batch.
+  // Number of keys in a part of a batch, in the parts before it, and in a whole batch.
   int32_t count(size_t batch, size_t part) const { return found_[batch * parts_ + part]; }
   int32_t base(size_t batch, size_t part) const { return bases_[batch * parts_ + part]; }
   int32_t count(size_t batch) const {
@@ -66,8 +67,8 @@ class DistinctKeys {
     return bases_[last] + found_[last];
   }
 
-  // For each batch: its keys, and for each position the place of its key among them. `also`, where
-  // given, is where the keys of part p of batch b go a second time: also(b, p).
+  // Writes for each batch its keys, and for each position the place of its key among them. For part
+  // p of batch b it also calls also(b, p, keys), which may copy the keys to a second place.
   template <class Also, class ParallelFor>
   void Write(int64_t* const* keys, int32_t* const* inverse, const Also& also,
              const ParallelFor& parallel_for) const {
@@ -98,12 +99,12 @@ class DistinctKeys {
   Partition partition_;
   size_t batches_;
   size_t parts_;
-  // Of a part, from where its items start in the partition: its keys, as many as were found, and
-  // for each item the place of its key.
+  // From the start of a part's items in the partition: the part's keys, of which the first found_
+  // are valid, and for each item the place of its key.
   Recycled<int64_t> keys_;
   Recycled<int32_t> places_;
   std::vector<int32_t> found_;
-  std::vector<int32_t> bases_;  // how many keys of the same batch stand in the parts before
+  std::vector<int32_t> bases_;  // how many keys of the same batch are in the parts before
 };
 
 }  // namespace gmeta

@@ -1,5 +1,5 @@
-// CPU kernels of the exchanges: they check what they are given, and hand it to key_exchange.h and
-// row_exchange.h with TensorFlow's own thread pool.
+// CPU kernels of the exchanges. They check their inputs, and call key_exchange.h and row_exchange.h
+// with TensorFlow's own thread pool.
 
 #include "ops/common/kernels.h"
 
@@ -29,7 +29,7 @@ using tensorflow::TensorShapeUtils;
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
-// A vector a table, and where each begins.
+// Allocates one output vector per table, and returns where each begins.
 template <class T, class Size>
 absl::Status AllocateVectors(OpKernelContext* context, const char* name, const Size& size,
                              std::vector<T*>* data) {
@@ -58,7 +58,7 @@ absl::Status CheckVector(const char* op, const std::string& what, const Tensor& 
   return Invalid(op, ": ", what, " must be a vector, got shape ", tensor.shape().DebugString());
 }
 
-// The counts of an exchange of rows of `tables` tables: a matrix without negative numbers.
+// Checks the counts of an exchange of rows of `tables` tables: a matrix without negative numbers.
 absl::Status CheckCounts(const char* op, const Tensor& counts, int64_t tables) {
   if (counts.dims() != 2 || counts.dim_size(1) != tables) {
     return Invalid(op, ": counts must have shape [ranks,", tables, "], got ",
@@ -197,7 +197,7 @@ class ReceiveKeysOp : public OpKernel {
   }
 
  private:
-  // Every key that came is one of its own.
+  // Outputs the received keys as they are: each counts as distinct.
   void ForwardWireKeys(OpKernelContext* context, const KeyMessages& messages,
                        const std::vector<int32_t*>& positions) const {
     OpOutputList keys, wire_keys;
@@ -214,7 +214,8 @@ class ReceiveKeysOp : public OpKernel {
   bool dedup_;
 };
 
-// The rows of one table in wire order are the buffer: nothing is copied.
+// Outputs the buffer itself: the rows of a single table are already in wire order, so nothing is
+// copied.
 void Reshape(OpKernelContext* context, const Tensor& numbers, const TensorShape& shape) {
   Tensor reshaped;
   OP_REQUIRES(context, reshaped.CopyFrom(numbers, shape),
@@ -222,7 +223,7 @@ void Reshape(OpKernelContext* context, const Tensor& numbers, const TensorShape&
   context->set_output(0, reshaped);
 }
 
-// Calls visit(wire) with the form that numbers of this type travel in.
+// Calls visit(wire) with the wire type for numbers of this dtype.
 template <class Visit>
 void WithWire(tensorflow::DataType dtype, const Visit& visit) {
   if (dtype == tensorflow::DT_HALF) return visit(Float16Wire());
@@ -230,7 +231,7 @@ void WithWire(tensorflow::DataType dtype, const Visit& visit) {
   visit(Float32Wire());
 }
 
-// How many numbers stand before a row's own.
+// Returns how many numbers precede a row's own on the wire.
 size_t HeadOf(tensorflow::DataType dtype) {
   size_t head = 0;
   WithWire(dtype, [&](auto wire) { head = decltype(wire)::kHead; });

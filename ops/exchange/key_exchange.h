@@ -1,5 +1,5 @@
-// Which keys travel to which rank: both stages of MTGenRec's deduplication (section 3.3), around
-// the one all-to-all of keys that a step has, whatever the number of its tables.
+// Which keys travel to which rank: both stages of MTGenRec's deduplication (section 3.3), before
+// and after the one all-to-all of keys that a step has, whatever the number of its tables.
 //
 // Who owns what
 //   The logical shard of a key is the top ten bits of its MurmurHash3 (logical_shards.h); with W
@@ -7,41 +7,42 @@
 //   asking, the owners hold about equally many keys, and a rank owns a run of neighboring shards.
 //
 // Stage 1, at the sender: RoutedKeys
-//   The keys of each table are made distinct and ordered by owner, in one go: sorted by owner, and
-//   an owner's many keys by some more bits of their hash, then made distinct a part at a time
-//   (distinct_keys.h). A key that a batch has a hundred times travels once, and so does its row on
-//   the way back and its gradient on the way there.
+//   The keys of each table are made distinct and ordered by owner, in one go. They are sorted by
+//   owner, and an owner's keys, if there are many, by some more bits of their hash. Then they are
+//   made distinct one part at a time (distinct_keys.h). A key that a batch has a hundred times
+//   travels once, and so do its row on the way back and its gradient on the way to the owner.
 //
 // Stage 2, at the owner: OwnedKeys
-//   What different ranks ask for overlaps, so the keys that came are made distinct again. A row is
-//   read once, whoever wants it. `positions` says for each key that came, and so for each row that
-//   will go back, where its row stands.
+//   Different ranks request some of the same keys, so the received keys are made distinct again. A
+//   row is read once, however many ranks want it. `positions` says for each received key, and so
+//   for each row to send back, where its row is.
 //
 // The message of one rank to another, in int64, for T tables and a note of m values
 //
 //     note[m] | counts[T] | keys of table 0 | keys of table 1 | ... | keys of table T - 1
 //
-//   It says itself how long its parts are, so counts need no exchange of their own, and a message
-//   that was cut, or that was made for other tables, is seen. The note is the caller's own: a few
-//   numbers that all ranks are to know travel free of charge.
+//   The message itself says how long its parts are, so counts need no exchange of their own, and a
+//   message that was cut, or made for other tables, is detected. The note is the caller's own: a
+//   few numbers for all ranks, which travel free of charge.
 //
 // Wire order
-//   A table's keys have one order on the wire, in which all ranks agree without saying more: at the
-//   sender, by owner, then as in `keys`; at the owner, by sender, then as in the message. What
-//   follows (rows one way, gradients the other, row_exchange.h) is in that order and carries no
-//   keys.
+//   A table's keys have one order on the wire, on which all ranks agree without further exchange:
+//   at the sender, by owner, then as in `keys`; at the owner, by sender, then as in the message.
+//   What follows (rows one way, gradients the other, row_exchange.h) is in that order and carries
+//   no keys.
 //
 // Invariants
 //   1. keys[inverse[i]] is the key at position i of the batch; keys are distinct.
-//   2. counts(r, t) of a sender are counts(sender, t) of owner r.
-//   3. All results are functions of the arguments alone: neither the number of threads nor their
-//      order shows.
+//   2. count(r, t) at a sender equals count(sender, t) at owner r.
+//   3. All results are functions of the arguments alone: they don't depend on the number of threads
+//      or their order.
 //
 // Why it is fast
-//   Parts of all owners and tables are independent of each other, so all of them are worked on
+//   Parts of all owners and tables are independent of each other, so all of them are processed
 //   together, without locks and without merging. Each key is hashed for its part, moved once, and
-//   probed for in a table of 4-byte slots that covers one part only, which fits the cache near a
-//   core. There are as many parts as the keys need, not as there are owners, so two ranks keep as
+//   looked up in a table of 4-byte slots that covers one part only, which fits the cache near a
+//   core. The number of parts follows from the number of keys, not of owners, so two ranks keep as
+//   many cores busy as sixty do.
 //   many cores busy as sixty do.
 
 #ifndef GMETA_OPS_EXCHANGE_KEY_EXCHANGE_H_
@@ -60,13 +61,13 @@
 
 namespace gmeta {
 
-// The rank that owns keys of this hash.
+// Returns the rank that owns keys with this hash.
 inline size_t OwnerOf(uint64_t hash, size_t ranks) {
   return LogicalShard(hash) * ranks >> kLog2LogicalShards;
 }
 
-// Into how many parts, a power of two, the keys that go to (or came from) one place are split, so
-// that a part of the largest table has about 8192.
+// Returns into how many parts, a power of two, to split the keys that one place sends or receives,
+// so that a part of the largest table has about 8192.
 inline size_t PartsOf(const std::vector<KeySpan>& tables, size_t places) {
   constexpr size_t kKeysOfPart = 8192;
   constexpr size_t kMostParts = 64;
@@ -77,15 +78,15 @@ inline size_t PartsOf(const std::vector<KeySpan>& tables, size_t places) {
   return parts;
 }
 
-// By bits of the hash that have no say in who the owner is.
+// Returns a key's part, from bits of the hash that don't affect its owner.
 inline size_t PartOf(uint64_t hash, size_t parts) { return hash >> 32 & (parts - 1); }
 
-// Stage 1: the keys of a batch, a span a table. A table's distinct keys for an owner are in the
-// order of first appearance where there are few, and part by part where there are many.
+// Stage 1: the keys of a batch, one span per table. A table's distinct keys for an owner are in the
+// order of first appearance if there are few, and part by part if there are many.
 class RoutedKeys {
  public:
-  // 1 <= ranks <= kLogicalShards; fewer than 2^31 keys in all tables together. Without `dedup`,
-  // keys are ordered by owner only.
+  // Requires 1 <= ranks <= kLogicalShards, and fewer than 2^31 keys in all tables together. Without
+  // `dedup`, keys are ordered by owner only.
   template <class ParallelFor>
   RoutedKeys(const std::vector<KeySpan>& tables, size_t ranks, bool dedup,
              const ParallelFor& parallel_for)
@@ -100,19 +101,19 @@ class RoutedKeys {
   }
   int32_t count(size_t table) const { return distinct_.count(table); }
 
-  // The length of the message to a rank.
+  // Returns the length of the message to a rank.
   int64_t MessageSize(size_t rank, size_t note_size) const {
     int64_t size = static_cast<int64_t>(note_size + tables());
     for (size_t table = 0; table < tables(); ++table) size += count(rank, table);
     return size;
   }
 
-  // The messages to all ranks, one after another; for each table its keys in wire order, and for
-  // each position the place of its key among them.
+  // Writes the messages to all ranks, one after another; for each table its keys in wire order; and
+  // for each position the place of its key among them.
   template <class ParallelFor>
   void Write(const int64_t* note, size_t note_size, int64_t* message, int64_t* const* keys,
              int32_t* const* inverse, const ParallelFor& parallel_for) const {
-    std::vector<int64_t*> to(tables() * ranks());  // where a table's keys for a rank go
+    std::vector<int64_t*> to(tables() * ranks());  // where a table's keys for a rank are written
     for (size_t rank = 0; rank < ranks(); ++rank) {
       message = std::copy_n(note, note_size, message);
       for (size_t table = 0; table < tables(); ++table) *message++ = count(rank, table);
@@ -144,11 +145,11 @@ class RoutedKeys {
             },
             dedup, parallel_for) {}
 
-  size_t parts_;  // of an owner
+  size_t parts_;  // parts per owner
   DistinctKeys distinct_;
 };
 
-// The messages that came, one of each rank, one after another.
+// The received messages, one from each rank, one after another.
 class KeyMessages {
  public:
   KeyMessages(const int64_t* message, const int32_t* splits, size_t ranks, size_t tables,
@@ -161,8 +162,8 @@ class KeyMessages {
     for (size_t rank = 0; rank < ranks; ++rank) starts_[rank + 1] = starts_[rank] + splits[rank];
   }
 
-  // What is wrong with the messages, if anything; nothing else may be asked before it was.
-  // `size` is how many values have come in all.
+  // Returns what is wrong with the messages, if anything. Call it before any other method. `size`
+  // is the number of all received values.
   std::optional<std::string> Fault(int64_t size) const {
     for (size_t rank = 0; rank < ranks_; ++rank) {
       const int64_t length = starts_[rank + 1] - starts_[rank];
@@ -210,7 +211,7 @@ class KeyMessages {
     return sum;
   }
 
-  // For each table the keys that came, in wire order.
+  // Writes for each table the received keys, in wire order.
   template <class ParallelFor>
   void WriteWireKeys(int64_t* const* wire_keys, const ParallelFor& parallel_for) const {
     struct Run {
@@ -245,9 +246,9 @@ class KeyMessages {
   const int64_t* messages_;
 };
 
-// Stage 2: the keys that came for each table, in wire order. So many parts that one fits the cache
-// near a core; the distinct keys are in the order of first appearance where the table came with few
-// keys, and part by part where it came with many.
+// Stage 2: the received keys of each table, in wire order. There are so many parts that one fits
+// the cache near a core. The distinct keys are in the order of first appearance if the table
+// received few keys, and part by part if it received many.
 class OwnedKeys : public DistinctKeys {
  public:
   template <class ParallelFor>

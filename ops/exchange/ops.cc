@@ -1,4 +1,4 @@
-// Registration of what happens before and after the exchanges of keys and of rows.
+// Registration of the ops before and after the exchanges of keys and of rows.
 
 #include <algorithm>
 #include <vector>
@@ -14,7 +14,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Sets outputs [first, first + count) to vectors of a length that is not known.
+// Sets outputs [first, first + count) to vectors of unknown length.
 int SetVectors(InferenceContext* c, int first, int count) {
   for (int i = 0; i < count; ++i)
     c->set_output(first + i, c->Vector(InferenceContext::kUnknownDim));
@@ -31,8 +31,9 @@ absl::Status CheckRanks(InferenceContext* c, int rank) {
 
 }  // namespace
 
-// Stage 1: the keys of each table, distinct and by owner; the messages to all ranks; counts[r][t]
-// of keys of table t for rank r; and for each position of a batch the place of its key.
+// Stage 1: the keys of each table, distinct and ordered by owner; the messages to all ranks;
+// counts[r][t], the number of keys of table t for rank r; and for each position of a batch the
+// place of its key.
 REGISTER_OP("GmetaRouteKeys")
     .Input("batches: tables * int64")
     .Input("note: int64")
@@ -57,8 +58,8 @@ REGISTER_OP("GmetaRouteKeys")
       return absl::OkStatus();
     });
 
-// Stage 2: of the messages that came, the distinct keys of each table, and for each key that came
-// its place among them.
+// Stage 2: the distinct keys of each table in the received messages, and for each received key its
+// place among them.
 REGISTER_OP("GmetaReceiveKeys")
     .Input("message: int64")
     .Input("splits: int32")
@@ -83,8 +84,8 @@ REGISTER_OP("GmetaReceiveKeys")
       return absl::OkStatus();
     });
 
-// The rows of all tables in one buffer, by rank, then by table, in halves with a scale before each;
-// `positions`, where there are any, say where in `rows` each stands.
+// The rows of all tables in one buffer, by rank, then by table. As halves, each row has a scale
+// before it. `positions`, if any, say where in `rows` each row is.
 REGISTER_OP("GmetaPackRows")
     .Input("rows: tables * float")
     .Input("positions: gathered * int32")

@@ -1,5 +1,5 @@
-// The rows of all tables of a step, of whatever widths, in one buffer: values on their way from the
-// owners of rows to those who asked for them, and gradients on their way back.
+// The rows of all tables of a step, of any widths, in one buffer: values on their way from the
+// rows' owners to the ranks that requested them, and gradients on their way back.
 //
 // The buffer, for W ranks and T tables, where n = counts[r][t] and dim[t] is the table's width
 //
@@ -8,24 +8,24 @@
 //
 //   (as float16, n * (1 + dim[t]): a row begins with its scale).
 //
-//   Nothing but numbers travels: both ends know the counts from the exchange of keys
-//   (key_exchange.h), and rows are in its wire order. A row that several ranks asked for stands in
-//   the buffer once for each of them.
+//   Only numbers travel: both ends know the counts from the exchange of keys (key_exchange.h), and
+//   rows are in its wire order. A row that several ranks requested is in the buffer once for each
+//   of them.
 //
 // Two operations
 //   PackRows     buffer[...] = rows[t][positions[t][i]], or rows[t][i] where there are no positions
 //   UnpackRows   rows[t][i] = buffer[...], the inverse for rows that are in wire order
 //
 //   On the wire a number is a float32, a bfloat16 (half.h), or a float16 with a power of two for
-//   each row (scaled_half.h): gradients are sums over samples, and may be far above or below what a
-//   float16 holds. Both are rounded to nearest, and halve what travels.
+//   each row (scaled_half.h): gradients are sums over samples, and may be far above or below the
+//   range of float16. Both 16-bit types round to nearest and halve the traffic.
 //
 // Why it is fast
 //   The buffer is cut into pieces of a few thousand numbers, each of one rank and one table, which
-//   are worked on together. A piece that needs no gathering is one run at either end and is copied
-//   as such. One that does has its rows prefetched some places ahead. Numbers are converted while
-//   they are copied, so every number is read once and written once; a row's scale is found in
-//   memory that has just been fetched.
+//   are processed together. A piece that needs no gathering is one run at either end and is copied
+//   as such. A piece that needs gathering has its rows prefetched some places ahead. Numbers are
+//   converted while they are copied, so every number is read once and written once; a row's scale
+//   is found in memory that has just been fetched.
 
 #ifndef GMETA_OPS_EXCHANGE_ROW_EXCHANGE_H_
 #define GMETA_OPS_EXCHANGE_ROW_EXCHANGE_H_
@@ -43,8 +43,8 @@
 
 namespace gmeta {
 
-// How rows travel: the type that a number has on the wire, how many of them stand before a row's
-// own, and the ways there and back of some rows that follow one another.
+// How rows travel: the type of a number on the wire, how many numbers precede a row's own, and the
+// conversions of consecutive rows in both directions.
 struct Float32Wire {
   using Number = float;
   static constexpr size_t kHead = 0;
@@ -80,18 +80,18 @@ struct Float16Wire {
   }
 };
 
-// Where the rows of each rank and table stand, in the buffer and in wire order.
+// Where the rows of each rank and table are, in the buffer and in wire order.
 class WireLayout {
  public:
   // Some rows of one rank and one table.
   struct Piece {
     size_t table;
-    size_t row;     // the first one's place in wire order
-    size_t rows;    // how many
-    size_t offset;  // the first one's place in the buffer, in numbers
+    size_t row;     // the first row's place in wire order
+    size_t rows;    // number of rows
+    size_t offset;  // the first row's place in the buffer, in numbers
   };
 
-  // counts[rank * tables + table] >= 0; head: how many numbers stand before a row's own.
+  // Requires counts[rank * tables + table] >= 0. head: how many numbers precede a row's own.
   WireLayout(const int32_t* counts, size_t ranks, const std::vector<size_t>& dims, size_t head)
       : dims_(dims), rows_(dims.size(), 0), splits_(ranks, 0) {
     for (size_t rank = 0; rank < ranks; ++rank) {
@@ -113,7 +113,7 @@ class WireLayout {
   size_t dim(size_t table) const { return dims_[table]; }
   const std::vector<Piece>& pieces() const { return pieces_; }
 
-  // How many rows a table has over all ranks; the numbers of a rank, and of all.
+  // Number of a table's rows over all ranks; number of numbers of one rank, and of all.
   int64_t rows(size_t table) const { return static_cast<int64_t>(rows_[table]); }
   int64_t split(size_t rank) const { return splits_[rank]; }
   int64_t size() const { return static_cast<int64_t>(size_); }
@@ -136,16 +136,16 @@ class WireLayout {
   size_t size_ = 0;
 };
 
-// The rows of one table to be packed: `size` rows, and where each row on the wire stands among
-// them; without positions, as many rows as travel, in wire order.
+// The rows of one table to be packed: `size` rows, and for each row on the wire its place among
+// them. Without positions, exactly the rows that travel, in wire order.
 struct RowSource {
   const float* rows;
   size_t size;
   const int32_t* positions = nullptr;
 };
 
-// Returns whether all positions were good; if not, the buffer means nothing. The layout's head is
-// the wire's.
+// Returns whether all positions were valid; if not, the buffer's content is meaningless. The
+// layout's head must be the wire's.
 template <class Wire, class ParallelFor>
 bool PackRows(const WireLayout& layout, const std::vector<RowSource>& sources,
               typename Wire::Number* buffer, const ParallelFor& parallel_for) {
@@ -160,7 +160,7 @@ bool PackRows(const WireLayout& layout, const std::vector<RowSource>& sources,
       return;
     }
     const int32_t* positions = source.positions + piece.row;
-    // A negative one is a large one.
+    // As an unsigned number, a negative position is too large.
     const auto in_range = [&](int32_t at) { return static_cast<uint32_t>(at) < source.size; };
     if (!std::all_of(positions, positions + piece.rows, in_range)) {
       good.store(false, std::memory_order_relaxed);
@@ -177,7 +177,7 @@ bool PackRows(const WireLayout& layout, const std::vector<RowSource>& sources,
   return good.load(std::memory_order_relaxed);
 }
 
-// rows[t] has room for layout.rows(t) rows. The layout's head is the wire's.
+// Requires room for layout.rows(t) rows in rows[t]. The layout's head must be the wire's.
 template <class Wire, class ParallelFor>
 void UnpackRows(const WireLayout& layout, const typename Wire::Number* buffer,
                 const std::vector<float*>& rows, const ParallelFor& parallel_for) {

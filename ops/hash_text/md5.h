@@ -1,10 +1,10 @@
-// The number of a text: the last 8 bytes of its MD5, little endian, as a signed integer. It is what
-// `gmeta prepare` stores of ids that are text, and what DuckDB calls md5_number_lower, so an id
-// that is hashed anywhere is the same number.
+// The number of a text: the last 8 bytes of its MD5, little endian, as a signed integer. For text
+// ids `gmeta prepare` stores this number, and DuckDB calls it md5_number_lower, so an id has the
+// same number wherever it is hashed.
 //
 // MD5 (RFC 1321) is chosen because every engine and language has it, not for secrecy. A text is cut
 // into blocks of 64 bytes, the last one filled up with a 1 bit, zeros, and the length in bits. Four
-// words of 32 bits go through 64 steps a block; each step needs the one before, so nothing can be
+// words of 32 bits go through 64 steps a block. Each step needs the one before, so nothing can be
 // vectorized within a text. An id of up to 55 bytes is one block: about 300 instructions, with the
 // steps unrolled and the shifts constants. The state never leaves registers, and only the last
 // block is copied, to be filled up.
@@ -61,7 +61,8 @@ inline void Steps(State& s, const uint32_t* words, std::index_sequence<kStep...>
   (Step<kStep>(s, words), ...);
 }
 
-// `block` has 64 bytes. Words are little endian, as the processors are that this is built for.
+// Processes a `block` of 64 bytes. Words are little endian, like the processors that this is built
+// for.
 inline void Take(State* state, const char* block) {
   uint32_t words[16];
   std::memcpy(words, block, sizeof(words));

@@ -5,7 +5,7 @@
 
 namespace gmeta {
 
-// Of each text the last 8 bytes of its MD5, little endian, as a signed number.
+// The last 8 bytes of each text's MD5, little endian, as a signed number.
 REGISTER_OP("GmetaHashText")
     .Input("texts: string")
     .Output("numbers: int64")

@@ -1,9 +1,9 @@
-// Hopper's own instructions (sm_90a) that attention and products are made of, a function each:
-// shared memory barriers, the bulk copy engine (TMA), registers handed from warps to warps, named
+// Wrappers of Hopper's own instructions (sm_90a) for attention and products, one function each:
+// shared memory barriers, the bulk copy engine (TMA), registers passed from warps to warps, named
 // barriers.
 //
-// The names are PTX's. What they do is in the PTX ISA, sections 9.7.9 (copies), 9.7.13 (barriers)
-// and 9.7.19 (setmaxnreg); here stands what callers have to know.
+// The names are PTX's. The PTX ISA describes what they do, in sections 9.7.9 (copies), 9.7.13
+// (barriers) and 9.7.19 (setmaxnreg); the comments here say what callers have to know.
 
 #ifndef GMETA_OPS_HOPPER_HOPPER_CUH_
 #define GMETA_OPS_HOPPER_HOPPER_CUH_
@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-// Whether this pass of the compiler may use them: kernels are empty in the others.
+// Whether this pass of the compiler may use them. In other passes kernels are empty.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define GMETA_SM90A 1
 #else
@@ -26,17 +26,17 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-inline constexpr int kMaxSharedBytes = 227 * 1024;  // that a block may have
+inline constexpr int kMaxSharedBytes = 227 * 1024;  // per block
 
-// The launch's shared memory; at a multiple of 1,024 bytes, as swizzled boxes have to be.
+// Returns the launch's shared memory, at a multiple of 1,024 bytes, as swizzled boxes require.
 __device__ __forceinline__ char* SharedMemory() {
   extern __shared__ __align__(1024) char shared[];
   return shared;
 }
 
-// A warp arrives at a barrier by one of its threads: __syncwarp before it orders what all have
-// done. compute-sanitizer's racecheck doesn't follow that, and takes the others' accesses for
-// races; in a build for it, with GMETA_EVERY_LANE_ARRIVES, all of them arrive.
+// A warp arrives at a barrier through one of its threads: __syncwarp first orders what all have
+// done. compute-sanitizer's racecheck doesn't follow that, and reports the other threads' accesses
+// as races. In a build for it, with GMETA_EVERY_LANE_ARRIVES, all of them arrive.
 #if defined(GMETA_EVERY_LANE_ARRIVES)
 inline constexpr uint32_t kWarpArrivals = 32;
 #else
@@ -44,8 +44,8 @@ inline constexpr uint32_t kWarpArrivals = 1;
 #endif
 
 // A barrier in shared memory. It has phases 0, 1, 0, ...: a phase ends when `arrivals` threads have
-// arrived and all bytes that were announced have come. Wait(p) returns when phase p has ended, so
-// the first wait of a consumer is for 0, and that of a producer, who finds all free, for 1.
+// arrived and all announced bytes have come. Wait(p) returns when phase p has ended. So a consumer
+// first waits for 0, and a producer, who finds everything free, for 1.
 class Barrier {
  public:
   __device__ __forceinline__ void Init(uint32_t arrivals) {
@@ -63,7 +63,7 @@ class Barrier {
                  : "memory");
   }
 
-  // All threads of a warp: one arrives for them, or all (kWarpArrivals).
+  // Lets a warp arrive. All its threads call it; one arrives for them, or all (kWarpArrivals).
   __device__ __forceinline__ void ArriveAsWarp() {
     __syncwarp();
     if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) Arrive();
@@ -97,18 +97,20 @@ class Barrier {
   uint64_t state_;
 };
 
-// After Init of all barriers, by the thread that did it, before a __syncthreads.
+// Makes the barriers' initial state visible. The thread that called Init calls this after it and
+// before a __syncthreads.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Ordinary writes to shared memory before it are seen by the copy engine and by wgmma after it: in
-// each writing thread, before the barrier that tells of the writes.
+// Makes earlier ordinary writes to shared memory visible to the copy engine and to wgmma. Each
+// writing thread calls it, before the barrier that announces the writes.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// A box of a tensor (d, heads, tokens) to shared memory, beginning at the coordinates. One thread.
+// Copies the box of a tensor (d, heads, tokens) at these coordinates to shared memory. One thread
+// calls it.
 __device__ __forceinline__ void CopyBox(const CUtensorMap* map, void* to, Barrier* done, int d,
                                         int head, int token) {
   asm volatile(
@@ -118,8 +120,9 @@ __device__ __forceinline__ void CopyBox(const CUtensorMap* map, void* to, Barrie
       : "memory");
 }
 
-// The way back, and the group of copies that it is alone in. What lies outside of the tensor isn't
-// written. FenceAsyncProxy comes before, in each thread that wrote the box. One thread.
+// Copies a box from shared memory to the tensor, in a group of copies of its own. Parts outside of
+// the tensor aren't written. Each thread that wrote the box calls FenceAsyncProxy before. One
+// thread calls it.
 __device__ __forceinline__ void SendBox(const CUtensorMap* map, const void* from, int d, int head,
                                         int token) {
   asm volatile(
@@ -129,8 +132,8 @@ __device__ __forceinline__ void SendBox(const CUtensorMap* map, const void* from
       : "memory");
 }
 
-// Returns when all boxes that the thread has sent but the last kBoxes have been read, so that their
-// memory may be written. A block may not end before.
+// Waits until all boxes that the thread has sent, except the last kBoxes, have been read, so that
+// their memory may be overwritten. A block may not end before.
 template <int kBoxes>
 __device__ __forceinline__ void AwaitReadBoxes() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBoxes) : "memory");
@@ -140,7 +143,8 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// All warps of a warpgroup, as the one thing that its branch begins with.
+// Sets the number of a warpgroup's registers. All its warps call it, at the very start of their
+// branch.
 template <int kRegisters>
 __device__ __forceinline__ void GiveRegisters() {
 #if GMETA_SM90A
@@ -154,8 +158,8 @@ __device__ __forceinline__ void TakeRegisters() {
 #endif
 }
 
-// One of the block's 16 barriers of threads (0 is __syncthreads'). Sync waits for `threads` threads
-// in all, those that only arrived among them.
+// Waits at one of the block's 16 barriers of threads (0 is __syncthreads'), for `threads` threads
+// in all, including those that only arrived.
 __device__ __forceinline__ void NamedSync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -163,8 +167,9 @@ __device__ __forceinline__ void NamedArrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Four matrices of 8 by 8 numbers of 16 bits, whose rows are what lanes 0 to 7, 8 to 15, ... point
-// to: of each a lane gets two neighbours, those that wgmma takes for a left operand. A warp.
+// Loads four matrices of 8 by 8 numbers of 16 bits. Lanes 0 to 7, 8 to 15, ... point to their rows.
+// A lane gets two neighbours of each matrix, those that wgmma takes for a left operand. A warp
+// calls it.
 __device__ __forceinline__ void LoadMatrices(const void* row, uint32_t* words) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -172,7 +177,7 @@ __device__ __forceinline__ void LoadMatrices(const void* row, uint32_t* words) {
                : "memory");
 }
 
-// The way back: what LoadMatrices would get from there.
+// The inverse: stores what LoadMatrices would load from there.
 __device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* words) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(SharedAddress(row)),
@@ -180,7 +185,8 @@ __device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* words) 
       : "memory");
 }
 
-// By the special function unit, on any GPU: 2^x and 1 / x to about 2^-22, tanh to about 2^-11.
+// The special function unit's results, on any GPU: 2^x and 1 / x to about 2^-22, tanh to about
+// 2^-11.
 __device__ __forceinline__ float FastExp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

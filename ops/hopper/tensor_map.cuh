@@ -1,4 +1,4 @@
-// How a tensor in device memory is told to the copy engine.
+// Describes a tensor in device memory for the copy engine.
 
 #ifndef GMETA_OPS_HOPPER_TENSOR_MAP_CUH_
 #define GMETA_OPS_HOPPER_TENSOR_MAP_CUH_
@@ -14,8 +14,8 @@
 
 namespace gmeta::hopper {
 
-// The driver's function that encodes a map; the driver is asked for it, so that nothing links to
-// it.
+// Returns the driver's function that encodes a map. The driver is asked at run time, so that
+// nothing has to link to it.
 inline auto TensorMapEncoder() {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
@@ -30,9 +30,9 @@ inline auto TensorMapEncoder() {
   return encode;
 }
 
-// A (tokens, heads, width) tensor of T, whose tokens are `token_stride` numbers apart and whose
-// heads `head_stride`, to be copied in boxes of `rows` tokens of a head by kBoxWidth numbers. What
-// lies behind the last token reads as zeros. False: the driver refuses.
+// Describes a (tokens, heads, width) tensor of T, whose tokens are `token_stride` numbers apart and
+// whose heads `head_stride`. Boxes are `rows` tokens of a head by kBoxWidth numbers. Tokens behind
+// the last read as zeros. Returns false if the driver refuses.
 template <class T>
 bool MakeTensorMap(CUtensorMap* map, const void* data, int64_t tokens, int64_t heads, int64_t width,
                    int64_t token_stride, int64_t head_stride, int rows) {

@@ -1,5 +1,5 @@
-// The instructions of wgmma.cuh: wgmma of all shapes and types that the kernels use, its fences,
-// and the rounding of sums to what products take.
+// The instructions of wgmma.cuh: wgmma for all shapes and types that the kernels use, its fences,
+// and the rounding of sums to the operands' types.
 
 #ifndef GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
 #define GMETA_OPS_HOPPER_WGMMA_INSTRUCTIONS_CUH_
@@ -15,7 +15,7 @@
 
 namespace gmeta::hopper {
 
-// Before the first product after ordinary writes to its registers.
+// Call it before the first product that follows ordinary writes to its registers.
 __device__ __forceinline__ void Begin() {
 #if GMETA_SM90A
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -43,7 +43,7 @@ __device__ __forceinline__ void Keep(uint32_t (&a)[kSize]) {
   for (size_t i = 0; i < kSize; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// Two neighbours of a row as T, the first in the low half.
+// Rounds two neighbours of a row to T, the first in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t RoundedPair(float first, float second) {
   uint32_t pair;
@@ -116,8 +116,9 @@ __device__ __forceinline__ uint32_t RoundedPair(float first, float second) {
   __device__ __forceinline__ void Product(float (&)[N / 2], const uint32_t*, uint64_t, int) {}
 #endif
 
-// Product<T, kTransposed>(d, a, b, add): d (64, N) of 16 places of the sum; `a` is a description or
-// 4 registers, `b` a description, of a transposed tile where kTransposed is 1; add 0: d is replaced.
+// Product<T, kTransposed>(d, a, b, add) computes d (64, N) over 16 places of the sum. `a` is a
+// description or 4 registers; `b` is a description, of a transposed tile if kTransposed is 1. If
+// add is 0, d is replaced.
 GMETA_WGMMA(32, 16, 17, 18, 19, 16, 17, 18, 19, 20, 21, 22)
 GMETA_WGMMA(64, 32, 33, 34, 35, 32, 33, 34, 35, 36, 37, 38)
 GMETA_WGMMA(80, 40, 41, 42, 43, 40, 41, 42, 43, 44, 45, 46)

@@ -1,5 +1,5 @@
-// SiLU(x) = x / (1 + exp(-x)) of single numbers, and its gradient: of rows, whose last digits
-// count. Scores have a cheaper one (forward.cuh).
+// SiLU(x) = x / (1 + exp(-x)) of single numbers, and its gradient. It is for rows, whose last
+// digits matter. Scores use a cheaper one (forward.cuh).
 
 #ifndef GMETA_OPS_LAYER_ACTIVATION_CUH_
 #define GMETA_OPS_LAYER_ACTIVATION_CUH_
@@ -10,14 +10,14 @@
 
 namespace gmeta::hstu {
 
-// Division as IEEE has it branches for each number, and its latency can't be hidden. Numbers below
-// 2^-126, which the special function unit takes for 0, change nothing here.
+// IEEE division branches for each number, and its latency can't be hidden. Numbers below 2^-126,
+// which the special function unit treats as 0, change nothing here.
 __device__ __forceinline__ float Sigmoid(float x) {
   constexpr float kLog2E = 1.44269504f;
   return hopper::FastReciprocal(1.0f + hopper::FastExp2(-kLog2E * x));
 }
 __device__ __forceinline__ float Silu(float x) { return x * Sigmoid(x); }
-// The gradient of x, of that of SiLU(x).
+// Returns the gradient of x, given `of`, that of SiLU(x).
 __device__ __forceinline__ float SiluGradient(float of, float x) {
   const float g = Sigmoid(x);
   return of * g * (1.0f + x * (1.0f - g));

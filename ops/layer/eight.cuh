@@ -1,4 +1,4 @@
-// Eight neighbours of a row: what a thread reads and writes at a time, 16 bytes.
+// Eight neighbours of a row: the 16 bytes that a thread reads or writes at a time.
 
 #ifndef GMETA_OPS_LAYER_EIGHT_CUH_
 #define GMETA_OPS_LAYER_EIGHT_CUH_

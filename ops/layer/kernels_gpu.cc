@@ -1,5 +1,5 @@
-// The GPU kernels of GmetaRowNorm, GmetaSiluProjection, GmetaHstuMix and gradients: sequences of
-// calls of the CUDA library (layer_abi.h, attention_abi.h).
+// The GPU kernels of GmetaRowNorm, GmetaSiluProjection, GmetaHstuMix and their gradients. Each
+// calls functions of the CUDA library (layer_abi.h, attention_abi.h) one after another.
 
 #include "ops/common/kernels_gpu.h"
 
@@ -22,7 +22,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// The norm's weights, inputs `scale` and the one after it, and its settings.
+// Reads the norm's weights, inputs `scale` and `scale` + 1, and its settings.
 template <class T>
 absl::Status ReadNorm(OpKernelContext* context, int scale, int64_t rows, int64_t width,
                       float epsilon, GmetaRowNorm* norm) {
@@ -45,7 +45,7 @@ absl::Status ReadNorm(OpKernelContext* context, int scale, int64_t rows, int64_t
   return absl::OkStatus();
 }
 
-// Makes room for what the norm's weights' gradients are summed in.
+// Allocates the memory in which the gradients of the norm's weights are summed.
 absl::Status Workspace(OpKernelContext* context, const GmetaRowNorm& norm, Tensor* room) {
   const int64_t bytes = norm.scale == nullptr ? 0 : gmeta_row_norm_workspace(norm.width);
   return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), room);
@@ -179,7 +179,8 @@ enum MixInput {
   kOfMixed
 };
 
-// What both ops of a mix are given. `projected` is [u, v, q, k], each `width` numbers of all heads.
+// The inputs of both ops of a mix. `projected` is [u, v, q, k], each with `width` numbers for all
+// heads.
 template <class T>
 class MixBase : public OpKernel {
  public:
@@ -234,7 +235,7 @@ class MixBase : public OpKernel {
     return absl::OkStatus();
   }
 
-  // [v, q, k] as attention takes them: activated, or parts of what was projected.
+  // Sets [v, q, k] for attention: the activated tensor, or parts of `projected`.
   void SetHeads(const Tensor& projected, const Tensor& activated, Mix* mix) const {
     const Tensor& from = production_ ? projected : activated;
     const int64_t v = production_ ? mix->width : 0;
@@ -247,7 +248,8 @@ class MixBase : public OpKernel {
     const GmetaRows rows = Columns<T>(matrix, from);
     return {rows.data, rows.stride};
   }
-  // Where attention's result stands: in the middle of `mixed`, or by itself.
+  // Returns the column where attention's result begins: in the middle of `mixed`, or in a tensor of
+  // its own.
   int64_t attended_at(const Mix& mix) const { return production_ ? mix.width : 0; }
 
   bool production_;

@@ -1,4 +1,4 @@
-// How tensors are handed to layer_abi.h.
+// Conversions from tensors to the arguments of layer_abi.h.
 
 #ifndef GMETA_OPS_LAYER_KERNELS_GPU_H_
 #define GMETA_OPS_LAYER_KERNELS_GPU_H_
@@ -20,7 +20,7 @@ T* Data(const tensorflow::Tensor& tensor) {
   return const_cast<T*>(tensor.flat<T>().data());
 }
 
-// Columns of a matrix from one on.
+// Returns the columns of a matrix from column `from` on.
 template <class T>
 GmetaRows Columns(const tensorflow::Tensor& matrix, int64_t from = 0) {
   return {Data<T>(matrix) + from, matrix.dim_size(1)};
@@ -28,7 +28,7 @@ GmetaRows Columns(const tensorflow::Tensor& matrix, int64_t from = 0) {
 
 }  // namespace gmeta::hstu
 
-// A template of kernels, for both dtypes.
+// Registers a template of kernels for both dtypes.
 #define GMETA_REGISTER_ROWS_KERNEL(name, kernel)                                           \
   REGISTER_KERNEL_BUILDER(                                                                 \
       Name(name).Device(tensorflow::DEVICE_GPU).TypeConstraint<tensorflow::bfloat16>("T"), \

@@ -1,4 +1,4 @@
-// The C ABI of what a layer of HSTU computes beside products and attention: checks and launches.
+// The C ABI of an HSTU layer's computations besides products and attention: checks and launches.
 
 #include <algorithm>
 #include <type_traits>
@@ -17,7 +17,7 @@ T* At(const GmetaRows& rows) {
   return static_cast<T*>(rows.data);
 }
 
-// Calls launch(chunks, warps) with what fits rows of a width.
+// Calls launch(chunks, warps) with values that fit rows of this width.
 template <class Launch>
 void OfWidth(int32_t width, const Launch& launch) {
   const auto of = [&](auto chunks, auto warps) { launch(chunks, warps); };

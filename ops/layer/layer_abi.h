@@ -1,6 +1,7 @@
-// What a layer of HSTU computes beside attention, on the GPU, as C: norms, gates and activations of
-// rows, in one pass over memory each (row_norm.cuh has the formulas), the product that is activated
-// as it is written (silu_projection.cuh), and what a layer adds (residual.cuh).
+// The C interface of an HSTU layer's computations on the GPU besides attention: norms, gates and
+// activations of rows, in one pass over memory each (row_norm.cuh has the formulas), the product
+// that is activated while it is written (silu_projection.cuh), and the additions of a layer
+// (residual.cuh).
 //
 // Functions return a status (cuda_abi.h). Pointers are to device memory; work is queued on
 // `stream`.
@@ -14,23 +15,23 @@
 
 extern "C" {
 
-// A matrix of rows, 16-byte aligned and `stride` numbers apart, a multiple of 8: a part of wider
-// rows may be one. Null data: there is none.
+// A matrix of rows, 16-byte aligned. Rows are `stride` numbers apart, a multiple of 8, so the
+// matrix may be a part of wider rows. Null data: there is no matrix.
 struct GmetaRows {
   void* data;
   int64_t stride;
 };
 
-// y = SiLU(x) of (rows, width), width a multiple of 8. dtype as in attention_abi.h.
+// Computes y = SiLU(x) of (rows, width), width a multiple of 8. dtype is as in attention_abi.h.
 GMETA_CUDA_API int gmeta_silu(int32_t dtype, int64_t rows, int32_t width, GmetaRows x, GmetaRows y,
                               void* stream);
-// of_y becomes the gradient of x.
+// Replaces of_y by the gradient of x.
 GMETA_CUDA_API int gmeta_silu_back(int32_t dtype, int64_t rows, int32_t width, GmetaRows x,
                                    GmetaRows of_y, void* stream);
 
-// z = x w and activated = SiLU(z[:, activated_from:]), in one pass (silu_projection.cuh), on GPUs
-// of compute capability 9.0. x is (rows, inner), w (inner, columns), all four row-major without
-// gaps and 16-byte aligned; inner and columns are multiples of 8, activated_from of 64.
+// Computes z = x w and activated = SiLU(z[:, activated_from:]), in one pass (silu_projection.cuh),
+// on GPUs of compute capability 9.0. x is (rows, inner), w (inner, columns). All four are row-major
+// without gaps and 16-byte aligned; inner and columns are multiples of 8, activated_from of 64.
 struct GmetaSiluProjection {
   int32_t dtype;
   int32_t inner;
@@ -54,7 +55,7 @@ struct GmetaRowNorm {
   GmetaRows x;
   GmetaRows gate;      // or none
   const void* scale;   // (width,) of the dtype, or null
-  const void* offset;  // likewise; null where scale is
+  const void* offset;  // likewise; null if scale is
 };
 
 // `statistics` is (rows, 2) float32.
@@ -63,24 +64,25 @@ GMETA_CUDA_API int gmeta_row_norm(const GmetaRowNorm* norm, GmetaRows y, float* 
 
 struct GmetaRowNormGradients {
   GmetaRows of_y;
-  GmetaRows x_added;     // a gradient that x has from elsewhere, added to its own; or none
-  GmetaRows gate_added;  // the same of SiLU(gate)
+  GmetaRows x_added;     // a gradient of another use of x, added to x's own; or none
+  GmetaRows gate_added;  // the same for SiLU(gate)
   GmetaRows of_x;
-  GmetaRows of_gate;  // where there is a gate
-  void* of_scale;     // (width,) of the dtype, where there are weights
+  GmetaRows of_gate;  // if there is a gate
+  void* of_scale;     // (width,) of the dtype, if there are weights
   void* of_offset;
-  void* workspace;  // of gmeta_row_norm_workspace bytes, where there are weights
+  void* workspace;  // of gmeta_row_norm_workspace bytes, if there are weights
 };
 
 GMETA_CUDA_API int64_t gmeta_row_norm_workspace(int32_t width);
 GMETA_CUDA_API int gmeta_row_norm_back(const GmetaRowNorm* norm, const float* statistics,
                                        const GmetaRowNormGradients* gradients, void* stream);
 
-// y = x + (change + offset), of (rows, width) without gaps, 16-byte aligned; offset is (width,). x
-// and offset may be null. width is a multiple of 8.
+// Computes y = x + (change + offset) of (rows, width) without gaps, 16-byte aligned; offset is
+// (width,). x and offset may be null. width is a multiple of 8.
 GMETA_CUDA_API int gmeta_add_rows(int32_t dtype, int64_t rows, int32_t width, const void* x,
                                   const void* change, const void* offset, void* y, void* stream);
-// sums, (width,), of the columns of x, likewise; `workspace` has gmeta_column_sums_workspace bytes.
+// Computes sums, (width,), of the columns of such an x; `workspace` has gmeta_column_sums_workspace
+// bytes.
 GMETA_CUDA_API int64_t gmeta_column_sums_workspace(int32_t width);
 GMETA_CUDA_API int gmeta_column_sums(int32_t dtype, int64_t rows, int32_t width, const void* x,
                                      void* sums, void* workspace, void* stream);

@@ -1,4 +1,4 @@
-// Registration of the ops that compute an HSTU layer on a GPU, beside products of matrices.
+// Registration of the ops that compute an HSTU layer on a GPU, besides products of matrices.
 
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -7,9 +7,9 @@ namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// Scale and offset have no elements where there are none. Where it passes x on, `passed` is x, and
-// otherwise it has no elements: the gradient of another use of x comes that way and is added to the
-// norm's in one pass.
+// Absent scale and offset have no elements. With `passes`, `passed` is x; otherwise it has no
+// elements. The gradient of another use of x arrives through `passed` and is added to the norm's in
+// one pass.
 REGISTER_OP("GmetaRowNorm")
     .Input("x: T")
     .Input("scale: T")
@@ -46,7 +46,8 @@ REGISTER_OP("GmetaRowNormGradient")
       return absl::OkStatus();
     });
 
-// x + (change + offset); x and the offset, of a row, have no elements where there is none.
+// x + (change + offset). x is optional, and so is the offset, which is one row; if absent, they
+// have no elements.
 REGISTER_OP("GmetaResidual")
     .Input("x: T")
     .Input("change: T")
@@ -69,8 +70,8 @@ REGISTER_OP("GmetaColumnSums")
       return absl::OkStatus();
     });
 
-// z = x w, and SiLU of its columns from `activated_from` on, which is a constant to gradients: they
-// flow by z.
+// z = x w, and SiLU of its columns from `activated_from` on. Gradients treat the latter as a
+// constant: they flow through z.
 REGISTER_OP("GmetaSiluProjection")
     .Input("x: T")
     .Input("w: T")
@@ -92,10 +93,9 @@ REGISTER_OP("GmetaSiluProjection")
       return absl::OkStatus();
     });
 
-// `projected` is [u, v, q, k] of all heads, before their activation; `active`, of the research
-// form, SiLU of [v, q, k] where it is there already. What comes out besides `mixed` is what the
-// gradient needs. A bias's tables have no elements where they are absent, nor have times or
-// `active`.
+// `projected` is [u, v, q, k] of all heads, before their activation. `active` is for the research
+// form: SiLU of [v, q, k], if it is computed already. The outputs besides `mixed` are what the
+// gradient needs. Absent tables of a bias, times and `active` have no elements.
 REGISTER_OP("GmetaHstuMix")
     .Input("projected: T")
     .Input("offsets: int64")

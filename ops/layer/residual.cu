@@ -11,7 +11,7 @@
 namespace gmeta::hstu {
 namespace {
 
-constexpr int64_t kMostBlocks = 132 * 16;  // as many as are resident at a time, or about
+constexpr int64_t kMostBlocks = 132 * 16;  // about as many as are resident at a time
 
 unsigned BlocksFor(int64_t threads) {
   return static_cast<unsigned>((threads + kResidualThreads - 1) / kResidualThreads);

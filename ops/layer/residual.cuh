@@ -1,9 +1,9 @@
 // y = x + (change + offset), and sums of columns, the gradient of the offset.
 //
-// Both read what they read once, 16 bytes a thread at a time. TensorFlow makes two passes of the
+// Both read their input once, 16 bytes a thread at a time. TensorFlow makes two passes for the
 // first, and its sums of columns leave an H200's memory idle nearly all of the time.
 //
-// Sums are of float32, in one order: a thread's rows, the threads of a block, the blocks. So they
+// Sums are in float32, in one order: a thread's rows, the threads of a block, the blocks. So they
 // are the same to the last bit in each run and on each GPU.
 
 #ifndef GMETA_OPS_LAYER_RESIDUAL_CUH_
@@ -18,13 +18,13 @@
 namespace gmeta::hstu {
 
 inline constexpr int kResidualThreads = 256;
-inline constexpr int kSumBlocks = 128;   // of each tile of columns
-inline constexpr int kSumColumns = 256;  // of a tile: eight a thread of a warp
-inline constexpr int kSumRows = 8;       // at a time, a warp each
-inline constexpr int kSumUnrolled = 4;   // rows that a thread waits for together
+inline constexpr int kSumBlocks = 128;   // blocks for each tile of columns
+inline constexpr int kSumColumns = 256;  // columns of a tile: eight for each thread of a warp
+inline constexpr int kSumRows = 8;       // rows at a time, one for each warp
+inline constexpr int kSumUnrolled = 4;   // rows that a thread loads at once
 
-// (rows, width) without gaps, width a multiple of 8. Rounded once. Where x or the offset is null,
-// it is 0.
+// Computes y for (rows, width) without gaps, width a multiple of 8, rounded once. A null x or
+// offset counts as 0.
 template <class T>
 __global__ void AddRows(const T* x, const T* change, const T* offset, int64_t rows, int width,
                         T* y) {
@@ -43,7 +43,7 @@ __global__ void AddRows(const T* x, const T* change, const T* offset, int64_t ro
   }
 }
 
-// A block's part of the sums of a tile of columns. `sums` is (kSumBlocks, width).
+// Computes a block's part of the sums of a tile of columns. `sums` is (kSumBlocks, width).
 template <class T>
 __global__ void SumRows(const T* x, int64_t rows, int width, float* sums) {
   __shared__ float of_warp[kSumRows][kSumColumns];
@@ -80,7 +80,7 @@ __global__ void SumRows(const T* x, int64_t rows, int width, float* sums) {
 }
 static_assert(kResidualThreads == kSumColumns && kResidualThreads == 32 * kSumRows);
 
-// The blocks' parts added up.
+// Adds up the blocks' parts.
 template <class T>
 __global__ void SumParts(const float* sums, int width, T* to) {
   const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);

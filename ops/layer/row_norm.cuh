@@ -1,28 +1,29 @@
-// Layer norm of rows, and with it the gate of an HSTU layer, in one pass over memory each way.
+// Layer norm of rows, together with the gate of an HSTU layer, in one pass over memory in each
+// direction.
 //
 //   n = (x - mean(x)) / sqrt(var(x) + epsilon) [* scale + offset]        y = n [* SiLU(gate)]
 //
-// Layout. Rows are of up to 4,096 numbers of T, a multiple of 8, and may be parts of longer ones
-// (strides). A row belongs to kWarps warps; each of their threads holds kChunks pieces of 8
+// Layout. Rows have up to 4,096 numbers of T, a multiple of 8, and may be parts of longer ones
+// (strides). kWarps warps process a row; each of their threads holds kChunks pieces of 8
 // neighbours, 16 bytes, in float32. Threads keep their columns from row to row.
 //
 // Operations. Forward reads x and the gate and writes y, the mean and 1 / deviation. Backward reads
-// what forward read, its statistics and y's gradient g, and writes
+// the same inputs as forward, its statistics and y's gradient g, and writes
 //
 //   of gate   g n SiLU'(gate)
 //   of n      h = g SiLU(gate) scale
 //   of x      (h - mean(h) - c mean(h c)) / deviation,    c = (x - mean(x)) / deviation
 //   of scale  sum over rows of g SiLU(gate) c             of offset: of g SiLU(gate)
 //
-// The last two are summed by each group of warps over its rows, in registers, by each block over
-// its groups, and over blocks by a second launch.
+// Each group of warps sums the last two over its rows, in registers; each block sums them over its
+// groups; and a second launch sums them over blocks.
 //
 // Invariants. The number of groups is a constant, so the order of all sums is too: results are the
-// same to the last bit in each run. All arithmetic is in float32, the variance from differences to
-// the mean, never from a difference of squares.
+// same to the last bit in each run. All arithmetic is in float32. The variance comes from
+// differences to the mean, never from a difference of squares.
 //
-// Why it is fast. What it moves is all that it costs: each number once, 16 bytes a thread. Made of
-// ops of a framework the same takes ten passes forward, and twenty back.
+// Why it is fast. Its cost is its memory traffic alone: each number once, 16 bytes a thread. Made
+// of ops of a framework the same takes ten passes forward, and twenty back.
 
 #ifndef GMETA_OPS_LAYER_ROW_NORM_CUH_
 #define GMETA_OPS_LAYER_ROW_NORM_CUH_
@@ -47,14 +48,14 @@ struct RowNorm {
 };
 
 inline constexpr int kNormThreads = 256;
-inline constexpr int kNormBlocks = 1056;        // as many as are resident at a time, or about
-inline constexpr int kNormBlocksSumming = 264;  // those that leave a sum each
-inline constexpr int kNormWidest = 4096;        // numbers of a row
+inline constexpr int kNormBlocks = 1056;        // about as many as are resident at a time
+inline constexpr int kNormBlocksSumming = 264;  // those that write a sum each
+inline constexpr int kNormWidest = 4096;        // most numbers in a row
 
-// How the threads of a block share out rows.
+// How the threads of a block divide rows among themselves.
 template <int kWarps>
 struct RowGroup {
-  static constexpr int kRows = kNormThreads / 32 / kWarps;  // at a time, of a block
+  static constexpr int kRows = kNormThreads / 32 / kWarps;  // rows of a block at a time
   static constexpr int kThreads = 32 * kWarps;
 
   int thread = threadIdx.x % kThreads;
@@ -63,7 +64,7 @@ struct RowGroup {
 
   __device__ int column(int chunk) const { return 8 * (chunk * kThreads + thread); }
 
-  // Of one number of each thread of the row, in a fixed order.
+  // Sums one number of each thread of the row, in a fixed order.
   __device__ float Sum(float x) const {
 #pragma unroll
     for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, by);
@@ -110,14 +111,14 @@ __global__ void __launch_bounds__(kNormThreads)
     NormRows(RowNorm<T> in, T* y, int64_t y_stride, float2* statistics) {
   const RowGroup<kWarps> group;
   const float share = 1.0f / static_cast<float>(in.width);
-  // All warps of a block go round equally often: they meet in Sum.
+  // All warps of a block make equally many rounds: they synchronize in Sum.
   for (int64_t begin = blockIdx.x * group.kRows; begin < in.rows; begin += group.step) {
     const int64_t row = begin + threadIdx.x / group.kThreads;
     const bool there = row < in.rows;
     const int width = there ? in.width : 0;
     float x[8 * kChunks], other[8 * kChunks];
     LoadRow<kChunks>(group, in.x + row * in.x_stride, width, x);
-    // Asked for now, so that it has come when the sums are there.
+    // Load it now, so that it has arrived when the sums are done.
     if (in.gate != nullptr) LoadRow<kChunks>(group, in.gate + row * in.gate_stride, width, other);
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -152,9 +153,8 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-// Where gradients come from and go to. What isn't null of `x_added` and `gate_added` is the
-// gradient of another use of x, and of SiLU(gate). `sums` is (groups, 2, width) float; null: no
-// weights.
+// The inputs and outputs of gradients. `x_added` and `gate_added`, if not null, are the gradients
+// of other uses of x and of SiLU(gate). `sums` is (groups, 2, width) float; null: no weights.
 template <class T>
 struct RowNormGradients {
   const T *of_y, *x_added, *gate_added;
@@ -163,7 +163,7 @@ struct RowNormGradients {
   int64_t of_y_stride, x_added_stride, gate_added_stride, of_x_stride, of_gate_stride;
 };
 
-// Writes that of the gate, and multiplies h, y's gradient, with SiLU(gate).
+// Writes the gate's gradient, and multiplies h, y's gradient, by SiLU(gate).
 template <int kChunks, int kWarps, class T>
 __device__ __forceinline__ void GradientOfGate(const RowGroup<kWarps>& group, const RowNorm<T>& in,
                                                const RowNormGradients<T>& to, int64_t row,
@@ -193,7 +193,7 @@ __device__ __forceinline__ void GradientOfGate(const RowGroup<kWarps>& group, co
   }
 }
 
-// kWeights: whether there are scale and offset, whose gradients need registers.
+// kWeights: whether there are scale and offset, whose gradients take registers.
 template <class T, int kChunks, int kWarps, bool kWeights>
 __global__ void __launch_bounds__(kNormThreads)
     NormRowsBack(RowNorm<T> in, const float2* statistics, RowNormGradients<T> to) {
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kNormThreads)
     StoreRow<kChunks>(group, h, width, to.of_x + row * to.of_x_stride);
   }
   if constexpr (kWeights) {
-    // Of the block's groups, one after another.
+    // Sums over the block's groups, one group after another.
     __shared__ float sums[2 * kNormWidest];
     for (int turn = 0; turn < group.kRows; ++turn) {
       if (static_cast<int>(threadIdx.x) / group.kThreads == turn) {
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-// The blocks' sums of a column added up, in their order.
+// Adds up the blocks' sums of a column, in the blocks' order.
 template <class T>
 __global__ void SumBlocks(const float* sums, int width, T* of_scale, T* of_offset) {
   const int column = blockIdx.x * blockDim.x + threadIdx.x;

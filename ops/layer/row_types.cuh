@@ -1,4 +1,4 @@
-// What the launches of a layer's kernels share: the dtypes and the widths of rows.
+// Shared by the launches of a layer's kernels: the dtypes and the widths of rows.
 
 #ifndef GMETA_OPS_LAYER_ROW_TYPES_CUH_
 #define GMETA_OPS_LAYER_ROW_TYPES_CUH_
@@ -14,7 +14,7 @@
 
 namespace gmeta::hstu {
 
-// Calls launch(T()) for a dtype.
+// Calls launch(T()) for the type T of a dtype.
 template <class Launch>
 void OfType(int32_t dtype, const Launch& launch) {
   if (dtype == GMETA_BFLOAT16) return launch(__nv_bfloat16());

@@ -1,7 +1,7 @@
-// SiLU(x) = x / (1 + exp(-x)) of parts of rows, and its gradient, which replaces that of its value:
-// passes at the memory's pace. Attention's kernels could take gradients on through SiLU as they
-// write them, but on an H200 that takes longer than a pass: what they write waits for what it is
-// computed from, and they have no registers left to ask early.
+// SiLU(x) = x / (1 + exp(-x)) of parts of rows, and its gradient, which overwrites the gradient of
+// SiLU(x): passes at the memory's pace. Attention's kernels could apply SiLU's gradient as they
+// write, but on an H200 that takes longer than a pass: their writes would wait for the values of x,
+// and they have no registers left to load x early.
 
 #ifndef GMETA_OPS_LAYER_SILU_CUH_
 #define GMETA_OPS_LAYER_SILU_CUH_
@@ -13,7 +13,7 @@
 
 namespace gmeta::hstu {
 
-// `width` numbers, a multiple of 8, of each row.
+// Computes SiLU of `width` numbers, a multiple of 8, of each row.
 template <class T>
 __global__ void SiluRows(const T* x, int64_t x_stride, int64_t rows, int width, T* y,
                          int64_t y_stride) {
@@ -30,7 +30,7 @@ __global__ void SiluRows(const T* x, int64_t x_stride, int64_t rows, int width, 
   }
 }
 
-// of_y, (rows, width) with a stride, becomes the gradient of x.
+// Replaces of_y, (rows, width) with a stride, by the gradient of x.
 template <class T>
 __global__ void SiluRowsBack(const T* x, int64_t x_stride, int64_t rows, int width, T* of_y,
                              int64_t of_y_stride) {

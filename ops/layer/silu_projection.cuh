@@ -2,31 +2,32 @@
 //
 //   Z = X W,  A = SiLU(Z[:, from:])        X (rows, inner), W (inner, columns)
 //
-// It is the projection of an HSTU layer: Z are u, v, q and k before their activation, which the
-// gradient needs, A what attention reads. Beside a product and a pass of its own for SiLU, memory
-// is spared the reading of Z, and A is written while the matrix units work.
+// It is the projection of an HSTU layer. Z is u, v, q and k before their activation, which the
+// gradient needs; attention reads A. Compared with a product and a separate pass for SiLU, memory
+// doesn't read Z again, and A is written while the matrix units work.
 //
-// Layout. A block of threads owns a tile of 128 rows by 256 columns at a time. The sum's places go
-// by in steps of 64: a box of X and four of W, by the copy engine, into one of four stages. W is
-// read as it lies, rows of the sum ("transposed", wgmma.cuh). Three warpgroups: one thread of the
-// first asks for copies, across tiles, as far ahead as there are stages; each of the others sums
-// 64 rows by 256 columns in 128 registers a thread. Tiles are dealt out in turns, columns first, so
-// that those in work at a time share rows of X, and W stays in the cache.
+// Layout. A block of threads owns a tile of 128 rows by 256 columns at a time. It goes through the
+// places of the sum in steps of 64: the copy engine brings a box of X and four of W into one of
+// four stages. W is read as it lies, with the places of the sum as rows ("transposed", wgmma.cuh).
+// There are three warpgroups: one thread of the first requests copies, across tiles, as far ahead
+// as there are stages; each of the others sums 64 rows by 256 columns in 128 registers a thread.
+// Blocks get tiles in turns, columns first, so that the tiles in work at a time share rows of X,
+// and W stays in the cache.
 //
-// Invariants. SiLU is computed from Z as it is rounded and written, by the function that a pass of
-// its own uses: A has the same bits as gmeta_silu of Z. What lies outside of the matrices is read
-// as zeros and never written, by the copy engine's own checks. An element's sum takes its places in
-// rising order whatever the launch, so that results are the same to the last bit in each run.
+// Invariants. SiLU is computed from Z after it is rounded for writing, by the function that a
+// separate pass uses: A has the same bits as gmeta_silu of Z. The copy engine's own checks read
+// everything outside of the matrices as zeros and never write it. An element's sum takes its places
+// in rising order whatever the launch, so that results are the same to the last bit in each run.
 //
-// Why it is fast. The matrix units have work all the time: a tile that is summed is rounded to 64
-// registers a thread, the next one's sums begin, and while they are made the warp activates the
-// tile before and sends it off, an eighth at a time, spread over the steps. So results also leave
-// evenly. Written at once, a tile's 128 KiB took a quarter of the time, nothing else went on
+// Why it is fast. The matrix units have work all the time. A finished tile is rounded to 64
+// registers a thread, and the next one's sums begin. While they run, the warp activates the
+// finished tile and sends it to memory, an eighth at a time, spread over the steps. So results also
+// leave evenly. Written at once, a tile's 128 KiB took a quarter of the time, nothing else went on
 // meanwhile (two warpgroups can be four steps apart, which is less than that takes), and all blocks
-// wrote together. What a part costs beside its numbers are a fence and a request to the copy
-// engine: there is one of each for a box and what is activated of it. Columns are dealt out one
-// further in each row of tiles: those without activation would else always be the same blocks'.
-// Blocks in clusters that share boxes of W, and loads of the cache with them, were no faster.
+// wrote together. Besides its numbers, a part costs a fence and a request to the copy engine: there
+// is one of each for a box together with its activated numbers. Each row of tiles starts one column
+// further: otherwise the same blocks would always get the columns without activation. Clusters of
+// blocks that share boxes of W, and loads of the cache with them, were no faster.
 
 #ifndef GMETA_OPS_LAYER_SILU_PROJECTION_CUH_
 #define GMETA_OPS_LAYER_SILU_PROJECTION_CUH_
@@ -48,13 +49,13 @@ namespace gmeta::hstu {
 inline constexpr int kProjectionGroups = 2;  // warpgroups that sum
 inline constexpr int kProjectionThreads = 128 * (1 + kProjectionGroups);
 inline constexpr int kProjectionRows = 64 * kProjectionGroups, kProjectionColumns = 256;
-inline constexpr int kProjectionPlaces = 64;   // of the sum, in a step
-inline constexpr int kProjectionBoxRows = 16;  // of results, which a warp writes
+inline constexpr int kProjectionPlaces = 64;   // places of the sum in a step
+inline constexpr int kProjectionBoxRows = 16;  // rows of results in a box, which a warp writes
 
 struct ProjectionArguments {
   CUtensorMap x, w, z, activated;
   int rows, inner, columns;
-  int activated_from;  // a column, at a box's edge
+  int activated_from;  // first activated column, at a box's edge
 
   __host__ __device__ __forceinline__ int ColumnTiles() const {
     return (columns + kProjectionColumns - 1) / kProjectionColumns;
@@ -84,7 +85,7 @@ struct ProjectionMemory {
     T w[kBoxes][kProjectionPlaces * hopper::kBoxWidth];
   };
   Stage stages[kStages];
-  // Of each warp that sums a box of results, and one of what is activated of it.
+  // For each warp that sums: a box of results, and a box of the same numbers activated.
   struct Out {
     T z[kProjectionBoxRows * hopper::kBoxWidth], activated[kProjectionBoxRows * hopper::kBoxWidth];
   };
@@ -92,7 +93,7 @@ struct ProjectionMemory {
   hopper::Barrier full[kStages], free[kStages];
 };
 
-// One thread: asks for the steps of all tiles of the block.
+// Requests the copies for the steps of all tiles of the block. One thread.
 template <class T>
 __device__ __forceinline__ void ProduceProjection(const ProjectionArguments& in,
                                                   ProjectionMemory<T>& memory) {
@@ -119,17 +120,17 @@ __device__ __forceinline__ void ProduceProjection(const ProjectionArguments& in,
   }
 }
 
-// Of a warp: the tile that was summed last, rounded, and its way to memory.
+// A warp's part of the tile that was summed last, rounded, and the writing of it.
 template <class T>
 class ProjectionWriter {
  public:
   using Memory = ProjectionMemory<T>;
-  static constexpr int kParts = 2 * Memory::kBoxes;  // which Write takes one after another
+  static constexpr int kParts = 2 * Memory::kBoxes;  // parts, which Write takes one after another
 
   __device__ __forceinline__ ProjectionWriter(const ProjectionArguments& in, Memory& memory)
       : in_(in), out_(memory.out[threadIdx.x / 32 - 4]), column_(in.columns) {}
 
-  // Sums as wgmma leaves them, of the warp's 16 rows from `row` on.
+  // Takes the sums of the warp's 16 rows from `row` on, as wgmma leaves them.
   __device__ __forceinline__ void Take(int row, int column,
                                        const float (&sums)[kProjectionColumns / 2]) {
     row_ = row, column_ = column;
@@ -139,7 +140,7 @@ class ProjectionWriter {
     }
   }
 
-  // Half of a box; with the second half it is sent off. Nothing, where nothing was taken.
+  // Writes half of a box; the second half also sends the box. Does nothing if no tile was taken.
   template <int kPart>
   __device__ __forceinline__ void Write() {
     constexpr int kBox = kPart / 2, kHalf = kPart % 2;
@@ -149,7 +150,7 @@ class ProjectionWriter {
     const bool first_lane = threadIdx.x % 32 == 0;
     const uint32_t* const pairs = pairs_ + 16 * kBox + 8 * kHalf;
     if constexpr (kHalf == 0) {
-      if (first_lane) hopper::AwaitReadBoxes<0>();  // those before, from the same memory
+      if (first_lane) hopper::AwaitReadBoxes<0>();  // the boxes before, from the same memory
       __syncwarp();
     }
     Store<kHalf>(out_.z, pairs);
@@ -170,10 +171,10 @@ class ProjectionWriter {
     }
   }
 
-  // What the last tile is written by, since no other is summed meanwhile.
+  // Writes the last tile at once, since no other is summed meanwhile.
   __device__ __forceinline__ void Finish() {
     WriteAll(std::make_integer_sequence<int, kParts>());
-    if (threadIdx.x % 32 == 0) hopper::AwaitReadBoxes<0>();  // before the memory is another's
+    if (threadIdx.x % 32 == 0) hopper::AwaitReadBoxes<0>();  // before this memory is reused
   }
 
  private:
@@ -189,8 +190,9 @@ class ProjectionWriter {
                                   Silu(static_cast<float>(pair[1])));
   }
 
-  // 32 columns of a box, in its swizzle: of 16 rows, units of 8 numbers. A lane tells where a row
-  // of one of the four matrices is: of rows 0 to 7 and 8 to 15 of a unit, then of the unit after.
+  // Stores 32 columns of 16 rows of a box, in its swizzle, as units of 8 numbers. A lane gives the
+  // address of a row of one of the four matrices: rows 0 to 7 and 8 to 15 of a unit, then the same
+  // of the next unit.
   template <int kHalf>
   __device__ __forceinline__ void Store(T* box, const uint32_t* pairs) const {
     const int lane = threadIdx.x % 32;
@@ -203,7 +205,7 @@ class ProjectionWriter {
 
   const ProjectionArguments& in_;
   typename Memory::Out& out_;
-  int row_ = 0, column_;  // of the tile; it begins behind the last column: there is none
+  int row_ = 0, column_;  // of the tile; column_ at or behind the last column: no tile
   uint32_t pairs_[kProjectionColumns / 4];
 };
 
@@ -239,7 +241,8 @@ class ProjectionConsumer {
     (SumPart<kEach>(sums), ...);
   }
 
-  // The steps of a tile's part, and while the first is summed a part of the tile before is written.
+  // Runs the steps of one part of a tile. Writes a part of the tile before while the first step
+  // runs.
   template <int kPart>
   __device__ __forceinline__ void SumPart(float (&sums)[kProjectionColumns / 2]) {
     const int end = (kPart + 1) * in_.Steps() / Writer::kParts;
@@ -248,7 +251,7 @@ class ProjectionConsumer {
     while (step_ < end) Step(sums);
   }
 
-  // Begins a step, and awaits the one before.
+  // Begins a step, and waits for the one before.
   __device__ __forceinline__ void Step(float (&sums)[kProjectionColumns / 2]) {
     typename Memory::Stage& stage = memory_.stages[turn_.stage];
     memory_.full[turn_.stage].Wait(turn_.phase);
@@ -274,8 +277,8 @@ class ProjectionConsumer {
   Memory& memory_;
   Writer writer_;
   const int group_;
-  int step_ = 0;     // of the tile, the next one
-  int before_ = -1;  // the stage whose products may still be on their way
+  int step_ = 0;     // the tile's next step
+  int before_ = -1;  // the stage whose products may still run
   hopper::Turn turn_;
 };
 

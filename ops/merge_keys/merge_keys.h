@@ -1,10 +1,10 @@
-// Keys of a merged table out of a feature's raw ids: key = prefix | id, where an id has `id_bits`
-// bits at most and the prefix, the number of the feature's table, stands in the bits above.
+// Computes keys of a merged table from a feature's raw ids: key = prefix | id. An id has at most
+// `id_bits` bits; the prefix is the number of the feature's table and takes the bits above.
 //
-// One pass without a branch: every key is written, whether its id fits or not, and the ids are
-// or-ed together. A bit above the limit shows in that sum if and only if some id has it; a negative
-// id, sign-extended, has all of them. So one test at the end of the batch serves for all its ids,
-// the loop vectorizes, and only a batch that is refused is searched for its first offender.
+// One pass without a branch writes every key, whether its id fits or not, and ors the ids together.
+// A bit above the limit is set in the result if and only if some id has it; a negative id,
+// sign-extended, has all of them. So one test at the end of the batch serves for all its ids, the
+// loop vectorizes, and only a batch that is refused is searched for its first offender.
 
 #ifndef GMETA_OPS_MERGE_KEYS_MERGE_KEYS_H_
 #define GMETA_OPS_MERGE_KEYS_MERGE_KEYS_H_
@@ -14,8 +14,8 @@
 
 namespace gmeta {
 
-// Writes n keys and returns n; or returns the place of the first id that isn't in [0, 2^id_bits),
-// and then the keys mean nothing. 0 <= id_bits <= 63.
+// Writes n keys and returns n. If an id isn't in [0, 2^id_bits), it returns the place of the first
+// such id, and the keys are meaningless. 0 <= id_bits <= 63.
 template <class Id>
 size_t MergeKeys(const Id* ids, size_t n, int64_t prefix, int id_bits, int64_t* keys) {
   int64_t bits = 0;

@@ -10,9 +10,9 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// The keys of all features of a merged table, one feature after another. `ids[i]` are those of
-// feature `features[i]`, whose table has the prefix `prefixes[i]`; an id has `id_bits` bits at
-// most.
+// The keys of all features of a merged table, one feature after another. `ids[i]` are the ids of
+// feature `features[i]`, whose table has the prefix `prefixes[i]`; an id has at most `id_bits`
+// bits.
 REGISTER_OP("GmetaMergeKeys")
     .Input("ids: T")
     .Output("keys: int64")

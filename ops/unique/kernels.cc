@@ -1,4 +1,4 @@
-// The CPU kernel of GmetaUnique: on one thread, or on many where the batch is worth it.
+// The CPU kernel of GmetaUnique: on one thread, or on many if the batch is large enough.
 
 #include "ops/unique/kernels.h"
 
@@ -36,7 +36,7 @@ class HostFinder {
     return absl::OkStatus();
   }
 
-  // A copy of just the keys: the room of a batch of few keys is mostly empty.
+  // Outputs a copy of just the keys: if there are few, `room` is mostly empty.
   static absl::Status Emit(OpKernelContext* context, const Tensor& room, int64_t found) {
     Tensor* keys;
     TF_RETURN_IF_ERROR(context->allocate_output(0, tensorflow::TensorShape({found}), &keys));
@@ -45,7 +45,7 @@ class HostFinder {
   }
 
  private:
-  // From where on the work that many threads share out is less than that which they add.
+  // From this many ids on, sharing the work among threads saves more than it adds.
   static constexpr int64_t kManyIds = 65536;
   static constexpr int kManyThreads = 4;
 };

@@ -1,8 +1,9 @@
-// The op GmetaUnique on any device: what it checks, and where what was found goes. A finder has
+// The op GmetaUnique on any device: its checks and its outputs. A finder has
 //   kMaxIds
 //   Find(context, ids, n, ranks, keys, inverse, counts, found)
 //   Emit(context, room, found)
-// where keys, the room, is for n, and those found are its first; `counts` is in host memory.
+// `keys` points into `room`, which has room for n; the found keys come first. `counts` is in host
+// memory.
 
 #ifndef GMETA_OPS_UNIQUE_KERNELS_H_
 #define GMETA_OPS_UNIQUE_KERNELS_H_

@@ -1,5 +1,5 @@
-// The GPU kernel of GmetaUnique. The number of keys is a shape, which the host has to know: the op
-// waits for it.
+// The GPU kernel of GmetaUnique. The number of keys is a shape, which the host has to know, so the
+// op waits for it.
 
 #include "ops/common/kernels_gpu.h"
 
@@ -15,7 +15,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Copies numbers from the device, and waits for them and for all that was queued before.
+// Copies numbers from the device, and waits for them and for all work that was queued before.
 absl::Status ReadNumbers(OpKernelContext* context, const Tensor& from, Tensor* to) {
   tensorflow::AllocatorAttributes pinned;
   pinned.set_on_host(true);
@@ -35,7 +35,7 @@ struct GpuFinder {
   static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
                            int64_t* keys, int32_t* inverse, int32_t* counts, int64_t* found) {
     const size_t bytes = gmeta_gpu_unique_workspace(n, ranks);
-    Tensor workspace, of_owners, numbers;  // those of owners, and of all
+    Tensor workspace, of_owners, numbers;  // of_owners: a count for each owner, then the total
     TF_RETURN_IF_ERROR(context->allocate_temp(
         tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
     TF_RETURN_IF_ERROR(
@@ -53,7 +53,7 @@ struct GpuFinder {
     return absl::OkStatus();
   }
 
-  // The room itself, cut: it goes when the batch goes.
+  // Outputs the room itself, cut to size: its memory is freed with the batch.
   static absl::Status Emit(OpKernelContext* context, const Tensor& room, int64_t found) {
     context->set_output(0, room.Slice(0, found));
     return absl::OkStatus();

@@ -8,7 +8,8 @@ namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
 
-// With ranks, keys stand by the rank that owns them, and `counts` is how many each has.
+// With `ranks`, keys are ordered by the rank that owns them, and `counts` is each rank's number of
+// keys.
 REGISTER_OP("GmetaUnique")
     .Input("ids: int64")
     .Attr("ranks: int >= 0 = 0")

@@ -1,4 +1,4 @@
-// The C ABI of HSTU's attention on the GPU, but for the gradients (backward.cu).
+// The C ABI of HSTU's attention on the GPU. The gradients have their own file (backward.cu).
 
 #include "ops/attention/gpu/attention_abi.h"
 #include "ops/attention/gpu/forward.cuh"

@@ -16,7 +16,7 @@ void Launch(const BackwardArguments& in, int64_t tiles, cudaStream_t stream) {
                    "hstu attention, gradients");
 }
 
-// in.own are q and the gradient of the output.
+// in.own holds q and the gradient of the output.
 template <class T, int kWidth>
 void DifferentiateBias(const GmetaHstuAttention& a, const BackwardArguments& in, int64_t tiles,
                        const GmetaHstuBiasGradient& to, cudaStream_t stream) {
@@ -33,7 +33,7 @@ void DifferentiateBias(const GmetaHstuAttention& a, const BackwardArguments& in,
   SumBiasParts(arguments.parts, in.plan.header, a.scale, to, stream);
 }
 
-// The tables' gradients where there are no tokens.
+// Clears the tables' gradients, for a batch without tokens.
 void ClearBias(const GmetaHstuAttention& a, const GmetaHstuBiasGradient& to, cudaStream_t stream) {
   const auto clear = [&](const float* table, float* of_table, int64_t size) {
     if (table == nullptr) return;

@@ -4,37 +4,39 @@
 //   dV = s P^T dO         dK = alpha s dS^T Q              dQ = alpha s dS K
 //
 // Layout. dK and dV are sums over rows, dQ over columns. A block of threads owns a tile of 128
-// columns (of 128 rows) of a head of a sequence, and goes through the blocks of 64 rows (columns)
-// that any of them meets. So each result is summed by one block of threads, in one order: no
-// atomics, no second pass over partial sums, the same bits in each run. The price is that S and dP
-// are computed twice: 7 products of tiles in place of 5. At width 256 the sums of dK and dV don't
-// fit in registers together, and each has a launch of its own: 8 products.
+// columns (of 128 rows for dQ) in one head of one sequence. It goes through the blocks of 64 rows
+// (64 columns) that any token of the tile meets, that is, sees or is seen by. So one block of
+// threads sums each result, in one order: no atomics, no second pass over partial sums, the same
+// bits in each run. The price is that S and dP are computed twice: 7 products of tiles instead of
+// 5. At width 256 the sums of dK and dV don't fit in registers together, and each has a launch of
+// its own: 8 products.
 //
-// Both directions are the same work with rows and columns swapped. From own tiles A, A' (K and V;
-// or Q and dO) and a block's B, B' (Q and dO; or K and V):
+// Both directions do the same work with rows and columns swapped. The inputs are own tiles A, A' (K
+// and V; or Q and dO) and a block's B, B' (Q and dO; or K and V):
 //
 //   X = A B^T     Y = A' B'^T     dS = Y SiLU'(X)     P = SiLU(X)     sum += dS B     sum' += P B'
 //
-// Three warpgroups: a warp of the first has tiles copied to a ring of slots, two slots a block, and
-// says with each block what to do with it (backward_produce.cuh); each of the others owns a
-// strip of 64 of the tile's tokens. X and Y never leave the registers: rounded, as they come out of
-// their products, dS and P are the left operands of the sums, for which the same tiles in shared
-// memory are read transposed.
+// There are three warpgroups. A warp of the first has tiles copied to a ring of slots, two slots a
+// block, and says for each block what to do with it (backward_produce.cuh). Each of the other two
+// owns a strip of 64 of the tile's tokens. X and Y never leave the registers. dS and P are rounded
+// where the products left X and Y, and are then the left operands of the sums. The sums read the
+// same tiles in shared memory, transposed.
 //
 // Invariants. A block behind a sequence's end reads other sequences' numbers, perhaps NaN. Their X
-// and Y are replaced by zeros, not multiplied, and their rows of B and B' are zeroed in shared
-// memory before the sums, since 0 times NaN isn't 0. Own tokens behind the end are computed from
-// such numbers, and not written.
+// and Y are replaced by zeros, not multiplied. Their rows of B and B' are zeroed in shared memory
+// before the sums, since 0 times NaN isn't 0. Own tokens behind the end are computed from such
+// numbers, but not written.
 //
-// Why it is fast. At width 128 a score costs the matrix units 768 or 1,024 operations, and about
-// ten other instructions, one of them of the special function unit (t = tanh(x / 2) gives SiLU and
-// its derivative); so the matrix units are the limit, if they never wait. A group computes P and dS
-// by halves, one half's sums under way with the next half; behind the sums queues the next block's
-// X, behind that its Y, and while they run the other group computes. A tile's first products run
-// while the sums of the one before are written. Products of 64 by 64 read as much from shared
-// memory as it can give: where registers are left, own tiles stay in them. The grid is as large as
-// the GPU, and blocks of threads draw tiles from a queue, those of long sequences first
-// (J. Shah et al., "FlashAttention-3", 2024, whose backward pass sums dQ by atomics).
+// Why it is fast. At width 128 a score costs the matrix units 768 or 1,024 operations, and takes
+// about ten other instructions. One of these uses the special function unit (t = tanh(x / 2) gives
+// SiLU and its derivative). So the matrix units are the limit, provided they never wait. A group
+// computes P and dS in halves: the sums of one half run while the next half is computed. The next
+// block's X queues behind the sums, and its Y behind X; while they run, the other group computes. A
+// tile's first products run while the sums of the tile before are written. Products of 64 by 64
+// read as much from shared memory as it can deliver, so own tiles stay in registers where there is
+// room. The grid is as large as the GPU, and blocks of threads draw tiles from a queue, those of
+// long sequences first (J. Shah et al., "FlashAttention-3", 2024, whose backward pass sums dQ by
+// atomics).
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
@@ -64,7 +66,7 @@ class BackwardConsumer : private BlockConsumer<P> {
     Multiply<0>(scores);
     if constexpr (P::kOfScores) Multiply<1>(products);
     while (true) {
-      // X and Y of a block are under way.
+      // Here X and Y of a block are being computed.
       hopper::Wait<0>();
       hopper::Keep(scores);
       hopper::Keep(products);
@@ -77,7 +79,7 @@ class BackwardConsumer : private BlockConsumer<P> {
       if constexpr (!P::kOfScores) Await(block_.Second());
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // One half's sums are under way while the other half is computed.
+        // The sums of one half run while the other half is computed.
         Differentiate<P>(0.5f * in_.alpha, scores + 16 * half,
                          products + (P::kOfScores ? 16 * half : 0), rounded_scores[half],
                          rounded_weights[half]);
@@ -91,8 +93,8 @@ class BackwardConsumer : private BlockConsumer<P> {
       const RingPlace<P> done = block_;
       block_ = block_.AfterNext();
       if (Sees()) {
-        // The next block's X queues up behind this one's sums, and Y behind X, when the sums are
-        // done: it takes the registers of P and dS.
+        // The next block's X queues behind this block's sums. Y follows when the sums are done,
+        // because it takes the registers of P and dS.
         Multiply<0>(scores);
         hopper::Wait<1>();
         KeepBoth(rounded_scores);
@@ -114,9 +116,9 @@ class BackwardConsumer : private BlockConsumer<P> {
         if constexpr (P::kOfScores) Multiply<1>(products);
         continue;
       }
-      // The tile is done. The next one's first products run while its sums are written, if its own
-      // tokens could be copied ahead.
-      const OwnStrip own = Own();  // which may be told of another tile once this one is left
+      // The tile is done. If the next tile's own tokens could be copied ahead, its first products
+      // run while the sums of this one are written.
+      const OwnStrip own = Own();  // a copy: the place may describe another tile once freed
       FreeOwn();
       if constexpr (!P::kOwnAhead) Store(own, of_scores, of_weights);
       const bool more = NextTile();
@@ -163,7 +165,7 @@ class BackwardConsumer : private BlockConsumer<P> {
     }
   }
 
-  // sum += dS B or sum' += P B', of half the block's tokens, begun.
+  // Starts sum += dS B or sum' += P B' for half of the block's tokens.
   __device__ __forceinline__ void Sum(uint32_t (&rounded)[8], const RingPlace<P>& place, int half,
                                       float (&sum)[P::kWidth / 2]) {
     const uint64_t right = hopper::Describe(memory_.slots[Uniform(place.slot())], P::kBoxBytes);
@@ -176,8 +178,8 @@ class BackwardConsumer : private BlockConsumer<P> {
     }
   }
 
-  // The block's tokens from `row` on are other sequences': zeros in their place, for the sums. Each
-  // group does it for itself: both write the same.
+  // The block's tokens from `row` on belong to other sequences. Replaces them by zeros before the
+  // sums. Both groups do this, and write the same.
   __device__ __forceinline__ void ZeroTails(int row) {
     if constexpr (P::kOfWeights) {
       if constexpr (!P::kOfScores) Await(block_.Second());

@@ -1,5 +1,5 @@
-// How a warpgroup of the backward pass (backward.cuh) goes from tile to tile and from block to
-// block, and the two products that every block begins with.
+// How a warpgroup of the backward pass (backward.cuh) moves from tile to tile and from block to
+// block, and the two products that start every block.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_
@@ -19,7 +19,7 @@ class BlockConsumer {
       : in_(in), memory_(memory), group_(Uniform(threadIdx.x / 128) - 1) {}
 
  protected:
-  static constexpr int kNumbers = 32;  // of 64 by 64, that a thread has
+  static constexpr int kNumbers = 32;  // of the 64 by 64 numbers, those that a thread holds
 
   __device__ __forceinline__ const OwnStrip& Own() const { return memory_.strips[tile_][group_]; }
 
@@ -29,7 +29,8 @@ class BlockConsumer {
     }
   }
 
-  // Goes on to the group's next tile, and the first block that it meets. False: there is none.
+  // Moves to the group's next tile and the first block that it meets. Returns false if there is
+  // none.
   __device__ __forceinline__ bool NextTile() {
     while (true) {
       tile_ = (tile_ + 1) % P::kToldTiles;
@@ -48,19 +49,19 @@ class BlockConsumer {
     }
   }
 
-  // The same in all lanes: so the compiler may keep it, and what follows from it, in registers that
-  // a warp has once.
+  // Returns x, which is the same in all lanes, so that the compiler may keep it and what follows
+  // from it in registers that a warp has once.
   static __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-  // Gives back what the warp has no more use for.
+  // Releases, for this warp, the buffer that the barrier guards.
   __device__ __forceinline__ void Free(hopper::Barrier* barrier) { barrier->ArriveAsWarp(); }
 
   __device__ __forceinline__ void Await(const RingPlace<P>& place) {
     memory_.full[place.slot()].Wait(place.round());
   }
 
-  // Whether the group meets the block to come, if there is one. Waits for no other: those behind it
-  // may need slots that the group still has.
+  // Returns whether the next block exists and the group meets it. Doesn't wait for further blocks:
+  // they may need slots that the group still holds.
   __device__ __forceinline__ bool Sees() {
     if (blocks_ == 0) return false;
     Await(block_);
@@ -69,12 +70,13 @@ class BlockConsumer {
     return true;
   }
 
-  // Goes on to the next block that the group meets. False: there is none.
+  // Moves to the next block that the group meets. Returns false if there is none.
   __device__ __forceinline__ bool Find() {
     while (!Sees()) {
       if (blocks_ == 0) return false;
       --blocks_;
-      // A round of a slot must not end before the wait for it, or the next one's would be missed.
+      // A slot's round must not end before the group has waited for it, or the group would miss the
+      // next round.
       Await(block_.Second());
       Free(&memory_.free[block_.slot()]);
       Free(&memory_.free[block_.Second().slot()]);
@@ -83,7 +85,8 @@ class BlockConsumer {
     return true;
   }
 
-  // X = A B^T (0), with its bias, or Y = A' B'^T (1), begun. kept: of BeginWithBias.
+  // Starts X = A B^T (kWhich 0), with its bias, or Y = A' B'^T (1). `kept` is passed to
+  // BeginWithBias.
   template <int kWhich, class Keep = KeepNothing>
   __device__ __forceinline__ void Multiply(float (&to)[kNumbers], const Keep& kept = Keep()) {
     constexpr bool kAdds = kWhich == 0 && P::kBiased;
@@ -115,14 +118,14 @@ class BlockConsumer {
   const BackwardArguments& in_;
   BackwardMemory<P>& memory_;
   const int group_;
-  int tile_ = P::kToldTiles - 1;  // its place among those that are told
-  int blocks_;                    // of the tile, that are to come
-  RingPlace<P> block_;            // where the block begins that is at hand, or to come
+  int tile_ = P::kToldTiles - 1;  // the tile's place in memory_.strips
+  int blocks_;                    // how many blocks of the tile are left
+  RingPlace<P> block_;            // the start of the current or the next block
   uint32_t own_[2][P::kOwnInRegisters ? P::kWidth / 4 : 1];
 };
 
-// What a kernel of the backward pass does: a warp of the first warpgroup produces, the others are
-// Consumer(of_consumer, memory).
+// The body of a kernel of the backward pass. A warp of the first warpgroup runs the producer; the
+// other warpgroups run Consumer(of_consumer, memory).
 template <class P, class Consumer, class Arguments>
 __device__ __forceinline__ void RunPass(const BackwardArguments& in, const Arguments& of_consumer) {
   BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());

@@ -1,5 +1,5 @@
-// What the warps of a block of the backward pass (backward.cuh) share: buffers, barriers, and
-// what the producer tells the consumers.
+// What the warps of a block share in the backward pass (backward.cuh): buffers, barriers, and the
+// producer's messages to the consumers.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_MEMORY_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_MEMORY_CUH_
@@ -16,13 +16,13 @@
 
 namespace gmeta::hstu {
 
-inline constexpr int kGroups = 2;  // warpgroups that compute, a strip of the tile each
+inline constexpr int kGroups = 2;  // warpgroups that compute, each one strip of the tile
 inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
 
-// What a launch computes, for a tile of its own tokens against blocks of all that they meet:
-//   own tokens are columns: with the gradient of scores that of k, with the weights that of v;
-//   own tokens are rows: with the gradient of scores that of q, or, kOfBias, those of the bias's
-//   tables (bias_gradient.cuh).
+// What a launch computes, for a tile of its own tokens against all blocks that they meet:
+//   own tokens are columns: the gradient of k from that of the scores, that of v from the weights;
+//   own tokens are rows: from the gradient of the scores that of q or, with kOfBias, those of the
+//   bias's tables (bias_gradient.cuh).
 template <class T_, int kWidth_, bool kBiased_, bool kColumns_, bool kOfScores_, bool kOfWeights_,
           bool kOfBias_ = false>
 struct BackwardPass {
@@ -38,52 +38,52 @@ struct BackwardPass {
   static constexpr int kBoxes = kWidth / hopper::kBoxWidth;
   static constexpr int kBoxBytes = kStripRows * hopper::kBoxWidth * static_cast<int>(sizeof(T));
   static constexpr int kTileBytes = kBoxes * kBoxBytes;
-  // Weights alone are of the scores; their gradient is of the second product too.
+  // The weights need the scores only; the scores' gradient needs the second product too.
   static constexpr int kOwnTensors = kOfScores ? 2 : 1;
 
-  // Registers of a consumer's sums and products, and of its own tokens, which stay there if there
-  // is room: then a product reads half as much of shared memory.
+  // Registers of a consumer for sums, products and its own tokens. Own tokens stay in registers if
+  // there is room; then a product reads half as much shared memory.
   static constexpr int kSums = kOfBias ? 0 : (kOfScores + kOfWeights) * kWidth / 2;
   static constexpr int kProducts = kOfScores ? 64 : 32;
   static constexpr int kRounded = kOfBias ? 8 : (kOfScores + kOfWeights) * 16;
   static constexpr int kOwnNumbers = kOwnTensors * kWidth / 4;
   static constexpr bool kOwnInRegisters = kSums + kProducts + kRounded + kOwnNumbers <= 208;
 
-  // Own tokens of the next tile are copied while the sums of this one are under way: to registers'
-  // place, or to a second buffer where it fits.
+  // Own tokens of the next tile are copied while this tile's sums run: to the one buffer, whose
+  // tokens are in registers, or to a second buffer where it fits.
   static constexpr int kOwnBuffers = !kOwnInRegisters && kWidth <= 128 ? 2 : 1;
   static constexpr bool kOwnAhead = kOwnInRegisters || kOwnBuffers == 2;
-  static constexpr int kToldTiles = 4;  // a multiple of twice the buffers, to count rounds by
+  static constexpr int kToldTiles = 4;  // a multiple of twice the buffers, to count rounds
 
   static constexpr int kOwnBytes = kOwnBuffers * kGroups * kOwnTensors * kTileBytes;
   static constexpr bool kTimeEntries = kBiased && kWidth < 256;
   static constexpr int kOtherBytes = 3072 + (kTimeEntries ? sizeof(TimeEntries<true>) : 0);
   static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kTileBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
-  static constexpr bool kEven = kSlots % 2 == 0;  // blocks then begin at even slots
+  static constexpr bool kEven = kSlots % 2 == 0;  // then blocks begin at even slots
   static_assert(kSlots >= 3, "a block's two tiles, and one to come");
 };
 
-// What the two groups do with a block: a bit a group.
+// What the two groups do with a block. kSeen and kMasked have one bit per group.
 inline constexpr int kSeen = 1;          // any score counts
 inline constexpr int kMasked = 4;        // not all scores count
 inline constexpr int kPartial = 1 << 4;  // the sequence ends in the block
 
-// A block, as its first tile's slot tells of it.
+// The description of a block, which belongs to the slot of its first tile.
 template <class P>
 struct BlockHeader {
-  int row;                                      // its first token, in the sequence
+  int row;                                      // its first token's place in the sequence
   int flags;                                    // kSeen, kMasked, kPartial
-  RowView views[P::kColumns ? kStripRows : 1];  // where the blocks are rows, and masked
+  RowView views[P::kColumns ? kStripRows : 1];  // only for blocks of rows that are masked
 };
 
-// What a group is told of its own tokens.
+// The description of a group's own tokens.
 struct OwnStrip {
-  int token;   // the sequence's first
-  int length;  // of the sequence
-  int row;     // the strip's first token, in the sequence; behind its end: there is no such strip
+  int token;   // first token of the sequence
+  int length;  // length of the sequence
+  int row;     // place of the strip's first token in the sequence; behind its end: no such strip
   int head;
-  int blocks;  // that are to come; below 0: there is no tile any more
+  int blocks;  // blocks to come; below 0: there are no more tiles
 };
 
 template <class P>
@@ -96,7 +96,7 @@ struct alignas(1024) BackwardMemory {
   hopper::Barrier full[P::kSlots], free[P::kSlots];
   TimeEntries<P::kTimeEntries> entries;
 
-  // By one thread, before all wait for it.
+  // One thread calls it, before all threads synchronize.
   __device__ __forceinline__ void Init() {
     for (int i = 0; i < P::kOwnBuffers * kGroups; ++i) {
       own_full[i / kGroups][i % kGroups].Init(1);
@@ -109,7 +109,7 @@ struct alignas(1024) BackwardMemory {
   }
 };
 
-// A place in the ring of slots, in one of two rounds. A block has it and the next one.
+// A place in the ring of slots, in one of two rounds. A block takes this place and the next.
 template <class P>
 struct RingPlace {
   int number = 0;
@@ -138,8 +138,8 @@ struct BackwardArguments {
   int heads;
   float alpha;
   float scale;
-  GpuBias bias;  // of passes that are biased
-  // Gradients of the own tokens, by scores and by weights.
+  GpuBias bias;  // only in biased passes
+  // Gradients of the own tokens: from the scores' gradient, and from the weights.
   void* of_scores;
   int64_t of_scores_stride;
   void* of_weights;

@@ -1,8 +1,8 @@
-// The producer of the backward pass (backward.cuh): a warp that finds which blocks a tile
-// meets, and has them copied.
+// The producer of the backward pass (backward.cuh): a warp that finds the blocks that a tile meets,
+// and has them copied.
 //
-// Lanes look at 32 blocks at once, each from the six numbers of a strip. Consumers decide nothing:
-// with each block comes a word that says what to do with it.
+// The lanes examine 32 blocks at once, each from the six numbers of a strip. Consumers decide
+// nothing: a word that comes with each block says what to do with it.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
@@ -63,8 +63,9 @@ class BackwardProducer {
  private:
   static constexpr unsigned kAll = 0xFFFFFFFFu;
 
-  // Sums over all tiles are the same in each run only if a block's tiles are: they go to and fro
-  // among the blocks, as costs fall from tile to tile.
+  // Sums over all tiles are the same in each run only if each block of threads always has the same
+  // tiles. The tiles are dealt out back and forth among the blocks, as costs fall from tile to
+  // tile.
   static __device__ __forceinline__ int InTurn(int turn) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
     return turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
@@ -91,7 +92,7 @@ class BackwardProducer {
     return flags;
   }
 
-  // By lane 0: 64 tokens to `to`.
+  // Copies 64 tokens to `to`. Lane 0 only.
   __device__ __forceinline__ void Copy(const CUtensorMap* map, char* to, hopper::Barrier* full,
                                        int row) const {
 #pragma unroll
@@ -125,7 +126,7 @@ class BackwardProducer {
     tile_ = (tile_ + 1) % P::kToldTiles;
   }
 
-  // Those of 32 blocks, from `first` on, that any row sees.
+  // Copies those of the 32 blocks from `first` on that any row sees.
   __device__ __forceinline__ void CopyBlocks(int first, int flags_of_lane) {
     for (unsigned seen = Seen(flags_of_lane); seen != 0; seen &= seen - 1) {
       const int lane = __ffs(seen) - 1;
@@ -150,7 +151,7 @@ class BackwardProducer {
     }
   }
 
-  // What the rows of a block see; those behind the sequence's end see nothing.
+  // Loads what the rows of a block see; rows behind the sequence's end see nothing.
   __device__ __forceinline__ void LoadViews(int row, BlockHeader<P>* header) const {
 #pragma unroll
     for (int i = 0; i < kStripRows; i += 32) {
@@ -170,8 +171,8 @@ class BackwardProducer {
   // The tile.
   const Strip* own_;
   int token_ = 0, length_ = 0, row_ = 0, head_ = 0;
-  int own_end_ = 0;  // its tokens are before this place in the sequence
-  int tile_ = 0;     // its place among those that are told
+  int own_end_ = 0;  // the tile's tokens are before this place in the sequence
+  int tile_ = 0;     // the tile's place in memory_.strips
 };
 
 }  // namespace gmeta::hstu

@@ -1,8 +1,8 @@
-// What a warpgroup of the backward pass (backward.cuh) does with a block besides products:
-// masking, SiLU and its derivative, and what comes into registers and leaves them.
+// What a warpgroup of the backward pass (backward.cuh) does with a block besides products: masking,
+// SiLU and its derivative, loading registers and storing results.
 //
-// A thread's numbers of 64 by 64 are those of wgmma.cuh: of own tokens r and r + 8,
-// r = 16 (warp) + lane / 4, and of the block's tokens 8 j + 2 (lane % 4) + {0, 1}.
+// Of 64 by 64 numbers a thread holds the ones that wgmma.cuh names: own tokens r and r + 8, r = 16
+// (warp) + lane / 4, and the block's tokens 8 j + 2 (lane % 4) + {0, 1}.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_TILE_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_TILE_CUH_
@@ -15,24 +15,24 @@ __device__ __forceinline__ int OwnRow() {
   return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// The first of the thread's numbers among the block's tokens.
+// Returns the thread's first token of the block.
 __device__ __forceinline__ int BlockColumn() { return threadIdx.x % 4 * 2; }
 
-// The warp's 16 rows of a tile of 64 in shared memory, as left operand of products: 4 registers for
-// 16 places of the sum.
+// Loads the warp's 16 rows of a tile of 64 in shared memory, as the left operand of products: 4
+// registers for each 16 places of the sum.
 template <class P>
 __device__ __forceinline__ void LoadLeft(const char* tile, uint32_t (&left)[P::kWidth / 4]) {
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
   for (int i = 0; i < P::kWidth / 16; ++i) {
-    const int unit = 2 * (i % 4) + lane / 16;  // of 16 bytes, where the swizzle has put it
+    const int unit = 2 * (i % 4) + lane / 16;  // unit of 16 bytes; the swizzle moves it
     const char* from = tile + i / 4 * P::kBoxBytes + row * 128 + ((unit ^ (row % 8)) * 16);
     hopper::LoadMatrices(from, left + 4 * i);
   }
 }
 
-// Scores that don't count, and their products: zeros in their place, whose SiLU is 0.
+// Replaces scores that don't count, and their products, by zeros, whose SiLU is 0.
 template <class P>
 __device__ __forceinline__ void MaskBlock(const BackwardArguments& in, const OwnStrip& own,
                                           const BlockHeader<P>& header, float (&scores)[32],
@@ -74,13 +74,13 @@ __device__ __forceinline__ void MaskBlock(const BackwardArguments& in, const Own
   }
 }
 
-// SiLU'(x) of t = tanh(x / 2) and SiLU(x).
+// Returns SiLU'(x), given t = tanh(x / 2) and SiLU(x).
 __device__ __forceinline__ float Slope(float t, float silu) {
   return fmaf(silu, fmaf(-0.5f, t, 0.5f), fmaf(0.5f, t, 0.5f));
 }
 
-// P = SiLU(x) and dS = dP SiLU'(x), rounded, for x / 2 = half scores. With h = x / 2, t = tanh(h)
-// and the sigmoid g = (1 + t) / 2:  SiLU = h + h t,  SiLU' = g + SiLU (1 - g).
+// Computes P = SiLU(x) and dS = dP SiLU'(x), rounded, for x / 2 = half * scores. With h = x / 2, t
+// = tanh(h) and the sigmoid g = (1 + t) / 2:  SiLU = h + h t,  SiLU' = g + SiLU (1 - g).
 template <class P>
 __device__ __forceinline__ void Differentiate(float half, const float* scores,
                                               const float* products,
@@ -105,7 +105,7 @@ __device__ __forceinline__ void Differentiate(float half, const float* scores,
   }
 }
 
-// By a warpgroup: rows of a tile from `row` on become zeros.
+// Sets the rows of a tile from `row` on to zero. All threads of a warpgroup call it.
 template <class P>
 __device__ __forceinline__ void ZeroRows(char* tile, int row) {
 #pragma unroll
@@ -116,7 +116,8 @@ __device__ __forceinline__ void ZeroRows(char* tile, int row) {
   }
 }
 
-// Four threads in a row have word q of four units of 16 bytes each; then unit q, all of it.
+// Before: each of four neighbouring threads q has word q of four units of 16 bytes. After: all of
+// unit q.
 __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
 #pragma unroll
   for (int by = 1; by <= 2; by *= 2) {
@@ -131,8 +132,8 @@ __device__ __forceinline__ void TransposeWords(uint32_t (&words)[4]) {
   }
 }
 
-// Sums of 64 own tokens, times a factor, rounded and written: 64 neighbouring bytes of a row by
-// four threads. Tokens behind the sequence's end are not written.
+// Writes the sums of 64 own tokens, times a factor and rounded. Four threads write 64 neighbouring
+// bytes of a row. Tokens behind the sequence's end are not written.
 template <class T, int kSize>
 __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float factor,
                                           const OwnStrip& own, T* to, int64_t stride) {

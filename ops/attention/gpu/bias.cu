@@ -1,5 +1,5 @@
-// The C ABI of what a bias needs beside attention itself: the table that finds buckets of times,
-// and the gradients' parts.
+// The C ABI of what a bias needs besides attention itself: the table that finds buckets of times,
+// and the partial sums of the gradients.
 
 #include <cmath>
 
@@ -11,7 +11,7 @@
 namespace gmeta::hstu {
 namespace {
 
-constexpr int kBiasThreads = 128;  // of a block
+constexpr int kBiasThreads = 128;  // threads per block
 
 unsigned BlocksFor(int64_t threads) {
   return static_cast<unsigned>((threads + kBiasThreads - 1) / kBiasThreads);
@@ -29,7 +29,7 @@ __global__ void MakeTimeTable(const __grid_constant__ Starts starts, TimeTable* 
   if (i < kTimeKeys) table->of_key[i] = BucketOfKey(i, starts.of, starts.size);
 }
 
-// A thread a number of the tables.
+// One thread per number of the tables.
 __global__ void SumParts(BiasParts parts, const PlanHeader* header, float scale, float* positions,
                          float* time_buckets) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);

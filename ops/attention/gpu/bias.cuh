@@ -1,22 +1,24 @@
-// What the GPU adds to scores for how far apart two tokens are, in places and in time
-// (relative_bias.h; the tables are shared by heads).
+// The bias that the GPU adds to scores for the distance of two tokens, in places and in time
+// (relative_bias.h; all heads share the tables).
 //
-// Scores begin with it: a product of the matrix units adds to numbers that are there, and
-// alpha (q k + b / alpha) = alpha q k + b. So what a bias takes can run beside other products, and
-// nothing has to be kept for it.
+// Scores start from the bias: a product of the matrix units adds to the numbers already in its
+// registers, and alpha (q k + b / alpha) = alpha q k + b. So the bias can be computed beside other
+// products, and nothing has to be stored for it.
 //
-// Places. A thread holds numbers of two own tokens, 8 apart, and of pairs of others (wgmma.cuh). A
-// distance is that of the numbers 8 further on in both directions, so two rows of numbers need
-// little more than one from the table, which the first cache has. Where all are within the table,
-// as they are but for ways longer than it, their addresses differ by constants.
+// Places. A thread holds numbers of two own tokens, 8 apart, and of pairs of other tokens
+// (wgmma.cuh). Moving 8 further in both directions leaves the distance the same, so two rows of
+// numbers read little more of the table than one row does, and the first cache has the table. If
+// all distances are within the table, which fails only for distances longer than it, their
+// addresses differ by constants.
 //
-// Times. What costs is instructions: a score has room for few beside those that it needs anyhow.
-// So differences are doubles, whose absolute value is free and whose upper word has the key
-// (time_buckets.h), and a key has an entry of 16 bytes: where the next bucket starts, and what is
-// added before it and from it on. A block of threads makes the 256 entries in shared memory when
-// it begins; at width 256, where the gradients' tiles leave no room for them, they are put together
-// from global memory for each number. A difference is exact up to 2^53; beyond it is rounded to 53
-// bits, and may then be of the neighbour's bucket if it is within 2^-53 of where that starts.
+// Times. The cost is in instructions: a score leaves room for few beyond those that it needs
+// anyway. So differences are doubles, whose absolute value is free and whose upper word contains
+// the key (time_buckets.h). Each key has an entry of 16 bytes: where the next bucket starts, what
+// to add before that start and what from it on. A block of threads makes the 256 entries in shared
+// memory when it begins. At width 256 the gradients' tiles leave no room for them, and the entry is
+// put together from global memory for each number. A difference is exact up to 2^53. A larger one
+// is rounded to 53 bits, and may then fall into the neighbouring bucket if it is within 2^-53 of
+// that bucket's start.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BIAS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BIAS_CUH_
@@ -29,23 +31,23 @@
 
 namespace gmeta::hstu {
 
-// Where buckets start from the second on, behind the last infinity, and which one a key's smallest
-// number is of.
+// Where buckets start, from the second on, with infinity behind the last; and for each key the
+// bucket of its smallest number.
 struct TimeTable {
   double starts[kMostBuckets];
   uint8_t of_key[kTimeKeys];
 };
 
-// What the scores of a key begin with: before `start` and from it on.
+// The starting value of the scores of a key: before `start` and from it on.
 struct alignas(16) TimeEntry {
   double start;
   float before, after;
 };
 
-// Where a key's entry lies, in bytes from the first one's place.
+// The offset of a key's entry, in bytes from the first entry.
 using EntryPlace = uint32_t;
 
-// Null pointers for what is absent.
+// A bias; pointers to absent parts are null.
 struct GpuBias {
   const float* positions;  // (2n - 1)
   int n;
@@ -54,10 +56,10 @@ struct GpuBias {
   const TimeTable* table;
   const int64_t* row_times;
   const int64_t* column_times;
-  int last_token;  // of the batch
+  int last_token;  // last token of the batch
   float factor;    // 1 / alpha
 
-  // Tokens behind the batch's last have its time: their scores are masked.
+  // Tokens behind the batch's last one get its time: their scores are masked.
   __device__ __forceinline__ int64_t Time(const int64_t* times, int token) const {
     return __ldg(times + min(token, last_token));
   }
@@ -70,13 +72,13 @@ struct GpuBias {
   }
 };
 
-// A block of threads' entries, where its kernel is biased and has room for them.
+// The entries of a block of threads, if its kernel is biased and has room for them.
 template <bool kThere>
 struct TimeEntries {
   TimeEntry of_key[kTimeKeys];
   uint8_t buckets[kTimeKeys];
 
-  // By all threads, which wait for one another before any of them begins with a bias.
+  // Fills the entries. All threads call it, and synchronize before any of them uses a bias.
   __device__ __forceinline__ void Make(const GpuBias& bias) {
     if (bias.time_buckets == nullptr) return;
     for (int key = static_cast<int>(threadIdx.x); key < kTimeKeys; key += blockDim.x) {
@@ -85,7 +87,7 @@ struct TimeEntries {
     }
   }
   __device__ __forceinline__ TimeEntry At(const GpuBias&, EntryPlace place) const {
-    // One read, not one of each member where it is needed.
+    // One read of the whole entry, not one for each member where it is needed.
     const uint4 words =
         *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(of_key) + place);
     return {__hiloint2double(static_cast<int>(words.y), static_cast<int>(words.x)),
@@ -107,25 +109,25 @@ struct TimeEntries<false> {
   }
 };
 
-// The place of the entry of a difference; 0 has that of 1.
+// Returns the place of a difference's entry. 0 has the place of 1.
 __device__ __forceinline__ EntryPlace PlaceOf(double difference) {
   static_assert(sizeof(TimeEntry) == 16);
   constexpr uint32_t kShift = 20 - kKeyBits - 4, kOne = 1023u << (kKeyBits + 4);
-  constexpr uint32_t kMask = (2048u << (kKeyBits + 4)) - 16;  // the sign isn't in it
+  constexpr uint32_t kMask = (2048u << (kKeyBits + 4)) - 16;  // leaves out the sign
   const auto upper = static_cast<uint32_t>(__double2hiint(difference));
   return max(upper >> kShift & kMask, kOne) - kOne;
 }
 
-// a - b, as 64 bits first: what is rounded is the difference, if anything.
+// Returns a - b, subtracted as 64-bit integers first: only the difference may be rounded.
 __device__ __forceinline__ double TimeBetween(int64_t a, int64_t b) {
   return static_cast<double>(
       static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)));
 }
 
-// scores = b / alpha of a thread's numbers of a product: number 4 j + 2 i + e is of the own token
-// `own` + 8 i and the other one `other` + 8 j + e, places in the sequence that begins at `token`.
-// kOwnRows: own tokens are rows, the others columns; else the reverse. kept(number, its entry's
-// place, whether it is behind the start) is told of times, if there are such.
+// Sets scores = b / alpha for a thread's numbers of a product. Number 4 j + 2 i + e belongs to the
+// own token `own` + 8 i and the other token `other` + 8 j + e, places in the sequence that begins
+// at `token`. kOwnRows: own tokens are rows, the others columns; else the reverse. If there are
+// times, it calls kept(number, its entry's place, whether it is at or behind the start).
 template <bool kOwnRows, int kNumbers, class Entries, class Keep>
 __device__ __forceinline__ void BeginWithBias(const GpuBias& bias, const Entries& entries,
                                               int token, int own, int other,
@@ -155,7 +157,7 @@ __device__ __forceinline__ void BeginWithBias(const GpuBias& bias, const Entries
     }
   }
   if (bias.positions == nullptr) return;
-  // Distances rise or fall by `of_other - of_own` from the first number's on.
+  // Distances differ from the first number's by `of_other - of_own`, or by its negative.
   constexpr int kMost = kNumbers / 4 * 8 - 7;
   const int most = 2 * bias.n - 2;
   const int first = (kOwnRows ? other - own : own - other) + bias.n - 1;
@@ -179,7 +181,7 @@ __device__ __forceinline__ void BeginWithBias(const GpuBias& bias, const Entries
   }
 }
 
-// Nothing is told of times.
+// Ignores what BeginWithBias says of times.
 struct KeepNothing {
   __device__ __forceinline__ void operator()(int, EntryPlace, bool) const {}
 };

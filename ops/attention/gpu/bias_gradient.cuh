@@ -1,24 +1,25 @@
-// The gradients of the tables of a bias on Hopper: sums of dS over all heads, rows and columns, by
+// The gradients of a bias's tables on Hopper: sums of dS over all heads, rows and columns, by
 // distance in places and by bucket of time.
 //
 //   dp_m = s sum_{j - i + n - 1 = m} dS_ij     dt_b = s sum_{b_ij = b} dS_ij     (backward.cuh)
 //
-// A pass of the backward pass's kind, whose own tokens are rows: it computes the same dS once more,
-// in float32, and adds it up in place of multiplying it. Sums over all tiles have one order,
-// without atomics: a block of threads has the same tiles in each run (BackwardProducer::InTurn), a
-// thread the same numbers, and what they have at the end is added in the order of their numbers.
+// This is another pass like those of the backward pass, with rows as own tokens. It computes the
+// same dS once more, in float32, and adds it up instead of multiplying it. Sums over all tiles have
+// one order, without atomics: a block of threads has the same tiles in each run
+// (BackwardProducer::InTurn), a thread has the same numbers, and the final partial sums are added
+// in order of their numbers.
 //
-// Time. Each thread has a sum for each bucket in its local memory. Neighbours are mostly of one
-// bucket: what a thread sums up of one stays in a register until another comes, and four numbers of
-// a row, whose buckets are the bytes of a word, are looked at together.
+// Time. Each thread has a sum for each bucket in its local memory. Neighbours are mostly in one
+// bucket, so a thread keeps the current bucket's sum in a register until another bucket comes. It
+// compares four numbers of a row at once, whose buckets are the bytes of a word.
 //
-// Places. A block of 64 by 64 numbers goes through shared memory, into the place of its own rows,
-// which are in registers by then: number (i, j) lies at i 64 + (j + 7 i + 16 [i >= 32]) mod 64. So
-// a diagonal, for which j - i is the same, moves on by 8 banks a row. Two threads have the
-// diagonals s and s - 64, which together have one number in each row, a thread those of 32 rows: 16
-// neighbouring diagonals of both halves are read, as 8 rows are written, without many conflicts.
-// They add each sum to the warpgroup's slice of the table, in global memory. What is beyond the
-// table's ends stays with the thread.
+// Places. A block of 64 by 64 numbers goes through shared memory, in the place of the group's own
+// rows, which are in registers by then: number (i, j) lies at i 64 + (j + 7 i + 16 [i >= 32]) mod
+// 64. So a diagonal, along which j - i is constant, moves on by 8 banks a row. Two threads share
+// the diagonals s and s - 64, which together have one number in each row; each thread takes 32
+// rows. Reading 16 neighbouring diagonals of both halves causes few bank conflicts, and so does
+// writing 8 rows. The threads add each sum to the warpgroup's slice of the table, in global memory.
+// Distances at or beyond the table's ends stay with the thread.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BIAS_GRADIENT_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BIAS_GRADIENT_CUH_
@@ -44,7 +45,7 @@ class BiasConsumer : private BlockConsumer<P> {
   __device__ __forceinline__ void Run() {
     float of_bucket[kMostBuckets];
     for (int i = 0; i < parts_.buckets; ++i) of_bucket[i] = 0.0f;
-    uint32_t bucket = 0;  // that the last numbers were of, in each byte, and their sum
+    uint32_t bucket = 0;  // the last numbers' bucket, in each byte; `sum` is theirs
     float sum = 0.0f;
     while (NextTile()) {
       const OwnStrip own = Own();
@@ -73,7 +74,7 @@ class BiasConsumer : private BlockConsumer<P> {
           }
         }
       } while (Find());
-      hopper::FenceAsyncProxy();  // the next tile's rows come where this one's diagonals were
+      hopper::FenceAsyncProxy();  // the copy engine writes the next tile's rows over the diagonals
       FreeOwn();
     }
     if (parts_.buckets > 0) of_bucket[bucket & 0xFF] += sum;
@@ -85,16 +86,16 @@ class BiasConsumer : private BlockConsumer<P> {
   using Base::block_, Base::group_, Base::in_, Base::kNumbers, Base::memory_;
   using Base::Find, Base::Free, Base::FreeOwn, Base::NextTile, Base::Own;
 
-  // The number whose bucket is a byte of a word: words have neighbours of a row.
+  // Returns which number's bucket is a given byte of a word. A word covers neighbours of a row.
   static __device__ __forceinline__ constexpr int NumberOf(int word, int byte) {
     return (word % 4 * 2 + byte / 2) * 4 + word / 4 * 2 + byte % 2;
   }
 
-  // dS of the block at hand, which is given back; returns its first column.
+  // Computes dS of the current block and frees the block. Returns its first column.
   __device__ __forceinline__ int Differentiate(const OwnStrip& own, float (&scores)[kNumbers],
                                                uint32_t (&buckets)[kNumbers / 4]) {
     float products[kNumbers];
-    // Y is computed beside the bias, where registers are left for that.
+    // Y is computed beside the bias if registers are left for that.
     constexpr bool kBeside = P::kWidth < 256;
     if constexpr (kBeside) Base::template Multiply<1>(products);
     Base::template Multiply<0>(scores, [&](int number, EntryPlace place, bool behind) {
@@ -114,19 +115,19 @@ class BiasConsumer : private BlockConsumer<P> {
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {
       const float h = 0.5f * in_.alpha * scores[i], t = hopper::FastTanh(h);
-      // Rows behind the sequence's end are of another one.
+      // Rows behind the sequence's end belong to another sequence.
       const bool counts = own.row + OwnRow() + i / 2 % 2 * 8 < own.length;
       scores[i] = counts ? Slope(t, fmaf(h, t, h)) * products[i] : 0.0f;
     }
     return column;
   }
 
-  // Adds a block's diagonals to the slice. All of the warpgroup.
+  // Adds a block's diagonals to the slice. All threads of the warpgroup call it.
   __device__ __forceinline__ void AddDiagonals(const OwnStrip& own, int column,
                                                const float (&of_scores)[kNumbers]) {
     static_assert(P::kOwnTensors * P::kTileBytes >= 64 * 64 * static_cast<int>(sizeof(float)));
     float* const tile = reinterpret_cast<float*>(memory_.own[0][group_]);
-    hopper::NamedSync(1 + group_, 128);  // all have read what lies there
+    hopper::NamedSync(1 + group_, 128);  // all have read the former contents
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {
       const int of_row = OwnRow() + i / 2 % 2 * 8, of_column = BlockColumn() + i / 4 * 8 + i % 2;
@@ -180,7 +181,7 @@ class BiasConsumer : private BlockConsumer<P> {
 
   const BiasParts& parts_;
   float* slice_;
-  float below_ = 0.0f, above_ = 0.0f;  // of distances at or beyond the ends of the table
+  float below_ = 0.0f, above_ = 0.0f;  // for distances at or beyond the ends of the table
 };
 
 template <class P>

@@ -1,4 +1,5 @@
-// What the pass over dS leaves of the gradients of a bias (bias_gradient.cuh), and its sums.
+// The partial sums that the pass over dS leaves for the gradients of a bias (bias_gradient.cuh),
+// and their totals.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BIAS_SUMS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BIAS_SUMS_CUH_
@@ -13,16 +14,16 @@
 
 namespace gmeta::hstu {
 
-// Sums of a launch: a slice of the table of places for each warpgroup, and for each warp what is
-// below the table's first place, at it or above its last, and of each bucket.
+// Sums of a launch. Each warpgroup has a slice of the table of places. Each warp has the sums for
+// places at or before the table's first, for places at or behind its last, and for each bucket.
 struct BiasParts {
-  int blocks;   // of threads
-  int places;   // of the table, 2 n - 1; 0: there is none
-  int buckets;  // likewise
+  int blocks;   // blocks of threads
+  int places;   // size of the table of places, 2 n - 1; 0: no such table
+  int buckets;  // size of the table of buckets; 0: no such table
   float* slices;
   float* of_warps;
 
-  static constexpr int kWarps = 4 * kGroups;  // of a block
+  static constexpr int kWarps = 4 * kGroups;  // warps per block
 
   __host__ __device__ int Slices() const { return blocks * kGroups; }
   __host__ __device__ int64_t SliceBytes() const {
@@ -38,10 +39,10 @@ struct BiasParts {
   }
 };
 
-// Those of an attention that has a bias, on the current device.
+// Returns the sizes for an attention that has a bias on the current device.
 BiasParts PartsOf(const GmetaHstuAttention& attention);
 
-// Writes the gradients of the tables, `scale` times the sums over all parts, in float64.
+// Writes the tables' gradients: `scale` times the sums over all parts, which it adds in float64.
 void SumBiasParts(const BiasParts& parts, const PlanHeader* header, float scale,
                   const GmetaHstuBiasGradient& to, cudaStream_t stream);
 

@@ -2,15 +2,16 @@
 //
 //   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + b_ij) v_j
 //
-// Layout. A block of threads owns a tile of 128 rows of a head of a sequence (strips.cuh), and goes
-// through the columns that any of them sees, kColumns at a time, from the last to the first. Rows
-// and columns come from device memory by the copy engine, as boxes of 64 numbers a row, in the
-// swizzle that the matrix units read. Three warpgroups: one thread of the first asks for copies, as
-// far ahead as there are stages; each of the others computes 64 of the rows. Scores never leave the
-// registers: as they come out of one product, they are what the next takes in.
+// Layout. A block of threads owns a tile of 128 rows in one head of one sequence (strips.cuh). It
+// goes through the columns that any of the rows sees, kColumns at a time, from the last to the
+// first. The copy engine brings rows and columns from device memory, as boxes of 64 numbers a row,
+// in the swizzle that the matrix units read. There are three warpgroups: one thread of the first
+// requests copies, as far ahead as there are stages; each of the others computes 64 of the rows.
+// Scores never leave the registers: the output of one product is, as it lies, the input of the
+// next.
 //
-// Operations. Of a block of columns: S = Q K^T; P = SiLU(S), zero where the mask says; O += P V. No
-// maximum and no sum is kept, as softmax would need, so O is never rescaled. SiLU(x) is h + h
+// Operations. For each block of columns: S = Q K^T; P = SiLU(S), zero where the mask says; O += P
+// V. Unlike softmax, this keeps no maximum and no sum, so O is never rescaled. SiLU(x) is h + h
 // tanh(h), h = x / 2: one instruction of the special function unit and two others.
 //
 // Invariants. Numbers of other sequences, which lie in a tile's boxes behind a sequence's end,
@@ -18,13 +19,12 @@
 // the product, since 0 times NaN isn't 0. A tile's results depend on its sequence alone, and are
 // the same to the last bit in each run.
 //
-// Why it is fast. At width 128 a score costs 512 operations of the matrix units, and 1/16 of a
-// cycle of the special function unit where the products take 1/8: so the two must overlap. Within a
-// warpgroup the next block's S is computed while this one's P is made and multiplied; and the two
-// warpgroups take turns (named barriers), so that one makes its products while the other computes
-// SiLU. The grid is as large as the GPU, tiles are taken by falling cost, and a tile's first copies
-// are on their way while the one before ends (J. Shah et al., "FlashAttention-3", 2024,
-// sections 3.1 and 3.2, for softmax).
+// Why it is fast. At width 128 a score costs 512 operations of the matrix units. That takes 1/8 of
+// a cycle, and the special function unit takes 1/16: so the two must overlap. Within a warpgroup
+// the next block's S is computed while this one's P is made and multiplied. The two warpgroups take
+// turns (named barriers), so that one makes its products while the other computes SiLU. The grid is
+// as large as the GPU, tiles are taken by falling cost, and a tile's first copies run while the
+// tile before ends (J. Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2, for softmax).
 
 #ifndef GMETA_OPS_ATTENTION_GPU_FORWARD_CUH_
 #define GMETA_OPS_ATTENTION_GPU_FORWARD_CUH_
@@ -45,7 +45,7 @@ namespace gmeta::hstu {
 inline constexpr int kConsumers = 2;  // warpgroups that compute
 inline constexpr int kForwardThreads = 128 * (1 + kConsumers);
 
-// As many as there is memory for, beside two stages and what a bias needs.
+// As many columns as memory has room for, beside two stages and what a bias needs.
 template <int kWidth, bool kBiased>
 inline constexpr int kForwardColumns = kWidth < 256 ? 128
                                        : kBiased    ? 64
@@ -61,14 +61,14 @@ struct ForwardArguments {
   int heads;
   float alpha;
   float scale;
-  GpuBias bias;  // b, of kernels that are biased
+  GpuBias bias;  // b, only in biased kernels
 };
 
 // The tile that a block of threads works on, and its blocks of columns.
 template <int kColumns>
 struct ForwardTile {
-  Strip both;  // what its rows see together
-  int head;    // below 0: there is no more work
+  Strip both;  // the tile's strips, joined: what its rows see together
+  int head;    // below 0: no more work
 
   __device__ __forceinline__ void Find(const ForwardArguments& in, int work) {
     const int strip = in.plan.row_tiles[work / in.heads];
@@ -85,7 +85,7 @@ struct ForwardTile {
     const int seen = max(both.first_max, both.end_max);
     return (max(seen, min(both.row + kTileRows, both.length)) - 1) / kColumns;
   }
-  // The block to come after one; below 0: there is none.
+  // Returns the next block to process after this one; below 0: there is none.
   __device__ __forceinline__ int After(int block) const {
     do --block;
     while (block >= 0 && !Sees(block));
@@ -98,7 +98,7 @@ struct ForwardMemory {
   static constexpr int kColumns = kForwardColumns<kWidth, kBiased>;
   static constexpr int kStages = 2;
 
-  // Two tiles of rows where they fit: the next one's come while this one ends.
+  // Two tiles of rows if they fit: the next tile's rows arrive while this tile ends.
   static constexpr int kTiles = kWidth == 256 ? 1 : 2;
 
   alignas(1024) T q[kTiles][kTileRows * kWidth];
@@ -162,12 +162,12 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
     if (lane == 0) {
       if (work < works) {
         next = NextWork(&in.plan.header->forward);
-        int before = -1;  // the block whose V is still to be asked for: needed after the next K
+        int before = -1;  // its V isn't requested yet: it is needed after the next K
         for (int block = tile.Last(); block >= 0; block = tile.After(block)) {
           const int token = tile.both.token;
           copy_columns(&in.k, memory.k, memory.k_full, memory.k_free, &k_turn, tile.head,
                        token + block * kColumns);
-          if (before < 0) {  // rows come second: the tile before holds its own for longest
+          if (before < 0) {  // request rows second: the tile before uses its own longest
             memory.q_free[q_turn.stage].Wait(q_turn.phase ^ 1);
             memory.q_full[q_turn.stage].ArriveExpecting(sizeof(memory.q[0]));
             copy(&in.q, memory.q[q_turn.stage], &memory.q_full[q_turn.stage], tile.head,
@@ -206,7 +206,7 @@ class ForwardConsumer {
         column_(2 * (threadIdx.x % 4)) {}
 
   __device__ __forceinline__ void Run() {
-    // The first warpgroup begins: its turn is what the second gives before its own.
+    // The first warpgroup begins: the second one passes the turn to it before taking its own.
     if (group_ == 1) hopper::NamedArrive(TurnOf(0), 128 * kConsumers);
     hopper::Turn turn;
     for (;;) {
@@ -285,7 +285,7 @@ class ForwardConsumer {
     Store(tile, first_row, out);
   }
 
-  // The first box of the group's rows of Q.
+  // Returns the first box of the group's rows of Q.
   __device__ __forceinline__ T* OwnRows() {
     return memory_.q[q_turn_.stage] + group_ * kStripRows * hopper::kBoxWidth;
   }
@@ -299,7 +299,7 @@ class ForwardConsumer {
     v_turn_.Next<Memory::kStages>();
   }
 
-  // What S is added to.
+  // Sets the numbers that S is added to.
   __device__ __forceinline__ void BeginScores(const ForwardTile<kColumns>& tile, int first_row,
                                               int block, float (&scores)[kColumns / 2]) {
     if constexpr (kBiased) {
@@ -308,7 +308,7 @@ class ForwardConsumer {
     }
   }
 
-  // S = Q K^T of the stage of K, with its bias, begun.
+  // Starts S = Q K^T for the current stage of K, with its bias.
   __device__ __forceinline__ void Scores(float (&scores)[kColumns / 2]) {
     constexpr uint32_t kQBox = 128 * kTileRows, kKBox = 128 * kColumns;
     const uint64_t q = hopper::Describe(OwnRows());
@@ -324,7 +324,7 @@ class ForwardConsumer {
     hopper::Commit();
   }
 
-  // O += P V of the stage of V, begun.
+  // Starts O += P V for the current stage of V.
   __device__ __forceinline__ void Sums(uint32_t (&weights)[kColumns / 4], float (&out)[kWidth / 2],
                                        int add) {
     const uint64_t v = hopper::Describe(memory_.v[v_turn_.stage], 128 * kColumns);
@@ -369,12 +369,13 @@ class ForwardConsumer {
     }
   }
 
-  // Rows of V from `row` on are another sequence's: zeros in their place. Both warpgroups.
+  // Rows of V from `row` on belong to another sequence. Replaces them by zeros. Both warpgroups
+  // call it.
   __device__ __forceinline__ void ZeroTail(int row) {
     constexpr int kBoxes = kWidth / hopper::kBoxWidth;
     memory_.v_full[v_turn_.stage].Wait(v_turn_.phase);
     uint4* const v = reinterpret_cast<uint4*>(memory_.v[v_turn_.stage]);
-    const int units = (kColumns - row) * 8;  // of 16 bytes, in a box
+    const int units = (kColumns - row) * 8;  // units of 16 bytes in a box
     for (int i = group_ * 128 + thread_; i < units * kBoxes; i += 128 * kConsumers) {
       v[i / units * kColumns * 8 + row * 8 + i % units] = make_uint4(0, 0, 0, 0);
     }
@@ -382,17 +383,17 @@ class ForwardConsumer {
     hopper::NamedSync(kTailBarrier, 128 * kConsumers);
   }
 
-  // Rounds the results, and writes them by way of the memory of the warpgroup's own rows of Q, in
-  // whole lines.
+  // Rounds the results and writes them, in whole lines. They pass through the memory of the
+  // warpgroup's own rows of Q.
   __device__ __forceinline__ void Store(const ForwardTile<kColumns>& tile, int first_row,
                                         const float (&out)[kWidth / 2]) {
     constexpr int kBoxBytes = 128 * kTileRows;
     char* const own = reinterpret_cast<char*>(OwnRows());
-    // Units of 16 bytes of a row are swapped by the row's number, so that banks don't conflict.
+    // The row's number permutes its units of 16 bytes, so that banks don't conflict.
     const auto place = [&](int row, int unit) {
       return own + unit / 8 * kBoxBytes + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
     };
-    // All warps of the group have read the rows of Q that lie here.
+    // Wait until all warps of the group have read the rows of Q that lie here.
     hopper::NamedSync(kOwnBarrier + group_, 128);
 #pragma unroll
     for (int i = 0; i < kWidth / 4; ++i) {
@@ -421,8 +422,8 @@ class ForwardConsumer {
   const ForwardArguments& in_;
   Memory& memory_;
   const int group_, thread_;
-  const int row_, column_;  // of the thread's first number of a product
-  RowView views_[2];        // of the thread's two rows
+  const int row_, column_;  // place of the thread's first number in a product
+  RowView views_[2];        // the views of the thread's two rows
   hopper::Turn q_turn_, k_turn_, v_turn_;
 };
 

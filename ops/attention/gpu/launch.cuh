@@ -1,4 +1,4 @@
-// What the launches of HSTU's attention share: checks, tensor maps, the choice of a kernel.
+// Shared by the launches of HSTU's attention: checks, tensor maps, the choice of a kernel.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_LAUNCH_CUH_
 #define GMETA_OPS_ATTENTION_GPU_LAUNCH_CUH_
@@ -19,7 +19,7 @@
 
 namespace gmeta::hstu {
 
-// Of the current device.
+// Returns an attribute of the current device.
 inline int Property(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
@@ -43,7 +43,8 @@ inline void CheckSupported(int32_t dtype, int32_t width) {
           "hstu attention: the GPU's kernels need compute capability 9.0 (H100, H200)");
 }
 
-// A block of threads fills a multiprocessor: as many as there are of those.
+// Returns the number of blocks to launch. One block fills a multiprocessor, so there is at most one
+// for each.
 inline int64_t PersistentBlocks(int64_t works) {
   return std::min<int64_t>(works, Property(cudaDevAttrMultiProcessorCount));
 }
@@ -55,12 +56,12 @@ void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t wo
                 stream, what, in);
 }
 
-// A bias is divided by it: where it is 0, next to nothing in its place.
+// Returns alpha. A bias is divided by it, so with a bias a tiny number takes the place of 0.
 inline float AlphaOf(const GmetaHstuAttention& a) {
   return a.bias == nullptr || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
 }
 
-// What its kernels take of an attention's bias; empty where there is none.
+// Returns what the kernels need of an attention's bias; empty if there is none.
 inline GpuBias BiasOf(const GmetaHstuAttention& a) {
   if (a.bias == nullptr) return {};
   const GmetaHstuBias& b = *a.bias;
@@ -81,7 +82,7 @@ inline GpuBias BiasOf(const GmetaHstuAttention& a) {
           1.0f / AlphaOf(a)};
 }
 
-// Calls launch(T, width, whether it is biased) for an attention, where it has tokens.
+// Calls launch(T, width, whether it is biased) for an attention, if it has tokens and heads.
 template <class Launch>
 void Dispatch(const GmetaHstuAttention& a, const Launch& launch) {
   CheckSupported(a.dtype, a.width);

@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Exclusive sums over the block's threads of one number each; `total` is the sum of all.
+// Computes exclusive sums over the block's threads, of one number each; `total` is the sum of all.
 __device__ int ExclusiveSum(int value, int* total) {
   __shared__ int of_warp[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -39,11 +39,11 @@ __device__ int ExclusiveSum(int value, int* total) {
 
 __host__ __device__ int Pieces(int length, int size) { return (length + size - 1) / size; }
 
-// One block: where each sequence's strips begin, and the tiles in the order of work. Sequences are
-// sorted by counting, by their number of tiles.
+// Finds where each sequence's strips begin, and lists the tiles in the order of work. One block. It
+// sorts sequences by their number of tiles, by counting.
 __global__ void __launch_bounds__(kThreads)
     ListTiles(const int64_t* offsets, int64_t tokens, int batch, Plan plan) {
-  constexpr int kCosts = kThreads;  // in tiles; what is longer counts as the longest
+  constexpr int kCosts = kThreads;  // number of tiles; a longer sequence counts as the longest
   __shared__ int places[kCosts];
   const auto length_of = [&](int i) { return static_cast<int>(offsets[i + 1] - offsets[i]); };
   const auto cost_of = [](int tiles) { return kCosts - 1 - min(tiles, kCosts - 1); };
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
     plan.first_strip[batch] = strips;
     plan.header->strips = strips, plan.header->tiles = tiles;
   }
-  // Sequences of one cost stay in their own order, so that a batch is always shared out alike.
+  // Sequences of one cost stay in their own order, so that a batch is always divided the same way.
   __shared__ int tiles_of[kThreads], place_of[kThreads];
   for (int begin = 0; begin < batch; begin += kThreads) {
     const int thread = static_cast<int>(threadIdx.x), i = begin + thread;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
     place_of[thread] = place;
     __syncthreads();
     if (own > 0) atomicAdd(&places[cost], own);
-    // A warp a sequence.
+    // One warp per sequence.
     for (int other = thread / 32; other < min(kThreads, batch - begin); other += kThreads / 32) {
       const int last = tiles_of[other] - 1;
       for (int tile = thread % 32; tile <= last; tile += 32) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The last place i of [0, n) with starts[i] <= x.
+// Returns the last place i of [0, n) with starts[i] <= x.
 __device__ int SequenceOf(const int* starts, int n, int x) {
   int low = 0, high = n;
   while (high - low > 1) {
@@ -118,12 +118,13 @@ __device__ int SequenceOf(const int* starts, int n, int x) {
 __device__ int WarpMin(int x) { return __reduce_min_sync(kAll, x); }
 __device__ int WarpMax(int x) { return __reduce_max_sync(kAll, x); }
 
-// A warp a strip.
+// Fills the strips, one warp per strip.
 __global__ void FindStrips(const int64_t* offsets, const int32_t* visible, int batch, Plan plan) {
   const int index = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
   const int lane = threadIdx.x % 32;
   if (index >= plan.header->strips) return;
-  // Sequences of no tokens share their start with the next one: the last such is the one.
+  // A sequence without tokens shares its start with the next one. The last of those that share a
+  // start is the one that has this strip.
   const int sequence = SequenceOf(plan.first_strip, batch, index);
   const int64_t token = offsets[sequence];
   Strip s;

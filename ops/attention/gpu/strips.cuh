@@ -2,23 +2,24 @@
 // and all kernels.
 //
 // A mask is three numbers a row (tile.h's Visible): row i sees columns [0, first), [begin, end) and
-// itself. Sequences are cut into strips of 64 rows, and of each strip the plan keeps the least and
-// the greatest of the three numbers. From these alone a kernel tells in a few comparisons whether
-// no row of a strip sees any of some columns (`Sees`: skip them), or every row all of them
-// (`SeesAll`: no score is to be masked); only what is between is masked number by number. The rule
-// behind a mask is nowhere needed.
+// itself. Sequences are cut into strips of 64 rows. For each strip the plan keeps the least and the
+// greatest of each of the three numbers. With these alone and a few comparisons, a kernel can tell
+// for a range of columns that no row of a strip sees any of them (`Sees` is false: skip them), or
+// that every row sees all of them (`SeesAll`: mask no score). Only the rest is masked number by
+// number. The rule behind a mask is needed nowhere.
 //
-// A tile is two neighbouring strips of a sequence, or the odd last one: what a block of threads
-// takes at a time. Tiles are listed in the order of work, longer sequences first, so that at the
-// end only short pieces of work are left, and those of a sequence one after another, so that all
-// who work on it at a time find its rows in the cache. Within a sequence the tiles that a causal
-// mask gives most work come first: for those who go by rows (`row_tiles`) the last, by columns
-// (`column_tiles`) the first. Blocks of threads take the next one when they are done (`NextWork`).
+// A tile is two neighbouring strips of a sequence, or the odd last one. A block of threads takes
+// one tile at a time. Tiles are listed in the order of work. Longer sequences come first, so that
+// only short pieces of work are left at the end. Tiles of one sequence follow one another, so that
+// all blocks that work on it at a time find its rows in the cache. Within a sequence, tiles with
+// the most work under a causal mask come first: the last ones in the list of tiles of rows
+// (`row_tiles`), the first ones in that of columns (`column_tiles`). Blocks of threads take the
+// next tile when they are done (`NextWork`).
 //
-// The plan's memory: the header, the number of each sequence's first strip, the strips, the two
-// lists. Two small launches make it; nothing returns to the host, who knows only upper bounds
-// (`MaxStrips`). Offsets that don't rise from 0 to the number of tokens make a plan without tiles,
-// which is marked, so that results become NaN and nothing is read where there is nothing.
+// The plan's memory holds the header, the number of each sequence's first strip, the strips, and
+// the two lists. Two small launches make it. Nothing returns to the host, which knows only upper
+// bounds (`MaxStrips`). If offsets don't rise from 0 to the number of tokens, the plan has no tiles
+// and is marked, so that results become NaN and nothing is read out of bounds.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_STRIPS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_STRIPS_CUH_
@@ -41,30 +42,30 @@ struct Columns {
 };
 
 struct Strip {
-  int token;        // of the sequence's first row
-  int length;       // of the sequence
-  int row;          // the strip's first, in the sequence
-  int first_strip;  // of the sequence
+  int token;        // the sequence's first token
+  int length;       // the sequence's length
+  int row;          // place of the strip's first row in the sequence
+  int first_strip;  // the sequence's first strip
   int first_min, first_max, begin_min, begin_max, end_min, end_max;
 
-  // Whether any row may see any of the columns.
+  // Returns whether any row may see any of the columns.
   __host__ __device__ bool Sees(Columns c) const {
     return c.begin < first_max || (c.begin < end_max && c.end > begin_min) ||
            (c.begin < row + kStripRows && c.end > row);
   }
-  // Whether all rows see all of the columns.
+  // Returns whether all rows see all of the columns.
   __host__ __device__ bool SeesAll(Columns c) const {
     return c.end <= first_min || (c.begin >= begin_max && c.end <= end_min);
   }
-  // Whether all of its rows are in the sequence.
+  // Returns whether all of the strip's rows are in the sequence.
   __host__ __device__ bool whole() const { return row + kStripRows <= length; }
-  // Behind the last column that any row may see.
+  // Returns the place behind the last column that any row may see.
   __host__ __device__ int end() const {
     int end = first_max > end_max ? first_max : end_max;
     const int last_row = row + kStripRows < length ? row + kStripRows : length;
     return end > last_row ? end : last_row;
   }
-  // What both together see.
+  // Widens this strip's bounds to cover both strips.
   __host__ __device__ void Join(const Strip& o) {
     first_min = first_min < o.first_min ? first_min : o.first_min;
     first_max = first_max > o.first_max ? first_max : o.first_max;
@@ -81,15 +82,15 @@ struct RowView {
   int begin;
   int end;
 
-  // Of the columns that a thread has of a row of a product of kColumns columns (wgmma.cuh):
-  // `column`
-  // + 8 j + e in bit j + 16 e, for e = 0 and 1. A bit a column is worth it: the mask of a row is
-  // made in a few dozen instructions, and then costs one for each number.
+  // Returns which columns the row sees, of those that a thread holds in a product of kColumns
+  // columns (wgmma.cuh). Column `column` + 8 j + e is in bit j + 16 e, for e = 0 and 1. A bit per
+  // column pays off: making a row's mask takes a few dozen instructions, and then each number takes
+  // one.
   template <int kColumns>
   __device__ __forceinline__ uint32_t Seen(int row, int column) const {
     constexpr int kPairs = kColumns / 8;
     static_assert(kPairs <= 16);
-    // The columns before `end`.
+    // The columns before `end`, as bits.
     const auto before = [&](int end) {
       const auto of_half = [&](int e) {
         const int pairs = (end - column - e + 7) >> 3;
@@ -104,8 +105,8 @@ struct RowView {
   }
 };
 
-// Hands out numbers of work to the blocks of a launch. A launch leaves it as it found it, so one at
-// a time may use it.
+// Hands out numbers of work to the blocks of a launch. A launch leaves it as it was before, so one
+// launch at a time may use it.
 struct WorkQueue {
   int taken;
   int finished;
@@ -114,21 +115,22 @@ struct WorkQueue {
 struct PlanHeader {
   int strips;
   int tiles;
-  int invalid;  // the offsets can't be
+  int invalid;  // nonzero: the offsets are impossible
   int unused;
   WorkQueue forward, backward_columns, backward_rows;
 };
 
-// The next work of a block that began with number blockIdx.x. One thread of the block.
+// Returns the next work of a block that began with number blockIdx.x. One thread of the block calls
+// it.
 __device__ __forceinline__ int NextWork(WorkQueue* queue) {
   return static_cast<int>(gridDim.x) + atomicAdd(&queue->taken, 1);
 }
-// The last thing that one thread of each block does with a queue.
+// Leaves the queue. One thread of each block calls it, as its last use of the queue.
 __device__ __forceinline__ void LeaveQueue(WorkQueue* queue) {
   if (atomicAdd(&queue->finished, 1) == static_cast<int>(gridDim.x) - 1) *queue = {0, 0};
 }
 
-// What becomes of the results, `width` numbers a token, of a batch whose offsets can't be.
+// Fills the results, `width` numbers a token, with NaN, for a batch whose offsets are impossible.
 template <class T>
 __device__ void FillWithNan(T* to, int64_t stride, int64_t tokens, int width) {
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -137,13 +139,13 @@ __device__ void FillWithNan(T* to, int64_t stride, int64_t tokens, int width) {
   }
 }
 
-// Where the parts of a plan lie.
+// The parts of a plan, and where they lie.
 struct Plan {
   PlanHeader* header;
   int* first_strip;  // (batch + 1)
   Strip* strips;
-  int* row_tiles;     // the number of the first strip of each tile, in the order of work
-  int* column_tiles;  // the same, for those who go by columns
+  int* row_tiles;     // each tile's first strip, in the order of work by rows
+  int* column_tiles;  // the same, in the order of work by columns
 
   __host__ __device__ static int64_t MaxStrips(int64_t tokens, int64_t batch) {
     return tokens / kStripRows + batch;

@@ -3,29 +3,30 @@
 //   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + rab_ij) v_j
 //
 // Layout. q, k, v are (tokens, heads, width): a sequence's tokens one after another, the sequences
-// one after another. The unit of work is a head of a sequence. Its q, k and v are first copied to
-// where the products want them: rows padded with zeros to whole vectors, and k (for gradients v
-// too) transposed in blocks of kColumns tokens, so that the scores of a row lie beside each other.
+// one after another. The unit of work is one head of one sequence. Its q, k and v are first copied
+// into the layout that the products want: rows padded with zeros to whole vectors, and k (for
+// gradients v too) transposed in blocks of kColumns tokens, so that the scores of a row lie beside
+// each other.
 //
 // Operations. Rows are taken kRows at a time, and for them the blocks of columns one after another.
-// A block's scores are made, weighed, multiplied with v while they lie in the first cache, and then
-// forgotten: memory grows with the tokens, never with their square. Gradients make the scores once
-// more in place of keeping them.
+// A block's scores are computed, weighed and multiplied with v while they lie in the first cache,
+// and then forgotten: memory grows with the tokens, never with their square. Gradients compute the
+// scores once more instead of keeping them.
 //
-// Masks. What a row sees is a `Visible`, so whether a block is to be skipped, taken whole or masked
-// is a matter of a few comparisons. Within a block, a tile of rows takes the columns from the first
-// to the last that any of its rows sees: a causal mask halves the work, and a window makes it
-// linear in the length.
+// Masks. A `Visible` says what a row sees, so a few comparisons decide whether to skip a block,
+// take it whole or mask it. Within a block, a tile of rows takes the columns from the first to the
+// last that any of its rows sees: a causal mask halves the work, and a window makes it linear in
+// the length.
 //
-// Invariants. A unit's results depend on its own tokens alone, and the order of its sums on nothing
-// else. Gradients of k and v are sums over rows, made within a unit. Those of the bias' tables are
-// sums over units, made in a number of groups that the batch alone determines and added up in the
-// groups' order. So results are the same to the last bit on any number of threads, and a sequence's
-// don't depend on its neighbours.
+// Invariants. A unit's results depend on its own tokens alone, and so does the order of its sums.
+// Gradients of k and v are sums over rows, made within a unit. Gradients of the bias's tables are
+// sums over units. They are made in a number of groups that the batch alone determines, and added
+// up in the groups' order. So results are the same to the last bit on any number of threads, and a
+// sequence's results don't depend on its neighbours.
 //
-// Why it is fast. All products run at the pace of the multipliers (see multiply.h); the exponential
-// is a polynomial on vectors; and padding, blocks that nobody sees and half a dozen passes over (L,
-// L) matrices, of which attention without an op of its own is made, aren't there.
+// Why it is fast. All products run at the pace of the multipliers (see multiply.h). The exponential
+// is a polynomial on vectors. There is no padding, no work on blocks that nobody sees, and none of
+// the half dozen passes over (L, L) matrices that attention takes without an op of its own.
 
 #ifndef GMETA_OPS_ATTENTION_HOST_ATTENTION_H_
 #define GMETA_OPS_ATTENTION_HOST_ATTENTION_H_
@@ -40,7 +41,7 @@
 
 namespace gmeta::hstu {
 
-// The same code for each width of vectors, and of these the widest that the machine has.
+// Compiles the same code for each width of vectors. The widest that the machine has is chosen.
 #if defined(__x86_64__)
 template <bool kScored>
 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) void
@@ -93,8 +94,8 @@ void RunBackward(const Inputs& in, const float* of_out, const Unit& unit, const 
   BackwardHead<4, kScored>(in, of_out, unit, to, of_bias, work);
 }
 
-// All heads of all sequences, the longest first, so that no thread begins one when the others are
-// done.
+// Returns all heads of all sequences, the longest first, so that no thread begins a long one when
+// the others are done.
 inline std::vector<Unit> Units(const int64_t* offsets, size_t sequences, int heads) {
   std::vector<Unit> units;
   for (size_t i = 0; i < sequences; ++i) {
@@ -108,14 +109,14 @@ inline std::vector<Unit> Units(const int64_t* offsets, size_t sequences, int hea
   return units;
 }
 
-// About how many cycles a unit takes, for a thread pool to share them out by.
+// Estimates the cycles of a unit, by which a thread pool divides the work.
 inline size_t CostOfUnit(const Inputs& in, const std::vector<Unit>& units) {
   size_t pairs = 0;
   for (const Unit& unit : units) pairs += static_cast<size_t>(unit.length) * unit.length / 2;
   return units.empty() ? 1 : 1 + pairs * (in.width + in.values) / 8 / units.size();
 }
 
-// `out` is (tokens, heads, values); parallel_for(total, cost, work) calls work(begin, end) for
+// Writes `out`, (tokens, heads, values). parallel_for(total, cost, work) calls work(begin, end) for
 // parts of [0, total).
 template <class ParallelFor>
 void Forward(const Inputs& in, const int64_t* offsets, size_t sequences, float* out,
@@ -133,11 +134,12 @@ void Forward(const Inputs& in, const int64_t* offsets, size_t sequences, float* 
   });
 }
 
-// Groups of units whose gradients of the bias are summed apart: enough for any machine's threads.
+// The number of groups of units whose bias gradients are summed apart: enough for any machine's
+// threads.
 inline constexpr size_t kGroups = 64;
 
-// Gradients of `of_out` (tokens, heads, values): each shaped as what it is of. `of_bias` is of the
-// tables' sizes, and zero.
+// Writes the gradients, given `of_out` (tokens, heads, values). Each has the shape of its tensor.
+// `of_bias` has the tables' sizes and is zero at first.
 template <class ParallelFor>
 void Backward(const Inputs& in, const int64_t* offsets, size_t sequences, const float* of_out,
               const Gradients& to, BiasGradient* of_bias, const ParallelFor& parallel_for) {

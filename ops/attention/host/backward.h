@@ -10,7 +10,7 @@
 
 namespace gmeta::hstu {
 
-// Of q and k null for attention by the bias alone.
+// The gradients of q, k and v. Those of q and k are null for attention by the bias alone.
 struct Gradients {
   float* q;
   float* k;
@@ -45,7 +45,7 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
     if (kScored) work->of_q.assign(kRows * padded, 0.0f);
     for (int block = 0; block < unit.length; block += kColumns) {
       Range seen{unit.length, 0};
-      // Of tiles that see nothing of the block, and of padding, the sums below take zeros.
+      // Tiles that see nothing of the block, and padding, count as zeros in the sums below.
       std::fill(work->scores.begin(), work->scores.end(), 0.0f);
       std::fill(work->of_scores.begin(), work->of_scores.end(), 0.0f);
       for (int row = first; row < std::min(first + kRows, unit.length); row += kRowsAtOnce) {

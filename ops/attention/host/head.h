@@ -1,4 +1,5 @@
-// One head of one sequence: its operands as the products want them, and its scores, tile by tile.
+// One head of one sequence: its operands in the layout of the products, and its scores, tile by
+// tile.
 
 #ifndef GMETA_OPS_ATTENTION_HOST_HEAD_H_
 #define GMETA_OPS_ATTENTION_HOST_HEAD_H_
@@ -14,15 +15,14 @@
 
 namespace gmeta::hstu {
 
-// Rows of a block of scores. 8 kB of them, with as much of k and of v, fit in the first
-// cache.
+// Rows of a block of scores. Its 8 kB, with as much of k and of v, fit in the first cache.
 inline constexpr int kRows = 32;
-// Widths are padded to this, whatever the machine's vectors.
+// Widths are padded to this, whatever the width of the machine's vectors.
 inline constexpr int kLanes = 16;
 
 inline int RoundUp(int x, int to) { return (x + to - 1) / to * to; }
 
-// What a call attends over. q and k are null for attention by the bias alone.
+// The inputs of a call. q and k are null for attention by the bias alone.
 struct Inputs {
   const float* q;
   const float* k;
@@ -36,7 +36,7 @@ struct Inputs {
   RelativeBias bias;
 };
 
-// Where a head of a sequence stands.
+// The place of one head of one sequence.
 struct Unit {
   size_t begin;  // the sequence's first token
   int length;
@@ -50,7 +50,8 @@ struct Workspace {
   std::vector<uint8_t> buckets;
 };
 
-// (tokens, heads, width) -> a head's tokens, times a factor; rows and columns padded with zeros.
+// Copies a head's tokens from (tokens, heads, width), times a factor. Pads rows and columns with
+// zeros.
 inline const float* Pack(const float* from, const Unit& unit, int heads, int width, float factor,
                          std::vector<float>* to) {
   const size_t stride = static_cast<size_t>(heads) * width, columns = RoundUp(width, kLanes);
@@ -63,8 +64,8 @@ inline const float* Pack(const float* from, const Unit& unit, int heads, int wid
   return to->data();
 }
 
-// The same in blocks of kBlock tokens, each (width, kBlock): of kColumns, the tokens that are
-// columns of scores; of kRowsAtOnce, those that are rows.
+// Does the same in blocks of kBlock tokens, each (width, kBlock). kBlock is kColumns for tokens
+// that are columns of scores, and kRowsAtOnce for those that are rows.
 template <int kBlock>
 const float* PackBlocks(const float* from, const Unit& unit, int heads, int width, float factor,
                         std::vector<float>* to) {
@@ -82,7 +83,7 @@ const float* PackBlocks(const float* from, const Unit& unit, int heads, int widt
   return to->data();
 }
 
-// The way back: the head's tokens, times a factor, to (tokens, heads, width).
+// The inverse: copies the head's tokens, times a factor, to (tokens, heads, width).
 inline void Unpack(const float* from, const Unit& unit, int first, int rows, int heads, int width,
                    float factor, float* to) {
   const size_t stride = static_cast<size_t>(heads) * width, columns = RoundUp(width, kLanes);
@@ -92,8 +93,8 @@ inline void Unpack(const float* from, const Unit& unit, int first, int rows, int
   }
 }
 
-// Of some rows, and the columns [block, block + kColumns), those that any of the rows sees, in
-// whole lanes.
+// Returns those of the columns [block, block + kColumns) that any row of a tile sees, in whole
+// lanes.
 inline Range SeenByTile(const Visible* visible, const Unit& unit, int row, int block) {
   const Range all{block, std::min(block + kColumns, unit.length)};
   Range found{all.end, all.begin};
@@ -105,8 +106,8 @@ inline Range SeenByTile(const Visible* visible, const Unit& unit, int row, int b
   return {found.begin / kLanes * kLanes, RoundUp(found.end, kLanes)};
 }
 
-// Scores of a tile of kRowsAtOnce rows, in whatever stood in `scores`, whose rows are kColumns
-// apart and begin with the column `block`: products with the keys, if there are any, and the bias.
+// Computes the scores of a tile of kRowsAtOnce rows: products with the keys, if there are any, plus
+// the bias. It overwrites `scores`, whose rows are kColumns apart and begin with column `block`.
 template <int W, bool kScored>
 GMETA_ALWAYS_INLINE void Scores(const Inputs& in, const RelativeBias& bias, const Unit& unit,
                                 const float* q, const float* keys, int row, int block,

@@ -1,10 +1,10 @@
 // Products of small matrices that lie in the cache: C += A B.
 //
-// Of C, a tile of kRows rows and kVectors vectors stays in registers while the sum runs over k:
-// each step loads kVectors vectors of B and broadcasts kRows numbers of A for kRows * kVectors
-// fused multiplications, so the multipliers and not the loads set the pace. A is read through two
-// strides, so a transposed A costs nothing. B's and C's rows are as wide as a whole number of
-// vectors; C's rows are a whole number of tiles. Callers pad for that, with zeros.
+// A tile of C of kRows rows and kVectors vectors stays in registers while the sum runs over k. Each
+// step loads kVectors vectors of B and broadcasts kRows numbers of A for kRows * kVectors fused
+// multiplications, so the multipliers and not the loads set the pace. A is read through two
+// strides, so a transposed A costs nothing. The rows of B and C are a whole number of vectors wide;
+// C has a whole number of tiles of rows. Callers pad with zeros for that.
 
 #ifndef GMETA_OPS_ATTENTION_HOST_MULTIPLY_H_
 #define GMETA_OPS_ATTENTION_HOST_MULTIPLY_H_
@@ -15,16 +15,16 @@
 
 namespace gmeta::hstu {
 
-// A tile's rows; 32 registers hold twice as many as 16.
+// The rows of a tile. 32 registers allow twice as many rows as 16 do.
 template <int W>
 inline constexpr int kTileRows = W == 16 ? 8 : 4;
-// What rows are padded to, alike for all widths.
+// The number of rows is padded to a multiple of this, for all widths of vectors.
 inline constexpr int kRowsAtOnce = 8;
-// How far apart rows of scores lie, and how many columns a block of them has.
+// The distance between rows of scores, and the number of columns of a block.
 inline constexpr int kColumns = 64;
 
-// A matrix of which element (r, k) is data[r * kRow + k * kColumn]. The strides are constants, so
-// the numbers that a step broadcasts are at fixed distances from one pointer.
+// A matrix whose element (r, k) is data[r * kRow + k * kColumn]. The strides are constants, so the
+// numbers that a step broadcasts are at fixed distances from one pointer.
 template <size_t kRow, size_t kColumn>
 struct Strided {
   const float* data;

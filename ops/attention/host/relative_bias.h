@@ -1,4 +1,4 @@
-// What is added to a score for how far apart two tokens are, in places and in time, and its
+// The bias added to a score for the distance of two tokens, in places and in time, and its
 // gradient.
 
 #ifndef GMETA_OPS_ATTENTION_HOST_RELATIVE_BIAS_H_
@@ -13,13 +13,13 @@
 
 namespace gmeta::hstu {
 
-// Null pointers for what is absent.
+// A relative bias; pointers to absent parts are null.
 struct RelativeBias {
   const float* positions = nullptr;  // (2n - 1)
   int64_t n = 0;
   const float* time_buckets = nullptr;
   const TimeBuckets* buckets = nullptr;
-  const int64_t* row_times = nullptr;  // of a sequence's first token on
+  const int64_t* row_times = nullptr;  // from a sequence's first token on
   const int64_t* column_times = nullptr;
 
   bool any() const { return positions != nullptr || time_buckets != nullptr; }
@@ -28,7 +28,8 @@ struct RelativeBias {
     if (time_buckets != nullptr) other.row_times += token, other.column_times += token;
     return other;
   }
-  // Whether the table has a number of its own for all distances from a row to columns.
+  // Returns whether the table has a number for every distance from the row to the columns, without
+  // clamping.
   bool Within(int64_t row, int64_t begin, int64_t end) const {
     return begin - row > -n && end - row <= n;
   }
@@ -38,7 +39,7 @@ struct RelativeBias {
 };
 
 // Gradients of the tables. A bucket has several sums, which columns take in turn: neighbours are
-// mostly of one bucket, and adding to a number has to wait until what was added before is there.
+// mostly in one bucket, and each addition to a number has to wait for the one before.
 struct BiasGradient {
   static constexpr int kSums = 4;
 
@@ -58,7 +59,8 @@ struct BiasGradient {
   }
 };
 
-// A row of scores gets its bias: `to` is of the columns [begin, end) of a row. Buckets are kept.
+// Adds the bias to a row of scores; `to` holds the columns [begin, end) of the row. Writes their
+// buckets.
 inline void AddBias(const RelativeBias& bias, int64_t row, int64_t begin, int64_t end, float* to,
                     uint8_t* buckets) {
   if (bias.positions != nullptr) {
@@ -79,7 +81,7 @@ inline void AddBias(const RelativeBias& bias, int64_t row, int64_t begin, int64_
   }
 }
 
-// The tables' gradients get those of a row of scores.
+// Adds the gradients of a row of scores to those of the tables.
 inline void AddBiasGradient(const RelativeBias& bias, int64_t row, int64_t begin, int64_t end,
                             const float* from, const uint8_t* buckets, BiasGradient* to) {
   if (bias.positions != nullptr) {

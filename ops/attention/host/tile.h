@@ -1,4 +1,4 @@
-// A tile of scores: which of them count, and what they become.
+// A tile of scores: which of them count, and how they become weights.
 
 #ifndef GMETA_OPS_ATTENTION_HOST_TILE_H_
 #define GMETA_OPS_ATTENTION_HOST_TILE_H_
@@ -10,21 +10,21 @@
 
 namespace gmeta::hstu {
 
-// What a token sees besides itself, places in its sequence: [0, first) and [begin, end).
+// What a token sees besides itself: the places [0, first) and [begin, end) of its sequence.
 struct Visible {
   int32_t first;
   int32_t begin;
   int32_t end;
 };
 
-// A stretch of places.
+// A range of places.
 struct Range {
   int begin;
   int end;
   bool empty() const { return begin >= end; }
 };
 
-// The columns of [begin, end) that a row sees any of, from the first to the last.
+// Returns the range of those columns that a row sees, from the first to the last.
 inline Range Seen(const Visible& visible, int row, Range columns) {
   Range found{columns.end, columns.begin};
   const auto add = [&](int begin, int end) {
@@ -37,13 +37,13 @@ inline Range Seen(const Visible& visible, int row, Range columns) {
   return found;
 }
 
-// Whether a row sees all of the columns.
+// Returns whether a row sees all of the columns.
 inline bool SeesAll(const Visible& visible, Range columns) {
   return columns.end <= visible.first ||
          (columns.begin >= visible.begin && columns.end <= visible.end);
 }
 
-// Numbers of a row, x for the columns that it sees and 0 for the others.
+// Keeps x for the columns that a row sees, and returns 0 for the others.
 template <int W>
 GMETA_ALWAYS_INLINE Floats<W> Masked(Floats<W> x, const Visible& visible, int row, int column) {
   const Integers<W> at = Count<W>(column);
@@ -52,7 +52,7 @@ GMETA_ALWAYS_INLINE Floats<W> Masked(Floats<W> x, const Visible& visible, int ro
   return seen ? x : Floats<W>{};
 }
 
-// SiLU of `width` scores of a row, masked; `width` is a number of whole vectors.
+// Replaces `width` scores of a row by their SiLU, masked. `width` is a whole number of vectors.
 template <int W>
 GMETA_ALWAYS_INLINE void Weigh(float* scores, int width, const Visible& visible, int row,
                                int column) {
@@ -64,7 +64,7 @@ GMETA_ALWAYS_INLINE void Weigh(float* scores, int width, const Visible& visible,
   }
 }
 
-// The same, and `of_weights`, gradients of the weights, become those of the scores:
+// Does the same, and turns `of_weights`, the gradients of the weights, into those of the scores:
 // SiLU'(x) = sigmoid(x) (1 + x (1 - sigmoid(x))).
 template <int W>
 GMETA_ALWAYS_INLINE void WeighBack(float* scores, float* of_weights, int width,
@@ -80,7 +80,7 @@ GMETA_ALWAYS_INLINE void WeighBack(float* scores, float* of_weights, int width,
   }
 }
 
-// Without an activation, of attention by the bias alone.
+// Masks a row without an activation, for attention by the bias alone.
 template <int W>
 GMETA_ALWAYS_INLINE void Mask(float* x, int width, const Visible& visible, int row, int column) {
   if (SeesAll(visible, {column, column + width})) return;

@@ -1,8 +1,8 @@
 // Vectors of W floats, and the functions on them that attention needs: the exponential, the
 // sigmoid.
 //
-// GCC's vector extension gives the operators; W is 16, 8 or 4, as the machine has it, so the code
-// that is written once here becomes AVX-512, AVX2 or SSE where its caller is compiled for that (see
+// GCC's vector extension gives the operators. W is 16, 8 or 4, as the machine has it. So the code,
+// written once here, becomes AVX-512, AVX2 or SSE if its caller is compiled for that (see
 // ops/common/vector_target.h).
 
 #ifndef GMETA_OPS_ATTENTION_HOST_VECTOR_H_
@@ -51,7 +51,7 @@ GMETA_ALWAYS_INLINE Floats<W> Broadcast(float x) {
   return Floats<W>{} + x;
 }
 
-// The integers from `first` on.
+// Returns the integers from `first` on.
 template <int W>
 GMETA_ALWAYS_INLINE Integers<W> Count(int32_t first) {
   Integers<W> x{};
@@ -59,15 +59,15 @@ GMETA_ALWAYS_INLINE Integers<W> Count(int32_t first) {
   return x;
 }
 
-// e^x to 2 units in the last place, for x up to 88; 0 or less than 1e-38 below -87. The polynomial
-// is that of Cephes' expf: x = n ln 2 + r with |r| <= ln 2 / 2, and ln 2 in two parts, so that r is
-// exact.
+// Computes e^x to 2 units in the last place, for x up to 88; below -87 the result is 0 or less than
+// 1e-38. The polynomial is that of Cephes' expf: x = n ln 2 + r with |r| <= ln 2 / 2. ln 2 is split
+// in two parts, so that r is exact.
 template <int W>
 GMETA_ALWAYS_INLINE Floats<W> Exp(Floats<W> x) {
   // A comparison with NaN is false, so NaN stays.
   x = x > 88.0f ? Broadcast<W>(88.0f) : x;
   x = x < -87.0f ? Broadcast<W>(-87.0f) : x;
-  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
   const float kRound = 12582912.0f;
   const Floats<W> rounded = x * 1.44269504088896341f + kRound;
   const Floats<W> n = rounded - kRound;
@@ -81,7 +81,7 @@ GMETA_ALWAYS_INLINE Floats<W> Exp(Floats<W> x) {
   p = p * (r * r) + r + 1.0f;
   Integers<W> bits;
   std::memcpy(&bits, &rounded, sizeof(bits));
-  Integers<W> power = (bits << 23) + 0x3f800000;  // 2^n: what stands above n is shifted out
+  Integers<W> power = (bits << 23) + 0x3f800000;  // 2^n: the bits above n are shifted out
   Floats<W> scale;
   std::memcpy(&scale, &power, sizeof(scale));
   return p * scale;

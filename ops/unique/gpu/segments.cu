@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kThreads = 256;
 
 struct Piece {
-  int32_t start;  // among the sorted positions
+  int32_t start;  // place among the sorted positions
   int32_t count;
 };
 
@@ -21,7 +21,7 @@ __global__ void Number(int32_t* numbers, uint32_t n) {
   if (i < n) numbers[i] = static_cast<int32_t>(i);
 }
 
-// starts[j] is where row j begins among the sorted rows; rows that stand nowhere are empty.
+// Finds starts[j], where row j begins among the sorted rows. A row that doesn't occur is empty.
 __global__ void FindStarts(const int32_t* sorted, uint32_t n, uint32_t most, const int32_t* count,
                            int32_t* starts) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
@@ -48,7 +48,7 @@ __global__ void ListPieces(const int32_t* starts, uint32_t most, const int32_t* 
   }
 }
 
-// A warp for 32 columns of a piece.
+// Sums 32 columns of a piece in each warp.
 template <class Vec>
 __global__ void SumPieces(const float* values, uint32_t vectors, const int32_t* positions,
                           const Piece* list, const uint32_t* listed, float* sums) {
@@ -69,7 +69,7 @@ __global__ void SumPieces(const float* values, uint32_t vectors, const int32_t* 
   }
 }
 
-// A run of lanes for a segment.
+// Sums a segment in each run of lanes.
 template <class Vec>
 __global__ void SumEach(const float* values, uint32_t vectors, SegmentsView segments, uint32_t u,
                         const int32_t* count, uint32_t log2_lanes, float* out) {
@@ -153,7 +153,7 @@ Scratch Cut(int64_t n, int64_t u, int64_t dim, void* base) {
   s.numbers = space.Take<int32_t>(n);
   s.starts = space.Take<int32_t>(u + 1);
   s.pieces = space.Take<int32_t>(u);
-  // A segment longer than kPiece has at most two pieces for kPiece of its positions.
+  // Segments longer than kPiece have at most two pieces for each kPiece of their positions.
   const size_t most_pieces = static_cast<size_t>(2 * n / kPiece + 1);
   s.list = space.Take<Piece>(most_pieces);
   s.listed = space.Take<uint32_t>(1);

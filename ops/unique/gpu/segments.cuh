@@ -1,13 +1,13 @@
-// The positions of a batch by the row that they refer to: what sums rows of positions (gradients)
-// back to distinct rows, in a fixed order.
+// The positions of a batch, grouped by the row that they refer to. With them, rows of positions
+// (gradients) are summed back to distinct rows, in a fixed order.
 //
 // `inverse` is sorted stably with the positions as values, so that the positions of row j are
-// positions[starts[j]] ... positions[starts[j + 1] - 1], ascending. Whoever sums a segment goes
-// through it in that order, so the sum is the same to the last bit in every run, and on the CPU.
+// positions[starts[j]] ... positions[starts[j + 1] - 1], ascending. A segment is always summed in
+// that order, so the sum is the same to the last bit in every run, and on the CPU.
 //
-// A key that stands in a batch 50,000 times would keep a few lanes busy long after all others are
-// done. So segments longer than kPiece are cut into pieces of kPiece, which are summed first, by a
-// kernel of their own, all at once; then the sums of the pieces are added in their order.
+// A key that occurs 50,000 times in a batch would keep a few lanes busy long after all others are
+// done. So segments longer than kPiece are cut into pieces of kPiece. A kernel of their own sums
+// all pieces first, at once; then the sums of the pieces are added in their order.
 
 #ifndef GMETA_OPS_UNIQUE_GPU_SEGMENTS_CUH_
 #define GMETA_OPS_UNIQUE_GPU_SEGMENTS_CUH_
@@ -21,18 +21,18 @@ namespace gmeta {
 
 inline constexpr int32_t kPiece = 256;
 
-// What kernels see of segments.
+// The kernels' view of segments.
 struct SegmentsView {
   const int32_t* starts;     // (u + 1,)
   const int32_t* positions;  // (n,)
-  const int32_t* pieces;     // (u,) where the sums of a long segment's pieces begin
+  const int32_t* pieces;     // (u,) index of a long segment's first sum in piece_sums
   const float* piece_sums;
 
-  // Rows have `vectors` vectors; of the sum of segment j, which has `count` positions, more than
-  // kPiece, vector c.
+  // Returns vector c of the sum of segment j, which has `count` positions, more than kPiece. Rows
+  // have `vectors` vectors.
   template <class Vec>
   __device__ Vec SumPieces(uint32_t j, int32_t count, uint32_t vectors, uint32_t c) const;
-  // Vector c of the row at a place among the sorted positions.
+  // Returns vector c of the row at a place among the sorted positions.
   template <class Vec>
   __device__ Vec Row(const float* values, int32_t place, uint32_t vectors, uint32_t c) const;
 };
@@ -41,7 +41,7 @@ __device__ inline float4 operator+(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// sum + row(first) + ... + row(count - 1) in this order; four are asked for at a time.
+// Returns sum + row(first) + ... + row(count - 1), added in this order; loads four rows at a time.
 template <class Vec, class Row>
 __device__ Vec AddInOrder(Vec sum, int32_t first, int32_t count, const Row& row) {
   constexpr int32_t kAhead = 4;
@@ -79,15 +79,15 @@ __device__ Vec SegmentsView::Row(const float* values, int32_t place, uint32_t ve
                 static_cast<size_t>(__ldg(positions + place)) * vectors + c);
 }
 
-// Scratch for n positions, at most u rows, and values of `dim` floats.
+// Returns the bytes of scratch for n positions, at most u rows, and values of `dim` floats.
 size_t SegmentsBytes(int64_t n, int64_t u, int64_t dim);
 
-// Sorts the positions and sums the pieces of long segments. u: how many rows there are, or, where
-// `count` is given, how many there are at most, and *count in device memory says how many.
+// Sorts the positions and sums the pieces of long segments. u is the number of rows. If `count` is
+// given, u is the largest possible number, and *count in device memory is the actual one.
 SegmentsView MakeSegments(const float* values, int64_t dim, const int32_t* inverse, int64_t n,
                           int64_t u, const int32_t* count, void* workspace, cudaStream_t stream);
 
-// out (u, dim) = the sums of all segments; `count` as above.
+// Computes out (u, dim), the sums of all segments; `count` is as above.
 void SumSegments(const float* values, int64_t dim, const SegmentsView& segments, int64_t u,
                  const int32_t* count, float* out, cudaStream_t stream);
 

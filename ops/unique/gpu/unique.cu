@@ -15,7 +15,7 @@ namespace {
 struct Scratch {
   uint32_t* slots;
   size_t slot_count;
-  uint32_t words;  // of bits, a stretch
+  uint32_t words;  // words of bits in a stretch
   uint32_t stretches;
   uint32_t* bits;
   uint32_t* firsts;
@@ -44,7 +44,7 @@ Scratch Cut(int64_t n, int32_t ranks, void* base) {
   while (s.slot_count < static_cast<size_t>(2 * n)) s.slot_count *= 2;
   s.slots = space.Take<uint32_t>(s.slot_count);
   const uint64_t words = (static_cast<uint64_t>(n) + 31) / 32;
-  // A stretch is 2048 ids at least, and there are 1024 at most.
+  // A stretch has at least 2048 ids, and there are at most 1024 stretches.
   constexpr uint64_t kFewestWords = 64;
   s.words = static_cast<uint32_t>(
       std::max(kFewestWords, (words + unique::kMostStretches - 1) / unique::kMostStretches));

@@ -16,7 +16,7 @@ inline constexpr uint32_t kWarps = kThreads / 32;
 inline constexpr uint32_t kMostStretches = 1024;
 inline constexpr uint32_t kEmpty = 0xffffffffu;
 
-// Each position's slot goes to `slot_of`.
+// Writes each position's slot to `slot_of`.
 __global__ void __launch_bounds__(kThreads)
     Claim(const int64_t* __restrict__ ids, uint32_t n, uint32_t* slots, uint32_t mask,
           uint32_t* __restrict__ slot_of) {
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   slot_of[i] = at;
 }
 
-// Stretch number b has the words of bits from b * words on, and first[b] bits are set in it.
+// Sets the bits of first positions. Stretch b has the words from b * words on, and firsts[b] of its
+// bits are set.
 __global__ void __launch_bounds__(kThreads)
     Mark(const uint32_t* __restrict__ slots, const uint32_t* __restrict__ slot_of, uint32_t n,
          uint32_t words, uint32_t* __restrict__ bits, uint32_t* __restrict__ firsts) {
@@ -58,7 +59,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) firsts[blockIdx.x] = total;
 }
 
-// The sum of `value` over the threads before this one in the block, and over all of them.
+// Returns the sum of `value` over the threads before this one in the block; `all` gets the sum over
+// all of them.
 __device__ inline uint32_t SumBefore(uint32_t value, uint32_t* warp_sums, uint32_t* all) {
   const uint32_t lane = threadIdx.x % 32;
   uint32_t sum = value;
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
   for (uint32_t b = threadIdx.x; b < blockIdx.x; b += kThreads) mine += firsts[b];
   uint32_t base;
   SumBefore(mine, warp_sums, &base);
-  // A thread for a word of bits, then a warp for each of those words' 32 positions.
+  // First one thread per word of bits, then one warp for the 32 positions of each of those words.
   for (uint32_t start = 0; start < words; start += kThreads) {
     const uint32_t word = start + threadIdx.x;
     const uint32_t mask = word < words ? bits[uint64_t{blockIdx.x} * words + word] : 0;
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) *count = static_cast<int32_t>(base);
 }
 
-// Where `moved` is given, place p has become moved[p].
+// Writes the inverse. If `moved` is given, place p has become moved[p].
 __global__ void __launch_bounds__(kThreads)
     Answer(const uint32_t* __restrict__ slots, const int32_t* __restrict__ moved, uint32_t n,
            int32_t* inverse) {
@@ -121,7 +123,8 @@ __global__ void __launch_bounds__(kThreads)
   inverse[i] = moved == nullptr ? static_cast<int32_t>(place) : moved[place];
 }
 
-// The owner of each key, `ranks` for places without one; counts[r] goes up for each key of rank r.
+// Finds the owner of each key, `ranks` for places without a key. Adds the keys of rank r to
+// counts[r].
 __global__ void __launch_bounds__(kThreads)
     FindOwners(const int64_t* __restrict__ keys, const int32_t* __restrict__ count, uint32_t n,
                uint32_t ranks, uint16_t* __restrict__ owners, int32_t* __restrict__ places,
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// order[p] is the place that the key of place p had.
+// Moves the keys into their order. order[p] is the former place of the key at place p.
 __global__ void __launch_bounds__(kThreads)
     Move(const int64_t* __restrict__ from, const int32_t* __restrict__ order,
          const int32_t* __restrict__ count, int64_t* __restrict__ keys,

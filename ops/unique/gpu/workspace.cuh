@@ -1,4 +1,4 @@
-// Cuts one piece of scratch memory into arrays. With a null base it only counts.
+// Divides one piece of scratch memory into arrays. With a null base it only counts bytes.
 
 #ifndef GMETA_OPS_UNIQUE_GPU_WORKSPACE_CUH_
 #define GMETA_OPS_UNIQUE_GPU_WORKSPACE_CUH_

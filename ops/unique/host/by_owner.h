@@ -1,4 +1,4 @@
-// Distinct keys by the rank that owns them, and those of a rank in the order in which they stood.
+// Orders distinct keys by the rank that owns them. The keys of a rank keep their order.
 
 #ifndef GMETA_OPS_UNIQUE_HOST_BY_OWNER_H_
 #define GMETA_OPS_UNIQUE_HOST_BY_OWNER_H_
@@ -13,11 +13,11 @@
 
 namespace gmeta {
 
-// Reorders `size` keys and what points to them, inverse[i] for i < n. `counts` (ranks) becomes how
-// many keys each rank owns.
+// Reorders `size` keys, and updates the indices inverse[i] for i < n. `counts` (ranks) becomes the
+// number of keys that each rank owns.
 inline void OrderByOwner(size_t ranks, int64_t* keys, size_t size, int32_t* inverse, size_t n,
                          int32_t* counts) {
-  std::vector<int32_t> place(size);  // a key's owner, then where it goes
+  std::vector<int32_t> place(size);  // a key's owner, then its new place
   std::fill_n(counts, ranks, 0);
   for (size_t i = 0; i < size; ++i) {
     place[i] = static_cast<int32_t>(OwnerOf(MurmurHash3(keys[i]), ranks));

@@ -1,15 +1,15 @@
 // The distinct keys of a large batch in the order of their first appearance, on many threads, with
-// the result of one (unique.h).
+// the same result as on one (unique.h).
 //
 // Keys are first sorted by some bits of their hash (partition.h). Equal keys are in one part, so
-// each part is made unique alone, in a scratch table that fits the cache near a core; its items
-// stand in the order of the batch, so the first item of a key is its first appearance. What is left
-// is to number the first appearances of all parts in the order of the batch: each is flagged at its
-// position, flags are counted by slices of the batch, and a prefix sum says how many stand before a
-// slice. Nothing depends on how many threads there are.
+// each part is made unique alone, in a scratch table that fits the cache near a core. A part's
+// items are in the order of the batch, so the first item of a key is its first appearance. It
+// remains to number the first appearances of all parts in the order of the batch: each is flagged
+// at its position, flags are counted by slices of the batch, and a prefix sum says how many come
+// before a slice. Nothing depends on the number of threads.
 //
-// Each id is hashed twice, moved once and probed once, and 20 bytes of scratch an id are written
-// and read; one thread alone is quicker with unique.h, which moves nothing.
+// Each id is hashed twice, moved once and looked up once, and 20 bytes of scratch an id are written
+// and read. On a single thread unique.h is quicker, which moves nothing.
 
 #ifndef GMETA_OPS_UNIQUE_HOST_PARALLEL_UNIQUE_H_
 #define GMETA_OPS_UNIQUE_HOST_PARALLEL_UNIQUE_H_
@@ -25,7 +25,7 @@
 
 namespace gmeta {
 
-// `keys` and `inverse` have room for n < 2^31. Returns the number of keys.
+// Requires room for n < 2^31 numbers in `keys` and `inverse`. Returns the number of keys.
 template <class ParallelFor>
 size_t ParallelUnique(const int64_t* ids, size_t n, int64_t* keys, int32_t* inverse,
                       const ParallelFor& parallel_for) {
@@ -36,8 +36,8 @@ size_t ParallelUnique(const int64_t* ids, size_t n, int64_t* keys, int32_t* inve
   while (log2_parts < kMostLog2Parts && kIdsOfPart << log2_parts < n) ++log2_parts;
   const Partition partition(ids, n, log2_parts, parallel_for);
 
-  // Of a part, from where its items start in the partition: for each item the place of its key
-  // among the part's, and for each key where it first appears in the batch.
+  // From the start of a part's items in the partition: for each item the place of its key among the
+  // part's keys, and for each key the position of its first appearance in the batch.
   const auto places = MakeRecycled<int32_t>(n);
   const auto firsts = MakeRecycled<uint32_t>(n);
   const auto is_first = MakeRecycled<uint8_t>(n);
@@ -83,7 +83,7 @@ size_t ParallelUnique(const int64_t* ids, size_t n, int64_t* keys, int32_t* inve
     before[slice + 1] = count;
   });
   for (size_t slice = 1; slice < before.size(); ++slice) before[slice] += before[slice - 1];
-  // A first appearance's place among the keys goes where its own inverse belongs.
+  // At a key's first position, `inverse` has its final value: the key's place.
   for_slices([&](size_t slice, size_t begin, size_t end) {
     size_t place = before[slice];
     for (size_t i = begin; i < end; ++i) {

@@ -1,10 +1,10 @@
 // The distinct keys of a batch, in the order of their first appearance, and for each position the
 // place of its key among them: keys[inverse[i]] == ids[i].
 //
-// One pass over a scratch table of 32-bit places, at most half full, linear probing. A slot holds
-// no key, only where the key is among those found: 4 bytes a slot keep the scratch of a batch of
-// 65,536 ids in half a megabyte, near the core. Ids are hashed a few positions ahead, and their
-// slots prefetched.
+// One pass over a scratch table of 32-bit places, which is at most half full and uses linear
+// probing. A slot holds no key, only the key's place among those found: 4 bytes a slot keep the
+// scratch of a batch of 65,536 ids in half a megabyte, near the core. Ids are hashed a few
+// positions ahead, and their slots prefetched.
 
 #ifndef GMETA_OPS_UNIQUE_HOST_UNIQUE_H_
 #define GMETA_OPS_UNIQUE_HOST_UNIQUE_H_
@@ -19,11 +19,11 @@
 
 namespace gmeta {
 
-// Reusable: the scratch is kept between calls.
+// Finds distinct keys. It is reusable: it keeps the scratch between calls.
 class UniqueFinder {
  public:
-  // id(i) is the i-th id, i < n < 2^31. `keys` and `inverse` have room for n. Returns the number of
-  // keys.
+  // Requires id(i), the i-th id, for i < n < 2^31, and room for n numbers in `keys` and `inverse`.
+  // Returns the number of keys.
   template <class Id>
   size_t Find(size_t n, const Id& id, int64_t* keys, int32_t* inverse) {
     size_t slots = 16;
