@@ -166,11 +166,12 @@ def ctr(optimizer: str) -> Model:
     return model
 
 
-# Over samples with MAML; over tasks with rows that adapt too, at learned rates; and Reptile.
+# Over samples with MAML; over tasks with rows that adapt too, at learned rates; Reptile; and ridge.
 LOOPS = {
     "maml": (InnerLoop(steps=2, learning_rate=0.05), "sample"),
     "rows": (InnerLoop(adapt="all", learning_rate=0.05, learn_learning_rate="layer", clip_norm=2.0), "task"),
     "reptile": (InnerLoop("reptile", steps=2, learning_rate=0.05), "sample"),
+    "ridge": (InnerLoop("ridge"), "sample"),
 }
 
 
@@ -220,7 +221,7 @@ CASES = [("ctr", "adagrad", False), ("maml", "adam", True)]
 CASES_OF = {1: CASES, 2: CASES[1:], 3: CASES[:1], 4: []}
 if "GMETA_ALL_CASES" in os.environ:
     CASES += [("ctr", "adam", True), ("rows", "adagrad", False), ("maml", "adagrad", False)]
-    CASES += [("reptile", "adam", False), ("reptile", "adagrad", True)]
+    CASES += [("reptile", "adam", False), ("reptile", "adagrad", True), ("ridge", "adam", True)]
     CASES_OF = dict.fromkeys(CASES_OF, CASES)
 ON_RANKS = [
     pytest.param(np_, case, id="-".join([str(np_), *case[:2]])) for np_ in (2, 3, 4) for case in CASES_OF[np_]
