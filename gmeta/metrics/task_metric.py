@@ -109,6 +109,6 @@ class TaskMetric(tf.keras.metrics.Metric):
         if first.rank != 2 or any(not first.is_compatible_with(tensor.shape) for tensor in tensors):
             shapes = ", ".join(str(tensor.shape) for tensor in tensors)
             raise ConfigError(
-                f"{self.name}: labels, predictions and mask must each be (tasks, samples), got {shapes}; of "
-                "a model with several outputs hand it one of them"
+                f"{self.name}: labels, predictions and mask must each be (tasks, samples), got {shapes}; "
+                "pass one output of a model that has several"
             )

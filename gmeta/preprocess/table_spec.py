@@ -226,7 +226,7 @@ class TableSpec:
                 raise ConfigError(f"column {name!r} is {kind}: neither numbers nor text can be made of it")
         if hashes and (column.min is not None or column.max is not None):
             raise ConfigError(
-                f"column {name!r} is text, of which ids are made: leave out min and max, or say a dtype"
+                f"column {name!r} is text, which is hashed to ids: leave out min and max, or give a dtype"
             )
         if isinstance(column.default, str) and not hashes:
             raise ConfigError(

@@ -167,7 +167,7 @@ class GRM(Model):
         known = [column for column in labels.values() if column in self.columns.targets]
         if known:
             raise ConfigError(
-                f"{self.name}: targets name {', '.join(known)}, which labels= are to tell: leave them out"
+                f"{self.name}: targets has {', '.join(known)}, which labels= are to predict: leave them out"
             )
         trained = {head for task in labels for head in heads.products.get(task, (task,))}
         idle = [task for task in heads.tasks if task not in trained]

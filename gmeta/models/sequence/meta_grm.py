@@ -130,7 +130,7 @@ class MetaGRM(TaskModel):
         """
         if isinstance(x, Mapping):
             raise ConfigError(
-                f"{self.name}: predict takes a data set of batches; of one batch, predict_after(batch, steps)"
+                f"{self.name}: predict takes a data set of batches; predict_after(batch, steps) takes one"
             )
         return super().predict(x, *args, **kwargs)
 

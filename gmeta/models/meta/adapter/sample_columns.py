@@ -97,7 +97,7 @@ def check_finite(numbers: Mapping[str, Array]) -> None:
         if not np.isfinite(array).all():
             first = int(np.argwhere(~np.isfinite(array))[0, 0])
             raise ConfigError(
-                f"{what} holds {array[first]} in sample {first}, by which all that adapts would become NaN: "
+                f"{what} holds {array[first]} in sample {first}, which would make all adapted weights NaN: "
                 "leave such samples out, or fill in a value"
             )
 
@@ -157,7 +157,7 @@ def _integers(given: Any, limit: int | None, what: str, padded: bool = False) ->
         wrong = array.min() if array.min() < (PADDING if padded else 0) else array.max()
         raise ConfigError(
             f"{what} holds the id {wrong}; ids are from 0 on and below {limit}, and with "
-            "FeatureConfig(..., hash=True) any number is one. Of several ids a sample give lists, a "
+            "FeatureConfig(..., hash=True) any number is one. For several ids a sample pass lists, a "
             "tf.RaggedTensor, or, for a feature with a combiner, a matrix filled up with -1"
         )
     return array.astype(np.int64, copy=False)

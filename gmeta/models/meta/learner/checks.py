@@ -22,8 +22,8 @@ def check_collection(collection: Any) -> None:
     """
     if not isinstance(collection, EmbeddingCollection):
         raise ConfigError(
-            f"collection must be a gmeta.layers.EmbeddingCollection, got {type(collection).__name__}; of "
-            "features make one with EmbeddingCollection([FeatureConfig(...), ...])"
+            f"collection must be a gmeta.layers.EmbeddingCollection, got {type(collection).__name__}; "
+            "make one from features: EmbeddingCollection([FeatureConfig(...), ...])"
         )
 
 
