@@ -94,7 +94,7 @@ def init() -> World:
 def versions() -> dict[str, str]:
     """Return the versions that all ranks must share: of Python, gmeta and the packages that compute.
 
-    Of Python the minor version counts, because packages are built for it.
+    The minor version of Python counts, because packages are built for it.
     """
     major, minor, _ = platform.python_version_tuple()
     packages = ("tensorflow", "tf-keras", "numpy", "horovod")

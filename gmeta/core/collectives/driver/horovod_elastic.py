@@ -1,11 +1,11 @@
 """Support for ranks of a job that Horovod's own elastic driver runs over several machines.
 
 ``horovodrun --min-np 2 --max-np 8 --host-discovery-script S`` keeps a process for every slot of its hosts.
-When a process fails, or hosts come, the driver gives each process that requests it a place in a new world.
-Horovod itself requests it inside the process, by `hvd.init` after `hvd.shutdown`. In gmeta everything starts
-again from the last checkpoint, because TensorFlow's graphs depend on the number of ranks. So a rank restarts
+When a process fails, or hosts come, the driver gives a place in a new world to each process that asks.
+Horovod itself asks inside the process, by `hvd.init` after `hvd.shutdown`. In gmeta everything starts
+again from the last checkpoint, and TensorFlow's graphs depend on the number of ranks. So a rank restarts
 in its own process: it runs its command line anew (``execv``; the driver sees the same process), requests its
-place as Horovod would, and becomes that rank as if it had been started so.
+place as Horovod would, and becomes the rank of that place.
 
 The restart happens when the process would end: because its peers failed, or because hosts have come or gone
 and a checkpoint has been saved. Whatever the program does on exit is still done.

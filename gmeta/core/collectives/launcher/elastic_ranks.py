@@ -5,7 +5,7 @@ embedding rows with it, so the remaining ranks can't just go on: all start again
 Every start divides the data of a step into the same number of shares (`shares`), so the steps are those of a
 job that was never interrupted.
 
-* If ranks fail or hang, the next start has that many fewer. A failure that would happen again ends the job:
+* If ranks fail or hang, the next start has that many ranks fewer. A failure that would happen again ends the job:
   all ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
 * If there is room for another number of ranks, the launcher tells the ranks (`elastic`), and they leave
   together after their next save.
@@ -150,7 +150,7 @@ class _Places:
 
     @contextmanager
     def watch(self, ranks: int) -> Iterator[None]:
-        """Forget the previous start, and tell this number of ranks when another number is wanted."""
+        """Forget the previous start, and tell the running ranks when another number is wanted."""
         for name in (SAVED, CHANGE):
             (self._folder / name).unlink(missing_ok=True)
         over = threading.Event()
