@@ -5,8 +5,8 @@ embedding rows with it, so the remaining ranks can't just go on: all start again
 Every start divides the data of a step into the same number of shares (`shares`), so the steps are those of a
 job that was never interrupted.
 
-* If ranks fail or hang, the next start has that many ranks fewer. A failure that would happen again ends the job:
-  all ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
+* If ranks fail or hang, the next start has that many ranks fewer. A failure that would happen again ends the
+  job: all ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
 * If there is room for another number of ranks, the launcher tells the ranks (`elastic`), and they leave
   together after their next save.
 
