@@ -1,13 +1,14 @@
 """Sparse optimizers: what a `gmeta.ops.HashTable` does with a gradient, inside its update op.
 
-They are settings; the arithmetic is native (``ops/table/core/optimizers.h``), and in NumPy in
-`gmeta.testing.reference`. All are lazy: a row that gets no gradient in a call is left as it is.
+They are settings; the arithmetic is native (``optimizers.h`` and ``row_prior.h`` in ``ops/table/core``), and
+in NumPy in `gmeta.testing.reference`. All are lazy: a row that gets no gradient in a call is left as it is.
+With a `RowPrior` it pays for that call in the next one that has a gradient for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 
 from gmeta.core.errors import ConfigError
@@ -20,6 +21,7 @@ __all__ = [
     "Ftrl",
     "LearningRate",
     "Momentum",
+    "RowPrior",
     "RowWiseAdagrad",
     "SparseOptimizer",
 ]
@@ -35,6 +37,72 @@ def _check(owner: object, name: str, value: float, high: float = float("inf")) -
 
 
 @dataclass(frozen=True)
+class RowPrior:
+    r"""A Gaussian prior with mean 0 on the weights of a table's rows.
+
+    The loss of a step is the mean negative log-likelihood of its samples; the prior adds
+
+    .. math:: \sum_{\mathrm{rows}} \sum_c \frac{w_c^2}{2\, v_c\, N}
+
+    to it, so that training looks for the most probable rows given N samples. A row with many samples hardly
+    feels the prior, a row with few stays near 0, and so does one whose feature explains nothing.
+
+    The prior's gradient, :math:`w_c / (v_c N)`, joins the loss's before the optimizer's step. It is due in
+    every step, and a row pays when it has a gradient: for that step and for each since its last update. A row
+    never pays more at once than ``w_c / learning_rate``, which takes it to 0 in a step of `SGD`. What a row
+    owes since its last update when training ends stays unpaid. In such a table a record's last step is that
+    of its insertion or its last update, so `gmeta.policies.LRU` and `gmeta.policies.TTL` go by updates.
+
+    Args:
+      variance: The variance v of a weight; or one for each column of a row.
+      samples: N, the number of samples in the training data, all epochs being passes over the same ones.
+      scale: What the loss is a multiple of the negative log-likelihood by. 1 for cross-entropies; for a mean
+        squared error :math:`2 \sigma^2`, twice the variance of the labels that the model can't explain.
+
+    Raises:
+      ConfigError: A number isn't above 0.
+
+    Example:
+      >>> bias_and_factors = RowPrior(variance=[0.3, 0.003, 0.003], samples=640_000, scale=1.6)
+      >>> Adam(5e-3, prior=bias_and_factors).prior.variance
+      (0.3, 0.003, 0.003)
+    """
+
+    variance: float | tuple[float, ...]
+    samples: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        given: Any = self.variance
+        several = isinstance(given, list | tuple)
+        variance = tuple(given) if several else (given,)
+        for name, values in (("variance", variance), ("samples", (self.samples,)), ("scale", (self.scale,))):
+            for value in values or (0.0,):
+                if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0.0:
+                    raise ConfigError(f"RowPrior: {name} must be above 0, got {getattr(self, name)!r}")
+        if several:
+            object.__setattr__(self, "variance", tuple(float(value) for value in variance))
+
+    def l2(self, dim: int, where: str) -> tuple[float, ...]:
+        """Compute what the gradient adds for a weight of 1, (dim,).
+
+        Args:
+          dim: The width of a row.
+          where: Whose rows, for the message.
+
+        Raises:
+          ConfigError: There are variances for another number of columns.
+        """
+        variance = self.variance if isinstance(self.variance, tuple) else (self.variance,) * dim
+        if len(variance) != dim:
+            raise ConfigError(
+                f"{where}: its prior has {len(variance)} variances, and a row has {dim} columns: give one "
+                "for each, or one for all"
+            )
+        return tuple(self.scale / (each * self.samples) for each in variance)
+
+
+@dataclass(frozen=True)
 class SparseOptimizer:
     """Base of the sparse optimizers.
 
@@ -42,9 +110,11 @@ class SparseOptimizer:
       learning_rate: A number >= 0; or a schedule of the table's step such as a
         ``tf.keras.optimizers.schedules.LearningRateSchedule``; or None to follow the Keras optimizer of the
         model that the table stands in.
+      prior: A prior on the rows, or None.
     """
 
     learning_rate: LearningRate = 0.001
+    prior: RowPrior | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str]
     """Its name in the native op."""
@@ -53,20 +123,28 @@ class SparseOptimizer:
     """What is kept beside a row's weights; each slot is as wide as the row, unless `slot_floats` says not."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.prior, RowPrior | None):
+            raise ConfigError(
+                f"{type(self).__name__}: prior must be a gmeta.optimizers.RowPrior or None, "
+                f"got {self.prior!r}"
+            )
         if self.learning_rate is not None and not callable(self.learning_rate):
             _check(self, "learning_rate", self.learning_rate)
 
     @property
     def hyperparameters(self) -> tuple[float, ...]:
-        """What the native op is made with: the fields in order, without the learning rate."""
-        return tuple(
-            float(getattr(self, field.name)) for field in fields(self) if field.name != "learning_rate"
-        )
+        """What the native op is made with: the fields in order, without the learning rate and the prior."""
+        names = [each.name for each in fields(self) if each.name not in ("learning_rate", "prior")]
+        return tuple(float(getattr(self, name)) for name in names)
 
     @property
     def initial_slot(self) -> float:
         """What the first slot starts as; the others start at 0."""
         return float(getattr(self, "initial_accumulator_value", 0.0))
+
+    def prior_l2(self, dim: int, where: str = "a table") -> tuple[float, ...]:
+        """Return `RowPrior.l2` of a row of ``dim`` weights; without a prior, nothing."""
+        return () if self.prior is None else self.prior.l2(dim, where)
 
     def slot_floats(self, dim: int) -> int:
         """How many floats are kept beside a row of ``dim`` weights."""

@@ -41,6 +41,7 @@ struct TableSettings {
   int64_t seed = 0;
   int64_t half_below = 0;
   int64_t device_rows = 0;  // rows beyond this are in host memory; 0: all are on the device
+  std::vector<float> l2;    // of the rows' prior, one a column; empty: none
   Part optimizer, initializer, admission, eviction;
 };
 

@@ -48,6 +48,8 @@ class GpuEngine {
         &options.eviction_parameter_count);
     options.half_below = settings.half_below;
     options.device_rows = settings.device_rows;
+    options.l2 = settings.l2.data();
+    options.l2_count = static_cast<int64_t>(settings.l2.size());
     options.device = -1;  // the current device: an op runs with its own device as the current one
     options.allocator = {&Allocate, &Release,
                          context->device()->GetAllocator(tensorflow::AllocatorAttributes())};

@@ -25,6 +25,7 @@ class HostEngine {
     TableOptions options;
     options.dim = static_cast<size_t>(settings.dim);
     options.half_below = static_cast<uint32_t>(settings.half_below);
+    options.prior = RowPrior(settings.l2);
     options.initializer.seed = static_cast<uint64_t>(settings.seed);
     const std::optional<SparseOptimizer> optimizer =
         MakeOptimizer(settings.optimizer.kind, settings.optimizer.parameters);

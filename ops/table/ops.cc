@@ -39,6 +39,7 @@ REGISTER_OP("GmetaHashTable")
     .Attr("eviction: {'none', 'age', 'frequency', 'expired', 'norm'}")
     .Attr("half_below: int >= 0")
     .Attr("device_rows: int >= 0 = 0")
+    .Attr("l2: list(float) = []")
     .Attr("seed: int")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {

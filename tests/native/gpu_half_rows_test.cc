@@ -75,7 +75,7 @@ void TestOnePortionOfUsesEndsARarity() {
       const uint32_t uses = random() % 33;
       const bool ended = rule.EndsRarity(before, uses);
       const bool was_half = rows.IsHalf(row);
-      for (uint32_t i = 0; i < uses; ++i) row = rows.Touch(row, 1);
+      for (uint32_t i = 0; i < uses; ++i) row = rows.Touch(row, 1, true);
       CHECK_EQ(ended, was_half && !rows.IsHalf(row));
       before += uses;
       CHECK(rule.Fits(row, before));

@@ -65,7 +65,7 @@ class Model {
     std::vector<bool> reads(keys.size(), true);
     for (size_t i = 0; i < missing.size(); ++i) reads[missing[i].position] = admitted[i] != 0;
     for (size_t i = 0; i < keys.size(); ++i) {
-      if (reads[i]) rows_[keys[i]].Touch(step);
+      if (reads[i]) rows_[keys[i]].Touch(step, true);
     }
   }
 

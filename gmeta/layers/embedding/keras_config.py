@@ -29,6 +29,8 @@ def to_config(value: Any) -> Any:
         return {_SCHEDULE: tf.keras.optimizers.schedules.serialize(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, tuple):
+        return [to_config(each) for each in value]
     raise ConfigError(
         f"{value!r} can't be written into a layer's config; for a learning rate use a number, None, or a "
         "tf.keras.optimizers.schedules.LearningRateSchedule"

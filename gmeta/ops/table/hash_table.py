@@ -115,7 +115,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         self._dim = int(dim)
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._initializer = initializer if initializer is not None else Normal()
-        self._admission = admission if admission is not None else Always()
+        self._admission = admission or Always()
         self._eviction = eviction
         self._precision = precision
         self._seed = int(seed)
@@ -167,9 +167,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             optimizer_parameters=tf.constant(self._optimizer.hyperparameters, tf.float64),
             initializer_parameters=tf.constant(self._initializer.parameters, tf.float64),
             admission_parameters=tf.constant(self._admission.settings, tf.float64),
-            eviction_parameters=tf.constant(
-                self._eviction.settings if self._eviction is not None else (), tf.float64
-            ),
+            eviction_parameters=tf.constant(self._eviction.settings if self._eviction else (), tf.float64),
             table_name=self._name,
             dim=self._dim,
             optimizer=self._optimizer.kind,
@@ -178,6 +176,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
             eviction=self._eviction.kind if self._eviction is not None else "none",
             half_below=self._precision.threshold if self._precision is not None else 0,
             device_rows=self._device_rows or 0,
+            l2=self._optimizer.prior_l2(self._dim, self._owner),
             seed=self._seed,
         )
 

@@ -46,6 +46,8 @@ class _Options(ctypes.Structure):
         ),
         ("half_below", ctypes.c_int64),
         ("device_rows", ctypes.c_int64),
+        ("l2", ctypes.POINTER(ctypes.c_float)),
+        ("l2_count", ctypes.c_int64),
         ("device", ctypes.c_int32),
         ("allocator", _Allocator),
     ]
@@ -75,7 +77,7 @@ class GpuTable:
 
     Args:
       dim: Width of a row.
-      optimizer: Anything with ``kind`` and ``hyperparameters``, as `gmeta.optimizers.SparseOptimizer`.
+      optimizer: One of `gmeta.optimizers`.
       initializer: Anything with ``kind`` and ``parameters``.
       seed: Seed of the initial rows.
       admission: Anything with ``kind`` and ``settings``; None admits all.
@@ -105,6 +107,8 @@ class GpuTable:
         options = _Options(
             name=b"test", dim=dim, seed=seed, half_below=half_below, device_rows=device_rows, device=-1
         )
+        l2 = optimizer.prior_l2(dim)
+        options.l2, options.l2_count = (ctypes.c_float * len(l2))(*l2), len(l2)
         for name, (kind, parameters) in kinds.items():
             setattr(options, name, kind.encode())
             setattr(options, f"{name}_parameters", (ctypes.c_double * len(parameters))(*parameters))

@@ -45,8 +45,7 @@ class Model(ReferenceHashTable):
             if record is not None:
                 rows[index] = record.row
                 if insert:
-                    record.frequency += 1
-                    record.last_step = self.step
+                    self.touch(record)
         return rows
 
 

@@ -138,16 +138,21 @@ struct RowWiseAdagrad {
   struct Step {
     float learning_rate, epsilon;
 
-    // Updates the row's state by its gradient, and returns the factor that scales the gradient.
-    GMETA_HOST_DEVICE float Scale(size_t dim, const float* __restrict g, float* a) const {
+    // Updates the row's state by its gradient g(0), g(1), ..., and returns the factor that scales
+    // the gradient.
+    template <class Gradient>
+    GMETA_HOST_DEVICE float Scale(size_t dim, const Gradient& g, float* a) const {
       float squares = 0.0f;
-      for (size_t i = 0; i < dim; ++i) squares += g[i] * g[i];
+      for (size_t i = 0; i < dim; ++i) {
+        const float by = g(i);
+        squares += by * by;
+      }
       *a += squares / static_cast<float>(dim);
       return learning_rate / std::sqrt(*a + epsilon);
     }
     GMETA_HOST_DEVICE void operator()(size_t dim, const float* __restrict g, float* __restrict w,
                                       float* a) const {
-      const float scale = Scale(dim, g, a);
+      const float scale = Scale(dim, [&](size_t i) { return g[i]; }, a);
       for (size_t i = 0; i < dim; ++i) w[i] -= scale * g[i];
     }
   };

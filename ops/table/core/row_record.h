@@ -1,7 +1,8 @@
 // One row of a table, in one piece of memory:
 //
 //   offset 0   uint32  frequency   how many inserting lookups have read the row (saturating)
-//   offset 4   uint32  last step   the table's step at the latest such lookup or update
+//   offset 4   uint32  last step   the table's step at the latest such lookup or update; with a
+//                                  prior (row_prior.h), at the insertion or the latest update
 //   offset 8   float32 weights[dim]
 //              float32 slots[slot_floats]   the row's optimizer state
 //
@@ -26,9 +27,10 @@ struct RowHeader {
   uint32_t frequency;
   uint32_t last_step;
 
-  void Touch(uint32_t step) {
+  // Records a use. If `moves` is false, a later use than the first leaves the last step as it is.
+  void Touch(uint32_t step, bool moves) {
+    if (moves || frequency == 0) last_step = step;
     frequency += frequency != UINT32_MAX;
-    last_step = step;
   }
 };
 static_assert(sizeof(RowHeader) == 8);

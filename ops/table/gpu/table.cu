@@ -47,6 +47,11 @@ GpuTable::GpuTable(const GpuTableOptions& options)
   counters_ = DeviceMemory(options.allocator, sizeof(GpuCounters));
   CheckCuda(cudaMemsetAsync(counters_.as<void>(), 0, sizeof(GpuCounters), own_stream_),
             "clearing counters");
+  if (const std::vector<float>& l2 = options.prior.l2(); !l2.empty()) {
+    l2_ = DeviceMemory(options.allocator, sizeof(float) * l2.size());
+    CheckCuda(cudaMemcpy(l2_.as<void>(), l2.data(), l2_.bytes(), cudaMemcpyHostToDevice),
+              "writing the prior");
+  }
   GrowIndex(0, own_stream_);
   CheckCuda(cudaEventRecord(last_done_, own_stream_), "recording an event");
 }
@@ -96,6 +101,7 @@ LookupBatch<Rows> GpuTable::BatchOf(const Rows& rows, const int64_t* keys, int64
   batch.out = out;
   batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
   batch.step = static_cast<uint32_t>(step_);
+  batch.moves = options_.prior.empty();
   batch.initializer = options_.initializer;
   batch.initial_slot = initial_slot_;
   batch.missing = missing_.as<uint32_t>();
@@ -278,6 +284,8 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
     batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
     batch.log2_lanes = static_cast<uint32_t>(Log2Lanes(batch.vectors));
     batch.step = static_cast<uint32_t>(step_);
+    batch.l2 = options_.prior.empty() ? nullptr : l2_.as<const float>();
+    batch.most = MostStrength(learning_rate);
     LaunchUpdate(batch, options_.optimizer, learning_rate, step_, vector, stream);
   });
 }

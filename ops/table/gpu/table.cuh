@@ -50,6 +50,7 @@
 #include "ops/common/cuda_error.cuh"
 #include "ops/table/core/logical_shards.h"
 #include "ops/table/core/optimizers.h"
+#include "ops/table/core/row_prior.h"
 #include "ops/table/core/row_record.h"
 #include "ops/table/core/statistics.h"
 #include "ops/table/gpu/device/lookup.cuh"
@@ -71,6 +72,7 @@ struct GpuTableOptions {
   std::optional<Eviction> eviction;
   uint32_t half_below = 0;   // rows with a lower frequency are half; 0: none are
   uint64_t device_rows = 0;  // rows beyond this many are in host memory; 0: none are
+  RowPrior prior;
   int device = 0;
   gmeta_gpu_allocator allocator{};
 };
@@ -221,6 +223,7 @@ class GpuTable {
   GpuRowStore full_;
   std::optional<GpuRowStore> half_;  // only in tables of two precisions
   DeviceMemory counters_;
+  DeviceMemory l2_;  // of the prior; empty: none
   DeviceMemory missing_;
   DeviceMemory rare_no_more_;  // keys whose rows are to be promoted
   uint64_t listed_ = 0;        // at most this many keys in it wait for memory

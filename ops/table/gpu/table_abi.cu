@@ -83,6 +83,10 @@ GpuTableOptions OptionsOf(const gmeta_gpu_table_options& from) {
   Require(from.device_rows >= 0,
           table + "device_rows must be >= 0, got " + std::to_string(from.device_rows));
   to.device_rows = static_cast<uint64_t>(from.device_rows);
+  Require(from.l2_count == 0 || from.l2_count == from.dim,
+          table + "the prior has " + std::to_string(from.l2_count) + " columns, but a row has " +
+              std::to_string(from.dim));
+  to.prior = RowPrior(std::vector<float>(from.l2, from.l2 + from.l2_count));
   to.device = from.device;
   if (from.device < 0) CheckCuda(cudaGetDevice(&to.device), "finding the current GPU");
   to.allocator = from.allocator;

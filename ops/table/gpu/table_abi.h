@@ -65,7 +65,9 @@ typedef struct {
   // memory holds half as many float32 rows and this many half rows, which together take no more
   // memory.
   int64_t device_rows;
-  int32_t device;  // the GPU's number; -1: the current one
+  const float* l2;   // of the rows' prior (core/row_prior.h), one for each column
+  int64_t l2_count;  // dim, or 0: no prior
+  int32_t device;    // the GPU's number; -1: the current one
   gmeta_gpu_allocator allocator;
 } gmeta_gpu_table_options;
 

@@ -9,6 +9,7 @@
 #include "ops/table/core/admission.h"
 #include "ops/table/core/eviction.h"
 #include "ops/table/core/initializer.h"
+#include "ops/table/core/row_prior.h"
 #include "ops/table/core/row_record.h"
 
 namespace gmeta {
@@ -21,6 +22,7 @@ struct RowRecipe {
   Admission admission;
   std::optional<Eviction> eviction;
   uint32_t half_below;  // rows with a lower frequency are half; 0: no row is
+  RowPrior prior;
 };
 
 }  // namespace gmeta

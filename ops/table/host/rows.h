@@ -63,8 +63,8 @@ class FullRows {
   bool IsHalf(uint32_t /*row*/) const { return false; }
 
   // Records a use in the row's header. Returns the number that the row has from now on.
-  uint32_t Touch(uint32_t row, uint32_t step) {
-    header(row)->Touch(step);
+  uint32_t Touch(uint32_t row, uint32_t step, bool moves) {
+    header(row)->Touch(step, moves);
     return row;
   }
 
@@ -141,8 +141,8 @@ class MixedRows {
   bool Fits(uint32_t row, uint32_t frequency) const { return rule_.Fits(row, frequency); }
   bool IsHalf(uint32_t row) const { return HalfRule::IsHalf(row); }
 
-  uint32_t Touch(uint32_t row, uint32_t step) {
-    header(row)->Touch(step);
+  uint32_t Touch(uint32_t row, uint32_t step, bool moves) {
+    header(row)->Touch(step, moves);
     return Fits(row, header(row)->frequency) ? row : Promote(row);
   }
 

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -26,7 +27,6 @@
 #include "ops/table/core/eviction.h"
 #include "ops/table/core/key_index.h"
 #include "ops/table/core/logical_shards.h"
-#include "ops/table/core/optimizers.h"
 #include "ops/table/core/removal_journal.h"
 #include "ops/table/core/row_record.h"
 #include "ops/table/core/statistics.h"
@@ -123,9 +123,9 @@ class alignas(128) Shard {
               if (row == kNoRow) return;
               ++updates;
               undo_.Note(rows, item.key, hash, row);
-              rows.header(row)->last_step = step;
+              const uint32_t missed = step - std::exchange(rows.header(row)->last_step, step);
               rows.Change(row, [&](float* weights, float* slots) {
-                optimizer(dim, distinct[item], weights, slots);
+                optimizer(missed, dim, distinct[item], weights, slots);
               });
             };
             Pipeline(index_, distinct.items(), ask, use);
@@ -353,7 +353,7 @@ class alignas(128) Shard {
       } else {
         undo_.Note(*rows, item.key, hash, row);
       }
-      const uint32_t touched = rows->Touch(row, step);
+      const uint32_t touched = rows->Touch(row, step, recipe_->prior.empty());
       if (touched != row) *index_.FindValue(item.key, hash) = touched;
       rows->CopyWeights(touched, to);
     };

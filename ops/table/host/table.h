@@ -11,8 +11,7 @@
 //                     ChunkArena                         memory of records, never moved
 //
 // A record is weights + optimizer slots + frequency + last step (row_record.h). A new row is a pure
-// function of (seed, key) (initializer.h). The optimizer changes the record in place
-// (optimizers.h).
+// function of (seed, key) (initializer.h). The optimizer changes it in place (optimizers.h).
 //
 // Parallelism and locks
 //   A batch is first partitioned by shard. Then workers process the shards in parallel, one worker
@@ -69,6 +68,7 @@ struct TableOptions {
   Admission admission;               // admits all keys by default
   std::optional<Eviction> eviction;  // none by default
   uint32_t half_below = 0;           // rows with a lower frequency are kept in half precision
+  RowPrior prior;                    // none by default
   int log2_shards = 6;               // at most kLog2LogicalShards; fewer if the bound is small
 };
 
@@ -117,7 +117,7 @@ class Table {
     const int64_t now = step_.fetch_add(1, std::memory_order_relaxed) + 1;
     std::visit(
         [&](const auto& optimizer) {
-          const auto step = optimizer.Begin(learning_rate, now);
+          const auto step = recipe_.prior.With(optimizer.Begin(learning_rate, now), learning_rate);
           ForShards(keys, n, 60 + 2 * dim(), parallel_for, [&](Shard& shard, BatchItems items) {
             shard.Update(items, gradients, static_cast<uint32_t>(now), step);
           });
@@ -401,7 +401,8 @@ class Table {
                            optimizer.InitialSlot(),
                            options.admission,
                            options.eviction,
-                           options.half_below};
+                           options.half_below,
+                           options.prior};
         },
         options.optimizer);
   }
@@ -412,8 +413,7 @@ class Table {
                : options.log2_shards;
   }
 
-  // Calls work(shard, its items) for every shard that has any of the keys. `cost` is the cost of
-  // one key, in nanoseconds.
+  // Calls work(shard, its items) for every shard that has any of the keys. `cost`: ns for a key.
   template <class ParallelFor, class Work>
   void ForShards(const int64_t* keys, size_t n, size_t cost, const ParallelFor& parallel_for,
                  const Work& work) {

@@ -95,7 +95,7 @@ def _sgd(config: Mapping[str, Any]) -> SparseOptimizer:
 
 
 def _adam(config: Mapping[str, Any]) -> SparseOptimizer:
-    moments = {name: float(config[name]) for name in ("beta_1", "beta_2", "epsilon")}
+    moments: dict[str, Any] = {name: float(config[name]) for name in ("beta_1", "beta_2", "epsilon")}
     decay = config.get(_DECAY)
     return AdamW(None, **moments, weight_decay=float(decay)) if decay else Adam(None, **moments)
 

@@ -9,7 +9,7 @@ from gmeta.initializers.distributions import Initializer
 from gmeta.optimizers import SparseOptimizer
 from gmeta.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
 from gmeta.testing.reference.table.initializers import initial_rows
-from gmeta.testing.reference.table.optimizers import update_row
+from gmeta.testing.reference.table.optimizers import update_row, with_prior
 from gmeta.testing.reference.table.policies import AdmissionModel, EvictionModel, shard_count
 from gmeta.testing.reference.table.precisions import round_to_bfloat16, round_to_float16
 from gmeta.testing.reference.table.record import Record
@@ -80,9 +80,14 @@ class ReferenceHashTable:
             if key in self.records:
                 rows[index] = self.records[key].row
                 if insert:
-                    self.records[key].frequency += 1
-                    self.records[key].last_step = self.step
+                    self.touch(self.records[key])
         return rows, keys, inverse
+
+    def touch(self, record: Record) -> None:
+        """Record a use. With a prior, only the first use of a row changes its last step."""
+        if self.optimizer.prior is None or record.frequency == 0:
+            record.last_step = self.step
+        record.frequency += 1
 
     def _round(self, record: Record) -> None:
         """What storing does to the numbers of a half row."""
@@ -109,6 +114,8 @@ class ReferenceHashTable:
             record = self.records.get(key)
             self.counts["ignored" if record is None else "updates"] += 1
             if record is not None:
+                missed = self.step - record.last_step
+                gradient = with_prior(self.optimizer, record.row, gradient, missed, learning_rate)
                 update_row(self.optimizer, record.row, record.slots, gradient, learning_rate, self.step)
                 record.last_step = self.step
                 self._round(record)

@@ -60,3 +60,23 @@ def update_row(
             row[:] = (np.clip(linear, -l1, l1) - linear) / (after / rate + strength)
         case _:
             raise TypeError(f"no reference for {optimizer}")
+
+
+def with_prior(
+    optimizer: SparseOptimizer, row: Floats, gradient: Floats, missed: int, learning_rate: float
+) -> Floats:
+    """A row's gradient, with that of the prior for the steps that the row has missed.
+
+    Args:
+      optimizer: Any of gmeta's.
+      row: (dim,) weights.
+      gradient: (dim,).
+      missed: The steps since the row's last update, this one included.
+      learning_rate: For this step.
+    """
+    l2 = np.array(optimizer.prior_l2(len(row)), np.float32)
+    if not len(l2):
+        return gradient
+    with np.errstate(divide="ignore"):
+        most = np.float32(1) / np.float32(learning_rate)
+    return gradient + np.minimum(l2 * np.float32(missed), most) * row

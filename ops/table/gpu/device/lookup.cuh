@@ -96,6 +96,7 @@ struct LookupBatch {
   float* out;
   uint32_t vectors;  // vectors per row
   uint32_t step;
+  bool moves;  // whether a use changes a row's last step
   Initializer initializer;
   float initial_slot;
   uint32_t* missing;      // positions that FindRows leaves to InsertRows
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
     // If several lanes use the same row, one of them counts all uses.
     const uint32_t peers = __match_any_sync(kFullWarp, entry);
     if (found && lane == static_cast<uint32_t>(__ffs(peers) - 1)) {
-      touch.Begin(batch.rows.header(entry - 1), batch.step, __popc(peers));
+      touch.Begin(batch.rows.header(entry - 1), batch.step, __popc(peers), batch.moves);
     }
   }
 
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   if (kUses == Uses::kDistinct && found) {
     if constexpr (Rows::kMixed) promoted = batch.rows.rule.EndsRarity(header_was.x, 1);
     header_was.x += header_was.x != UINT32_MAX;
-    header_was.y = batch.step;
+    if (batch.moves) header_was.y = batch.step;
     *header = header_was;
   }
   if (kUses == Uses::kShared) touch.End();
@@ -295,7 +296,7 @@ __global__ void __launch_bounds__(kBlockThreads)
         InsertKeys(batch.index, batch.rows, key, wanted, {distinct ? 1u : 0u, batch.step}, &won);
     SharedTouch touch;
     if (!distinct && entry != kNoEntry) {
-      touch.Begin(batch.rows.header(entry - 1), batch.step, 1);
+      touch.Begin(batch.rows.header(entry - 1), batch.step, 1, true);
       touch.End();
     }
     if constexpr (Rows::kMixed) {  // a single use promotes no row

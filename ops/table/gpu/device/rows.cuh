@@ -160,10 +160,11 @@ struct RowsView {
 // can do other work while the first one's memory access is in progress.
 class SharedTouch {
  public:
-  __device__ void Begin(RowHeader* header, uint32_t step, uint32_t uses) {
+  // If `moves` is false, the last step stays.
+  __device__ void Begin(RowHeader* header, uint32_t step, uint32_t uses, bool moves) {
     header_ = header;
     uses_ = uses;
-    header->last_step = step;
+    if (moves) header->last_step = step;
     before_ = atomicAdd(&header->frequency, uses);
   }
   // Keeps the frequency at its maximum if the addition has overflowed. Between the overflow and

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "ops/table/core/optimizers.h"
+#include "ops/table/core/row_prior.h"
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/device/mixed_rows.cuh"
@@ -41,6 +42,8 @@ struct UpdateBatch {
   uint32_t vectors;
   uint32_t log2_lanes;
   uint32_t step;
+  const float* l2;  // of the prior, one for each column; null: none
+  float most;       // the largest strength of the prior
 };
 
 // Queues the update. `step` is the table's step after the update. If `vector` is true, a vector has
@@ -89,7 +92,12 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   const uint32_t entry = FindEntries<false>(batch.index, key, active);
   const bool found = entry != kNoEntry;
   const Record own = found ? batch.rows.record(entry - 1) : Record();
-  if (found) batch.rows.header(entry - 1)->last_step = batch.step;
+  float missed = 0.0f;  // the steps that the row pays the prior for
+  if (found) {
+    RowHeader* const header = batch.rows.header(entry - 1);
+    if (batch.l2 != nullptr) missed = static_cast<float>(batch.step - header->last_step);
+    header->last_step = batch.step;
+  }
   updates.Add(found);
   ignored.Add(active && !found);
 
@@ -98,7 +106,16 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   if constexpr (kRowWise) {
     if (found) {
       scale = own.ChangeSlot(dim, [&](float* slot) {
-        return optimizer.Scale(dim, batch.gradients + static_cast<size_t>(at) * dim, slot);
+        const float* const sums = batch.gradients + static_cast<size_t>(at) * dim;
+        return optimizer.Scale(
+            dim,
+            [&](size_t i) {
+              const auto column = static_cast<uint32_t>(i);
+              if (batch.l2 == nullptr) return sums[i];
+              const float w = own.Weights(own.template Load<float>(column));
+              return WithPrior(sums[i], w, batch.l2[i], missed, batch.most);
+            },
+            slot);
       });
     }
   }
@@ -119,7 +136,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     Record record[kAhead];
     uint32_t which[kAhead];
     int32_t starts[kAhead], counts[kAhead];
-    float scales[kAhead];
+    float scales[kAhead], steps[kAhead];
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
       which[i] = base + i * rows + (lane >> batch.log2_lanes);
@@ -129,6 +146,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
         counts[i] = __shfl_sync(kFullWarp, count, which[i] % kWarp);
       }
       if (kRowWise) scales[i] = __shfl_sync(kFullWarp, scale, which[i] % kWarp);
+      if (batch.l2 != nullptr) steps[i] = __shfl_sync(kFullWarp, missed, which[i] % kWarp);
       if (which[i] >= kWarp) record[i] = Record();
     }
     for (uint32_t c = lane & (lanes - 1); c < vectors; c += lanes) {
@@ -167,13 +185,17 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
         for (int s = 0; s < kSlots; ++s) slots[i][s] = record[i].Slots(slots[i][s]);
 #pragma unroll
         for (uint32_t e = 0; e < kVecFloats<Vec>; ++e) {
+          float by = Element(g[i], e);
+          if (batch.l2 != nullptr) {
+            const float l2 = __ldg(batch.l2 + c * kVecFloats<Vec> + e);
+            by = WithPrior(by, Element(w[i], e), l2, steps[i], batch.most);
+          }
           if constexpr (kRowWise) {
-            Element(w[i], e) -= scales[i] * Element(g[i], e);
+            Element(w[i], e) -= scales[i] * by;
           } else {
             float state[kSlots + 1];
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) state[s] = Element(slots[i][s], e);
-            const float by = Element(g[i], e);
             optimizer(1, &by, &Element(w[i], e), state);
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) Element(slots[i][s], e) = state[s];
