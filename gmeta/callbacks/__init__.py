@@ -2,7 +2,7 @@
 
 `AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes,
 `ShardedCheckpoint` saves and restores models with their tables, `LearningRateWarmup` raises the rate of
-several ranks from that of one.
+several ranks from that of one, `OneCycle` raises and lowers the rate over a whole training.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from gmeta.callbacks.step_times import StepTimes as StepTimes
     from gmeta.callbacks.warmup import LearningRateWarmup as LearningRateWarmup
     from gmeta.checkpoint.callback import ShardedCheckpoint as ShardedCheckpoint
+    from gmeta.models.training.optimizer.one_cycle import OneCycle as OneCycle
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
     "LearningRateWarmup": "gmeta.callbacks.warmup",
+    "OneCycle": "gmeta.models.training.optimizer.one_cycle",
     "ShardedCheckpoint": "gmeta.checkpoint.callback",
     "StepTimes": "gmeta.callbacks.step_times",
 }
 
-__all__ = ["AdaptationCurve", "LearningRateWarmup", "ShardedCheckpoint", "StepTimes"]
+__all__ = ["AdaptationCurve", "LearningRateWarmup", "OneCycle", "ShardedCheckpoint", "StepTimes"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE)

@@ -2,6 +2,7 @@
 
 from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection
+from gmeta.layers.embedding.entity_vector import EntityVector
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradient, record_lookups
@@ -22,6 +23,7 @@ __all__ = [
     "MLP",
     "CollectionLookup",
     "EmbeddingCollection",
+    "EntityVector",
     "ExpertBalance",
     "FeatureConfig",
     "FuXi",

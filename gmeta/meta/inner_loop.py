@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.meta.adaptation import Adaptation, Rates
+from gmeta.meta.head_prior import HeadPrior
 from gmeta.meta.inner_optimizers import SGD, Adam, InnerOptimizer, Momentum, OptimizerName, inner_optimizer
 
 Algorithm = Literal["maml", "fomaml", "anil", "boil", "reptile", "meta-sgd", "ridge"]
@@ -71,6 +72,7 @@ class InnerLoop:
       serving_steps: Gradient steps of ``model.adapt`` and of an exported model; None: as in evaluation.
       recompute: Compute a step's activations again for the outer gradient, instead of keeping the activations
         of all steps; see `gmeta.meta.Adaptation`.
+      prior: How ridge's prior starts, and how fast it moves; None: `HeadPrior()`.
 
     Raises:
       ConfigError: Settings are invalid, alone or together.
@@ -94,6 +96,7 @@ class InnerLoop:
     evaluation_steps: int | None = None
     serving_steps: int | None = None
     recompute: bool = False
+    prior: HeadPrior | None = None
 
     def __post_init__(self) -> None:
         if self.algorithm not in get_args(Algorithm):
@@ -128,6 +131,11 @@ class InnerLoop:
         if self.algorithm == "meta-sgd":
             self._settle("learn_learning_rate", self.learn_learning_rate or "parameter")
         inner_optimizer(self.optimizer)
+        if not isinstance(self.prior, HeadPrior | None) or (self.prior and self.algorithm != "ridge"):
+            raise ConfigError(
+                f"inner loop: prior is a gmeta.meta.HeadPrior, of ridge alone, got {self.prior!r} for "
+                f"{self.algorithm}"
+            )
         if self.algorithm == "ridge" and self.adapt is None:
             self._refuse_gradient_settings()
 

@@ -10,6 +10,7 @@ from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.training.model import Model
 from gmeta.models.zoo.cbml_model import CBML, cbml
 from gmeta.models.zoo.dlrm_model import dlrm
+from gmeta.models.zoo.factor_model import FactorSettings, factor_ridge
 from gmeta.models.zoo.melu_model import melu, melu_features
 from gmeta.models.zoo.meta_emb import MetaEmb
 
@@ -17,6 +18,7 @@ __all__ = [
     "CBML",
     "GRM",
     "Adapter",
+    "FactorSettings",
     "FastWeights",
     "MetaEmb",
     "MetaGRM",
@@ -27,6 +29,7 @@ __all__ = [
     "TaskLearner",
     "cbml",
     "dlrm",
+    "factor_ridge",
     "grm",
     "melu",
     "melu_features",

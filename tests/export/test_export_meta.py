@@ -14,7 +14,7 @@ from gmeta.export.saved_model import PADDING, export_model
 from gmeta.initializers import Constant, Uniform
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import FastWeights, MetaModel, cbml, dlrm
+from gmeta.models import FastWeights, MetaModel, cbml, dlrm, factor_ridge
 from gmeta.optimizers import SGD
 from gmeta.testing.serving import ask_all
 
@@ -43,6 +43,7 @@ INNER = {
     "cbml": InnerLoop(),
     "dlrm": InnerLoop(),
     "joint": InnerLoop(steps=0),
+    "factors": InnerLoop("ridge"),
 }
 QUICK = ("maml", "all", "keras")
 
@@ -57,6 +58,9 @@ def made(name):
         )
     elif name == "dlrm":
         model = dlrm(features_of, floats=["price"], head="rating", inner=inner, optimizer=SGD(0.1))
+    elif name == "factors":
+        roles = {"lists": ["tags"], "user": ["user"], "floats": {"price": (0.5, 0.3)}}
+        model = factor_ridge("item", **roles, samples=100, learning_rate=0.1)
     else:
         collection = EmbeddingCollection(features_of, seed=3, optimizer=SGD(0.1))
         network = functional() if name == "keras" else MLP({"fc": 6, "out": 1})

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
-from gmeta.meta import InnerLoop
+from gmeta.meta import HeadPrior, InnerLoop
 from gmeta.models import MetaModel
 from gmeta.testing.data.drawn_tasks import make_batch
 
@@ -150,3 +150,24 @@ def test_what_it_cannot_solve_is_refused():
     network = tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.LayerNormalization()])
     with pytest.raises(ConfigError, match="ridge solves for a last layer with a kernel and a bias"):
         make_model(network)
+
+
+def test_the_prior_starts_where_it_is_told_and_moves_at_its_pace():
+    starts = {}
+    for pace in (1.0, 0.1):
+        model = make_model(inner=InnerLoop("ridge", prior=HeadPrior(variance=0.4, noise=2.0, pace=pace)))
+        model.compile(tf.keras.optimizers.SGD(1.0), "mse")
+        rates = model.learner.inner_rates
+        np.testing.assert_allclose(rates.prior(), np.full(7, 0.4), rtol=1e-6)
+        assert float(rates.noise()) == pytest.approx(2.0, rel=1e-6)
+        model.train_on_batch(make_batch(SIZES))
+        starts[pace] = np.log(rates.prior() / 0.4)
+    # The gradient by theta is p times as small, and a step of theta moves the logarithm p times as far.
+    np.testing.assert_allclose(starts[0.1], 0.01 * starts[1.0], rtol=0.02, atol=1e-6)
+
+
+def test_a_prior_of_another_algorithm_is_refused():
+    with pytest.raises(ConfigError, match="of ridge alone"):
+        InnerLoop("maml", prior=HeadPrior())
+    with pytest.raises(ConfigError, match="head prior: pace must be above 0, got 0"):
+        HeadPrior(pace=0)

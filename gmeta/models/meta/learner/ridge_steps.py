@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta import meta
@@ -28,8 +29,8 @@ _LEAST_CURVATURE = 1e-6
 class RidgePrior(InnerRates):
     """The prior of a head and the noise of labels, which the outer loop learns, beside the inner rates.
 
-    The prior's mean is the head's shared weights. Its variances start at 1 / features for the kernel and at
-    1 for the bias; the noise, by which the loss is divided, starts at 1.
+    The prior's mean is the head's shared weights; `gmeta.meta.HeadPrior` says how its variances and the
+    noise, by which the loss is divided, start and move.
 
     Args:
       inner: The inner loop.
@@ -61,18 +62,24 @@ class RidgePrior(InnerRates):
         super().__init__(inner, rest, collection)
         self.kernel, self.bias = kernels[0], next(iter(biases), None)
         width = int(own[self.kernel].shape[0])
-        variances = [1 / width] * width + [1.0] * len(biases)
-        start = tf.keras.initializers.Constant(tf.math.log(variances).numpy())
-        self._log_prior = self.add_weight(name="log_prior", shape=[len(variances)], initializer=start)
-        self._log_noise = self.add_weight(name="log_noise", shape=[], initializer="zeros")
+        given = inner.prior or meta.HeadPrior()
+        kernel, bias = (1 / width, 1.0) if given.variance is None else (given.variance,) * 2
+        self._pace = given.pace
+        self._log_prior = self._add_log("log_prior", [kernel] * width + [bias] * len(biases))
+        self._log_noise = self._add_log("log_noise", given.noise)
+
+    def _add_log(self, name: str, start: Any) -> tf.Variable:
+        value = np.log(np.asarray(start, np.float32)) / self._pace
+        constant = tf.keras.initializers.Constant(value)
+        return self.add_weight(name=name, shape=value.shape, initializer=constant)
 
     def prior(self) -> tf.Tensor:
         """Compute the prior's variances, (features,); the bias' is the last."""
-        return tf.exp(self._log_prior)
+        return tf.exp(self._pace * self._log_prior)
 
     def noise(self) -> tf.Tensor:
         """Compute the noise, ()."""
-        return tf.exp(self._log_noise)
+        return tf.exp(self._pace * self._log_noise)
 
 
 class _Head(NamedTuple):

@@ -1,0 +1,40 @@
+"""The settings of the prior with which ridge regression solves for a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gmeta.core.arguments import finite_number
+from gmeta.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class HeadPrior:
+    r"""How the learned prior of ``InnerLoop("ridge")`` starts, and how fast it moves.
+
+    A variance is :math:`v = e^{p \theta}`, and so is the noise; the outer loop learns :math:`\theta`, which
+    begins where v is :math:`v_0`. Adam moves a number by about its rate in a step, so p says how fast
+    variances move beside weights.
+
+    Attributes:
+      variance: :math:`v_0` of all features; None: 1 / features for the kernel, 1 for the bias.
+      noise: :math:`v_0` of the noise, by which the support loss is divided.
+      pace: p.
+
+    Raises:
+      ConfigError: A number isn't above 0.
+
+    Example:
+      >>> HeadPrior(variance=1.0, pace=0.2).noise
+      1.0
+    """
+
+    variance: float | None = None
+    noise: float = 1.0
+    pace: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("variance", "noise", "pace"):
+            value = getattr(self, name)
+            if value is not None and finite_number(f"head prior: {name}", value) <= 0:
+                raise ConfigError(f"head prior: {name} must be above 0, got {value}")

@@ -1,0 +1,78 @@
+"""A learning rate that rises and falls once over a whole training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+
+
+class OneCycle(tf.keras.callbacks.Callback):
+    r"""Raises the Keras optimizer's learning rate from 0 to what it was compiled with, and lowers it to 0.
+
+    In step s of S, counted from 0, with w the share of steps in which the rate rises:
+
+    .. math:: \eta_s = \eta \min\left(\frac{s + 1}{w S},\
+       \frac{1}{2} \left(1 + \cos \pi \frac{\max(s - w S,\ 0)}{S - w S}\right)\right)
+
+    Tables whose optimizer has no rate of its own follow. Smith and Topin, "Super-Convergence" (2018),
+    section 3, with a cosine in place of the second line.
+
+    Args:
+      steps: S, all steps of the training, those before `fit` included (such as those that a checkpoint has
+        restored); after them the rate is 0. None: Keras' ``epochs`` times the batches of an epoch.
+      warm_up: w, above 0 and below 1.
+
+    Raises:
+      ConfigError: A number is out of its range; or, when training begins, the optimizer's rate is a schedule,
+        which would set it too, or ``steps`` is None and the length of an epoch isn't known.
+
+    Example:
+      ::
+
+        model.compile(tf.keras.optimizers.Adam(5e-3), "mse")
+        model.fit(gmeta.io.tasks("data/warm", resample=True), epochs=30, callbacks=[OneCycle()])
+    """
+
+    def __init__(self, steps: int | None = None, warm_up: float = 0.3) -> None:
+        super().__init__()
+        self.steps = None if steps is None else whole_number("OneCycle: steps", steps, least=1)
+        if not 0.0 < warm_up < 1.0:
+            raise ConfigError(f"OneCycle: warm_up must be above 0 and below 1, got {warm_up}")
+        self.warm_up = warm_up
+        self._rate: float | None = None
+        self._steps = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take the highest rate, and the number of steps."""
+        optimizer = self.model.optimizer
+        schedule = getattr(optimizer, "_learning_rate", None)
+        if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
+            raise ConfigError(
+                f"OneCycle: the optimizer's rate is a {type(schedule).__name__}, which sets it too: compile "
+                "with a number"
+            )
+        if self._rate is None:
+            self._rate = float(optimizer.learning_rate)
+        per_epoch = self.params.get("steps")
+        if self.steps is None and not per_epoch:
+            raise ConfigError(
+                "OneCycle: the data don't say how many batches an epoch has: give OneCycle(steps=...), or "
+                "fit(steps_per_epoch=...)"
+            )
+        self._steps = self.steps or int(per_epoch) * int(self.params["epochs"])
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate of the step that is to come."""
+        assert self._rate is not None
+        self.model.optimizer.learning_rate = self._rate * self.share(int(self.model.optimizer.iterations))
+
+    def share(self, step: int) -> float:
+        """Compute the share of the highest rate that a step has, step 0 being the first."""
+        rise = self.warm_up * self._steps
+        fallen = min(max(step - rise, 0.0) / (self._steps - rise), 1.0)
+        return min((step + 1) / rise, 0.5 * (1 + math.cos(math.pi * fallen)))
