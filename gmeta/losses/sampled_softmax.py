@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import finite_number
 from gmeta.core.errors import ConfigError
+from gmeta.ops import Jagged, jagged
 
 _SHORTEST = 1e-6  # of a vector that is divided by its length, as in HSTU's code
 
@@ -54,6 +56,7 @@ class SampledSoftmax:
     References:
       Zhai et al., "Actions Speak Louder than Words" (ICML 2024), section 4.1.1 and its code. Yi et al.,
       "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+      Recommendations" (RecSys 2019), section 3.
     """
 
     temperature: float = 0.05
@@ -75,6 +78,10 @@ class SampledSoftmax:
         weights: Any = None,
         log_q: Any = None,
         negative_log_q: Any = None,
+        offsets: Any = None,
+        earlier: tf.Tensor | None = None,
+        earlier_ids: Any = None,
+        earlier_log_q: Any = None,
     ) -> tf.Tensor:
         """The samples' losses, unweighted; `mean_loss` takes their mean.
 
@@ -84,11 +91,19 @@ class SampledSoftmax:
           queries: (n, d) floats.
           positives: (n, d), the vectors of the items that are to be found.
           positive_ids: (n,) integers, those items' ids.
-          negatives: (m, d) drawn items for all samples, or (n, m, d) for each its own.
-          negative_ids: (m,), or (n, m), their ids.
+          negatives: (m, d) drawn items for all samples; (n, m, d) for each its own; or, with ``offsets``,
+            (g, m, d) for each group its own.
+          negative_ids: (m,), (n, m) or (g, m), their ids.
           weights: (n,): 0 marks padding, which has no loss and is nobody's negative, whatever stands in it.
           log_q: (n,), log Q of the positives.
           negative_log_q: The same for the negatives, of the shape of their ids.
+          offsets: (g + 1,) int64: samples offsets[i] to offsets[i + 1] - 1 are group i, such as the positions
+            of one user's history.
+          earlier: (n, d), the vectors of the items that the samples look back at: the negatives of a sample
+            are then also the items of its own group up to its own. Needs ``offsets``.
+          earlier_ids: (n,), their ids.
+          earlier_log_q: (), log Q of these, and of a positive that is one of them. What a model adds to the
+            scores of items that come again is subtracted from it.
 
         Returns:
           (n,) losses, at least 0, float32 or float64.
@@ -97,13 +112,17 @@ class SampledSoftmax:
           ConfigError: There are no negatives at all; or of ids and log Q, one kind is given without the
             other.
         """
-        self._check(negatives, negative_ids, log_q, negative_log_q)
+        self._check(negatives, negative_ids, log_q, negative_log_q, (earlier, earlier_ids, offsets))
         ids = tf.convert_to_tensor(positive_ids)
         real = tf.ones_like(ids, tf.bool) if weights is None else tf.convert_to_tensor(weights) > 0
         query, positive = (self._vectors(x, real) for x in (queries, positives))
         corrections = _corrections(log_q, real, query.dtype)
         # Scores above the positive's own: a softmax of them has the positive at 0.
         own = tf.reduce_sum(query * positive, axis=1) / self.temperature - corrections
+        if earlier is not None:
+            back = _LookBack(Jagged(self._vectors(earlier), offsets), tf.cast(earlier_ids, ids.dtype), ids)
+            back_log_q = _corrections(earlier_log_q, None, query.dtype)
+            own = tf.where(back.repeats, own + corrections - back_log_q, own)
         above = [tf.zeros_like(own)[:, tf.newaxis]]
         if self.in_batch:
             scores = tf.matmul(query, positive, transpose_b=True) / self.temperature - corrections
@@ -111,10 +130,15 @@ class SampledSoftmax:
             above.append(_without(scores - own[:, tf.newaxis], absent))
         if negatives is not None:
             drawn_ids, drawn = tf.cast(negative_ids, ids.dtype), self._vectors(negatives)
-            shared = drawn.shape.rank == 2
-            scores = tf.matmul(query, drawn, transpose_b=True) if shared else tf.linalg.matvec(drawn, query)
-            scores = scores / self.temperature - _corrections(negative_log_q, None, query.dtype)
-            above.append(_without(scores - own[:, tf.newaxis], ids[:, tf.newaxis] == drawn_ids))
+            by_group = offsets is not None and drawn.shape.rank == 3
+            each = jagged.row_ids(Jagged(ids, offsets)) if by_group else None
+            scores = _products(query, drawn, offsets if by_group else None) / self.temperature
+            scores -= _of_samples(_corrections(negative_log_q, None, query.dtype), each)
+            same = ids[:, tf.newaxis] == _of_samples(drawn_ids, each)
+            above.append(_without(scores - own[:, tf.newaxis], same))
+        if earlier is not None:
+            scores = back.products(query) / self.temperature - back_log_q
+            above.append(_without(scores - own[:, tf.newaxis], back.absent))
         losses = tf.reduce_logsumexp(tf.concat(above, axis=1), axis=1)
         return tf.where(real, losses, 0)
 
@@ -125,7 +149,9 @@ class SampledSoftmax:
             wide = tf.where(real[:, tf.newaxis], wide, 0)
         return tf.math.l2_normalize(wide, axis=-1, epsilon=_SHORTEST**2) if self.normalize else wide
 
-    def _check(self, negatives: Any, negative_ids: Any, log_q: Any, negative_log_q: Any) -> None:
+    def _check(
+        self, negatives: Any, negative_ids: Any, log_q: Any, negative_log_q: Any, own: Sequence[Any]
+    ) -> None:
         if negatives is None and not self.in_batch:
             raise ConfigError(
                 "SampledSoftmax: there is nothing to tell the positive from: give negatives, as of "
@@ -143,6 +169,18 @@ class SampledSoftmax:
             )
         if negatives is None and negative_log_q is not None:
             raise ConfigError("SampledSoftmax: negative_log_q is given, and no negatives")
+        earlier, earlier_ids, offsets = own
+        if (earlier is None) != (earlier_ids is None) or (earlier is not None and offsets is None):
+            raise ConfigError(
+                "SampledSoftmax: earlier, earlier_ids and offsets belong together: they tell which items a "
+                "sample looks back at"
+            )
+        grouped = negatives is not None and len(negatives.shape) == 3
+        if offsets is not None and earlier is None and not grouped:
+            got = "no negatives" if negatives is None else f"negatives of shape {tuple(negatives.shape)}"
+            raise ConfigError(
+                f"SampledSoftmax: offsets tell which of (g, m, d) negatives are whose, got {got}"
+            )
 
 
 def _corrections(log_q: Any, real: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
@@ -150,6 +188,37 @@ def _corrections(log_q: Any, real: tf.Tensor | None, dtype: tf.DType) -> tf.Tens
         return tf.zeros([], dtype)
     values = tf.cast(log_q, dtype)
     return values if real is None else tf.where(real, values, 0)
+
+
+def _products(query: tf.Tensor, drawn: tf.Tensor, offsets: Any) -> tf.Tensor:
+    """Multiply each query with its own negatives, (n, m)."""
+    if drawn.shape.rank == 2:
+        return tf.matmul(query, drawn, transpose_b=True)
+    if offsets is None:
+        return tf.linalg.matvec(drawn, query)
+    groups = Jagged(query, offsets)
+    by_group = tf.matmul(jagged.to_padded(groups), drawn, transpose_b=True)
+    return jagged.from_padded(by_group, jagged.lengths(groups)).values
+
+
+class _LookBack:
+    """The items of each sample's own group up to its own, padded to the longest group, (n, longest)."""
+
+    def __init__(self, vectors: Jagged, earlier_ids: tf.Tensor, ids: tf.Tensor) -> None:
+        self.vectors = vectors
+        rows, places = jagged.row_ids(vectors), jagged.positions(vectors)
+        padded_ids = jagged.to_padded(Jagged(earlier_ids, vectors.offsets))
+        here = tf.range(tf.shape(padded_ids, tf.int64)[1]) <= places[:, tf.newaxis]
+        same = tf.gather(padded_ids, rows) == ids[:, tf.newaxis]
+        self.repeats = tf.reduce_any(here & same, axis=1)
+        self.absent = same | ~here
+
+    def products(self, query: tf.Tensor) -> tf.Tensor:
+        return _products(query, jagged.to_padded(self.vectors), self.vectors.offsets)
+
+
+def _of_samples(by_group: tf.Tensor, groups: tf.Tensor | None) -> tf.Tensor:
+    return by_group if groups is None or by_group.shape.rank == 0 else tf.gather(by_group, groups)
 
 
 def _without(scores: tf.Tensor, absent: tf.Tensor) -> tf.Tensor:

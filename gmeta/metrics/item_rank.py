@@ -18,6 +18,7 @@ def catalogue_ranks(
     positives: Any,
     *,
     seen: Any = None,
+    seen_bias: Any = None,
     normalize: bool = False,
     block: int = 8192,
 ) -> tf.Tensor:
@@ -39,6 +40,8 @@ def catalogue_ranks(
       seen: Items of each query that are left out of its ranking, as is usual for what the user has had
         already: rows of `items`, (n, s) with -1 as padding, or a ragged tensor. Repeats count once, and the
         positive one is never left out.
+      seen_bias: (), what is added to the scores of ``seen``, the positive one's too, instead of leaving them
+        out.
       normalize: Whether vectors are divided by their lengths, as `gmeta.losses.SampledSoftmax` does.
       block: Items that are scored at once.
 
@@ -46,7 +49,7 @@ def catalogue_ranks(
       (n,) int64 from 1 to V; 0 where a score isn't finite, which says that the model has diverged.
 
     Raises:
-      ConfigError: The shapes don't fit, or ``block`` is below 1.
+      ConfigError: The shapes don't fit, ``block`` is below 1, or ``seen_bias`` is given without ``seen``.
       tf.errors.InvalidArgumentError: A positive is no row of `items`.
 
     Example:
@@ -69,7 +72,11 @@ def catalogue_ranks(
     )
     query = _vectors(query, normalize)
     own = tf.cast(tf.reduce_sum(query * _vectors(tf.gather(table, positive), normalize), axis=1), tf.float32)
+    if seen_bias is not None and seen is None:
+        raise ConfigError("catalogue_ranks: seen_bias is added to the scores of seen=, which isn't given")
     hidden = None if seen is None else _pairs(seen)
+    if hidden is not None and seen_bias is not None:
+        own += tf.where(_holds(hidden, positive), tf.cast(seen_bias, tf.float32), 0)
 
     def score(begin: tf.Tensor, ahead: tf.Tensor, finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
         end = tf.minimum(begin + block, size)
@@ -77,7 +84,11 @@ def catalogue_ranks(
         scores = tf.cast(tf.matmul(query, rows, transpose_b=True), tf.float32)
         others = tf.range(begin, end) != positive[:, tf.newaxis]
         if hidden is not None:
-            others &= ~_within(hidden, begin, end, count)
+            within = _within(hidden, begin, end, count)
+            if seen_bias is None:
+                others &= ~within
+            else:
+                scores += tf.where(within, tf.cast(seen_bias, tf.float32), 0)
         before = others & ~(scores < own[:, tf.newaxis])
         return (
             end,
@@ -104,6 +115,13 @@ def _pairs(seen: Any) -> tuple[tf.Tensor, tf.Tensor]:
     padded = tf.cast(seen, tf.int64)
     queries = tf.ones_like(padded) * tf.range(tf.shape(padded, tf.int64)[0])[:, tf.newaxis]
     return tf.reshape(queries, [-1]), tf.reshape(padded, [-1])
+
+
+def _holds(pairs: tuple[tf.Tensor, tf.Tensor], positive: tf.Tensor) -> tf.Tensor:
+    """(n,) bool: whether each query has seen its positive item."""
+    queries, items = pairs
+    same = tf.cast(items == tf.gather(positive, queries), tf.int32)
+    return tf.math.unsorted_segment_max(same, queries, tf.size(positive)) > 0
 
 
 def _within(

@@ -20,7 +20,23 @@ from gmeta.experiment.results.spread import Spread
 
 CHOSEN_BY = "ndcg@10"
 COLUMNS = {"hr@10": "HR@10", "hr@50": "HR@50", "ndcg@10": "NDCG@10", "mrr": "MRR"}
-ORDER = ("popularity", "sasrec", "hstu-2", "hstu-8", "fuxi-2")
+ORDER = ("popularity", "sasrec", "esasrec", "hstu", "fuxi", "hstu-2", "hstu-8", "fuxi-2")
+
+PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
+    "beauty": {
+        "sasrec": (0.0921, 0.0531),
+        "esasrec": (0.0928, 0.0523),
+        "hstu": (0.0788, 0.0439),
+        "fuxi": (0.0809, 0.0451),
+    },
+    "toys_and_games": {
+        "sasrec": (0.0970, 0.0580),
+        "esasrec": (0.0939, 0.0538),
+        "hstu": (0.0778, 0.0450),
+        "fuxi": (0.0765, 0.0437),
+    },
+}
+"""Data -> model -> HR@10 and NDCG@10 of the test items in the eSASRec benchmark (arXiv 2508.06450)."""
 
 Run = Sequence[Mapping[str, Any]]
 """The measures of one model and seed, by epoch."""
@@ -34,7 +50,7 @@ def read_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
         different data or settings.
     """
     runs: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
-    alike: dict[str, str] = {}
+    alike: dict[tuple[str, str], str] = {}
     for path in paths:
         for number, text in enumerate(path.read_text().splitlines(), start=1):
             try:
@@ -51,9 +67,10 @@ def read_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
                     advice="give the files of one experiment",
                 )
             for name, value in same.items():
-                if alike.setdefault(name, json.dumps(value)) != json.dumps(value):
+                of = (name, "" if name == "data" else line["model"])
+                if alike.setdefault(of, json.dumps(value)) != json.dumps(value):
                     raise DataError(
-                        f"{name} differ between runs: {alike[name]} and {value}", path=path, line=number
+                        f"{name} differ between runs: {alike[of]} and {value}", path=path, line=number
                     )
     return {
         name: [[run[epoch] for epoch in sorted(run)] for _, run in sorted(runs[name].items())]
@@ -64,6 +81,30 @@ def read_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
 def choose_epoch(run: Run) -> Mapping[str, Any]:
     """The measure of the epoch that is best by validation, the earliest of several."""
     return max(run, key=lambda line: (line["validation"][CHOSEN_BY], -line["epoch"]))
+
+
+def published_table(runs: Mapping[str, list[Run]], data: str) -> str:
+    """Our HR@10 and NDCG@10 beside the published ones, as Markdown; empty if none are published."""
+    known = PUBLISHED.get(data, {})
+    lines = ["| model | HR@10 | published | NDCG@10 | published |", "|---|---|---|---|---|"]
+    for name in [each for each in runs if each in known]:
+        best = [choose_epoch(run) for run in runs[name]]
+        cells = []
+        for column, value in zip(("hr@10", "ndcg@10"), known[name], strict=True):
+            cells += [Spread.of([line["test"][column] for line in best]).format(4), f"{value:.4f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def write_report(runs: Mapping[str, list[Run]], out: Path) -> str:
+    """Write table.md and learning-curves.png, and return the table, with the published one below it."""
+    data = next(iter(runs.values()))[0][0]["data"]
+    text = "\n\n".join(filter(None, (table(runs), published_table(runs, data))))
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.md", text + "\n")
+    if any(len(run) > 1 for of_seeds in runs.values() for run in of_seeds):
+        curves(runs).savefig(out / "learning-curves.png", metadata={"Software": None})
+    return text
 
 
 def table(runs: Mapping[str, list[Run]]) -> str:
@@ -130,12 +171,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
         runs = read_runs(files)
     except GmetaError as error:
         raise click.ClickException(str(error)) from error
-    text = table(runs)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", text + "\n")
-    if any(len(run) > 1 for of_seeds in runs.values() for run in of_seeds):
-        curves(runs).savefig(out / "learning-curves.png", metadata={"Software": None})
-    click.echo(text)
+    click.echo(write_report(runs, out))
 
 
 if __name__ == "__main__":

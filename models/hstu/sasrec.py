@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -54,14 +55,11 @@ class SASRecBlock(SequenceBlock):
         """(total, dim) -> (total, dim)."""
         asking = layer_norm(values)
         q, k, v = (
-            self._by_sequence(self._linear(name, x), offsets)
+            self.by_head(self._linear(name, x))
             for name, x in (("query", asking), ("key", values), ("value", values))
         )
-        scores = tf.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.attention_dim)
-        seen = dense_mask(view.visible, offsets)[:, tf.newaxis]
-        weights = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min))
-        found = tf.einsum("bhqk,bkhd->bqhd", self.drop(weights, training=training), v)
-        found = jagged.from_padded(found, offsets[1:] - offsets[:-1]).values
+        drop = lambda x: self.drop(x, training=training)  # noqa: E731
+        found = softmax_attention(q, k, v, offsets, view.visible, 1 / math.sqrt(self.attention_dim), drop)
         found = self._linear("output", tf.reshape(found, [-1, self.heads * self.value_dim]))
         asked = layer_norm(asking + found)
         hidden = self.drop(tf.nn.relu(self._linear("ffn1", asked)), training=training)
@@ -70,9 +68,23 @@ class SASRecBlock(SequenceBlock):
     def _linear(self, name: str, x: tf.Tensor) -> tf.Tensor:
         return tf.matmul(x, self.kernels[name]) + self.biases[name]
 
-    def _by_sequence(self, tokens: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-        """(batch, longest, heads, d)."""
-        return jagged.to_padded(Jagged(self.by_head(tokens), offsets))
+
+def softmax_attention(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    drop: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Attend with softmax, (total, heads, d) each -> (total, heads, d), padded to the longest history."""
+    padded_q, padded_k, padded_v = (jagged.to_padded(Jagged(x, offsets)) for x in (q, k, v))
+    scores = tf.einsum("bqhd,bkhd->bhqk", padded_q, padded_k) * scale
+    seen = dense_mask(visible, offsets)[:, tf.newaxis]
+    weights = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min))
+    found = tf.einsum("bhqk,bkhd->bqhd", drop(weights), padded_v)
+    return jagged.from_padded(found, offsets[1:] - offsets[:-1]).values
 
 
 class SASRec(SequenceStack):

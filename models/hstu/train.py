@@ -1,7 +1,7 @@
-"""The next item of MovieLens: HSTU and FuXi-α beside SASRec and popularity, over the whole catalogue.
+"""The next item: SASRec, eSASRec, HSTU and FuXi-α beside popularity, over the whole catalogue.
 
+python models/hstu/train.py beauty
 python models/hstu/train.py path/to/ml-100k --model all --json runs/next-item.jsonl
-python models/hstu/report.py runs/next-item.jsonl
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,97 +18,50 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 
 # isort: split
 import click
+import numpy as np
 import tensorflow as tf
 from histories import Histories, LeaveLastOut, batches, read_histories
-from report import choose_epoch
-from sasrec import SASRec
+from report import CHOSEN_BY, choose_epoch, write_report
+from sequences import find_file, read_sequences
+from settings import KS, MOVIELENS, OF_MOVIELENS, OF_SEQUENCES, Make, Settings, make_model, settings_of
 
 from gmeta.core.errors import GmetaError
-from gmeta.initializers import Normal
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
-from gmeta.losses import SampledSoftmax
 from gmeta.metrics import NextItem, catalogue_ranks
-from gmeta.models import NextItemModel
-from gmeta.optimizers import Adam
 
-KS = (10, 50)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of all models alike: what HSTU and SASRec were published with on MovieLens-1M, but for two numbers."""
-
-    dim: int = 50
-    max_length: int = 200
-    batch: int = 32  # 128 there: 48 steps an epoch; of MovieLens-100K's users, 32 make 30
-    negatives: int = 512  # for all tokens of a step; there 128 for each token
-    temperature: float = 0.05
-    dropout: float = 0.2
-    learning_rate: float = 1e-3
-    beta_2: float = 0.98
-
-
-def _small(s: Settings, seed: int) -> dict[str, Any]:
-    return _heads(1, s) | {"blocks": 2, "max_length": s.max_length, "dropout": s.dropout, "seed": seed}
-
-
-def _heads(heads: int, s: Settings) -> dict[str, Any]:
-    return {"heads": heads, "attention_dim": s.dim // heads, "value_dim": s.dim // heads}
-
-
-BACKBONES: dict[str, Callable[[Settings, int], tf.keras.layers.Layer]] = {
-    "sasrec": lambda s, seed: SASRec(**_small(s, seed)),
-    "hstu-2": lambda s, seed: HSTU(**_small(s, seed)),
-    "hstu-8": lambda s, seed: HSTU(**{**_small(s, seed), **_heads(2, s), "blocks": 8}),
-    "fuxi-2": lambda s, seed: FuXi(**_small(s, seed)),
-}
 POPULARITY = "popularity"
-MODELS = (POPULARITY, *BACKBONES)
-
-
-def make_model(name: str, items: int, settings: Settings, seed: int) -> NextItemModel:
-    """A model, compiled."""
-    adam = {"beta_2": settings.beta_2}
-    collection = EmbeddingCollection(
-        [FeatureConfig("item", TableConfig("item", settings.dim, initializer=Normal(0.0, 0.02)))],
-        optimizer=Adam(settings.learning_rate, **adam),
-        seed=seed,
-    )
-    model = NextItemModel(
-        collection,
-        BACKBONES[name](settings, seed),
-        items=items,
-        max_length=settings.max_length,
-        time=None if name == "sasrec" else "time",
-        negatives=settings.negatives,
-        loss=SampledSoftmax(temperature=settings.temperature, in_batch=False),
-        dropout=settings.dropout,
-        seed=seed,
-        ks=KS,
-    )
-    model.compile(tf.keras.optimizers.Adam(settings.learning_rate, **adam))
-    return model
+_MEASURED = 1024  # users at once
 
 
 def train(
-    name: str, data: LeaveLastOut, settings: Settings, seed: int, epochs: int, every: int
+    name: str, makers: dict[str, Make], data: LeaveLastOut, settings: Settings, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Train a model, and measure it after every so many epochs."""
+    """Train a model until validation no longer improves, and measure it after every so many epochs.
+
+    Test items are measured where validation is better than before.
+    """
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
-    model = make_model(name, data.items, settings, seed)
+    counts = np.bincount(data.train["item"].values, minlength=data.items)
+    begin = time.perf_counter()
+    model = make_model(name, makers, data.items, settings, seed, counts)
     histories = batches(data.train, settings.batch, shuffle=seed)
-    seconds = 0.0
-    for done in range(0, epochs, every):
-        until = min(done + every, epochs)
-        begin = time.perf_counter()
+    seconds, best, best_epoch = 0.0, -1.0, 0
+    for done in range(0, settings.epochs, settings.every):
+        until, start = min(done + settings.every, settings.epochs), time.perf_counter()
         losses = model.fit(histories, initial_epoch=done, epochs=until, verbose=0).history["loss"]
-        seconds += time.perf_counter() - begin
-        found = {
-            cut: model.evaluate(batches(getattr(data, cut), settings.batch), verbose=0, return_dict=True)
-            for cut in ("validation", "test")
-        }
-        yield {"epoch": until, "seconds": round(seconds, 1), "loss": losses[-1], **found}
+        seconds += time.perf_counter() - start
+        found = {"validation": _measure(model, data.validation)}
+        if found["validation"][CHOSEN_BY] > best:
+            best, best_epoch = found["validation"][CHOSEN_BY], until
+            found["test"] = _measure(model, data.test)
+        took = {"seconds": round(seconds, 1), "elapsed": round(time.perf_counter() - begin, 1)}
+        yield {"epoch": until, **took, "loss": losses[-1], **found}
+        if until - best_epoch >= settings.patience:
+            return
+
+
+def _measure(model: tf.keras.Model, histories: Histories) -> dict[str, float]:
+    return model.evaluate(batches(histories, _MEASURED), verbose=0, return_dict=True)
 
 
 def popularity(data: LeaveLastOut) -> dict[str, Any]:
@@ -124,71 +77,97 @@ def popularity(data: LeaveLastOut) -> dict[str, Any]:
     return {"epoch": 0, "validation": measured(data.validation), "test": measured(data.test)}
 
 
+def _options(command: Any) -> Any:
+    """Add an option for each of `Settings`."""
+    kinds = {"int": int, "float": float, "str": str, "bool": bool}
+    for name, kind in reversed(Settings.__annotations__.items()):
+        flag = "--" + name.replace("_", "-")
+        flag = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
+        given = None if kind == "bool" else kinds[kind.split(" ")[0]]
+        command = click.option(flag, name, type=given, default=None)(command)
+    return command
+
+
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    type=click.Choice(["all", *MODELS]),
-    default=["hstu-2"],
-    show_default=True,
-)
+@click.argument("data", metavar="DATA")
+@click.option("--folder", type=click.Path(path_type=Path), envvar="GMETA_SEQUENCES", help="Of text files.")
+@click.option("--model", "models", multiple=True, help="all, or a model's name; several times.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=[0], show_default=True)
-@click.option("--epochs", type=click.IntRange(1), default=100, show_default=True)
-@click.option(
-    "--every", type=click.IntRange(1), default=5, show_default=True, help="Epochs between measures."
-)
-@click.option("--batch", type=int, default=Settings.batch, show_default=True, help="Users a step.")
-@click.option("--negatives", type=int, default=Settings.negatives, show_default=True, help="Drawn a step.")
-@click.option("--dropout", type=float, default=Settings.dropout, show_default=True)
-@click.option("--learning-rate", type=float, default=Settings.learning_rate, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="Of TensorFlow's; as many as cores by default.")
+@click.option("--until", type=float, help="End where NDCG@10 of the test items is this.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where measures go, a line each.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where the table and the curves go.")
+@_options
 def main(
-    folder: Path,
+    data: str,
+    folder: Path | None,
     models: tuple[str, ...],
     seeds: tuple[int, ...],
-    epochs: int,
-    every: int,
     threads: int | None,
+    until: float | None,
     path: Path | None,
+    out: Path | None,
     **own: Any,
 ) -> None:
-    """Train models on FOLDER, MovieLens-100K or -1M, to tell each user's next item.
+    """Train models on DATA to tell each user's next item.
 
-    A user's last item is for testing, the one before it for choosing the number of epochs. --model and --seed
-    may be given several times; runs of several processes may write to one file.
+    DATA is beauty, toys or yelp; a text file with a user a line, "user item item …"; or a folder of
+    MovieLens-100K or -1M. A user's last item is for testing, the one before it for choosing the epoch.
+    Several processes may write their runs to one file of --json.
     """
     if threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
+    given = {name: value for name, value in own.items() if value is not None}
     try:
-        data, settings = read_histories(folder), Settings(**own)
+        file = find_file(data, folder) or Path(data)
+        lines = file.is_file()
+        cuts = read_sequences(file) if lines else read_histories(file)
     except GmetaError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{data.name}: {data.users} users, {data.items} items")
-    for name in MODELS if "all" in models else dict.fromkeys(models):
-        if name == POPULARITY:
-            runs = [({}, iter([popularity(data)]))]
-        else:
-            runs = [
-                (
-                    {"seed": seed, "settings": asdict(settings)},
-                    train(name, data, settings, seed, epochs, every),
-                )
-                for seed in seeds
-            ]
-        for facts, measures in runs:
-            lines = []
-            for found in measures:
-                lines.append({"data": data.name, "model": name, **facts, **found})
-                if path is not None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with path.open("a") as file:
-                        file.write(json.dumps(lines[-1]) + "\n")
-                _say(lines[-1], "validation")
-            _say(choose_epoch(lines), "test")
+    makers, settings = (OF_SEQUENCES, Settings()) if lines else (OF_MOVIELENS, MOVIELENS)
+    known = (POPULARITY, *makers)
+    for name in set(models) - {"all", *known}:
+        raise click.BadParameter(f"{name}: for these data there are {', '.join(known)}", param_hint="--model")
+    models = models or ((POPULARITY, "sasrec") if lines else ("hstu-2",))
+    click.echo(f"{cuts.name}: {cuts.users} users, {cuts.items} items")
+    out = Path("runs/next-item", cuts.name) if out is None else out
+    path = path or out / "runs.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    measured: dict[str, list[list[dict[str, Any]]]] = {}
+    for name in known if "all" in models else dict.fromkeys(models):
+        for seed in [None] if name == POPULARITY else seeds:
+            run = _run(name, makers, cuts, settings_of(name, settings, given), seed, path, until)
+            measured.setdefault(name, []).append(run)
+    click.echo(write_report(measured, out))
+
+
+def _run(
+    name: str,
+    makers: dict[str, Make],
+    data: LeaveLastOut,
+    settings: Settings,
+    seed: int | None,
+    path: Path,
+    until: float | None,
+) -> list[dict[str, Any]]:
+    """Train a model with a seed, or measure popularity; write and say each measure."""
+    if seed is None:
+        facts, measures = {}, iter([popularity(data)])
+    else:
+        facts = {"seed": seed, "settings": asdict(settings)}
+        measures = train(name, makers, data, settings, seed)
+    lines: list[dict[str, Any]] = []
+    for found in measures:
+        lines.append({"data": data.name, "model": name, **facts, **found})
+        with path.open("a") as file:
+            file.write(json.dumps(lines[-1]) + "\n")
+        _say(lines[-1], "validation")
+        if until is not None and found.get("test", {}).get(CHOSEN_BY, 0) >= until:
+            click.echo(f"test {CHOSEN_BY} {until} after {found.get('elapsed', 0)} s")
+            break
+    _say(choose_epoch(lines), "test")
+    return lines
 
 
 def _say(line: dict[str, Any], cut: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -174,3 +175,51 @@ def test_draws_are_even_and_those_of_steps_differ():
 def test_what_makes_no_sense_is_refused(wrong, said):
     with pytest.raises(ConfigError, match=said):
         wrong(tf.ones([2, 3]))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    lengths=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    m=st.integers(1, 4),
+    look_back=st.booleans(),
+    grouped=st.booleans(),
+)
+def test_groups_and_what_samples_look_back_at(seed, lengths, m, look_back, grouped):
+    """Each sample alone, with the negatives of its group and the earlier items among them."""
+    n, loss = sum(lengths), SampledSoftmax(temperature=0.5, normalize=False, in_batch=False)
+    base = case(seed, n, 3, m)
+    base.pop("weights")
+    rng, offsets = np.random.default_rng(seed), np.cumsum([0, *lengths])
+    if grouped:
+        shape = (len(lengths), m)
+        base |= {"negatives": rng.normal(size=(*shape, 3)), "negative_ids": rng.integers(0, 5, shape)}
+    earlier, earlier_ids, log_q = rng.normal(size=(n, 3)), rng.integers(0, 5, n), 0.7
+    back = {"earlier": earlier, "earlier_ids": earlier_ids, "earlier_log_q": log_q} if look_back else {}
+    offered = {"offsets": tf.constant(offsets)} if grouped or look_back else {}
+    found = loss(**base, **back, **offered).numpy()
+    for group, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        for i in range(begin, end):
+            past = slice(begin, i + 1) if look_back else slice(0, 0)
+            query, own_id = base["queries"][i], base["positive_ids"][i]
+            drawn = base["negatives"][group] if grouped else base["negatives"]
+            ids = base["negative_ids"][group] if grouped else base["negative_ids"]
+            own = query @ base["positives"][i] / 0.5 - log_q * (own_id in earlier_ids[past])
+            others = np.concatenate(
+                [
+                    (drawn @ query / 0.5)[ids != own_id],
+                    (earlier[past] @ query / 0.5 - log_q)[earlier_ids[past] != own_id],
+                ]
+            )
+            np.testing.assert_allclose(
+                found[i], np.logaddexp.reduce([own, *others]) - own, rtol=1e-6, atol=1e-12
+            )
+
+
+def test_what_samples_look_back_at_needs_groups():
+    x = tf.ones([2, 3])
+    given_ = {"negatives": x, "negative_ids": [3, 4]}
+    with pytest.raises(ConfigError, match="earlier, earlier_ids and offsets belong together"):
+        SampledSoftmax()(x, x, [1, 2], **given_, earlier=x)
+    with pytest.raises(ConfigError, match="offsets tell which of"):
+        SampledSoftmax()(x, x, [1, 2], **given_, offsets=[0, 2])

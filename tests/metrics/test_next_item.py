@@ -155,3 +155,13 @@ def test_what_makes_no_sense_is_refused(wrong, said):
 def test_a_positive_that_is_no_item_is_refused(positive):
     with pytest.raises(tf.errors.InvalidArgumentError, match="positives must be rows of the items"):
         catalogue_ranks(np.ones((1, 3)), np.ones((4, 3)), [positive])
+
+
+def test_a_bias_of_seen_items_moves_them_and_the_positive_one():
+    items = tf.constant([[1.0], [2.0], [3.0], [4.0]])
+    queries, positives, seen = tf.ones([3, 1]), [1, 1, 3], tf.constant([[3, 2], [1, -1], [3, 3]])
+    for bias, expected in ((-9.0, [1, 4, 4]), (0.0, [3, 3, 1]), (9.0, [3, 1, 1])):
+        found = catalogue_ranks(queries, items, positives, seen=seen, seen_bias=bias)
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ConfigError, match="seen_bias is added to the scores of seen="):
+        catalogue_ranks(queries, items, positives, seen_bias=1.0)

@@ -171,6 +171,7 @@ def top_items(
     k: int,
     *,
     without: tf.RaggedTensor | None = None,
+    bias: tf.Tensor | None = None,
     block: int = _BLOCK,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Find the items whose vectors have the greatest products with queries, the greatest first.
@@ -182,6 +183,7 @@ def top_items(
       vectors: (V, d), of all items; V is at least k.
       k: The number of items per query.
       without: Numbers of the items to leave out for each query, ragged (n, None); negative ones are ignored.
+      bias: (), what is added to the scores of the items of ``without``, instead of leaving them out.
       block: The number of items scored at once.
 
     Returns:
@@ -195,7 +197,7 @@ def top_items(
         end = tf.minimum(begin + block, size)
         scores = tf.matmul(queries, tf.cast(vectors[begin:end], tf.float32), transpose_b=True)
         if without is not None:
-            scores = _hide(scores, without, begin, end)
+            scores = _move(scores, without, begin, end, bias)
         here = tf.broadcast_to(tf.range(begin, end), tf.shape(scores, tf.int64))
         found = tf.math.top_k(tf.concat([best, scores], axis=1), k)
         numbers = tf.gather(tf.concat([numbers, here], axis=1), found.indices, batch_dims=1)
@@ -216,11 +218,13 @@ def top_items(
     return tf.where(tf.math.is_inf(scores), tf.constant(-1, tf.int64), numbers), scores
 
 
-def _hide(scores: tf.Tensor, without: tf.RaggedTensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Set the scores of left-out items to -inf among the items from begin to end."""
-    items = without.values
-    here = tf.where((items >= begin) & (items < end))[:, 0]
-    rows = tf.cast(tf.gather(without.value_rowids(), here), tf.int64)
-    places = tf.stack([rows, tf.gather(items, here) - begin], axis=1)
+def _move(
+    scores: tf.Tensor, items: tf.RaggedTensor, begin: tf.Tensor, end: tf.Tensor, bias: tf.Tensor | None
+) -> tf.Tensor:
+    """Add the bias, or else -inf, to the scores of such items among those from begin to end."""
+    here = tf.where((items.values >= begin) & (items.values < end))[:, 0]
+    rows = tf.cast(tf.gather(items.value_rowids(), here), tf.int64)
+    places = tf.stack([rows, tf.gather(items.values, here) - begin], axis=1)
     lowest = tf.fill([tf.size(here)], tf.constant(float("-inf")))
-    return tf.tensor_scatter_nd_update(scores, places, lowest)
+    moved = lowest if bias is None else tf.gather_nd(scores, places) + bias
+    return tf.tensor_scatter_nd_update(scores, places, moved)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
+from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, layer_norm
 from gmeta.layers.sequence.view import sequence_view
-from gmeta.losses import SampledSoftmax, mean_loss, uniform_negatives
+from gmeta.losses import SampledSoftmax, mean_loss
 from gmeta.metrics import NextItem, catalogue_ranks
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
+from gmeta.models.sequence.negative_draw import NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.models.training.compile_settings import only_columns, refuse_settings
 from gmeta.models.training.model import Model
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import Jagged, jagged
+
+_REPEAT_SCALE = 32.0  # at Adam's rate of 1e-3, a hundred steps move the bias by 3
+_NEGATIVES = 8192
+
+Places = Literal["from_start", "from_end"]
 
 _INSTEAD = {
     "loss": "the loss is that of the model, made with loss=gmeta.losses.SampledSoftmax(...)",
@@ -33,13 +40,18 @@ class NextItemModel(Model):
     r"""A model that predicts the next item at every token of a history.
 
     .. math::
-       H = \mathrm{backbone}(\mathrm{dropout}(\sqrt{d}\, E[i_1 \dots i_{L-1}] + P)), \quad
-       l_k = -\log \frac{e^{s(H_k, E[i_{k+1}])}}{e^{s(H_k, E[i_{k+1}])} + \sum_{j \in N} e^{s(H_k, E[j])}}
+       H &= \mathrm{LN}(\mathrm{backbone}(\mathrm{dropout}(\sqrt{d}\, E[i_1 \dots i_{L-1}] + P))) \\
+       s_{kj} &= H_k \cdot E[j] + \beta\, [j \in \{i_1 \dots i_k\}], \quad
+       l_k = -\log \frac{e^{s_{k i_{k+1}}}}{e^{s_{k i_{k+1}}} + \sum_{j \in N_k} e^{s_{kj} - \log Q_j}}
 
-    P are learned position vectors. The negatives N are drawn from the catalogue at each step and shared by
-    all tokens. One lookup embeds histories, positives and negatives. The loss is the mean over all tokens
-    with a successor, on all ranks. HSTU's research form and SASRec train in the same way (Zhai et al.,
-    "Actions Speak Louder than Words", ICML 2024, section 4.1.1); they differ in the backbone.
+    P are learned position vectors, counted from a history's end. The negatives :math:`N_k` are the history's
+    own items up to k, and items drawn from the catalogue at each step. :math:`\log Q_j` makes up for the
+    former being certain and the latter being drawn. :math:`\beta` is learned: how likely an item comes again.
+    Without it a model puts the items of the history first, as they are most like it, even where nobody has an
+    item twice. One lookup embeds histories, positives and negatives. The loss is the mean over all tokens
+    with a successor, on all ranks. SASRec with sampled softmax trains in this way (Tikhonovich et al.,
+    "eSASRec", arXiv 2508.06450), and HSTU's research form on cosines (Zhai et al., "Actions Speak Louder than
+    Words", ICML 2024, section 4.1.1); they differ in the backbone.
 
     A batch is a dict of ragged columns, one row per user in order of time, with the item's id and any other
     columns; ``time`` names a column of int64 times for the backbone. A history longer than ``max_length + 1``
@@ -56,8 +68,17 @@ class NextItemModel(Model):
       max_length: The longest history that is read, as for the backbone.
       item: The name of the item column and of its feature.
       time: The column of times; None: the backbone gets no times.
-      negatives: The number of negatives per optimizer step, the same negatives on all ranks.
-      loss: The sampled softmax loss.
+      negatives: m, how many negatives a token sees. None: 8,192, or as many as there are items if they are
+        fewer.
+      negatives_per: Which tokens share negatives. ``"step"``: all of a step, on all ranks; ``"user"``: those
+        of one history; ``"position"``: none. The last two look up m rows for each user or token.
+      repeats: Whether to learn β, and to have the history's own items among the negatives. False: β is 0.
+      popularity: How often each item occurs in training, (V,) numbers from 0 on: the loss then makes up for
+        the frequency of in-batch negatives (`gmeta.losses.SampledSoftmax`). For a loss with ``in_batch``.
+      loss: The sampled softmax loss. None: of dot products, at temperature 1, without in-batch negatives.
+      token_scale: What an item's vector is multiplied with before it enters the backbone. None: √d.
+      places: Whether position vectors are counted ``"from_end"`` of a history or ``"from_start"``.
+      norm: Whether the backbone's output gets a layer norm with weights.
       dropout: The share of the embedded tokens' numbers that are dropped in training.
       seed: The seed of position vectors, dropout and negatives.
       ks: The cutoffs k of the metrics.
@@ -84,8 +105,14 @@ class NextItemModel(Model):
         max_length: int,
         item: str = "item",
         time: str | None = None,
-        negatives: int = 128,
+        negatives: int | None = None,
+        negatives_per: Per = "step",
+        repeats: bool = True,
+        popularity: Any = None,
         loss: SampledSoftmax | None = None,
+        token_scale: float | None = None,
+        places: Places = "from_end",
+        norm: bool = True,
         dropout: float = 0.0,
         seed: int = 0,
         ks: Sequence[int] = (10, 50),
@@ -102,14 +129,28 @@ class NextItemModel(Model):
             )
         self.catalogue = Catalogue(items, name, feature)
         self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
-        self.negatives = whole_number(f"{name}: negatives", negatives, least=1)
+        negatives = min(_NEGATIVES, self.catalogue.size) if negatives is None else negatives
+        self.draw = NegativeDraw(name, negatives, negatives_per, self.catalogue.size, seed)
+        self.negatives, self.negatives_per = negatives, negatives_per
         self.item, self.time, self.seed = item, time, seed
-        self.loss_of = loss or SampledSoftmax(in_batch=False)
+        self.loss_of = loss or SampledSoftmax(temperature=1.0, normalize=False, in_batch=False)
+        if token_scale is not None:
+            finite_number(f"{name}: token_scale", token_scale)
+        if places not in get_args(Places):
+            raise ConfigError(f"{name}: places must be 'from_start' or 'from_end', got {places!r}")
+        self.token_scale = self.dim**0.5 if token_scale is None else token_scale
+        self.counted_from, self.norm, self.repeats = places, norm, repeats
+        self.popularity = popularity_shares(name, popularity, self.items, self.loss_of.in_batch)
         self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
         initializer = tf.keras.initializers.TruncatedNormal(stddev=self.dim**-0.5, seed=seed)
         self.places = self.add_weight(
             name="places", shape=(self.max_length, self.dim), initializer=initializer
         )
+        self.repeat = self.add_weight(name="repeat", shape=(), initializer="zeros") if repeats else None
+        self.norm_scale = self.norm_offset = None
+        if norm:
+            self.norm_scale = self.add_weight(name="norm/scale", shape=(self.dim,), initializer="ones")
+            self.norm_offset = self.add_weight(name="norm/offset", shape=(self.dim,), initializer="zeros")
         self.ranking = NextItem(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         # Create all weights now: a model needs them before weights can be loaded.
@@ -169,6 +210,15 @@ class NextItemModel(Model):
         )
 
     @property
+    def repeat_bias(self) -> tf.Tensor:
+        """What is added to the logits of items that the history has, (); 0 without ``repeats``."""
+        return tf.zeros([]) if self.repeat is None else _REPEAT_SCALE * self.repeat
+
+    @property
+    def _scaled_bias(self) -> tf.Tensor:
+        return self.repeat_bias * self.loss_of.temperature
+
+    @property
     def items(self) -> int:
         """V, the size of the catalogue."""
         return self.catalogue.size
@@ -187,8 +237,8 @@ class NextItemModel(Model):
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) scores, the products of item vectors with the
-          result of `predict`. If fewer than k items are left, the rest is -1 or the empty text, with the
-          score -inf.
+          result of `predict`, and `repeat_bias` times the temperature more for items of the
+          history. If fewer than k items are left, the rest is -1 or the empty text, with the score -inf.
 
         Raises:
           ConfigError: The catalogue has fewer than k items.
@@ -197,11 +247,12 @@ class NextItemModel(Model):
         if k > self.items:
             raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
         vectors = self.item_vectors() if vectors is None else vectors
-        seen = None
-        if leave_out_seen:
+        seen = bias = None
+        if leave_out_seen or self.repeats:
+            bias = None if leave_out_seen else self._scaled_bias
             ids = self._sequences(x, self.max_length)[0]
             seen = jagged.to_ragged(Jagged(self.catalogue.find(ids.values), ids.offsets))
-        numbers, scores = top_items(self(x, training=False), vectors, k, without=seen)
+        numbers, scores = top_items(self(x, training=False), vectors, k, without=seen, bias=bias)
         found = self.catalogue.ids(tf.maximum(numbers, 0))
         return tf.where(numbers < 0, self.catalogue.nothing, found), scores
 
@@ -218,17 +269,21 @@ class NextItemModel(Model):
         numbers = self.catalogue.numbers(ids.values)
         # All ranks count the same optimizer steps, also a rank without users in a step.
         step = self.optimizer.iterations
-        drawn = uniform_negatives(self.negatives, self.items, seed=self.seed, step=step)
+        following = _but_first(Jagged(numbers, ids.offsets))
+        drawn = self.draw(following, step)
         # Only ids that the catalogue has are embedded.
-        found = {self.item: self.catalogue.keys(tf.concat([numbers, drawn], axis=0))}
+        found = {self.item: self.catalogue.keys(tf.concat([numbers, tf.reshape(drawn, [-1])], axis=0))}
         vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
         queries, positives = self._ask(Jagged(vectors[:total], ids.offsets), times, training=True)
         losses = self.loss_of(
             queries.values,
             positives.values,
-            _but_first(Jagged(numbers, ids.offsets)).values,
-            negatives=vectors[total:],
+            following.values,
+            negatives=_shape_as(drawn, vectors[total:]),
             negative_ids=drawn,
+            offsets=following.offsets if self.negatives_per == "user" or self.repeats else None,
+            **self._corrections(following, drawn),
+            **self._look_back(Jagged(numbers, ids.offsets), vectors[:total]),
         )
         loss, samples = mean_loss(losses), tf.size(losses)
 
@@ -237,6 +292,27 @@ class NextItemModel(Model):
             return {"loss": self.mean.result()}
 
         return loss, samples, measure
+
+    def _corrections(self, following: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
+        if self.popularity is None:
+            return {}
+        samples = tf.size(following.values)
+        return {
+            name: log_expected(self.popularity, numbers, samples=samples, drawn=self.negatives)
+            for name, numbers in (("log_q", following.values), ("negative_log_q", drawn))
+        }
+
+    def _look_back(self, numbers: Jagged, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Return the items that each token has in its history, as the loss takes them."""
+        if not self.repeats:
+            return {}
+        # An item of the history is a candidate for certain, another is drawn m / V times on average.
+        certain = 0.0 if self.popularity is not None else math.log(self.items / self.negatives)
+        return {
+            "earlier": _but_last(numbers._replace(values=vectors)).values,
+            "earlier_ids": _but_last(numbers).values,
+            "earlier_log_q": certain - self.repeat_bias,
+        }
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -249,7 +325,10 @@ class NextItemModel(Model):
             vectors = self.collection({self.item: found}, training=False)[self.item]
             queries, _ = self._ask(Jagged(vectors, ids.offsets), times, training=False)
             last = self._normalize(jagged.last(queries))
-            ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(numbers))
+            seen = {}
+            if self.repeats:
+                seen = {"seen": jagged.to_ragged(_but_last(numbers)), "seen_bias": self._scaled_bias}
+            ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(numbers), **seen)
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
             self.ranking.update_state(ranks, sample_weight=known)
             return step.end_forward(self.ranking.result())
@@ -268,7 +347,7 @@ class NextItemModel(Model):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize = tf.keras.saving.serialize_keras_object
-        names = ("max_length", "item", "time", "negatives", "seed", "name")
+        names = ("max_length", "item", "time", "negatives", "negatives_per", "repeats", "token_scale", "norm")
         return {
             "collection": serialize(self.collection),
             "backbone": serialize(self.backbone),
@@ -276,17 +355,22 @@ class NextItemModel(Model):
             "dropout": self.drop.rate,
             "ks": self.ranking.ks,
             "items": self.catalogue.config,
-            **{name: getattr(self, name) for name in names},
+            "places": self.counted_from,
+            "popularity": None if self.popularity is None else self.popularity.numpy().tolist(),
+            **{name: getattr(self, name) for name in (*names, "seed", "name")},
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> NextItemModel:
-        """Create the model that a config from `get_config` describes."""
+        """Create the model that a config from `get_config` describes; older ones lack some."""
+        former = {"negatives_per": "step", "repeats": False, "norm": False, "places": "from_start"}
         made = {
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
             for part in ("collection", "backbone")
         }
-        return cls(**{**config, **made, "loss": from_mapping(SampledSoftmax, config["loss"], "loss")})
+        return cls(
+            **{**former, **config, **made, "loss": from_mapping(SampledSoftmax, config["loss"], "loss")}
+        )
 
     def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
         """Return ids and times, cut to the last ``longest`` of each user."""
@@ -319,14 +403,20 @@ class NextItemModel(Model):
     def _queries(
         self, tokens: Jagged, times: Jagged | None, following: Jagged | None, training: bool | None
     ) -> Jagged:
-        places = jagged.take(tf.convert_to_tensor(self.places), jagged.positions(tokens))
-        entered = self.drop(tokens.values * self.dim**0.5 + places, training=training)
+        numbers = jagged.positions(tokens)
+        if self.counted_from == "from_end":
+            numbers = tf.gather(jagged.lengths(tokens), jagged.row_ids(tokens)) - 1 - numbers
+        places = jagged.take(tf.convert_to_tensor(self.places), numbers)
+        entered = self.drop(tokens.values * self.token_scale + places, training=training)
         view = sequence_view(
             self.backbone.mask, tokens.offsets, times=None if times is None else times.values
         )
         if following is not None:
             view = view._replace(row_times=following.values)
-        return self.backbone(Jagged(entered, tokens.offsets), view=view, training=training)
+        found = self.backbone(Jagged(entered, tokens.offsets), view=view, training=training)
+        if not self.norm:
+            return found
+        return found._replace(values=layer_norm(found.values, self.norm_scale, self.norm_offset))
 
     def _normalize(self, vectors: tf.Tensor) -> tf.Tensor:
         return tf.math.l2_normalize(vectors, axis=-1, epsilon=1e-12) if self.loss_of.normalize else vectors
@@ -345,6 +435,13 @@ def _item_feature(name: str, collection: EmbeddingCollection, item: str) -> Feat
     if features[item].combiner is not None:
         raise ConfigError(f"{name}: feature {item!r} has a combiner, and every item is a token: leave it out")
     return features[item]
+
+
+def _shape_as(drawn: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+    """Give vectors the shape of drawn numbers, (…, d)."""
+    dim = vectors.shape[-1]
+    shaped = tf.reshape(vectors, tf.concat([tf.shape(drawn), [dim]], axis=0))
+    return tf.ensure_shape(shaped, [*drawn.shape, dim])
 
 
 def _but_first(sequences: Jagged) -> Jagged:

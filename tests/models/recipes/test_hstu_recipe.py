@@ -174,3 +174,65 @@ def test_lines_that_do_not_belong_together_are_named(recipe, tmp_path):
     ):
         with pytest.raises(DataError, match=words):
             report.read_runs([write(tmp_path / "lines", line(), second)])
+
+
+def test_text_files_are_renumbered_and_their_faults_named(recipe, tmp_path):
+    sequences = recipe("sequences")
+    path = tmp_path / "Beauty.txt"
+    path.write_text("1 1 2 3 4\n2 1 5\n3 4 2 6\n")  # the second user has too few items
+    data = sequences.read_sequences(sequences.find_file("beauty", tmp_path))
+    assert (data.name, data.users, data.items) == ("beauty", 2, 5)
+    first, second = data.test["item"].to_list()
+    assert (first[1], first[3]) == (second[1], second[0])
+    assert data.train["item"].to_list() == [first[:2], second[:1]]
+    assert sequences.find_file("ml-100k", None) is None
+    with pytest.raises(DataError, match=r"no Yelp\.txt in"):
+        sequences.find_file("yelp", tmp_path)
+    path.write_text("1 a\n")
+    with pytest.raises(DataError, match="not a line of whole numbers"):
+        sequences.read_sequences(path)
+
+
+def ligr(block, x):
+    """One history, by the formula."""
+    weight = {name: value.numpy().astype(float) for name, value in block.kernels.items()}
+    bias = {name: value.numpy().astype(float) for name, value in block.biases.items()}
+
+    def norm(rows):
+        centred = rows - rows.mean(axis=1, keepdims=True)
+        return centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
+
+    def linear(name, rows):
+        return rows @ weight[name] + bias[name]
+
+    def gate(name, rows):
+        return 1 / (1 + np.exp(-linear(name, rows)))
+
+    q, k, v = (linear(name, norm(x)) for name in ("query", "key", "value"))
+    found = []
+    for i in range(len(x)):
+        weights = np.exp(k[: i + 1] @ q[i] / np.sqrt(q.shape[1]))
+        found.append(weights @ v[: i + 1] / weights.sum())
+    y = x + linear("output", np.array(found)) * gate("attention_gate", x)
+    first = norm(y) @ weight["ffn1"]
+    hidden = first / (1 + np.exp(-first)) * (norm(y) @ weight["ffn2"])
+    return y + hidden @ weight["ffn3"] * gate("ffn_gate", y)
+
+
+def test_ligr_is_its_formula(recipe):
+    block = recipe("ligr").LiGRBlock(heads=1, attention_dim=8, value_dim=8, max_length=9)
+    random = np.random.default_rng(0)
+    x, offsets = random.normal(size=[7, 8]), np.array([0, 3, 7])
+    tokens = Jagged(tf.constant(x, tf.float32), tf.constant(offsets))
+    block(tokens)
+    for value in block.biases.values():
+        value.assign(random.normal(size=value.shape))
+    expected = [ligr(block, x[a:b]) for a, b in itertools.pairwise(offsets)]
+    np.testing.assert_allclose(block(tokens).values, np.concatenate(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_the_published_numbers_stand_beside_ours(recipe, tmp_path):
+    report = recipe("report")
+    runs = {"sasrec": [[line("sasrec", data="beauty")]]}
+    text = report.write_report(runs, tmp_path)
+    assert text.splitlines()[-1] == "| sasrec | 0.3000 | 0.0921 | 0.2000 | 0.0531 |"

@@ -200,6 +200,8 @@ def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tm
         expected = ids[(5 * batch["item"][:, -1:].values.numpy() + 1) % ITEMS]
         assert np.mean(items[:, 0].numpy() == expected) > 0.9
         products = each.predict(other, verbose=0) @ each.item_vectors().numpy().T
+        for row, own in enumerate(batch["item"].to_list()):
+            products[row, list(set(own))] += float(each.repeat_bias)
         np.testing.assert_allclose(scores, -np.sort(-products, axis=1)[:, :3], rtol=1e-5, atol=1e-6)
     with pytest.raises(
         ConfigError, match=r"next_item: item \d+ is not in the catalogue; items= has 12 others"
@@ -256,3 +258,58 @@ def test_it_is_saved_whole(tmp_path):
     # It goes on where the other one stands, negatives included.
     found = [float(each.train_step(batch)["loss"]) for each in (other, model) if not each.reset_metrics()]
     assert found[0] == found[1]
+
+
+def test_that_nobody_has_an_item_twice_is_learnt():
+    rows = [np.random.default_rng(user).permutation(ITEMS)[:6].tolist() for user in range(96)]
+    batch = {"item": tf.ragged.constant(rows, tf.int64)}
+    data = tf.data.Dataset.from_tensor_slices(batch).batch(16)
+    model = make_model(time=None)
+    model.fit(data, epochs=15, verbose=0)
+    assert float(model.repeat_bias) < -3
+    items, _ = model.recommend(batch, 3)
+    assert all(not set(row) & set(found) for row, found in zip(rows, items.numpy(), strict=True))
+    again = make_model(time=None)
+    always = {"item": tf.ragged.constant([[row[0]] * 6 for row in rows], tf.int64)}
+    again.fit(tf.data.Dataset.from_tensor_slices(always).batch(16), epochs=15, verbose=0)
+    assert float(again.repeat_bias) > 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"negatives_per": "user"}, {"negatives_per": "position", "repeats": False}]
+)
+def test_negatives_of_a_user_or_a_position_are_learnt_from(settings):
+    model, batch = make_model(**settings), histories(32)
+    losses = model.fit(tf.data.Dataset.from_tensor_slices(batch).batch(16), epochs=8, verbose=0).history[
+        "loss"
+    ]
+    assert losses[-1] < losses[0]
+
+
+def test_a_config_without_newer_settings_makes_the_model_of_its_time():
+    config = make_model().get_config()
+    for name in ("negatives_per", "repeats", "token_scale", "places", "norm", "popularity"):
+        del config[name]
+    model = NextItemModel.from_config(config)
+    assert (model.repeats, model.norm, model.counted_from) == (False, False, "from_start")
+    assert model.token_scale == 8**0.5
+    assert len(model.trainable_variables) == len(make_model().trainable_variables) - 3
+
+
+def test_popularity_is_kept_and_refused_where_nothing_reads_it():
+    loss = SampledSoftmax(temperature=1.0, normalize=False)
+    model = make_model(popularity=np.arange(ITEMS), loss=loss)
+    losses = model.fit(tf.data.Dataset.from_tensors(histories(9)), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(
+        model.get_config()["popularity"], np.arange(ITEMS) / np.arange(ITEMS).sum(), rtol=1e-6
+    )
+    for settings, told in (
+        ({"popularity": np.ones(ITEMS)}, "the loss has none"),
+        ({"popularity": np.ones(3), "loss": loss}, "must be 12 numbers from 0 on"),
+        ({"negatives_per": "batch"}, "must be 'step', 'user' or 'position', got 'batch'"),
+        ({"places": "middle"}, "must be 'from_start' or 'from_end', got 'middle'"),
+        ({"negatives": 0}, "negatives must be a whole number from 1 on, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            make_model(**settings)
