@@ -19,8 +19,9 @@ from gmeta.core.data.on_bad import OnBad
 def command(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure adaptation to new users, and write the report.
 
-    The command measures the tasks of every test split before adaptation and after several inner steps, beside
-    joint training, item means and biases, over all seeds of the run.
+    The command measures the tasks of every test split before adaptation and after several inner steps, over
+    all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence of the report says
+    whether a method beats the strongest of them.
     """
     if start_ranks(size):
         return

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from gmeta.core.settings import load_toml
-from gmeta.experiment import ExperimentConfig, RunFolder, evaluate, run_training, write_report
+from gmeta.core.settings import read_toml
+from gmeta.experiment import RunFolder, evaluate, plan_experiment, run_training, write_report
 from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.preprocess import prepare
 
@@ -27,8 +27,9 @@ def main(data: Path, run_path: Path, config_path: Path) -> None:
     """Prepare DATA, a MovieLens folder, train MeLU on its warm users and measure its cold ones."""
     run = RunFolder(run_path)
     prepare(data, run.data)
+    config = plan_experiment(read_toml(config_path), run.data, str(config_path)).config
     with TrainingProgress() as progress:
-        run_training(load_toml(ExperimentConfig, config_path), run, run.data, progress=progress)
+        run_training(config, run, run.data, progress=progress)
     print(f"report: {write_report(evaluate(run), run.path)}")
 
 

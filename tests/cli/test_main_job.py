@@ -53,6 +53,7 @@ def test_train_evaluate_and_report(folder, trained):
     assert {png.name for png in (folder / "run/figures").iterdir()} == {
         "error-by-steps.png",
         "error-by-support.png",
+        "reliability.png",
         "training.png",
     }
 

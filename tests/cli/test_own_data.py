@@ -68,7 +68,9 @@ def test_training_says_what_it_has_decided(folder):
 
 def test_the_report_has_baselines_and_says_first_who_wins(folder):
     evaluation = evaluation_json.load(folder / "evaluation.json")
-    assert list(evaluation.methods) == ["maml", "joint", "item_mean", "biases"]
+    assert list(evaluation.methods) == [
+        *("maml", "joint", "item_mean", "biases", "neighbours", "kriging", "factors")
+    ]
     assert evaluation.metrics == ["logloss", "auc", "gauc"]
     assert all(
         np.isfinite(evaluation.spread(name, steps, "logloss").mean)

@@ -91,7 +91,7 @@ def edited(**change):
     [
         ([], "not a gmeta-evaluation document"),
         ({"format": "gmeta-records", "version": 1}, "not a gmeta-evaluation document"),
-        (edited(version=1), "version 1, this gmeta reads version 2"),
+        (edited(version=1), "version 1, this gmeta reads versions 2 and 3"),
         (edited(data={"name": "x", "warm_tasks": 1, "rows": 2}), r"cold_tasks.* @ document\.data"),
         (edited(seeds=[0, "1"]), r"expected int, got '1' @ document\.seeds\[1\]"),
         (edited(seeds=[0, True]), r"expected int, got True @ document\.seeds\[1\]"),

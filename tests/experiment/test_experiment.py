@@ -15,6 +15,8 @@ from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.meta import InnerLoop
 from gmeta.testing.small_experiment import small_config, small_data
 
+BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -50,7 +52,15 @@ def test_a_second_call_says_that_all_is_done(trained):
 
 def test_the_evaluation_has_every_cell(trained, tmp_path):
     evaluation = evaluate(trained[0])
-    assert list(evaluation.methods) == ["maml", "joint", "item_mean", "biases"]
+    assert list(evaluation.methods) == ["maml", "joint", *BASELINES]
+    for baseline in BASELINES:
+        assert sorted(evaluation.methods[baseline].results) == [0]
+        assert sorted(evaluation.support_curve[baseline]) == [1, 4]
+        compared = evaluation.bootstrap.find("maml", 1, baseline, "rmse")
+        ours, theirs = (evaluation.spread(*cell, "rmse").mean for cell in (("maml", 1), (baseline, 0)))
+        assert compared.difference == pytest.approx(ours - theirs)
+        assert compared.low <= compared.difference <= compared.high
+    assert list(evaluation.calibration) == ["kriging", "factors"]
     for method in ("maml", "joint"):
         assert sorted(evaluation.methods[method].results) == [0, 1, 3, 5]
         assert sorted(evaluation.support_curve[method]) == [1, 4]

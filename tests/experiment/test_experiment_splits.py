@@ -24,6 +24,7 @@ from gmeta.testing.data.task_batches import sides_by_task
 from gmeta.testing.small_experiment import small_config
 
 SPLITS = ("user_cold", "item_cold", "warm")
+BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors")
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +50,15 @@ def test_every_split_is_measured_and_shown(data, tmp_path):
     evaluation = evaluated(config(), data, tmp_path)
     assert [one.data.split for one in evaluation.sections] == list(SPLITS)
     for one in evaluation.sections:
-        assert list(one.methods) == ["maml", "joint", "item_mean", "biases"]
+        assert list(one.methods) == ["maml", "joint", *BASELINES]
         assert one.data.cold_tasks == 40
         assert np.isfinite(one.spread("maml", 1, "mae").mean)
     means = [one.spread("item_mean", 0, "mae").mean for one in evaluation.sections]
     assert len(set(means)) == 3
+    *cold, warm = evaluation.sections
+    assert all(one.bootstrap.find("joint", 1, "kriging", "mae") for one in cold)
+    assert warm.bootstrap is None  # methods were trained on these tasks
+    assert any("baselines predict each of these tasks from the rows of others" in n for n in evaluation.notes)
     assert sorted(evaluation.support_curve["maml"]) == [1, 4]
     page = write_report(evaluation, tmp_path).read_text()
     assert page.index("Results on user_cold tasks") < page.index("Results on warm tasks")

@@ -10,8 +10,11 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.plan.column_settings import FeatureSettings
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import count_tasks, measured_tasks, training_tasks
+from gmeta.experiment.runs.model_choice import build_model
+from gmeta.models import FactorSettings
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
 from gmeta.testing.data.clicks import SPEC, click_log, prepared_clicks
 from gmeta.testing.data.event_tables import write_table
@@ -41,7 +44,10 @@ def test_everything_is_decided_by_the_data_set(clicks):
     assert config.numbers["price"].mean == pytest.approx(prices.mean(), rel=0.1)
     assert config.item == "item_id"
     assert (config.train_split, config.test_splits, config.held_out) == ("train", (HELD_OUT,), 5)
-    assert list(config.methods) == ["maml", "joint"]
+    assert list(config.methods) == ["factor_model", "maml", "joint"]
+    labels = np.concatenate([batch["label"] for batch in training_tasks(config, clicks)])
+    assert (config.labels.count, config.labels.mean) == (len(labels), pytest.approx(labels.mean(), abs=1e-5))
+    assert config.task_columns == ("city",)
     said = "\n".join(planned.notes)
     for words in ("predicts whether click", "tags (mean)", "numbers: price", "item_id", "(held-out)"):
         assert words in said
@@ -86,7 +92,7 @@ def test_tasks_too_small_to_split_are_passed_over_and_counted(tmp_path):
     alone = table.slice(0, 30).set_column(0, "user_id", pa.array([f"once-{n}" for n in range(30)]))
     data = prepared(tmp_path, pa.concat_tables([table, alone]))
     planned = plan_experiment({}, data)
-    assert "passes over 30 that are too small" in planned.notes[-1]
+    assert any("passes over 30 that are too small" in note for note in planned.notes)
     read = sum(len(batch["task"]) for batch in training_tasks(planned.config, data))
     assert read == count_tasks(planned.config, data, "train")[0]
 
@@ -173,4 +179,40 @@ def test_a_data_set_without_a_label_says_how_to_name_one(tmp_path):
 
 
 def test_movielens_keeps_its_own_settings(tmp_path):
-    assert plan_experiment({}, small_data(tmp_path)).config == ExperimentConfig()
+    config = plan_experiment({}, small_data(tmp_path)).config
+    assert replace(config, labels=None) == ExperimentConfig()
+
+
+def test_what_factors_need_is_decided_only_if_a_method_has_them(clicks):
+    methods = {"maml": {"label": "MAML", "description": "second order"}}
+    config = plan_experiment({"methods": methods}, clicks).config
+    assert (config.labels, config.task_columns) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"task_columns": ["shop"]}, "task_columns names shop, which aren't among the features"),
+        ({"labels": {"count": 0, "mean": 0.5}}, "labels: there must be one"),
+    ],
+)
+def test_facts_that_cant_be_are_refused(clicks, given, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_experiment(given, clicks)
+
+
+@pytest.mark.parametrize("setting", [{"dim": 4}, {"table": "shared"}, {"max_length": 3}])
+def test_factors_take_no_settings_that_would_do_nothing(clicks, setting):
+    config = plan_experiment({"features": {"item_id": {}, "tags": setting}}, clicks).config
+    with pytest.raises(ConfigError, match=f"features.tags: factor_ridge takes no {next(iter(setting))}"):
+        build_model(config, "factor_model", 0)
+
+
+def test_other_models_take_no_factors():
+    with pytest.raises(ConfigError, match="factors are the settings of the model 'factor_ridge'"):
+        MethodConfig("MAML", "second order", factors=FactorSettings(dim=3))
+
+
+def test_a_method_cant_bear_the_name_of_a_baseline():
+    with pytest.raises(ConfigError, match="method 'factors' has a baseline's name"):
+        ExperimentConfig(methods={"factors": MethodConfig("mine", "a model of mine")})

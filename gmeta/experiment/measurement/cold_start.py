@@ -80,6 +80,36 @@ def predict_after(
     return {goal: np.concatenate(predictions).astype(np.float64) for goal, predictions in whole.items()}
 
 
+def predict_variance(model: MetaModel, batches: Iterable[Mapping[str, Any]], noise: float) -> Floats:
+    """Predict the variance of the query rows' labels, by a model whose inner loop is ridge.
+
+    Args:
+      model: A trained model. The call doesn't change it.
+      batches: Task batches.
+      noise: The variance of labels around a task's own outputs (`label_noise`).
+
+    Returns:
+      (rows,) in the order of `query_rows`. Every rank gets all of them, and predicts as in `predict_after`.
+    """
+    own = [
+        tf.boolean_mask(model.predict_variance(batch), batch["query"]["mask"] > 0).numpy()
+        for batch in _own_share(model, list(batches))
+    ]
+    return np.asarray(np.concatenate(_of_all_ranks(own)).astype(np.float64) + noise)
+
+
+def label_noise(model: MetaModel, deviation: float = 1.0) -> float:
+    """Return the variance of labels that a ridge head has learnt to expect around its outputs.
+
+    Args:
+      model: A model whose inner loop is ridge and whose loss is the squared error in units of ``deviation``.
+      deviation: See `gmeta.experiment.runs.scaled_error.ScaledError`.
+
+    The loss of a row, divided by the learned noise, is half its squared error over the variance.
+    """
+    return float(model.learner.inner_rates.noise()) * deviation**2 / 2
+
+
 def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield every N-th batch, starting at the rank's number; every rank does the same number of lookups."""
     here = collectives.world()

@@ -8,12 +8,14 @@ from typing import Literal
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.json_values import folder_name
+from gmeta.experiment.baselines import NAMES as BASELINES
 from gmeta.experiment.plan.column_settings import FeatureSettings, NumberScale
+from gmeta.experiment.plan.label_facts import LabelFacts
+from gmeta.experiment.plan.method_config import FACTORS, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
-from gmeta.experiment.plan.method_config import default_methods
 
 Loss = Literal["mse", "binary_crossentropy"]
-NamedFeatures = Literal["movielens", "melu"]
+NamedFeatures = Literal["movielens", "melu", "melu+year"]
 HELD_OUT = "held-out"
 """The split name of the tasks that `ExperimentConfig.held_out` keeps out of training."""
 
@@ -40,16 +42,20 @@ class ExperimentConfig:
       resample: In training, draw support and query anew in each epoch.
       features: Which columns are embedded. ``"movielens"``: year, genre, gender, age, occupation and area.
         ``"melu"``: the columns of MeLU's MovieLens-1M, which are rate, genre, director, actor, gender, age,
-        occupation and zipcode. Or a table, column -> `FeatureSettings`.
+        occupation and zipcode. ``"melu+year"``: those and the year. Or a table, column -> `FeatureSettings`.
       numbers: Column of numbers that the network takes without an embedding -> its scale.
       label: The column to predict.
+      labels: What the model ``"factor_ridge"`` has to know of the training labels; None: `gmeta train` reads
+        them if a method has that model.
+      task_columns: The features that are the same in all rows of a task, such as a user's age, for the same
+        model; of the user's own columns `gmeta train` finds them.
       label_scale: With ``"mse"``, the scale on which labels are learnt; None: they are learnt as they are.
-      item: The column whose means the baselines use; None: no such column, so they use the overall mean.
+      item: The column of items, which baselines tell apart; None: no such column, so they use overall means.
       loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit that a label
         is at least ``positive``; for ratings, only AUC and nDCG are then measured.
       positive: The threshold for that loss: a rating, or 0.5 where labels are 0 and 1.
-      embedding_dim: Width of embeddings without a width of their own.
-      hidden: Units of the hidden layers.
+      embedding_dim: Width of embeddings without a width of their own; ``"factor_ridge"`` has its own.
+      hidden: Units of the hidden layers; ``"factor_ridge"`` has none.
       evaluation_steps: Numbers of inner steps after which tasks are measured.
       support_sizes: The sizes for the curve of error against support size: a task uses only so many of its
         last support samples, or all if it has fewer. Empty: no curve.
@@ -73,10 +79,12 @@ class ExperimentConfig:
     held_out: int = 0
     query: int | float = 10
     rows: Literal["latest", "random"] = "latest"
-    resample: bool = False
+    resample: bool = True
     features: NamedFeatures | Mapping[str, FeatureSettings] = "movielens"
     numbers: Mapping[str, NumberScale] = field(default_factory=dict)
     label: str = "rating"
+    labels: LabelFacts | None = None
+    task_columns: tuple[str, ...] = ()
     label_scale: NumberScale | None = None
     item: str | None = "item"
     loss: Loss = "mse"
@@ -106,6 +114,9 @@ class ExperimentConfig:
             )
         if not self.features:
             raise ConfigError("features must name at least one column of ids")
+        unknown = sorted(set(self.task_columns) - set(self.columns)) if self.own_columns else []
+        if unknown:
+            raise ConfigError(f"task_columns names {', '.join(unknown)}, which aren't among the features")
         both = sorted(set(self.numbers) & set(self.features)) if self.own_columns else []
         if both:
             raise ConfigError(f"{', '.join(both)} can't be among features and numbers: leave one out")
@@ -131,6 +142,17 @@ class ExperimentConfig:
     def own_columns(self) -> bool:
         """Whether features are the user's own columns rather than those of MovieLens."""
         return not isinstance(self.features, str)
+
+        taken = sorted(set(self.methods) & set(BASELINES))
+        if taken:
+            raise ConfigError(
+                f"method {taken[0]!r} has the name of a baseline: none of {', '.join(BASELINES)}"
+            )
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether a method's model needs `labels`."""
+        return any(method.model == FACTORS for method in self.methods.values())
 
     @property
     def columns(self) -> list[str]:

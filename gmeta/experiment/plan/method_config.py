@@ -7,6 +7,10 @@ from typing import Literal
 
 from gmeta.core.errors import ConfigError
 from gmeta.meta import InnerLoop
+from gmeta.models.zoo.factor_model import FACTOR_LOOP, FactorSettings
+
+FACTORS = "factor_ridge"
+"""The model that takes a method's ``factors`` and an experiment's ``labels`` and ``task_columns``."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,11 @@ class MethodConfig:
       row_learning_rate: Adam's rate for the embedding rows; None: the same. A row is updated only in steps
         that read it. So the row of a rare id takes far fewer steps than a dense weight does, and fewer than
         it would under an Adam that moves every row in every step.
+      schedule: ``"constant"``; or ``"one_cycle"``: the rate rises and falls over all epochs, as
+        `gmeta.callbacks.OneCycle` says. Rows with a rate of their own keep it.
       epochs: Passes over the training tasks.
       model: One of `gmeta.experiment.runs.model_choice.MODELS`.
+      factors: Sizes and priors of the model ``"factor_ridge"``; other models don't take them.
     """
 
     label: str
@@ -32,8 +39,10 @@ class MethodConfig:
     outer_samples: Literal["query", "all"] = "query"
     learning_rate: float = 1e-3
     row_learning_rate: float | None = None
+    schedule: Literal["constant", "one_cycle"] = "constant"
     epochs: int = 10
     model: str = "melu"
+    factors: FactorSettings = field(default_factory=FactorSettings)
 
     def __post_init__(self) -> None:
         rates = [rate for rate in (self.learning_rate, self.row_learning_rate) if rate is not None]
@@ -42,12 +51,30 @@ class MethodConfig:
                 f"method {self.label!r}: epochs must be at least 1 and learning rates above 0, "
                 f"got {self.epochs} and {rates}"
             )
+        if self.model != FACTORS and self.factors != FactorSettings():
+            raise ConfigError(
+                f"method {self.label!r}: factors are the settings of the model {FACTORS!r}, and this one is "
+                f"{self.model!r}: leave them out"
+            )
+
+
+def _factors(epochs: int) -> MethodConfig:
+    return MethodConfig(
+        "factor model",
+        "Items are vectors of their id and attributes; a task's head is solved for by ridge regression.",
+        inner=FACTOR_LOOP,
+        learning_rate=5e-3,
+        schedule="one_cycle",
+        epochs=epochs,
+        model=FACTORS,
+    )
 
 
 def default_methods() -> dict[str, MethodConfig]:
-    """Return MAML and joint training, with settings for MovieLens-100K."""
+    """Return the factor model, MAML and joint training, with settings for MovieLens-100K."""
     rate = 5e-3
     return {
+        "factor_model": _factors(25),
         "maml": MethodConfig(
             "MAML",
             "MeLU trained by second-order MAML: the decision layers adapt in the inner loop.",
@@ -70,7 +97,7 @@ _STEPS = 1500
 
 
 def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
-    """Return MAML and joint training for the user's own data, with enough epochs for about 1,500 steps.
+    """Return the same methods for the user's own data, with enough epochs for about 1,500 steps.
 
     The number of epochs is at least 3 and at most 40.
 
@@ -80,6 +107,7 @@ def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
     epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 40)
     inner = InnerLoop(steps=2, learning_rate=0.1, order=2)
     return {
+        "factor_model": _factors(epochs),
         "maml": MethodConfig(
             "MAML",
             "Trained by second-order MAML: the decision layers adapt to a task in the inner loop.",

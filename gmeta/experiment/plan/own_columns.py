@@ -136,6 +136,17 @@ class ColumnPlan:
         )
         return item
 
+    def task_columns(self, found: Survey, columns: Sequence[str], item: str | None) -> tuple[str, ...]:
+        """Find the features that are the same in all rows of a task."""
+        same = [
+            name
+            for name in columns
+            if name in found.ids and name != item and found.ids[name].of_tasks == found.tasks
+        ]
+        if same:
+            self.notes.append(f"the same in all rows of a task: {', '.join(same)}")
+        return tuple(same)
+
     @property
     def _roles(self) -> tuple[str | None, ...]:
         return self.schema.task, self.schema.batch, self.table.get("time")

@@ -28,9 +28,10 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.plan.column_survey import Survey, survey
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.label_facts import read_labels
 from gmeta.experiment.plan.method_config import own_methods
 from gmeta.experiment.plan.own_columns import ColumnPlan
-from gmeta.experiment.plan.task_sets import count_tasks
+from gmeta.experiment.plan.task_sets import choice_of, count_tasks, folder_of
 
 HELD_OUT_OF = 5
 """If a data set has a single split, one of so many tasks is held out."""
@@ -63,7 +64,7 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
     manifest = Manifest.load(data)
     names = {column.name for column in manifest.schema}
     if isinstance(given.get("features"), str) or ("features" not in given and names >= _OF_MOVIELENS):
-        return Planned(from_mapping(ExperimentConfig, given, where))
+        return Planned(_with_labels(from_mapping(ExperimentConfig, given, where), data))
     return _Plan(given, data, manifest, where).make()
 
 
@@ -102,7 +103,9 @@ class _Plan(ColumnPlan):
         tasks = self._tasks(config)
         if "methods" not in self.given:
             config = replace(config, methods=own_methods(-(-tasks // config.tasks_per_batch)))
-        return Planned(config, tuple(self.notes))
+        if config.needs_labels and "task_columns" not in self.given:
+            config = replace(config, task_columns=self.task_columns(found, config.columns, config.item))
+        return Planned(_with_labels(config, self.data), tuple(self.notes))
 
     def _label(self) -> str:
         label = self.given.get("label", self.table.get("label"))
@@ -177,6 +180,17 @@ class _Plan(ColumnPlan):
         passed = f"; passes over {small:,} that are too small to split" if small else ""
         self.notes.append(f"trains on {trained}, measures {', '.join(measured)}{passed}")
         return counts[config.train_split][0]
+
+
+def _with_labels(config: ExperimentConfig, data: Path) -> ExperimentConfig:
+    """Complete an experiment by what its models have to know of the labels."""
+    if not config.needs_labels or config.labels is not None:
+        return config
+    with io.data_errors():
+        path = data / folder_of(config, config.train_split)
+        positive = None if config.loss == "mse" else config.positive
+        labels = read_labels(path, config.label, positive, choice_of(config, config.train_split))
+    return replace(config, labels=labels)
 
 
 _ANY: dict[str, Any] = {

@@ -34,7 +34,7 @@ def training_tasks(
         rows=None if config.resample else config.rows,
         resample=config.resample,
         **_columns(config),
-        only=_choice(config, config.train_split),
+        only=choice_of(config, config.train_split),
         start=start,
         options=options,
     )
@@ -57,7 +57,7 @@ def measured_tasks(
         tasks_per_batch=config.tasks_per_batch,
         rows=config.rows,
         **_columns(config),
-        only=_choice(config, split),
+        only=choice_of(config, split),
         options=io.ReadOptions(shuffle=False, on_bad=on_bad, stats=stats, shard=shard),
     )
 
@@ -65,7 +65,7 @@ def measured_tasks(
 def count_tasks(config: ExperimentConfig, data: Path, split: str) -> tuple[int, int]:
     """Count the tasks of a split that the experiment uses, and those that are too small for a query set."""
     shards = Manifest.load(data).splits[folder_of(config, split)].shards
-    choice = _choice(config, split)
+    choice = choice_of(config, split)
     if choice is None:
         return sum(shard.groups for shard in shards), 0
     own = small = 0
@@ -83,7 +83,8 @@ def folder_of(config: ExperimentConfig, split: str) -> str:
     return config.train_split if split == HELD_OUT else split
 
 
-def _choice(config: ExperimentConfig, split: str) -> io.TaskChoice | None:
+def choice_of(config: ExperimentConfig, split: str) -> io.TaskChoice | None:
+    """Return which tasks of its folder belong to a split; None: all."""
     if not config.own_columns:
         return None  # MovieLens' tasks have enough rows, and the measured tasks have a split of their own
     parts = config.held_out if folder_of(config, split) == config.train_split else 0

@@ -1,34 +1,21 @@
-"""The report's figures: error by inner steps, error by support ratings, and the training curves."""
+"""The report's figures: error by inner steps and by support ratings, reliability, and the training curves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gmeta.experiment.report.findings import after, capital, change, level, standings
+from gmeta.experiment.report.drawing import Drawing
 from gmeta.experiment.report.marks import Line, curves, fit_training, mean_curve, training_runs
+from gmeta.experiment.report.reliability import RELIABILITY, draw_reliability
+from gmeta.experiment.report.standing import after, capital, change, level, standings
 from gmeta.experiment.report.style import MUTED, canvas, label_lines
 from gmeta.experiment.results.evaluation import TRAIN_LOSS, VALIDATION_MAE, Evaluation
 from gmeta.experiment.results.metrics import METRICS
 from gmeta.experiment.results.spread import Spread
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-NAMES = ("error-by-steps", "error-by-support", "training")
+NAMES = ("error-by-steps", "error-by-support", RELIABILITY, "training")
 """The names of the files that `draw` may make, without suffix."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure, the name of its file without suffix, what it shows, and how to read it."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
 
 
 def draw(evaluation: Evaluation) -> list[Drawing]:
@@ -36,6 +23,7 @@ def draw(evaluation: Evaluation) -> list[Drawing]:
     makers: tuple[Callable[[Evaluation], Drawing | None], ...] = (
         error_by_steps,
         error_by_support,
+        draw_reliability,
         training_curves,
     )
     return [drawing for make in makers if (drawing := make(evaluation))]
@@ -104,7 +92,7 @@ def _support_title(evaluation: Evaluation, lines: Mapping[str, Line]) -> str:
     for name, line in lines.items():
         if evaluation.methods[name].adapts and len(line) > 1:
             (few, before), *_, (many, now) = line.items()
-            label = capital(evaluation.methods[name].label)
+            label = evaluation.methods[name].label
             return f"From {few:g} to {many:g} support ratings, {label}’s MAE {change(before, now)}"
     return "Error by number of support ratings"
 
@@ -136,7 +124,7 @@ def training_curves(evaluation: Evaluation) -> Drawing | None:
         "Training loss is what each method minimises, so its level can’t be compared between methods. "
         "Validation MAE is the mean absolute error, in the label’s own unit, on tasks held out of training."
     )
-    return Drawing(NAMES[2], title, caption, figure)
+    return Drawing(NAMES[3], title, caption, figure)
 
 
 def _training_title(evaluation: Evaluation) -> str:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 Line = Mapping[float, Spread]
 """x -> mean and spread, in ascending order of x; every mean is defined."""
 
-DASHES = (0, (5, 3))
-
 
 def curves(axes: Axes, evaluation: Evaluation, lines: Mapping[str, Line]) -> None:
     """Draw a line per method with its spread as a band, and its name and last value beside it.
@@ -49,12 +47,12 @@ def curves(axes: Axes, evaluation: Evaluation, lines: Mapping[str, Line]) -> Non
                 far_point(axes, look, line, x, rank=far)
                 far += 1
         if len(line) == 1 and kept:
-            axes.axhline(last, color=look.colour, linewidth=1.4, linestyle=DASHES)
+            axes.axhline(last, color=look.colour, linewidth=1.4, linestyle=look.dashes)
         elif method.adapts:
             band(axes, look, kept)
         else:
             means = [spread.mean for spread in kept.values()]
-            axes.plot(list(kept), means, color=look.colour, linewidth=1.4, linestyle=DASHES)
+            axes.plot(list(kept), means, color=look.colour, linewidth=1.4, linestyle=look.dashes)
     label_lines(axes, names)
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 from gmeta.core.files import write_atomically
 from gmeta.experiment.report import table
+from gmeta.experiment.report.differences import difference_header, difference_rows
 from gmeta.experiment.report.findings import headline
+from gmeta.experiment.report.reliability import reliability_rows
+from gmeta.experiment.results.calibration import LEVELS
 from gmeta.experiment.results.evaluation import Evaluation
 from gmeta.experiment.results.metrics import METRICS
 
@@ -64,6 +67,13 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
             for one in evaluation.sections
         ],
         metrics={METRICS[name].label: METRICS[name].description for name in evaluation.metrics},
+        reliability=reliability_rows(evaluation),
+        levels=LEVELS,
+        compared=[
+            (one.data.split, difference_header(one), difference_rows(one))
+            for one in evaluation.sections
+            if one.bootstrap
+        ],
         drawings=list(zip(drawings, images, strict=True)),
         settings=flatten(evaluation.config),
     )

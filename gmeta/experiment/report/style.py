@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 WIDTH, DPI = 7.2, 200  # inches; 1440 pixels, shown at half that
 INK, MUTED, RULE = "#1a1a1a", "#5f6670", "#dfe3e8"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-BASELINES = ("#4d4d4d", "#8a8a8a")
+BASELINES = ("#b0b0b0", "#969696", "#7d7d7d", "#606060", "#404040")
+DASHES = ((0, (1, 2)), (0, (5, 3)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (9, 2, 1, 2, 1, 2)))
 MARKERS = ("o", "s", "D", "v", "P", "X")
 
 
 @dataclass(frozen=True)
 class Look:
-    """A method's colour and marker, the same in every figure."""
+    """A method's colour and marker, and a baseline's dashes, the same in every figure."""
 
     colour: str
     marker: str
+    dashes: tuple[int, tuple[int, ...]] = DASHES[0]
 
 
 def looks(evaluation: Evaluation) -> dict[str, Look]:
@@ -38,7 +40,7 @@ def looks(evaluation: Evaluation) -> dict[str, Look]:
     adapting = [name for name, method in evaluation.methods.items() if method.adapts]
     fixed = [name for name in evaluation.methods if name not in adapting]
     return {
-        name: Look(colours[i % len(colours)], MARKERS[i % len(MARKERS)])
+        name: Look(colours[i % len(colours)], MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
         for names, colours in ((adapting, PALETTE), (fixed, BASELINES))
         for i, name in enumerate(names)
     }

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gmeta.core.errors import ConfigError
+from gmeta.experiment.results.bootstrap import Bootstrap
+from gmeta.experiment.results.calibration import Calibration
 from gmeta.experiment.results.metrics import ERRORS, METRICS
 from gmeta.experiment.results.spread import Spread
 
@@ -67,10 +69,12 @@ class SplitResult:
     Attributes:
       tasks: Number of tasks of the split.
       results: Method name -> the same as `MethodResult.results`.
+      bootstrap: The comparisons of methods with baselines on it; None: not measured.
     """
 
     tasks: int
     results: Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
+    bootstrap: Bootstrap | None = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,10 @@ class Evaluation:
       seeds: The seeds, in the order of every "value per seed" below.
       methods: Method name -> its results on ``data.split``, in the order of the table's rows.
       splits: Name of another split -> the same methods' results on it.
+      bootstrap: The comparisons of methods with baselines; None: not measured.
       support_curve: Method name -> support ratings given -> MAE per seed.
       support_steps: Inner steps taken at each point of ``support_curve`` by methods that adapt.
+      calibration: Method name -> how its predicted variances compare with its errors.
       training: Method name -> one run per seed.
       notes: Sentences for the reader, such as records that were skipped.
       seconds: Phase -> wall time in seconds.
@@ -122,8 +128,10 @@ class Evaluation:
     methods: Mapping[str, MethodResult]
     splits: Mapping[str, SplitResult] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    bootstrap: Bootstrap | None = None
     support_curve: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
     support_steps: int | None = None
+    calibration: Mapping[str, Calibration] = field(default_factory=dict)
     training: Mapping[str, Sequence[TrainingRun]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -138,18 +146,25 @@ class Evaluation:
                     if metric not in METRICS:
                         raise ConfigError(f"{where}: not a metric; there are {', '.join(METRICS)}")
                     self._check_seeds(where, values)
-        for split, found in self.splits.items():
-            if split == self.data.split or set(found.results) != set(self.methods):
+        for split, other in self.splits.items():
+            if split == self.data.split or set(other.results) != set(self.methods):
                 raise ConfigError(
                     f"split {split!r} must be another than {self.data.split!r} and have the methods "
-                    f"{', '.join(self.methods)}, got {', '.join(found.results)}"
+                    f"{', '.join(self.methods)}, got {', '.join(other.results)}"
                 )
             self.on(split)  # checks the split's results
-        for name in (*self.support_curve, *self.training):
+        for name in (*self.support_curve, *self.training, *self.calibration):
             if name not in self.methods:
                 raise ConfigError(
                     f"method {name!r} has a curve but no results; methods: {', '.join(self.methods)}"
                 )
+        for one in self.bootstrap.comparisons if self.bootstrap else ():
+            for name, steps in ((one.method, one.steps), (one.baseline, 0)):
+                if name not in self.methods or steps not in self.methods[name].results:
+                    raise ConfigError(f"{name!r}, {steps} steps, is compared but has no results")
+        for name, found in self.calibration.items():
+            for values in (found.ratio, *found.coverage.values()):
+                self._check_seeds(f"calibration of {name!r}", values)
         for name, sizes in self.support_curve.items():
             for size, values in sizes.items():
                 self._check_seeds(f"support curve of {name!r} at {size} ratings", values)
@@ -176,7 +191,9 @@ class Evaluation:
                 name: replace(method, results=found.results[name]) for name, method in self.methods.items()
             },
             splits={},
+            bootstrap=found.bootstrap,
             support_curve={},
+            calibration={},
             training={},
         )
 

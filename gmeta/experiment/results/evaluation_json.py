@@ -2,18 +2,25 @@
 
 ::
 
-  {"format": "gmeta-evaluation", "version": 2, "title": ..., "data": {...}, "seeds": [0, 1, 2],
+  {"format": "gmeta-evaluation", "version": 3, "title": ..., "data": {...}, "seeds": [0, 1, 2],
    "methods": [{"name": "maml", "label": "MAML", "description": ...,
                 "results": [{"steps": 1, "metrics": {"mae": {"mean": 0.917, "spread": 0.009,
                                                               "per_seed": [0.91, 0.92, 0.92]}, ...}}, ...]}],
-   "splits": [{"name": "item_cold", "tasks": 2863, "methods": [{"name": "maml", "results": [...]}]}],
+   "bootstrap": {"resamples": 2000, "level": 0.95,
+                 "comparisons": [{"method": "maml", "steps": 1, "baseline": "biases", "metric": "mae",
+                                  "difference": -0.009, "low": -0.014, "high": -0.004}, ...]},
+   "splits": [{"name": "item_cold", "tasks": 2863, "methods": [{"name": "maml", "results": [...]}],
+               "bootstrap": {...}}],
    "support_curve": {"steps": 1, "methods": [{"name": "maml", "points": [{"ratings": 4, "mae": {...}}]}]},
+   "calibration": [{"name": "ridge", "ratio": {...}, "coverage": [{"level": 80, "share": {...}}],
+                    "deviations": [0.81, ...], "errors": [0.83, ...]}],
    "training": [{"name": "maml", "runs": [{"epoch": [1, 2], "curves": {"loss": [...], "mae": [...]}}]}],
    "config": {...}, "notes": [...], "seconds": {"train": 61.5}}
 
 ``mean`` and ``spread`` (sample standard deviation) are there for other readers; gmeta computes them again
 from ``per_seed``. A number that isn't finite is ``null``, and is read back as nan. What has an order is a
-list, because not every reader keeps the order of an object's keys.
+list, because not every reader keeps the order of an object's keys. Documents of version 2, which have neither
+``bootstrap`` nor ``calibration``, are read as well.
 """
 
 from __future__ import annotations
@@ -21,13 +28,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NewType
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.settings import copy_converter, from_mapping, to_mapping
+from gmeta.experiment.results.bootstrap import Bootstrap
+from gmeta.experiment.results.calibration import Calibration
 from gmeta.experiment.results.evaluation import (
     DataDescription,
     Evaluation,
@@ -37,7 +46,7 @@ from gmeta.experiment.results.evaluation import (
 )
 from gmeta.experiment.results.spread import Spread
 
-FORMAT, VERSION = "gmeta-evaluation", 2
+FORMAT, VERSION, FORMER = "gmeta-evaluation", 3, 2
 
 Number = NewType("Number", float)
 """A float that is ``null`` in JSON where it isn't finite."""
@@ -81,6 +90,7 @@ class _Split:
     name: str
     tasks: int
     methods: list[_MethodOnSplit]
+    bootstrap: Bootstrap | None = None
 
 
 @dataclass
@@ -99,6 +109,21 @@ class _Curve:
 class _SupportCurve:
     steps: int | None
     methods: list[_Curve]
+
+
+@dataclass
+class _Coverage:
+    level: int
+    share: _Values
+
+
+@dataclass
+class _Calibration:
+    name: str
+    ratio: _Values
+    coverage: list[_Coverage]
+    deviations: list[Number]
+    errors: list[Number]
 
 
 @dataclass
@@ -127,6 +152,8 @@ class _Document:
     config: dict[str, Any]
     notes: list[str]
     seconds: dict[str, Number]
+    bootstrap: Bootstrap | None = None
+    calibration: list[_Calibration] = field(default_factory=list)
 
 
 def to_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -144,6 +171,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
                 name,
                 s.tasks,
                 [_MethodOnSplit(method, _results(found)) for method, found in s.results.items()],
+                s.bootstrap,
             )
             for name, s in e.splits.items()
         ],
@@ -161,6 +189,17 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         config=dict(e.config),
         notes=list(e.notes),
         seconds=dict(e.seconds),  # type: ignore[arg-type]
+        bootstrap=e.bootstrap,
+        calibration=[
+            _Calibration(
+                name,
+                _values(c.ratio),
+                [_Coverage(int(level), _values(shares)) for level, shares in c.coverage.items()],
+                [*map(Number, c.deviations)],
+                [*map(Number, c.errors)],
+            )
+            for name, c in e.calibration.items()
+        ],
     )
     return to_mapping(document, _converter)
 
@@ -187,8 +226,8 @@ def from_json(value: object) -> Evaluation:
     """
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise DataError(f"not a {FORMAT} document")
-    if value.get("version") != VERSION:
-        raise DataError(f"version {value.get('version')!r}, this gmeta reads version {VERSION}")
+    if value.get("version") not in (FORMER, VERSION):
+        raise DataError(f"version {value.get('version')!r}, this gmeta reads versions {FORMER} and {VERSION}")
     try:
         return _evaluation(from_mapping(_Document, value, "document", _converter))
     except ConfigError as error:
@@ -203,7 +242,8 @@ def _evaluation(document: _Document) -> Evaluation:
         seeds=tuple(d.seeds),
         methods={m.name: MethodResult(m.label, m.description, _by_steps(m.results)) for m in d.methods},
         splits={
-            s.name: SplitResult(s.tasks, {m.name: _by_steps(m.results) for m in s.methods}) for s in d.splits
+            s.name: SplitResult(s.tasks, {m.name: _by_steps(m.results) for m in s.methods}, s.bootstrap)
+            for s in d.splits
         },
         config=d.config,
         support_curve={
@@ -216,6 +256,16 @@ def _evaluation(document: _Document) -> Evaluation:
         },
         notes=tuple(d.notes),
         seconds=d.seconds,
+        bootstrap=d.bootstrap,
+        calibration={
+            c.name: Calibration(
+                tuple(c.ratio.per_seed),
+                {each.level: tuple(each.share.per_seed) for each in c.coverage},
+                tuple(c.deviations),
+                tuple(c.errors),
+            )
+            for c in d.calibration
+        },
     )
 
 

@@ -6,6 +6,7 @@ options) and returns a `MetaModel`; the options are those that every model takes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,12 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.plan.column_settings import FeatureSettings
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
-from gmeta.experiment.plan.method_config import MethodConfig
+from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.runs.rated_at_least import RatedAtLeast, RatedAtLeastAUC
 from gmeta.experiment.runs.scaled_error import ScaledError
 from gmeta.initializers.distributions import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.models import MetaModel, cbml, dlrm, melu, melu_features
+from gmeta.models import MetaModel, cbml, dlrm, factor_ridge, melu, melu_features
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.models.zoo.melu_attributes import published_features
 from gmeta.models.zoo.scaled_numbers import ScaledNumbers
@@ -31,6 +32,7 @@ Build = Callable[[ExperimentConfig, Sequence[FeatureConfig], Options], MetaModel
 FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
     "movielens": melu_features,
     "melu": published_features,
+    "melu+year": lambda dim: (*published_features(dim), FeatureConfig("year", TableConfig("year", dim))),
 }
 """The name in an experiment's ``features`` -> a function from the embedding width to the columns."""
 
@@ -94,7 +96,53 @@ def _scale(
     return MetaModel(collection, scaled, name=name, **own)
 
 
-MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm}
+def _factor_ridge(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
+    """Build the factor model: features of the task are the user's, and the others the item's."""
+    if config.labels is None:
+        raise ConfigError(
+            "factor_ridge needs labels = { count = ..., mean = ... }, which `gmeta train` reads"
+        )
+    of_task = config.task_columns if config.own_columns else _OF_USERS
+    _refuse_widths(config)
+    scale, count = config.label_scale, config.labels.count
+    deviation = 1.0 if scale is None else scale.deviation
+    settings, regresses = options["factors"], config.loss == "mse"
+    noise = settings.noise / deviation**2 if regresses else 0.5  # `ScaledError` is in the deviation's unit
+    mean = config.labels.mean
+    if not regresses:
+        rate = (mean * count + 0.5) / (count + 1)  # finite, if all labels are alike
+        mean = math.log(rate / (1 - rate))
+    names = [feature.name for feature in features if feature.name != config.item]
+    pooled = {feature.name: feature.combiner for feature in features if feature.combiner is not None}
+    if not config.own_columns:
+        pooled = dict.fromkeys(pooled, "sqrtn")
+    optimizer = options["optimizer"]
+    return factor_ridge(
+        config.item,
+        [name for name in names if name not in pooled and name not in of_task],
+        pooled,
+        [name for name in names if name in of_task],
+        samples=count,
+        floats={column: (each.mean, each.deviation) for column, each in config.numbers.items()},
+        mean=mean,
+        deviation=deviation if regresses else 1.0,
+        settings=replace(settings, noise=noise),
+        hash=[feature.name for feature in features if feature.hash],
+        learning_rate=None if optimizer is None else optimizer.learning_rate,
+        **{name: options[name] for name in ("inner", "outer_samples", "seed")},
+    )
+
+
+def _refuse_widths(config: ExperimentConfig) -> None:
+    """Refuse settings of columns that the factor model has no use for."""
+    features: Mapping[str, FeatureSettings] = {} if isinstance(config.features, str) else config.features
+    for name, given in features.items():
+        taken = [each for each in ("dim", "table", "max_length") if getattr(given, each) is not None]
+        if taken:
+            raise ConfigError(f"features.{name}: factor_ridge takes no {', '.join(taken)}: leave it out")
+
+
+MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm, FACTORS: _factor_ridge}
 """The name in a method's ``model`` -> the function that builds the model."""
 
 
@@ -139,9 +187,11 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
     settings = config.methods[method]
     if settings.model not in MODELS:
         raise ConfigError(f"method {method!r}: no model {settings.model!r}; there are {', '.join(MODELS)}")
-    features = experiment_features(config)
+    features, options = experiment_features(config), _options(settings, seed)
+    if settings.model == FACTORS:
+        options["factors"] = settings.factors
     try:
-        model = MODELS[settings.model](config, features, _options(settings, seed))
+        model = MODELS[settings.model](config, features, options)
     except ConfigError as error:
         raise ConfigError(f"method {method!r}: {error}") from error
     regresses = config.loss == "mse"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from gmeta.experiment.results.evaluation import TrainingRun
 from gmeta.experiment.runs.epoch_checkpoints import EpochCheckpoints
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.models import MetaModel
+from gmeta.models.training.optimizer.one_cycle import OneCycle
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,32 @@ def train(
                 training,
                 epochs=epochs,
                 validation_data=measured_tasks(config, data, config.test_splits[0], on_bad, stats),
-                callbacks=callbacks,
+                callbacks=[*callbacks, *_schedule(config, method, model, training, done, checkpoints)],
                 verbose=0,
             )
     # Every epoch reads the same records again.
     left_out = tuple(dict.fromkeys(stats.read().messages))
     return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps, time.read())
+
+
+def _schedule(
+    config: ExperimentConfig,
+    method: str,
+    model: MetaModel,
+    training: Callable[[int, Stages], tf.data.Dataset],
+    done: int,
+    checkpoints: EpochCheckpoints,
+) -> list[tf.keras.callbacks.Callback]:
+    """Return the callback that sets the learning rate, if it isn't constant.
+
+    A run that another number of ranks began goes on at the share of its steps that is done.
+    """
+    settings = config.methods[method]
+    if settings.schedule == "constant":
+        return []
+    epoch = int(training(done, ()).cardinality())
+    left = (settings.epochs - done) * epoch - checkpoints.batches_of_epoch
+    return [OneCycle(int(model.optimizer.iterations) + max(left, 1))]
 
 
 def restore(

@@ -14,8 +14,8 @@ def test_every_recipe_loads(file):
     assert load_toml(ExperimentConfig, file).methods
 
 
-def test_the_melu_recipe_is_what_gmeta_train_does_by_default():
-    assert load_toml(ExperimentConfig, RECIPES / "melu" / "ml-100k.toml") == ExperimentConfig()
+def test_the_factors_recipe_is_what_gmeta_train_does_by_default():
+    assert load_toml(ExperimentConfig, RECIPES / "factors" / "ml-100k.toml") == ExperimentConfig()
 
 
 @pytest.mark.parametrize("script", sorted(RECIPES.glob("*/*.py")), ids=lambda script: script.stem)

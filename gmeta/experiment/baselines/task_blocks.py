@@ -1,0 +1,56 @@
+"""Tasks as rectangles: pairs of a query row and a support row, of many tasks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.experiment.baselines.task_rows import Ints, Rows, Tasks
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tasks of similar size, padded to rectangles.
+
+    Attributes:
+      support: (tasks, s) indices of support rows; 0 in padding.
+      given: (tasks, s) whether a support row is real.
+      query: (tasks, q) indices of query rows; 0 in padding.
+      asked: (tasks, q) whether a query row is real.
+    """
+
+    support: Ints
+    given: NDArray[np.bool_]
+    query: Ints
+    asked: NDArray[np.bool_]
+
+
+def cut_blocks(tasks: Tasks, most: int = 400_000) -> Iterator[Block]:
+    """Cut tasks with support rows into blocks of at most ``most`` pairs of rows; a larger task stands alone.
+
+    A task without support rows, or without query rows, is in no block: it has no pairs.
+    """
+    given, asked = tasks.support.sizes, tasks.query.sizes
+    order = np.lexsort((asked, given))
+    order = order[(given[order] > 0) & (asked[order] > 0)]
+    start = 0
+    while start < len(order):
+        end, rows, queries = start, 0, 0
+        while end < len(order):
+            rows, queries = max(rows, given[order[end]]), max(queries, asked[order[end]])
+            if end > start and (end - start + 1) * rows * queries > most:
+                break
+            end += 1
+        chosen = order[start:end]
+        yield Block(*_pad(tasks.support, chosen), *_pad(tasks.query, chosen))
+        start = end
+
+
+def _pad(rows: Rows, chosen: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    sizes = rows.sizes[chosen]
+    place = np.arange(sizes.max())
+    real = place < sizes[:, None]
+    return np.where(real, rows.row_splits[:-1][chosen, None] + place, 0), real
