@@ -137,17 +137,16 @@ class ExperimentConfig:
                     f"method {name!r}: a method's name is its folder's in the run: give it no slash, no dot "
                     f"in front, and none of {', '.join(_TAKEN)}"
                 )
-
-    @property
-    def own_columns(self) -> bool:
-        """Whether features are the user's own columns rather than those of MovieLens."""
-        return not isinstance(self.features, str)
-
         taken = sorted(set(self.methods) & set(BASELINES))
         if taken:
             raise ConfigError(
                 f"method {taken[0]!r} has the name of a baseline: none of {', '.join(BASELINES)}"
             )
+
+    @property
+    def own_columns(self) -> bool:
+        """Whether features are the user's own columns rather than those of MovieLens."""
+        return not isinstance(self.features, str)
 
     @property
     def needs_labels(self) -> bool:
