@@ -11,7 +11,7 @@ from gmeta.core.json_values import folder_name
 from gmeta.experiment.baselines import NAMES as BASELINES
 from gmeta.experiment.plan.column_settings import FeatureSettings, NumberScale
 from gmeta.experiment.plan.label_facts import LabelFacts
-from gmeta.experiment.plan.method_config import FACTORS, default_methods
+from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
 
 Loss = Literal["mse", "binary_crossentropy"]
@@ -101,8 +101,7 @@ class ExperimentConfig:
             raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
         if not self.test_splits or len(set(self.test_splits)) != len(self.test_splits):
             raise ConfigError(f"test_splits must be given, each once, got {list(self.test_splits)}")
-        if self.query <= 0 or (isinstance(self.query, float) and self.query >= 1):
-            raise ConfigError(f"query must be a number of rows or a share below 1, got {self.query}")
+        check_share("query", self.query)
         if min(self.tasks_per_batch, self.embedding_dim, *self.hidden, *self.support_sizes) < 1:
             raise ConfigError("tasks_per_batch, embedding_dim, hidden and support_sizes must be at least 1")
         if not self.evaluation_steps or min(*self.evaluation_steps, self.support_steps) < 0:

@@ -29,6 +29,8 @@ class MethodConfig:
       schedule: ``"constant"``; or ``"one_cycle"``: the rate rises and falls over all epochs, as
         `gmeta.callbacks.OneCycle` says. Rows with a rate of their own keep it.
       epochs: Passes over the training tasks.
+      query: The query set of a training task, where it isn't the experiment's: a number of rows, or a share
+        of the task's. A ridge head learns most if most rows are query rows.
       model: One of `gmeta.experiment.runs.model_choice.MODELS`.
       factors: Sizes and priors of the model ``"factor_ridge"``; other models don't take them.
     """
@@ -41,6 +43,7 @@ class MethodConfig:
     row_learning_rate: float | None = None
     schedule: Literal["constant", "one_cycle"] = "constant"
     epochs: int = 10
+    query: int | float | None = None
     model: str = "melu"
     factors: FactorSettings = field(default_factory=FactorSettings)
 
@@ -51,11 +54,23 @@ class MethodConfig:
                 f"method {self.label!r}: epochs must be at least 1 and learning rates above 0, "
                 f"got {self.epochs} and {rates}"
             )
+        if self.query is not None:
+            check_share(f"method {self.label!r}: query", self.query)
         if self.model != FACTORS and self.factors != FactorSettings():
             raise ConfigError(
                 f"method {self.label!r}: factors are the settings of the model {FACTORS!r}, and this one is "
                 f"{self.model!r}: leave them out"
             )
+
+
+def check_share(what: str, query: int | float) -> None:
+    """Refuse a query set that is neither a number of rows nor a share of a task's rows.
+
+    Raises:
+      ConfigError: It isn't above 0, or is a float of 1 or more.
+    """
+    if query <= 0 or (isinstance(query, float) and query >= 1):
+        raise ConfigError(f"{what} must be a number of rows or a share below 1, got {query}")
 
 
 def _factors(epochs: int) -> MethodConfig:
@@ -66,6 +81,7 @@ def _factors(epochs: int) -> MethodConfig:
         learning_rate=5e-3,
         schedule="one_cycle",
         epochs=epochs,
+        query=0.7,
         model=FACTORS,
     )
 

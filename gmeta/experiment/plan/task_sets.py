@@ -18,7 +18,11 @@ DEFAULTS = io.ReadOptions()
 
 
 def training_tasks(
-    config: ExperimentConfig, data: Path, start: io.Start = 0, options: io.ReadOptions = DEFAULTS
+    config: ExperimentConfig,
+    data: Path,
+    start: io.Start = 0,
+    options: io.ReadOptions = DEFAULTS,
+    query: int | float | None = None,
 ) -> tf.data.Dataset:
     """Read the tasks of the training split, in a new order each epoch.
 
@@ -27,14 +31,16 @@ def training_tasks(
       data: A prepared data set.
       start: As for `gmeta.io.tasks`.
       options: As for `gmeta.io.tasks`; ``seed`` sets the order of tasks and the random draws.
+      query: The query set, if it isn't the experiment's; the tasks are the same.
     """
+    choice = choice_of(config, config.train_split)
     return io.tasks(
         data / config.train_split,
         tasks_per_batch=config.tasks_per_batch,
         rows=None if config.resample else config.rows,
         resample=config.resample,
-        **_columns(config),
-        only=choice_of(config, config.train_split),
+        **{**_columns(config), **({} if query is None else {"query": query})},
+        only=choice if choice is None else choice.at_least(least_rows(config.query)),
         start=start,
         options=options,
     )

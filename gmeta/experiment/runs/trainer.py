@@ -83,7 +83,7 @@ def train(
     def training(epoch: int, passed: Stages) -> tf.data.Dataset:
         start = io.AfterSteps(passed, epoch)
         options = io.ReadOptions(seed=seed, on_bad=on_bad, stats=stats)
-        return time.of(training_tasks(config, data, start, options))
+        return time.of(training_tasks(config, data, start, options, config.methods[method].query))
 
     if done < epochs:
         with io.data_errors():

@@ -40,7 +40,7 @@ class FactorSettings:
     """
 
     dim: int = 8
-    dropout: float = 0.2
+    dropout: float = 0.4
     noise: float = 0.8
     own_bias: float = 0.3
     own_factors: float = 0.01
