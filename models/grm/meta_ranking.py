@@ -39,26 +39,23 @@ def compare(
       cold: Other new users.
       epochs: Over the old ones.
       steps: Inner steps, in training and in evaluation.
-      inner_rate: Of them.
+      inner_rate: Of them; where MAML's rates start, of which it learns one a layer.
       rate: Of the outer loop.
       tell: Is handed a row of results after each epoch: ``gauc_ctr`` after so many ``steps`` on the user's
         earlier exposures.
       **settings: Of `ranker`.
     """
     plain = InnerLoop(steps=0, adapt=ADAPTED, learning_rate=inner_rate)
-    adapted = InnerLoop(steps=steps, adapt=ADAPTED, learning_rate=inner_rate)
-    for kind, from_epoch in (("joint", epochs), ("maml", 0), ("joint, maml", epochs // 2)):
+    adapted = InnerLoop(steps=steps, adapt=ADAPTED, learning_rate=inner_rate, learn_learning_rate="layer")
+    after = sorted({0, 1, steps})
+    for kind, inner, samples in (("joint", plain, "all"), ("maml", adapted, "query")):
         base = ranker("hstu", log, rate=rate, seed=log.seed, report=None, **settings)
-        model = MetaGRM(base, inner=plain, outer_samples="all")
+        model = MetaGRM(base, inner=inner, outer_samples=samples)  # type: ignore[arg-type]
+        model.compile(tf.keras.optimizers.Adam(rate))
         for epoch in range(1, epochs + 1):
-            if epoch == from_epoch + 1:
-                model = MetaGRM(base, inner=adapted)
-            if epoch in (1, from_epoch + 1):
-                model.compile(tf.keras.optimizers.Adam(rate))
             begin = time.perf_counter()
             loss = model.fit(warm, verbose=0).history["loss"][0]
             seconds = round(time.perf_counter() - begin, 1)
-            after = sorted({0, 1, steps})
             by, found = after_steps(model, validation, after), after_steps(model, cold, after)
             for taken in after:
                 row = {"kind": kind, "seed": log.seed, "epoch": epoch, "seconds": seconds, "loss": loss}

@@ -17,7 +17,7 @@ from gmeta.preprocess.synthetic.exposures import ExposureConfig
 from gmeta.testing.data.sequences import draw_sequences
 
 RECIPE = Path(__file__).resolve().parents[3] / "models" / "grm"
-_MODULES = ("train", "meta_ranking", "rankers")
+_MODULES = ("train", "meta_ranking", "logs", "results", "rankers")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_report_is_of_the_epoch_in_time_that_validation_chooses(recipe):
         }
 
     rows = [row(0, 1, 0.6, 0.5), row(0, 2, 0.7, 0.4), row(0, 3, 0.65, 0.8), row(0, 4, 0.9, 0.9, False)]
-    lines = recipe["train"].report([*rows, row(1, 1, 0.6, 0.6)]).splitlines()
+    lines = recipe["results"].report([*rows, row(1, 1, 0.6, 0.6)]).splitlines()
     assert [line.split()[1:4] + line.split()[-2:] for line in lines[1:3]] == [
         ["0", "0", "2", "0.4000", "0.5000"],
         ["1", "0", "1", "0.6000", "0.7000"],
@@ -89,19 +89,19 @@ def test_the_report_is_of_the_epoch_in_time_that_validation_chooses(recipe):
 
 def test_new_users_are_validation_or_test_and_never_both(recipe, tmp_path):
     log = ExposureConfig(users=40, mean_events=20, exposures=10)
-    folder = recipe["train"].prepare_log(tmp_path, log)
+    folder = recipe["logs"].prepare_log(tmp_path, log)
     found = [
         {int(user) for batch in part for user in batch["task"]}
-        for part in recipe["train"].parts(folder, 0, 600)
+        for part in recipe["logs"].parts(folder, 0, 600)
     ]
     assert [len(part) for part in found] == [32, 4, 4]
     assert len(set.union(*found)) == 40
 
 
 def test_training_ends_with_its_time(recipe, tmp_path):
-    train, rows = recipe["train"], []
+    train, logs, rows = recipe["train"], recipe["logs"], []
     log = ExposureConfig(users=40, mean_events=20, exposures=10)
-    data = train.parts(train.prepare_log(tmp_path, log), 0, 600)
+    data = logs.parts(logs.prepare_log(tmp_path, log), 0, 600)
     settings = {"dim": 4, "blocks": 1, "rate": 0.01, "window": 0}
     train.train("dnn", log, data, epochs=3, seconds=1e-9, tell=rows.append, **settings)
     assert [row["in_time"] for row in rows] == [False]
