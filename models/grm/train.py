@@ -90,6 +90,7 @@ def whole_numbers(seeds: str) -> list[int]:
 @click.option("--dim", default=32, show_default=True)
 @click.option("--blocks", default=2, show_default=True)
 @click.option("--window", default=0, show_default=True, help="Events back that a block sees; 0: all.")
+@click.option("--horizon", type=float, help="Of HSTU's start, in seconds; 0: as published. [default: 3600]")
 @click.option("--rate", default=3e-3, show_default=True, help="Of Adam.")
 @click.option("--threads", type=int, help="Of TensorFlow; all cores otherwise.")
 @click.option("--meta", is_flag=True, help="Adapt the heads to users who have a taste of their own.")
@@ -122,6 +123,8 @@ def main(
     if threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
+    if settings["horizon"] is not None and not (meta or "hstu" in kinds.split(",")):
+        raise click.BadParameter("is of hstu, which isn't among --kinds", param_hint="--horizon")
     strange = [kind for kind in kinds.split(",") if kind not in KINDS]
     if strange:
         raise click.BadParameter(

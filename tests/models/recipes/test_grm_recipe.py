@@ -56,6 +56,8 @@ def test_the_baseline_is_the_mean_of_what_a_token_sees(recipe):
     [
         (["--out=/proc/none"], "Error: /proc/none: "),
         (["--out=x", "--seeds=0,one"], "'0,one' isn't numbers such as 0,1,2"),
+        (["--out=x", "--kinds=dnn", "--horizon=60"], "isn't among --kinds"),
+        (["--out=x", "--meta", "--seconds=60"], "isn't taken with --meta"),
         (["--out=x", "--kinds=hstu,bert"], "bert: choose among hstu, fuxi, dnn"),
     ],
 )
@@ -64,6 +66,14 @@ def test_what_cannot_be_is_said_in_a_line(recipe, words, told):
     assert result.exit_code in (1, 2)
     assert told in result.output
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, 3600.0), (0.0, None), (60.0, 60.0)])
+def test_a_horizon_is_handed_to_hstu(recipe, given, found):
+    model = recipe["rankers"].ranker(
+        "hstu", ExposureConfig(), dim=4, blocks=1, rate=0.01, seed=0, horizon=given
+    )
+    assert [block.horizon for block in model.trunk.backbone.blocks] == [found]
 
 
 def test_the_report_is_of_the_epoch_in_time_that_validation_chooses(recipe):
