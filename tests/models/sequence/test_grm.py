@@ -164,7 +164,7 @@ def test_it_learns_and_measures_by_user(tmp_path):
     before = model.evaluate(data, verbose=0, return_dict=True)
     model.fit(data, epochs=12, verbose=0)
     after = model.evaluate(data, verbose=0, return_dict=True)
-    assert before["gauc_ctr"] < 0.7 < 0.95 < after["gauc_ctr"]
+    assert before["gauc_ctr"] < 0.8 < 0.95 < after["gauc_ctr"]
     # By other means: each user's own AUC, weighted by exposures, of those who clicked and didn't.
     (batch,) = data.take(1)
     predicted = model.predict(data.take(1), verbose=0)
