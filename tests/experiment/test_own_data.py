@@ -214,5 +214,5 @@ def test_other_models_take_no_factors():
 
 
 def test_a_method_cant_bear_the_name_of_a_baseline():
-    with pytest.raises(ConfigError, match="method 'factors' has a baseline's name"):
+    with pytest.raises(ConfigError, match="method 'factors' has the name of a baseline"):
         ExperimentConfig(methods={"factors": MethodConfig("mine", "a model of mine")})

@@ -49,7 +49,8 @@ GpuTable::GpuTable(const GpuTableOptions& options)
             "clearing counters");
   if (const std::vector<float>& l2 = options.prior.l2(); !l2.empty()) {
     l2_ = DeviceMemory(options.allocator, sizeof(float) * l2.size());
-    CheckCuda(cudaMemcpy(l2_.as<void>(), l2.data(), l2_.bytes(), cudaMemcpyHostToDevice),
+    CheckCuda(cudaMemcpyAsync(l2_.as<void>(), l2.data(), l2_.bytes(), cudaMemcpyHostToDevice,
+                              own_stream_),
               "writing the prior");
   }
   GrowIndex(0, own_stream_);
