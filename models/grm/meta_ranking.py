@@ -20,6 +20,7 @@ ADAPTED = ("mixture", "heads")
 def compare(
     log: ExposureConfig,
     warm: tf.data.Dataset,
+    validation: tf.data.Dataset,
     cold: tf.data.Dataset,
     *,
     epochs: int,
@@ -34,29 +35,32 @@ def compare(
     Args:
       log: What the data are of.
       warm: Old users.
-      cold: New users.
+      validation: New users, by whom epochs are chosen.
+      cold: Other new users.
       epochs: Over the old ones.
       steps: Inner steps, in training and in evaluation.
-      inner_rate: Of them.
+      inner_rate: Of them; where MAML's rates start, of which it learns one a layer.
       rate: Of the outer loop.
       tell: Is handed a row of results after each epoch: ``gauc_ctr`` after so many ``steps`` on the user's
         earlier exposures.
       **settings: Of `ranker`.
     """
-    for kind, inner, samples in (
-        ("joint", InnerLoop(steps=0, adapt=ADAPTED, learning_rate=inner_rate), "all"),
-        ("maml", InnerLoop(steps=steps, adapt=ADAPTED, learning_rate=inner_rate), "query"),
-    ):
+    plain = InnerLoop(steps=0, adapt=ADAPTED, learning_rate=inner_rate)
+    adapted = InnerLoop(steps=steps, adapt=ADAPTED, learning_rate=inner_rate, learn_learning_rate="layer")
+    after = sorted({0, 1, steps})
+    for kind, inner, samples in (("joint", plain, "all"), ("maml", adapted, "query")):
         base = ranker("hstu", log, rate=rate, seed=log.seed, report=None, **settings)
-        model = MetaGRM(base, inner=inner, outer_samples=samples)
+        model = MetaGRM(base, inner=inner, outer_samples=samples)  # type: ignore[arg-type]
         model.compile(tf.keras.optimizers.Adam(rate))
         for epoch in range(1, epochs + 1):
             begin = time.perf_counter()
             loss = model.fit(warm, verbose=0).history["loss"][0]
             seconds = round(time.perf_counter() - begin, 1)
-            for taken, gauc in after_steps(model, cold, sorted({0, 1, steps})).items():
+            by, found = after_steps(model, validation, after), after_steps(model, cold, after)
+            for taken in after:
                 row = {"kind": kind, "seed": log.seed, "epoch": epoch, "seconds": seconds, "loss": loss}
-                tell({**row, "steps": taken, **gauc})
+                told = {f"validation_{name}": value for name, value in by[taken].items()}
+                tell({**row, "steps": taken, **told, **found[taken]})
 
 
 def after_steps(model: MetaGRM, data: tf.data.Dataset, steps: list[int]) -> dict[int, dict[str, float]]:

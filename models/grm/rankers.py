@@ -60,6 +60,7 @@ def ranker(
     rate: float,
     seed: int,
     window: int = 0,
+    horizon: float | None = None,
     **options: Any,
 ) -> GRM:
     """A compiled model of the log.
@@ -73,6 +74,7 @@ def ranker(
       rate: Of Adam, for tables and weights.
       seed: Of the initial weights.
       window: Events back that a token sees in each block of HSTU or FuXi; 0: all.
+      horizon: As for `gmeta.models.grm`, for HSTU alone; 0: the published start, None: the default.
       **options: As for `gmeta.models.grm`.
     """
     start = Normal(0.0, 0.1)
@@ -89,6 +91,7 @@ def ranker(
         options = {
             "backbone": kind,
             "window": window or None,
+            "horizon": "auto" if kind == "fuxi" or horizon is None else horizon or None,
             "experts": 4,
             "expert_units": [2 * dim],
             **options,

@@ -103,6 +103,7 @@ class SequenceBlock(SequenceLayer):
       bias_by_time: Whether there is a bias for distances in time; calls then need ``times``.
       mask: Which tokens see which. None: a token sees those before it.
       seed: Seed of the initial values and of dropout.
+      horizon: As for `RelativeBiasTables`, for blocks that add the table to scores.
     """
 
     WEIGHTS = 16  # more than any block has, so that blocks never share a seed
@@ -129,6 +130,7 @@ class SequenceBlock(SequenceLayer):
         bias_by_time: bool = True,
         mask: AttentionMask | None = None,
         seed: int = 0,
+        horizon: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(mask=mask, **kwargs)
@@ -146,6 +148,7 @@ class SequenceBlock(SequenceLayer):
             by_place=bias_by_place,
             by_time=bias_by_time,
             seed=(self.WEIGHTS * seed + self.WEIGHTS - 2) // 2,  # its two tables take two seeds
+            horizon=horizon,
             name="relative_bias",
             dtype=self.dtype_policy,
         )

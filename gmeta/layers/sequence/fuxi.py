@@ -71,6 +71,8 @@ class FuXiBlock(SequenceBlock):
     _SETTINGS = (*SequenceBlock._SETTINGS, "ffn_multiply")
 
     def __init__(self, *, ffn_multiply: float = 1, **kwargs: Any) -> None:
+        if kwargs.get("horizon") is not None:
+            raise ConfigError("FuXiBlock: its tables are weights, not scores: leave out horizon=")
         super().__init__(**kwargs)
         if ffn_multiply <= 0:
             raise ConfigError(f"{self.name}: ffn_multiply must be above 0, got {ffn_multiply}")

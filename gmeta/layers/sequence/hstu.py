@@ -16,12 +16,24 @@ from gmeta.ops import hstu_mix
 from gmeta.ops.layer.norms import norm_and_pass
 from gmeta.ops.layer.residual_sum import residual
 
-_normal = functools.partial(tf.keras.initializers.RandomNormal, stddev=0.02)
+_STDDEV = 0.02
+_normal = functools.partial(tf.keras.initializers.RandomNormal, stddev=_STDDEV)
 
 
 def _uniform_by(fan_in: int) -> Any:
     limit = 1 / math.sqrt(fan_in)
     return functools.partial(tf.keras.initializers.RandomUniform, -limit, limit)
+
+
+def _wide_uv(columns: int, seed: int) -> Any:
+    """Return an initialiser at N(0, 0.02²), but for the first columns, of U and V, at N(0, 1 / in)."""
+    normal = tf.keras.initializers.RandomNormal(stddev=1.0, seed=seed)
+
+    def start(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
+        stddev = tf.where(tf.range(shape[1]) < columns, 1 / math.sqrt(shape[0]), _STDDEV)
+        return normal(shape, dtype, **kwargs) * tf.cast(stddev, dtype or tf.float32)
+
+    return start
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -52,6 +64,13 @@ class HSTUBlock(SequenceBlock):
 
     n is a constant, so a sequence's output doesn't depend on the other sequences in its batch.
 
+    So small a start is slow to find that recent events tell more than old ones: all of a long history weighs
+    alike, gates and values are near 0, and what attention adds is lost beside X. With a ``horizon`` h,
+    a token starts by seeing mostly what is at most about h old: rab starts at ln(h / Δ) and not below -8
+    (`gmeta.layers.RelativeBiasTables`), and, in the research form, the columns of W that make U and V start
+    at N(0, 1 / in). Q and K start as without it, so that content doesn't outweigh recency at first. All of it
+    is learned from there.
+
     Args:
       heads: Number of heads.
       attention_dim: d, the width of a query and of a key, per head.
@@ -59,6 +78,7 @@ class HSTUBlock(SequenceBlock):
       max_length: n, the longest history to provide for. The block accepts longer sequences; distances beyond
         n - 1 share a bias.
       form: ``"research"`` or ``"production"``.
+      horizon: h, in the unit of the times; with ``bias_by_time`` only. None: start as published.
       dropout: The share of numbers that are dropped in training, before W_o.
       bias_by_place: Whether rab covers distances in position.
       bias_by_time: Whether rab covers distances in time; calls then need ``times``.
@@ -79,13 +99,19 @@ class HSTUBlock(SequenceBlock):
       TensorShape([5, 16])
     """
 
-    _SETTINGS = (*SequenceBlock._SETTINGS, "form")
+    _SETTINGS = (*SequenceBlock._SETTINGS, "form", "horizon")
 
-    def __init__(self, *, form: Literal["research", "production"] = "research", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        form: Literal["research", "production"] = "research",
+        horizon: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(horizon=horizon, **kwargs)
         if form not in ("research", "production"):
             raise ConfigError(f"{self.name}: form must be 'research' or 'production', got {form!r}")
-        self.form = form
+        self.form, self.horizon = form, horizon
         self.norm_scale = self.norm_offset = self.attended_scale = self.attended_offset = None
 
     def build(self, input_shape: Any) -> None:
@@ -95,7 +121,8 @@ class HSTUBlock(SequenceBlock):
         self.sizes = [gate, gate, query, query]
         glorot = tf.keras.initializers.GlorotUniform
         if self.form == "research":
-            self.uvqk = self.weight("uvqk/kernel", [dim, sum(self.sizes)], _normal)
+            start = _normal if self.horizon is None else functools.partial(_wide_uv, 2 * gate)
+            self.uvqk = self.weight("uvqk/kernel", [dim, sum(self.sizes)], start)
             self.output_kernel = self.weight("output/kernel", [gate, dim], glorot)
             self.output_bias = self.weight("output/bias", [dim], _uniform_by(gate))
         else:

@@ -24,6 +24,7 @@ from gmeta.ops import AttentionMask
 from gmeta.optimizers import SparseOptimizer
 
 _LAYERS = ("collection", "backbone", "mixture", "heads")
+_HORIZON = 3600.0  # an hour, in seconds
 _INSTEAD = {
     "loss": "it is the cross-entropy of the labels that the model was made with, labels=",
     "loss_weights": "weigh labels where the model is made, by weights={label: weight}",
@@ -339,6 +340,7 @@ def grm(
     max_length: int = 1000,
     by_time: bool = False,
     window: int | None = None,
+    horizon: float | Literal["auto"] | None = "auto",
     experts: int = 4,
     expert_units: Sequence[int] = (64,),
     top_k: int | None = None,
@@ -368,6 +370,9 @@ def grm(
         history went on.
       window: How many events back a token sees in each block; None: all. With recent events alone, learning
         and attention are quicker.
+      horizon: How old an event is, in the unit of the times, that HSTU sees well at the start
+        (`gmeta.layers.HSTUBlock`); it learns from there. ``"auto"``: 3600, an hour of seconds, for HSTU with
+        a time column. None: HSTU starts as published, and finds recency later.
       experts: The number of experts.
       expert_units: Units of the experts' layers.
       top_k: The number of experts that an exposure uses; None: all.
@@ -377,7 +382,15 @@ def grm(
       optimizer: The tables' sparse optimizer. None: Adam at the Keras optimizer's rate.
       seed: The seed of the initial weights and rows.
       **options: As for `GRM`.
+
+    Raises:
+      ConfigError: The parts don't go together, or a horizon is given and nothing takes it.
     """
+    adapts = backbone == "hstu" and time is not None
+    if horizon not in ("auto", None) and not adapts:
+        raise ConfigError(
+            f"grm: horizon={horizon!r} is of backbone='hstu' with a column of times: give both or neither"
+        )
     if isinstance(backbone, str):
         kinds = {"hstu": HSTU, "fuxi": FuXi}
         if backbone not in kinds:
@@ -393,6 +406,7 @@ def grm(
             mask=AttentionMask(by_time=by_time, window=window),
             dropout=dropout,
             seed=seed,
+            horizon=(_HORIZON if adapts else None) if horizon == "auto" else horizon,
         )
     labels = {"ctr": "click", "ctcvr": "buy"} if labels is None else labels
     products = {"ctcvr": ("ctr", "cvr")} if "ctcvr" in labels else {}

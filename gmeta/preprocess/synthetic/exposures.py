@@ -4,8 +4,10 @@ The number of a user's events is distributed as in MTGenRec: log-normal with σ 
 3,000. Events come in sessions. At each moment the user is interested in one category. The interest changes
 often at the start of a session and rarely within one: either to the category that follows the current one
 (from phones to cases, say) or to a category of the user's lasting taste. Most events are of the current
-interest; the others are seldom more than views. Requests come in the later half of the history, each for a
-page of items::
+interest; the others are seldom more than views. How often the interest changes, and how many events are of
+it, are settings: with rarer changes and fewer events, a few last events no longer suffice to tell it, and
+with small ``now`` and ``next`` beside ``taste``, all of the history matters alike. Requests come in the later
+half of the history, each for a page of items::
 
     logit P(click) = b + now·[c = s] + next·[c = f(s)] + taste·τ_u[c] + q_i + home_u[c] + own·w_u[style_i]
     logit P(buy | click) = b' + now·[c = s] / 2 + q'_i
@@ -62,9 +64,7 @@ EXPOSURE_SPEC = TableSpec(
 _SIGMA, _FEWEST = 0.9, 10
 _START, _SPAN = 1_700_000_000, 30 * 86_400
 _SESSION = 0.05  # probability that an event begins a session
-_FRESH, _DRIFT = 0.5, 0.01  # probability that the interest changes at the start of a session, and within one
 _FOLLOWS = 0.4  # probability that it then changes to the category that follows
-_FOCUS = 0.75  # the share of events that are of the current interest
 _ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])  # of events off the interest, and on it
 _SHOWN_OF = (0.3, 0.25, 0.25, 0.2)  # shares of: interest, the one that follows, lasting taste, any category
 _AGES, _CITIES = 7, 12
@@ -91,6 +91,9 @@ class ExposureConfig:
       quality: Standard deviation of the items' quality.
       home: Standard deviation of a city's taste.
       own: Strength of the user's own liking of styles.
+      fresh: Probability that the interest changes at the start of a session.
+      drift: Probability that it changes at another event.
+      focus: Share of the events that are of the current interest.
 
     Raises:
       ConfigError: The sizes are impossible.
@@ -112,6 +115,9 @@ class ExposureConfig:
     quality: float = 0.5
     home: float = 0.3
     own: float = 0.0
+    fresh: float = 0.5
+    drift: float = 0.01
+    focus: float = 0.75
 
     def __post_init__(self) -> None:
         if min(self.users, self.styles) < 1 or self.categories < 2 or self.items < self.categories:
@@ -124,6 +130,9 @@ class ExposureConfig:
                 f"users have {_FEWEST} events or more, on the mean fewer than at most: got mean_events="
                 f"{self.mean_events}, most_events={self.most_events}"
             )
+        shares = {name: getattr(self, name) for name in ("fresh", "drift", "focus")}
+        if not all(0 <= share <= 1 for share in shares.values()):
+            raise ConfigError(f"fresh, drift and focus are shares from 0 to 1, got {shares}")
         if self.page < 1 or self.exposures < self.page or self.exposures % self.page:
             raise ConfigError(f"exposures={self.exposures} must be a multiple of page={self.page}")
 
@@ -220,7 +229,7 @@ class _User:
 
     def _interests(self, starts: NDArray[np.bool_]) -> Ints:
         """Draw the category of interest at each event, (events,)."""
-        changes = self.rng.random(len(starts)) < np.where(starts, _FRESH, _DRIFT)
+        changes = self.rng.random(len(starts)) < np.where(starts, self.config.fresh, self.config.drift)
         changes[0] = True
         stays = np.cumsum(changes) - 1
         fresh, goes_on = self._draw(stays[-1] + 1), self.rng.random(stays[-1] + 1) < _FOLLOWS
@@ -231,7 +240,7 @@ class _User:
 
     def _history(self, times: Ints, interest: Ints) -> dict[str, NDArray[np.generic]]:
         count = len(times)
-        focus = self.rng.random(count) < _FOCUS
+        focus = self.rng.random(count) < self.config.focus
         category = np.where(focus, interest, self._draw(count))
         on = (category == interest).astype(np.int64)
         actions = VIEW + (self.rng.random(count)[:, None] > _ACTIONS[on].cumsum(axis=1)[:, :2]).sum(axis=1)

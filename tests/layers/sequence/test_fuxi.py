@@ -61,3 +61,8 @@ def test_weights_start_as_the_published_code_has_them():
 def test_a_width_that_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match="ffn_multiply must be above 0, got 0"):
         FuXiBlock(**SIZES, ffn_multiply=0)
+
+
+def test_a_horizon_is_of_scores_and_refused_by_tables_of_weights():
+    with pytest.raises(ConfigError, match="leave out horizon="):
+        FuXiBlock(**SIZES, horizon=60.0)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, HSTUBlock, sequence_view
+from gmeta.layers.sequence.bias_tables import decaying_scores
 from gmeta.ops import AttentionMask, Jagged
+from gmeta.ops.attention.relative_bias import time_bucket
 from gmeta.testing.data.sequences import draw_sequences
 from gmeta.testing.layer_parity import check_layer, own_name
 from gmeta.testing.reference.sequence.hstu import hstu_block
@@ -82,6 +84,44 @@ def test_weights_start_as_the_published_code_has_them():
     }
 
 
+@pytest.mark.parametrize("form", ["research", "production"])
+def test_a_horizon_lets_recent_tokens_weigh_more_at_the_start(form):
+    def built(**settings):
+        block = HSTUBlock(
+            heads=2, attention_dim=32, value_dim=32, max_length=9, seed=3, form=form, **settings
+        )
+        block(Jagged(tf.zeros([1, 64]), tf.constant([0, 1], tf.int64)), times=[0])
+        return block
+
+    plain, recent = built(), built(horizon=100.0)
+    added = recent.bias_tables.time_buckets - plain.bias_tables.time_buckets
+    np.testing.assert_allclose(added, decaying_scores(100.0), atol=1e-6)
+    np.testing.assert_array_equal(recent.bias_tables.positions, plain.bias_tables.positions)
+    u, v, q, k = tf.split(recent.uvqk, 4, axis=1)
+    if form == "research":
+        np.testing.assert_allclose([np.std(u), np.std(v)], 1 / 8, rtol=0.1)
+        np.testing.assert_allclose([np.std(q), np.std(k)], 0.02, rtol=0.1)
+    else:
+        np.testing.assert_array_equal(recent.uvqk, plain.uvqk)
+
+
+def test_scores_of_a_horizon_fall_with_the_logarithm_of_time():
+    scores = decaying_scores(3600.0)
+    for seconds in (60, 3600, 36000):
+        bucket = int(time_bucket(tf.constant([seconds], tf.int64))[0])
+        assert scores[bucket] == pytest.approx(np.log(3600 / seconds), abs=0.31)
+    assert np.all(np.diff(scores[:-1]) <= 0)
+    assert scores[-2] == -8
+    assert scores[-1] == 1
+
+
+def test_a_layer_saved_without_a_horizon_has_none():
+    config = HSTU(blocks=1, **SIZES, horizon=60.0).get_config()
+    assert HSTU.from_config(config).blocks[0].bias_tables.horizon == 60
+    config.pop("horizon")
+    assert HSTU.from_config(config).blocks[0].bias_tables.horizon is None
+
+
 def test_blocks_of_a_stack_have_unlike_weights_and_the_same_ones_by_seed():
     def kernels(seed):
         stack = HSTU(blocks=2, **SIZES, seed=seed)
@@ -119,6 +159,9 @@ def test_times_that_are_needed_are_asked_for():
         ({"heads": 0}, "heads must be at least 1"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"max_length": 0}, "max_length must be at least 1"),
+        ({"horizon": 0.0}, "above 0, got 0.0"),
+        ({"horizon": float("nan")}, "got nan"),
+        ({"horizon": 60.0, "bias_by_time": False}, "there is none"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, told):

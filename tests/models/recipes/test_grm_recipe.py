@@ -17,7 +17,7 @@ from gmeta.preprocess.synthetic.exposures import ExposureConfig
 from gmeta.testing.data.sequences import draw_sequences
 
 RECIPE = Path(__file__).resolve().parents[3] / "models" / "grm"
-_MODULES = ("train", "meta_ranking", "rankers")
+_MODULES = ("train", "meta_ranking", "logs", "results", "rankers")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,8 @@ def test_the_baseline_is_the_mean_of_what_a_token_sees(recipe):
     [
         (["--out=/proc/none"], "Error: /proc/none: "),
         (["--out=x", "--seeds=0,one"], "'0,one' isn't numbers such as 0,1,2"),
+        (["--out=x", "--kinds=dnn", "--horizon=60"], "isn't among --kinds"),
+        (["--out=x", "--meta", "--seconds=60"], "isn't taken with --meta"),
         (["--out=x", "--kinds=hstu,bert"], "bert: choose among hstu, fuxi, dnn"),
     ],
 )
@@ -64,6 +66,55 @@ def test_what_cannot_be_is_said_in_a_line(recipe, words, told):
     assert result.exit_code in (1, 2)
     assert told in result.output
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, 3600.0), (0.0, None), (60.0, 60.0)])
+def test_a_horizon_is_handed_to_hstu(recipe, given, found):
+    model = recipe["rankers"].ranker(
+        "hstu", ExposureConfig(), dim=4, blocks=1, rate=0.01, seed=0, horizon=given
+    )
+    assert [block.horizon for block in model.trunk.backbone.blocks] == [found]
+
+
+def test_the_report_is_of_the_epoch_in_time_that_validation_chooses(recipe):
+    def row(seed, epoch, validation, test, in_time=True):
+        gauc = {"validation_gauc_ctr": validation, "validation_gauc_ctcvr": validation, "in_time": in_time}
+        return {
+            "kind": "hstu",
+            "seed": seed,
+            "epoch": epoch,
+            "gauc_ctr": test,
+            "gauc_ctcvr": test + 0.1,
+            **gauc,
+        }
+
+    rows = [row(0, 1, 0.6, 0.5), row(0, 2, 0.7, 0.4), row(0, 3, 0.65, 0.8), row(0, 4, 0.9, 0.9, False)]
+    lines = recipe["results"].report([*rows, row(1, 1, 0.6, 0.6)]).splitlines()
+    assert [line.split()[1:4] + line.split()[-2:] for line in lines[1:3]] == [
+        ["0", "0", "2", "0.4000", "0.5000"],
+        ["1", "0", "1", "0.6000", "0.7000"],
+    ]
+    assert lines[3].endswith("0.5000±0.1414  0.6000±0.1414")
+
+
+def test_new_users_are_validation_or_test_and_never_both(recipe, tmp_path):
+    log = ExposureConfig(users=40, mean_events=20, exposures=10)
+    folder = recipe["logs"].prepare_log(tmp_path, log)
+    found = [
+        {int(user) for batch in part for user in batch["task"]}
+        for part in recipe["logs"].parts(folder, 0, 600)
+    ]
+    assert [len(part) for part in found] == [32, 4, 4]
+    assert len(set.union(*found)) == 40
+
+
+def test_training_ends_with_its_time(recipe, tmp_path):
+    train, logs, rows = recipe["train"], recipe["logs"], []
+    log = ExposureConfig(users=40, mean_events=20, exposures=10)
+    data = logs.parts(logs.prepare_log(tmp_path, log), 0, 600)
+    settings = {"dim": 4, "blocks": 1, "rate": 0.01, "window": 0}
+    train.train("dnn", log, data, epochs=3, seconds=1e-9, tell=rows.append, **settings)
+    assert [row["in_time"] for row in rows] == [False]
 
 
 @pytest.mark.slow

@@ -84,6 +84,22 @@ def test_the_latest_events_tell_of_clicks_what_all_of_them_do_not(log):
     assert recent > whole + 0.02
 
 
+def test_a_slow_interest_takes_more_than_the_latest_events_to_tell():
+    slow = exposure_log(ExposureConfig(users=200, mean_events=300, fresh=0.05, drift=0.0005, focus=0.15))
+    events = slow["exposed"] == 0
+    stays = (np.diff(slow["category"][events]) == 0).mean()
+    usual = exposure_log(ExposureConfig(users=200, mean_events=300))
+    assert stays < (np.diff(usual["category"][usual["exposed"] == 0]) == 0).mean() - 0.2
+    constant = exposure_log(ExposureConfig(users=50, mean_events=100, fresh=0, drift=0, focus=1))
+    by_user = {(user, c) for user, c in zip(constant["user"], constant["category"], strict=True)}
+    bought = constant["action"] == BUY
+    assert len({user for user, _ in by_user}) == 50
+    assert all(
+        len(np.unique(constant["category"][bought & (constant["user"] == user)])) <= 1
+        for user in range(1, 51)
+    )
+
+
 def test_a_seed_is_a_log():
     small = {"users": 5, "mean_events": 20, "exposures": 5}
     one, same, other = (exposure_log(ExposureConfig(seed=seed, **small)) for seed in (1, 1, 2))
@@ -104,6 +120,8 @@ def test_it_is_prepared_as_a_table(tmp_path):
         ({"items": 10}, "20 and 10"),
         ({"mean_events": 3000}, "most_events=3000"),
         ({"exposures": 12}, "multiple of page=5"),
+        ({"focus": 1.5}, "'focus': 1.5"),
+        ({"drift": -0.1}, "'drift': -0.1"),
     ],
 )
 def test_sizes_that_cannot_be(settings, told):
