@@ -140,7 +140,7 @@ def factor_ridge(
     own = [settings.own_bias, *[settings.own_factors] * (settings.dim + 1)]
     shared = [settings.bias, *[settings.factors] * (settings.dim + 1)]
     features = [
-        *(feature(each, *((0.01, own) if each == item else (0.05, shared))) for each in pooled),
+        *(feature(each, *((0.01, own) if each == item else (0.01, shared))) for each in pooled),
         *(feature(each, 0.01, [settings.user] * (settings.dim + 1)) for each in user),
     ]
     network = FactorNetwork(
