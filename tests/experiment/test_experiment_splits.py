@@ -99,6 +99,11 @@ def test_the_features_are_those_that_are_named(data):
     names = [feature.name for feature in build_model(config(), "maml", 0).collection.features]
     assert names == ["rate", "genre", "director", "actor", "gender", "age", "occupation", "zipcode"]
     assert set(names) < set(batch["features"])
+    for added in (["year"], ["year", "writer"]):
+        wider = replace(config(), features="+".join(["melu", *added]))
+        names_of = [feature.name for feature in build_model(wider, "maml", 0).collection.features]
+        assert names_of == [*names, *added]
+        assert set(added) < set(batch["features"])
     assert "area" in [f.name for f in build_model(small_config(), "maml", 0).collection.features]
 
 

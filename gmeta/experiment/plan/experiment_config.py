@@ -15,7 +15,7 @@ from gmeta.experiment.plan.method_config import FACTORS, check_share, default_me
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
 
 Loss = Literal["mse", "binary_crossentropy"]
-NamedFeatures = Literal["movielens", "melu", "melu+year"]
+NamedFeatures = Literal["movielens", "melu", "melu+year", "melu+year+writer"]
 HELD_OUT = "held-out"
 """The split name of the tasks that `ExperimentConfig.held_out` keeps out of training."""
 
@@ -42,7 +42,8 @@ class ExperimentConfig:
       resample: In training, draw support and query anew in each epoch.
       features: Which columns are embedded. ``"movielens"``: year, genre, gender, age, occupation and area.
         ``"melu"``: the columns of MeLU's MovieLens-1M, which are rate, genre, director, actor, gender, age,
-        occupation and zipcode. ``"melu+year"``: those and the year. Or a table, column -> `FeatureSettings`.
+        occupation and zipcode. ``"melu+year"``: those and the year; ``"melu+year+writer"``: and the writers.
+        Or a table, column -> `FeatureSettings`.
       numbers: Column of numbers that the network takes without an embedding -> its scale.
       label: The column to predict.
       labels: What the model ``"factor_ridge"`` has to know of the training labels; None: `gmeta train` reads

@@ -32,7 +32,12 @@ Build = Callable[[ExperimentConfig, Sequence[FeatureConfig], Options], MetaModel
 FEATURES: Mapping[str, Callable[[int], Sequence[FeatureConfig]]] = {
     "movielens": melu_features,
     "melu": published_features,
-    "melu+year": lambda dim: (*published_features(dim), FeatureConfig("year", TableConfig("year", dim))),
+    "melu+year": lambda dim: (*published_features(dim), FeatureConfig("year", dim=dim)),
+    "melu+year+writer": lambda dim: (
+        *published_features(dim),
+        FeatureConfig("year", dim=dim),
+        FeatureConfig("writer", dim=dim, combiner="mean"),
+    ),
 }
 """The name in an experiment's ``features`` -> a function from the embedding width to the columns."""
 

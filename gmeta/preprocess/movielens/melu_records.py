@@ -11,6 +11,7 @@ rate        film rating (G, PG, R and so on)
 genre       a list; 25 genres, finer than MovieLens' own
 director    a list; text in parentheses after a name, such as ``(co-director)``, is removed
 actor       a list; parentheses are kept
+writer      a list; text in parentheses is removed; no feature of MeLU's
 gender      ``users.dat``
 age         the group of ``users.dat``
 occupation  the code of ``users.dat``
@@ -18,13 +19,14 @@ zipcode     its first five characters
 ==========  ==================================================================================================
 
 An unknown value (``N/A``) is the entry ``nan`` of its list. A name that isn't in its list is bad; the
-published files have no such name. List attributes are ascending and hold each number once.
+published files have no such name. Writers have no file: their list is made from the movies, ``nan`` and then
+all names in the order of their bytes. List attributes are ascending and hold each number once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gmeta.preprocess.bad_records import BadRecord, Reason
@@ -35,13 +37,14 @@ PARTITIONS = ("warm", "user_cold", "item_cold", "both_cold")
 
 ITEM_NAMES = ("rate", "genre", "director", "actor")
 USER_NAMES = ("gender", "age", "occupation", "zipcode")
-ITEM_COLUMNS = ("year", *ITEM_NAMES)
+ITEM_COLUMNS = ("year", *ITEM_NAMES, "writer")
 HEADER = b"user,movie,rating,partition"
 
 _UNKNOWN = {b"", b"N/A", b"nan"}
 _PARENTHESES = re.compile(rb"\([^()]*\)")
 _PARTITION_INDEX = {name.encode(): number for number, name in enumerate(PARTITIONS)}
 _ZIPCODE = 5
+_WRITERS = 7  # the place of the field
 
 Vocabulary = Mapping[bytes, int]
 Cells = tuple[int | tuple[int, ...], ...]
@@ -62,19 +65,28 @@ def item_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) ->
     Args:
       fields: id, title, year, rate, day of release, genres, directors, writers, actors, plot, poster; names
         of a list are separated by a comma and a space.
-      vocabularies: One for each of `ITEM_NAMES`.
+      vocabularies: One for each of `ITEM_NAMES`, and ``"writer"``.
 
     Raises:
       BadRecord: A name isn't in its vocabulary, or the year isn't a number.
     """
-    year, rate, genres, directors, actors = (fields[place] for place in (2, 3, 5, 6, 8))
+    year, rate, genres, directors, writers, actors = (fields[place] for place in (2, 3, 5, 6, _WRITERS, 8))
     return (
         parse_integer(year, "year"),
         _number(rate, "rate", vocabularies),
         _numbers(genres, "genre", vocabularies),
         _numbers(_PARENTHESES.sub(b"", directors), "director", vocabularies),
         _numbers(actors, "actor", vocabularies),
+        _numbers(_PARENTHESES.sub(b"", writers), "writer", vocabularies),
     )
+
+
+def list_writers(movies: Iterable[Sequence[bytes]]) -> list[bytes]:
+    """Make the list of writers from the fields of all movies, as `item_row` takes them."""
+    names = {
+        name.strip() for fields in movies for name in _PARENTHESES.sub(b"", fields[_WRITERS]).split(b", ")
+    }
+    return [b"nan", *sorted(names - _UNKNOWN)]
 
 
 def user_row(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
@@ -112,7 +124,7 @@ def rating_row(fields: Sequence[bytes]) -> PartitionedRating:
 
 
 def _numbers(names: bytes, kind: str, vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
-    return tuple(sorted({_number(name, kind, vocabularies) for name in names.split(b", ")}))
+    return tuple(sorted({_number(name.strip(), kind, vocabularies) for name in names.split(b", ")}))
 
 
 def _number(name: bytes, kind: str, vocabularies: Mapping[str, Vocabulary]) -> int:

@@ -24,7 +24,7 @@ from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.source import Source
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
-_LISTS = ("genre", "director", "actor")
+_LISTS = ("genre", "director", "actor", "writer")
 SPEC = TableSpec(
     task="task",
     label="rating",

@@ -7,7 +7,7 @@ items are small and are read completely into an `AttributeTable`; ratings remain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -183,7 +183,8 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
         names = melu_records.USER_NAMES, melu_records.ITEM_COLUMNS
         lists = {name: read(f"m_{name}.txt") for name in (*names[0], *melu_records.ITEM_NAMES)}
         files += lists.values()
-        known = {name: _number(file) for name, file in lists.items()}
+        known = {name: _number(line for _, line in file.lines()) for name, file in lists.items()}
+        known["writer"] = _number(melu_records.list_writers(_whole_rows(items, layout.items)))
         user_row, item_row = (
             partial(melu_records.user_row, vocabularies=known),
             partial(melu_records.item_row, vocabularies=known),
@@ -198,10 +199,17 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
     )
 
 
-def _number(file: RawFile) -> dict[bytes, int]:
+def _whole_rows(file: RawFile, form: FileForm) -> Iterator[list[bytes]]:
+    """Yield the fields of each line that has as many as it must; `_table` reports the others."""
+    for _, line in file.lines():
+        with suppress(BadRecord):
+            yield split_fields(line, form.separator, form.fields)
+
+
+def _number(lines: Iterable[bytes]) -> dict[bytes, int]:
     """Map each line to its place among the lines; a repeated line has its first place."""
     found: dict[bytes, int] = {}
-    for place, (_, line) in enumerate(file.lines()):
+    for place, line in enumerate(lines):
         found.setdefault(line.strip(), place)
     return found
 

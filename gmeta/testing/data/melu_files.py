@@ -21,6 +21,8 @@ NAMES = {
     "zipcode": ["48067", "70072", "T8H1N"],
 }
 """Every vocabulary, in the order of its numbers."""
+WRITERS = ["Ada B.", "Cy D", "Émile"]
+"""Names of writers, which have no file; a movie without writers has ``N/A``."""
 
 
 def small_melu(folder: Path, seed: int = 0) -> Path:
@@ -41,9 +43,10 @@ def small_melu(folder: Path, seed: int = 0) -> Path:
             ", ".join(draw.choice(NAMES[name], draw.integers(1, 4), replace=False)).replace("nan", "N/A")
             for name in ("genre", "director", "actor")
         )
+        writers = ", ".join(f"{name} (story, uncredited)" for name in WRITERS[: movie % 4]) or "N/A"
         movies.append(
             f"{movie}::Film {movie}::{1990 + movie % 9}::{rate}::1 Jan 1990::{genres}"
-            f"::{directors}(co-director)::N/A::{actors}::A plot: it thickens.::N/A"
+            f"::{directors}(co-director)::{writers}::{actors}::A plot: it thickens.::N/A"
         )
     (folder / "movies_extrainfos.dat").write_text("\r\n".join(movies) + "\r\n", encoding="utf-8", newline="")
     ratings = [HEADER.decode()]

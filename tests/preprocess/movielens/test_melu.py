@@ -12,13 +12,19 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import After, tasks
 from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.bad_records import BadRecord
-from gmeta.preprocess.movielens.melu_records import PARTITIONS, item_row, rating_row, user_row
-from gmeta.testing.data.melu_files import NAMES, read_ratings, small_melu, write_ratings
+from gmeta.preprocess.movielens.melu_records import PARTITIONS, item_row, list_writers, rating_row, user_row
+from gmeta.testing.data.melu_files import NAMES, WRITERS, read_ratings, small_melu, write_ratings
 from gmeta.testing.data.public import movielens_1m_of_melu
 from gmeta.testing.data.written_records import read_split
 
-KNOWN = {kind: {name.encode(): i for i, name in enumerate(names)} for kind, names in NAMES.items()}
-MOVIE = b"1::Film::1995::R::22 Nov 1995::War, Drama::Ada B.(co-director), Cy D::N/A::Ann (I), Dee::Plot::N/A"
+LISTS = {**NAMES, "writer": ["nan", *WRITERS]}
+KNOWN = {kind: {name.encode(): i for i, name in enumerate(names)} for kind, names in LISTS.items()}
+WRITTEN = "Émile (story, uncredited), Cy D (play), Cy D".encode()
+MOVIE = (
+    b"1::Film::1995::R::22 Nov 1995::War, Drama::Ada B.(co-director), Cy D::"
+    + WRITTEN
+    + b"::Ann (I), Dee::Plot::N/A"
+)
 
 
 @pytest.fixture
@@ -27,9 +33,17 @@ def raw(tmp_path):
 
 
 def test_a_movie_s_names_are_places_in_their_lists():
-    assert item_row(MOVIE.split(b"::"), KNOWN) == (1995, 1, (0, 3), (1, 3), (0, 4))
-    unknown = MOVIE.replace(b"War, Drama", b"N/A").replace(b"Ann (I), Dee", b"")
-    assert item_row(unknown.split(b"::"), KNOWN) == (1995, 1, (1,), (1, 3), (2,))
+    assert item_row(MOVIE.split(b"::"), KNOWN) == (1995, 1, (0, 3), (1, 3), (0, 4), (2, 3))
+    unknown = MOVIE.replace(b"War, Drama", b"N/A").replace(b"Ann (I), Dee", b"").replace(WRITTEN, b"N/A")
+    assert item_row(unknown.split(b"::"), KNOWN) == (1995, 1, (1,), (1, 3), (2,), (0,))
+
+
+def test_the_list_of_writers_is_made_of_all_movies_in_the_order_of_names(raw, tmp_path):
+    movies = (raw / "movies_extrainfos.dat").read_bytes().splitlines()
+    assert list_writers(line.split(b"::") for line in movies) == [name.encode() for name in LISTS["writer"]]
+    prepare(raw, tmp_path / "data")
+    for row in read_split(tmp_path / "data", "warm"):
+        assert row["writer"] == list(range(1, 1 + row["item"][0] % 4)) or row["writer"] == [0]
 
 
 def test_a_user_s_postal_code_counts_by_five_characters():
@@ -69,7 +83,7 @@ def test_partitions_become_splits_of_tasks_in_the_order_of_movie_and_rating(raw,
     assert found == {key: sorted(rows) for key, rows in expected.items()}
     assert summary.rows_read == summary.rows == sum(map(len, expected.values()))
     [batch] = tasks(tmp_path / "data" / "both_cold", tasks_per_batch=40, query=After("year", 1995))
-    assert set(batch["features"]) == {"item", *NAMES}
+    assert set(batch["features"]) == {"item", *LISTS}
 
 
 def test_the_same_pair_may_occur_twice_and_bad_lines_are_counted(raw, tmp_path):
