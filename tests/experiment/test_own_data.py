@@ -38,7 +38,7 @@ def test_everything_is_decided_by_the_data_set(clicks):
     assert {name: (each.hash, each.combiner) for name, each in config.features.items()} == {
         "item_id": (True, None),
         "city": (True, None),
-        "tags": (True, "mean"),
+        "tags": (True, "sqrtn"),
     }
     prices = np.array(click_log(users=60, rows=20)["price"])
     assert config.numbers["price"].mean == pytest.approx(prices.mean(), rel=0.1)
@@ -49,7 +49,7 @@ def test_everything_is_decided_by_the_data_set(clicks):
     assert (config.labels.count, config.labels.mean) == (len(labels), pytest.approx(labels.mean(), abs=1e-5))
     assert config.task_columns == ("city",)
     said = "\n".join(planned.notes)
-    for words in ("predicts whether click", "tags (mean)", "numbers: price", "item_id", "(held-out)"):
+    for words in ("predicts whether click", "tags (sqrtn)", "numbers: price", "item_id", "(held-out)"):
         assert words in said
     assert plan_experiment({}, clicks) == planned  # the same each time, or a run couldn't be resumed
 

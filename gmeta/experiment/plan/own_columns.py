@@ -71,7 +71,7 @@ class ColumnPlan:
             raise ConfigError(
                 f"{self.where}: features.{name}: hash = false, but the column {why}: leave hash out"
             )
-        combiner = settings.combiner or ("mean" if column.is_list else None)
+        combiner = settings.combiner or ("sqrtn" if column.is_list else None)
         hashed = prepared or far if settings.hash is None else settings.hash
         return to_mapping(replace(settings, hash=hashed, combiner=combiner))
 

@@ -4,7 +4,7 @@ MovieLens has the defaults of `ExperimentConfig`. For any other data set, the de
 
 * The label is the one that the data set was prepared with.
 * Features are all columns of whole numbers except the task, the time and the label. A column is hashed if it
-  was prepared so, and a list is pooled by its mean. Columns of floats are numbers, brought to one scale. A
+  was prepared so, and a list is pooled by ``"sqrtn"``. Columns of floats are numbers, brought to one scale. A
   column with a distinct value in nearly every row, or one value in all rows, is left out; so is a list of
   floats.
 * The item is the column that `column_survey.likeliest_item` finds.
