@@ -20,9 +20,14 @@ class HeadPrior:
       variance: :math:`v_0` of all features; None: 1 / features for the kernel, 1 for the bias.
       noise: :math:`v_0` of the noise, by which the support loss is divided.
       pace: p.
+      likelihood: Whether the outer loss of a squared error is the negative log-likelihood of the query's
+        labels under the variances that ridge predicts (`gmeta.models.meta.learner.ridge_variance`). Then
+        variances are true to scale, which a squared error alone doesn't teach; what is predicted hardly
+        changes. A logistic loss is a negative log-likelihood as it is, and stays. Training reports this loss,
+        and evaluation the squared error.
 
     Raises:
-      ConfigError: A number isn't above 0.
+      ConfigError: A number isn't above 0, or ``likelihood`` isn't True or False.
 
     Example:
       >>> HeadPrior(variance=1.0, pace=0.2).noise
@@ -32,9 +37,12 @@ class HeadPrior:
     variance: float | None = None
     noise: float = 1.0
     pace: float = 1.0
+    likelihood: bool = False
 
     def __post_init__(self) -> None:
         for name in ("variance", "noise", "pace"):
             value = getattr(self, name)
             if value is not None and finite_number(f"head prior: {name}", value) <= 0:
                 raise ConfigError(f"head prior: {name} must be above 0, got {value}")
+        if not isinstance(self.likelihood, bool):
+            raise ConfigError(f"head prior: likelihood must be True or False, got {self.likelihood!r}")

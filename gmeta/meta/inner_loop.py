@@ -136,6 +136,11 @@ class InnerLoop:
                 f"inner loop: prior is a gmeta.meta.HeadPrior, of ridge alone, got {self.prior!r} for "
                 f"{self.algorithm}"
             )
+        if self.learns_variance and not self.steps:
+            raise ConfigError(
+                "inner loop: HeadPrior(likelihood=True) learns from what solved heads predict, got steps=0: "
+                "take a step, or leave likelihood out"
+            )
         if self.algorithm == "ridge" and self.adapt is None:
             self._refuse_gradient_settings()
 
@@ -223,6 +228,11 @@ class InnerLoop:
             return self.steps
         evaluation = self.steps if self.evaluation_steps is None else self.evaluation_steps
         return evaluation if use == "evaluation" or self.serving_steps is None else self.serving_steps
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the outer loss of a squared error is a likelihood under predicted variances."""
+        return self.prior is not None and self.prior.likelihood
 
     def adaptation(self, rates: Rates | None = None, order: int | None = None) -> Adaptation:
         """Return the `Adaptation` that takes the steps.

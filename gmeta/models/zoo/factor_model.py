@@ -30,8 +30,9 @@ class FactorSettings:
     Attributes:
       dim: The number of factors.
       dropout: The probability that training leaves out a sample's own row.
-      noise: The variance of labels that no model explains, for a squared error. 0.5 for a logistic loss and
-        for any other that is a negative log-likelihood.
+      noise: The variance of labels that no model explains, for a squared error under an inner loop that
+        doesn't learn it (``HeadPrior(likelihood=False)``). 0.5 for a logistic loss and for any other that is
+        a negative log-likelihood.
       own_bias: The prior variance of the bias in an item's own row.
       own_factors: That of its loading and factors.
       bias: That of the bias in the row of an item's attribute.
@@ -51,7 +52,7 @@ class FactorSettings:
 
 _DEFAULTS = FactorSettings()
 
-FACTOR_LOOP = InnerLoop("ridge", prior=HeadPrior(variance=1.0, pace=0.2))
+FACTOR_LOOP = InnerLoop("ridge", prior=HeadPrior(variance=1.0, pace=0.2, likelihood=True))
 """The inner loop of `factor_ridge`."""
 
 
@@ -130,8 +131,12 @@ def factor_ridge(
     if unknown:
         raise ConfigError(f"{name}: hash names {', '.join(unknown)}, which aren't columns of the model")
 
+    inner = inner or FACTOR_LOOP
+    # The loss is so many times the negative log-likelihood.
+    unit = 1.0 if inner.learns_variance else 2 * settings.noise * deviation**2
+
     def feature(column: str, spread: float, variance: Sequence[float]) -> FeatureConfig:
-        prior = RowPrior(tuple(variance), samples, 2 * settings.noise * deviation**2)
+        prior = RowPrior(tuple(variance), samples, unit)
         start, steps = Normal(0.0, spread), Adam(learning_rate, prior=prior)
         table = TableConfig(column, len(variance), start, optimizer=steps)
         hashed = hash if isinstance(hash, bool) else column in hash
@@ -158,7 +163,7 @@ def factor_ridge(
     return MetaModel(
         EmbeddingCollection(features, seed=seed),
         ScaledNumbers(network, names, widths, floats) if floats else network,
-        inner=inner or FACTOR_LOOP,
+        inner=inner,
         outer_samples=outer_samples,
         name=name,
     )

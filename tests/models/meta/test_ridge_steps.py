@@ -171,3 +171,60 @@ def test_a_prior_of_another_algorithm_is_refused():
         InnerLoop("maml", prior=HeadPrior())
     with pytest.raises(ConfigError, match="head prior: pace must be above 0, got 0"):
         HeadPrior(pace=0)
+
+
+def likely(**options):
+    return InnerLoop("ridge", prior=HeadPrior(likelihood=True, **options))
+
+
+def test_the_outer_loss_is_the_likelihood_of_the_query_under_predicted_variances():
+    model, batch = make_model(inner=likely(noise=0.6)), make_batch(SIZES)
+    (support, query), start = parts_of(model, batch)
+    variances, noise = prior_of(model)
+    losses = []
+    for x, y, m, qx, qy, qm in zip(*support, *query, strict=True):
+        covariance = np.linalg.inv(np.diag(1 / variances) + x.T @ (2 * m[:, None] / noise * x))
+        head = start + covariance @ x.T @ (2 * m / noise * (y - x @ start))
+        v = np.einsum("if,fg,ig->i", qx, covariance, qx) + noise / 2
+        losses += list((0.5 * np.log(v) + (qy - qx @ head) ** 2 / (2 * v))[qm > 0])
+    outer, _ = model.outer_gradients(batch)
+    assert float(outer.loss) == pytest.approx(np.mean(losses), rel=1e-5)
+    lookup = model.collection.lookup(batch["features"], insert=False)
+    view = model.learner.view(batch, lookup)
+    outputs = model.learner.outer_loss(view, model.learner.adapt(view, steps=1).parameters).outputs
+    np.testing.assert_allclose(outputs[..., 0], model.predict_after(batch, (1,))[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_likelihood_teaches_variances_their_scale():
+    ratios = {}
+    for likelihood in (False, True):
+        prior = HeadPrior(noise=8.0, pace=5.0, likelihood=likelihood)
+        model, batch = make_model(inner=InnerLoop("ridge", prior=prior)), make_batch([12] * 16)
+        model.fit(tf.data.Dataset.from_tensors(batch).repeat(60), epochs=3, verbose=0)
+        real = batch["query"]["mask"].numpy() > 0
+        labels = batch["label"].numpy()[batch["query"]["index"].numpy()]
+        off = (model.predict_after(batch, (1,))[1].numpy() - labels) ** 2
+        variance = model.predict_variance(batch).numpy() + float(model.inner_rates.noise()) / 2
+        ratios[likelihood] = float((off / variance)[real].mean())
+    assert abs(np.log(ratios[True])) < 0.2 < abs(np.log(ratios[False]))
+
+
+def test_a_logistic_loss_stays_with_a_likelihood():
+    loss, batch = tf.keras.losses.BinaryCrossentropy(from_logits=True), make_batch(SIZES)
+    batch["label"] = tf.cast(batch["label"] > 0, tf.float32)
+    found = [
+        float(make_model(loss=loss, inner=inner).outer_gradients(batch)[0].loss)
+        for inner in (likely(), InnerLoop("ridge"))
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_likelihood_of_rows_that_a_head_has_seen_is_refused():
+    with pytest.raises(ConfigError, match='take outer_samples="query"'):
+        make_model(inner=likely(), outer_samples="all")
+    with pytest.raises(ConfigError, match="learns from what solved heads predict, got steps=0"):
+        InnerLoop("ridge", steps=0, prior=HeadPrior(likelihood=True))
+    with pytest.raises(ConfigError, match="likelihood must be True or False, got 1"):
+        HeadPrior(likelihood=1)
+    with pytest.raises(ConfigError, match="which aren't computed in groups"):
+        make_model(inner=likely()).compile("adam", "mse", form="grouped")

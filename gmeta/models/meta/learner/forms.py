@@ -76,6 +76,8 @@ def _why_not_grouped(learner: TaskLearner) -> str:
         return "rows adapt, and their copies belong to the whole batch"
     if learner.outer_part == "all":
         return "the outer loss is over support and query, of which a group cuts the support"
+    if learner.inner.learns_variance:
+        return "the outer loss takes the variances of outputs, which aren't computed in groups"
     return ""
 
 

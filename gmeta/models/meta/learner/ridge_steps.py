@@ -73,6 +73,11 @@ class RidgePrior(InnerRates):
         constant = tf.keras.initializers.Constant(value)
         return self.add_weight(name=name, shape=value.shape, initializer=constant)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the head's weights: the kernel's, and the bias' if there is one."""
+        return [name for name in (self.kernel, self.bias) if name is not None]
+
     def prior(self) -> tf.Tensor:
         """Compute the prior's variances, (features,); the bias' is the last."""
         return tf.exp(self._pace * self._log_prior)
@@ -82,7 +87,7 @@ class RidgePrior(InnerRates):
         return tf.exp(self._pace * self._log_noise)
 
 
-class _Head(NamedTuple):
+class Head(NamedTuple):
     """The parts of outputs: features, (tasks, samples, n), times a head, (tasks, n, outputs), plus offset."""
 
     features: tf.Tensor
@@ -104,7 +109,7 @@ def run_ridge(
     """
     prior = learner.inner_rates
     assert isinstance(prior, RidgePrior)
-    names = [name for name in (prior.kernel, prior.bias) if name is not None]
+    names = prior.names
     start = learner.start_weights(view)
     rule = learner.inner.adaptation(prior.values(), order=None if training else 1)
     moving = {*learner.adapted_weights(), *view.owners()} - set(names)
@@ -121,8 +126,8 @@ def run_ridge(
             )
             parameters = {**parameters, **moved.parameters}
             adapted = adapted._replace(slots={**adapted.slots, **moved.slots})
-        head = _linear_form(learner, view, part, parameters, training)
-        first, now = (_stack(weights, names) for weights in (start, parameters))
+        head = linear_form(learner, view, part, parameters, training)
+        first, now = (stack_head(prior, weights) for weights in (start, parameters))
         found = first + _solve(learner, view, part, head, first, now)
         width = int(head.features.shape[-1]) - (len(names) - 1)
         parts = dict(zip(names, (found[:, :width], found[:, -1]), strict=False))
@@ -130,9 +135,9 @@ def run_ridge(
     return adapted
 
 
-def _linear_form(
+def linear_form(
     learner: Any, view: TaskView, part: Part, parameters: Mapping[str, tf.Tensor], training: bool
-) -> _Head:
+) -> Head:
     """Compute the features that the head sees, by the network's outputs with known heads in its place."""
     prior = learner.inner_rates
     assert isinstance(prior, RidgePrior)
@@ -146,22 +151,22 @@ def _linear_form(
     features = outputs[..., :width] - offset
     if prior.bias is not None:
         features = tf.concat([features, outputs[..., width + 1 :] - offset], axis=-1)
-    return _Head(features, offset)
+    return Head(features, offset)
 
 
-def _stack(weights: Mapping[str, tf.Tensor], names: list[str]) -> tf.Tensor:
-    """Put a kernel and its bias together, ([tasks,] features, outputs)."""
-    kernel, *bias = (tf.cast(weights[name], tf.float32) for name in names)
+def stack_head(prior: RidgePrior, weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Put the head's kernel and its bias together, ([tasks,] features, outputs)."""
+    kernel, *bias = (tf.cast(weights[name], tf.float32) for name in prior.names)
     return tf.concat([kernel, *(each[..., tf.newaxis, :] for each in bias)], axis=-2)
 
 
 def _solve(
-    learner: Any, view: TaskView, part: Part, head: _Head, first: tf.Tensor, now: tf.Tensor
+    learner: Any, view: TaskView, part: Part, head: Head, first: tf.Tensor, now: tf.Tensor
 ) -> tf.Tensor:
     """Solve for how far the heads lie off the prior's mean, (tasks, features, outputs)."""
     prior = learner.inner_rates
     assert isinstance(prior, RidgePrior)
-    slope, curvature, weights = _parabolas(learner, view, part, head, now)
+    slope, curvature, weights = parabolas(learner, view, part, head, now)
     residuals = tf.matmul(head.features, now - first) - slope / curvature
     weights, residuals = (tf.linalg.matrix_transpose(each) for each in (weights, residuals))
     variances = prior.prior()
@@ -170,43 +175,23 @@ def _solve(
     return tf.linalg.matrix_transpose(found[..., 0])
 
 
-def posterior_variance(
-    learner: Any, view: TaskView, parameters: Mapping[str, tf.Tensor], part: Part = "query"
-) -> tf.Tensor:
-    """Compute how uncertain the outputs of adapted tasks are, (tasks, samples, outputs).
-
-    It is the variance of the outputs under the posterior of the head, the noise of labels left out; for a
-    logistic loss by the parabolas at the solution (Laplace's approximation).
-
-    Args:
-      learner: A learner whose inner loop is ridge.
-      view: The batch.
-      parameters: What the tasks' adaptation has led to.
-      part: The samples to predict.
-    """
-    prior = learner.inner_rates
-    assert isinstance(prior, RidgePrior)
-    support, wanted = (_linear_form(learner, view, each, parameters, False) for each in ("support", part))
-    names = [name for name in (prior.kernel, prior.bias) if name is not None]
-    _, _, weights = _parabolas(learner, view, "support", support, _stack(parameters, names))
-    variances = prior.prior()
-    factors = ridge.factorize(support.features[:, tf.newaxis], variances, tf.linalg.matrix_transpose(weights))
-    return tf.linalg.matrix_transpose(ridge.variance(factors, variances, wanted.features[:, tf.newaxis]))
-
-
-def _parabolas(
-    learner: Any, view: TaskView, part: Part, head: _Head, now: tf.Tensor
+def parabolas(
+    learner: Any, view: TaskView, part: Part, head: Head, now: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Compute slope and curvature of samples' losses and their weights, (tasks, samples, outputs)."""
     prior = learner.inner_rates
     assert isinstance(prior, RidgePrior)
-    slope, curvature = _derivatives(learner, view.labels(part), tf.matmul(head.features, now) + head.offset)
+    slope, curvature = derivatives(learner, view.labels(part), tf.matmul(head.features, now) + head.offset)
     return slope, curvature, view.mask(part)[..., tf.newaxis] * curvature / prior.noise()
 
 
-def _derivatives(learner: Any, labels: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def derivatives(learner: Any, labels: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute first and second derivatives of samples' losses by their outputs, (tasks, samples, outputs)."""
-    _check_curvature(learner, outputs.shape[-1] or 1)
+    if not max(_second_differences(learner, outputs.shape[-1] or 1)) > 1e-5:
+        raise ConfigError(
+            f"{learner.name}: ridge needs a loss that is twice differentiable, such as mse or a binary "
+            "cross-entropy of logits; this one is made of straight lines"
+        )
     with tf.GradientTape() as outer:
         outer.watch(outputs)
         with tf.GradientTape() as inner:
@@ -216,17 +201,19 @@ def _derivatives(learner: Any, labels: tf.Tensor, outputs: tf.Tensor) -> tuple[t
     return slope, tf.maximum(outer.gradient(slope, outputs), _LEAST_CURVATURE)
 
 
-def _check_curvature(learner: Any, outputs: int) -> None:
-    """Refuse a loss that is made of straight lines.
+def is_squared_error(learner: Any, outputs: int) -> bool:
+    """Return whether the loss is a multiple of the squared error: it has one second derivative."""
+    bends = _second_differences(learner, outputs)
+    return min(bends) > 1e-5 and max(bends) < 1.01 * min(bends)
 
-    Raises:
-      ConfigError: Its second differences are 0, as those of mae are.
-    """
+
+def _second_differences(learner: Any, outputs: int) -> list[float]:
+    """Compute the loss's second differences at some outputs, for labels of 0 and of 1."""
     with tf.init_scope():  # eagerly, once a trace; no tape records in it
         labels = tf.reshape(tf.constant([0.0, 1.0]), [1, 2, 1]) + tf.zeros([1, 2, outputs])
-        below, here, above = (learner.loss(labels, tf.zeros_like(labels) + at) for at in (0.2, 0.4, 0.6))
-        if float(tf.reduce_max(below - 2 * here + above)) < 1e-5:
-            raise ConfigError(
-                f"{learner.name}: ridge needs a loss that is twice differentiable, such as mse or a binary "
-                "cross-entropy of logits; this one is made of straight lines"
-            )
+
+        def loss(at: float) -> tf.Tensor:
+            return learner.loss(labels, tf.zeros_like(labels) + at)
+
+        bends = [loss(at - 0.2) - 2 * loss(at) + loss(at + 0.2) for at in (0.4, 2.0)]
+        return [float(bend) for bend in tf.reshape(tf.stack(bends), [-1])]

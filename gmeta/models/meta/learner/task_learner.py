@@ -25,7 +25,8 @@ from gmeta.models.meta.learner.checks import (
     task_batch,
 )
 from gmeta.models.meta.learner.inner_rates import InnerRates
-from gmeta.models.meta.learner.ridge_steps import RidgePrior, posterior_variance, run_ridge
+from gmeta.models.meta.learner.ridge_steps import RidgePrior, is_squared_error, run_ridge
+from gmeta.models.meta.learner.ridge_variance import likelihood_loss, posterior_variance
 from gmeta.models.meta.learner.task_losses import SampleLoss, without_single_output
 from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
 
@@ -132,6 +133,11 @@ class TaskLearner:
           ConfigError: It isn't an inner loop, or it adapts layers that the network doesn't have.
         """
         check_inner(inner)
+        if inner.learns_variance and self.outer_samples == "all":
+            raise ConfigError(
+                f"{self.name}: HeadPrior(likelihood=True) measures predictions of rows that a head hasn't "
+                'seen: take outer_samples="query"'
+            )
         self.inner = inner
         weights = self.adapted_weights()
         check_something_adapts(inner, weights, self.network.name)
@@ -156,6 +162,14 @@ class TaskLearner:
     def outer_part(self) -> Part:
         """The samples that the outer loss is computed on."""
         return "all" if self.outer_samples == "all" else "query"
+
+    @property
+    def learns_variance(self) -> bool:
+        """Whether the outer loss is a likelihood under predicted variances; see `gmeta.meta.HeadPrior`."""
+        if not self.inner.learns_variance:
+            return False
+        head = self.adapted_weights()[self.inner_rates.kernel]
+        return is_squared_error(self, int(head.shape[-1]))
 
     def adapted_weights(self) -> dict[str, tf.Variable]:
         """Return name -> variable for the network's weights that a task adapts."""
@@ -230,6 +244,9 @@ class TaskLearner:
     def outer_loss(self, view: TaskView, weights: Mapping[str, tf.Tensor]) -> OuterLoss:
         """Compute the loss that an outer step minimizes, from adapted weights."""
         part = self.outer_part
+        if self.learns_variance:
+            losses, outputs = likelihood_loss(self, view, weights, part)
+            return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
         return self.loss_of(view, part, self.task_outputs(view, part, weights, training=True))
 
     def loss_of(self, view: TaskView, part: Part, outputs: tf.Tensor) -> OuterLoss:
