@@ -28,10 +28,15 @@ class Block:
     asked: NDArray[np.bool_]
 
 
-def cut_blocks(tasks: Tasks, most: int = 400_000) -> Iterator[Block]:
+def cut_blocks(tasks: Tasks, most: int = 400_000, *, squares: bool = False) -> Iterator[Block]:
     """Cut tasks with support rows into blocks of at most ``most`` pairs of rows; a larger task stands alone.
 
     A task without support rows, or without query rows, is in no block: it has no pairs.
+
+    Args:
+      tasks: The tasks.
+      most: Pairs of a query row and a support row, with those of padding.
+      squares: Whether pairs of two support rows are bounded as well.
     """
     given, asked = tasks.support.sizes, tasks.query.sizes
     order = np.lexsort((asked, given))
@@ -41,7 +46,7 @@ def cut_blocks(tasks: Tasks, most: int = 400_000) -> Iterator[Block]:
         end, rows, queries = start, 0, 0
         while end < len(order):
             rows, queries = max(rows, given[order[end]]), max(queries, asked[order[end]])
-            if end > start and (end - start + 1) * rows * queries > most:
+            if end > start and (end - start + 1) * rows * max(queries, rows * squares) > most:
                 break
             end += 1
         chosen = order[start:end]
