@@ -9,8 +9,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from gmeta.experiment.baselines import ATTRIBUTES
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes
 from gmeta.experiment.baselines.attributes import FittedAttributes
-from gmeta.experiment.baselines.item_attributes import ItemAttributes
 from gmeta.experiment.baselines.item_vectors import ItemVectors
 from gmeta.experiment.baselines.pseudo_cold import FOLDS, Predictor, cut_folds
 from gmeta.experiment.baselines.task_rows import Floats, Tasks

@@ -18,11 +18,10 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.sparse import csr_matrix, hstack, identity
 
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes
 from gmeta.experiment.baselines.biases import FittedBiases
-from gmeta.experiment.baselines.item_attributes import ItemAttributes
 from gmeta.experiment.baselines.pseudo_cold import MOST_PAIRS, within
-from gmeta.experiment.baselines.row_products import multiply
-from gmeta.experiment.baselines.task_blocks import cut_blocks
+from gmeta.experiment.baselines.task_blocks import cut_blocks, multiply
 from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
 
 MOST_ROWS = 1000

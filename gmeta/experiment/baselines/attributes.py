@@ -19,13 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gmeta.experiment.baselines.attribute_levels import Levels
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes, Levels
 from gmeta.experiment.baselines.attribute_variances import MOST_ROWS, Variances, norms
 from gmeta.experiment.baselines.biases import FittedBiases
-from gmeta.experiment.baselines.item_attributes import ItemAttributes
 from gmeta.experiment.baselines.pseudo_cold import Fold
-from gmeta.experiment.baselines.row_products import multiply
-from gmeta.experiment.baselines.task_blocks import Block, cut_blocks
+from gmeta.experiment.baselines.task_blocks import Block, cut_blocks, multiply
 from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
 
 

@@ -15,11 +15,11 @@ from gmeta.experiment.baselines import (
     kriging,
     neighbours,
 )
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes
 from gmeta.experiment.baselines.attributes import Attributes
 from gmeta.experiment.baselines.biases import Biases
 from gmeta.experiment.baselines.co_ratings import CoRatings
 from gmeta.experiment.baselines.factors import RANKS, Factors, Start
-from gmeta.experiment.baselines.item_attributes import ItemAttributes
 from gmeta.experiment.baselines.item_mean import ItemMean
 from gmeta.experiment.baselines.kriging import Kriging
 from gmeta.experiment.baselines.neighbours import Neighbours

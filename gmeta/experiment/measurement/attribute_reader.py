@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.experiment.baselines.item_attributes import ItemAttributes
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes
 from gmeta.experiment.baselines.task_rows import Floats, Ints, ItemNumbers
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.runs.model_choice import experiment_features, task_columns
 
 MOST_CHANGED = 0.05
-"""If an item's values differ in a larger share of the places where it is met again, they aren't the item's."""
+"""If items have other values in a larger share of the batches that meet them again, a column isn't theirs."""
 
 
 class AttributeReader:
@@ -58,7 +58,7 @@ class AttributeReader:
         """Return the attributes of all numbered items; None if no column is an attribute of items.
 
         An item has the values with which it was met first. A column whose values change from place to place,
-        such as a user's city or the hour of a row, tells nothing of items and is left out.
+        such as a user's city or the hour of a row, is left out.
         """
         if not self._items:
             return None
@@ -79,13 +79,13 @@ def _values(column: tf.Tensor | tf.RaggedTensor) -> tuple[Ints, Ints]:
     if isinstance(column, tf.RaggedTensor):
         return column.flat_values.numpy(), column.row_lengths().numpy()
     values = np.asarray(column)
-    return values.ravel(), np.full(len(values), values[0].size)
+    return values.ravel(), np.full(len(values), values.size // max(len(values), 1))
 
 
 def _mark(values: Ints, counts: Ints) -> Floats:
     """Compute a number for each row that is the same for the same values, in any order."""
     mixed = (values.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
-    return np.bincount(np.repeat(np.arange(len(counts)), counts), mixed, len(counts))
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), mixed, len(counts)).astype(np.float64)
 
 
 def _choose(values: Ints, counts: Ints, rows: Ints) -> tuple[Ints, Ints]:

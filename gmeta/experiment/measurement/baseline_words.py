@@ -23,8 +23,8 @@ _WHAT = {
     KRIGING: "A Gaussian process over items with their covariance, conditioned on the user's support rows",
     FACTORS: "Items' factors by alternating least squares, and a ridge regression of the user's support rows",
     ATTRIBUTES: (
-        "A ridge regression on items' attributes, which new items have too, and a Gaussian process over these "
-        "attributes, conditioned on the user's support rows"
+        "A ridge regression on items' attributes, which new items have too, and a Gaussian process over "
+        "them, conditioned on the user's support rows"
     ),
 }
 
@@ -48,6 +48,6 @@ def _describe(name: str, chosen: str, config: ExperimentConfig) -> tuple[str, st
 
 
 NO_ITEM = (
-    "No column is named as the item: the baselines by neighbours, kriging, factors and attributes, which need "
-    "one, are left out."
+    "No column is named as the item: the baselines by neighbours, kriging, factors and attributes, which "
+    "need one, are left out."
 )
