@@ -26,7 +26,9 @@ def test_attributes_are_read_once_an_item_from_lists_and_single_values():
     first = batch([9, 5, 9], [[4, 2], [], [4, 2]], year=[1990, 1991, 1990])
     second = batch([7, 9], [[2], [2, 4]], year=[1990, 1990])  # a list in another order is the same
     empty = batch([], [], year=[])
-    found = read([first, empty, second], ["genre", "year"]).attributes(ItemNumbers(np.array([5, 9]), np.array([7])))
+    found = read([first, empty, second], ["genre", "year"]).attributes(
+        ItemNumbers(np.array([5, 9]), np.array([7]))
+    )
     assert found.items == 3
     genres = [[0, 0], [0.5**0.5, 0.5**0.5], [1, 0]]
     np.testing.assert_allclose(found.columns["genre"].toarray(), genres)

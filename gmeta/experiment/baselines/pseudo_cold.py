@@ -2,7 +2,7 @@
 
 The warm tasks are divided into folds. The tasks of a fold play new tasks: a baseline is fitted to the rows of
 the other folds, sees the support rows of the held-out tasks, and predicts their query rows. Support and
-query are cut as in evaluation. No test task takes part.
+query are cut as in evaluation. Items may play new ones as well. No test task takes part.
 """
 
 from __future__ import annotations
