@@ -69,7 +69,7 @@ def test_training_says_what_it_has_decided(folder):
 def test_the_report_has_baselines_and_says_first_who_wins(folder):
     evaluation = evaluation_json.load(folder / "evaluation.json")
     assert list(evaluation.methods) == [
-        *("maml", "joint", "item_mean", "biases", "neighbours", "kriging", "factors")
+        *("maml", "joint", "item_mean", "biases", "neighbours", "kriging", "factors", "attributes")
     ]
     assert evaluation.metrics == ["logloss", "auc", "gauc"]
     assert all(

@@ -15,7 +15,7 @@ from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.meta import InnerLoop
 from gmeta.testing.small_experiment import small_config, small_data
 
-BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors")
+BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors", "attributes")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_evaluation_has_every_cell(trained, tmp_path):
         ours, theirs = (evaluation.spread(*cell, "rmse").mean for cell in (("maml", 1), (baseline, 0)))
         assert compared.difference == pytest.approx(ours - theirs)
         assert compared.low <= compared.difference <= compared.high
-    assert list(evaluation.calibration) == ["kriging", "factors"]
+    assert list(evaluation.calibration) == ["kriging", "factors", "attributes"]
     for method in ("maml", "joint"):
         assert sorted(evaluation.methods[method].results) == [0, 1, 3, 5]
         assert sorted(evaluation.support_curve[method]) == [1, 4]

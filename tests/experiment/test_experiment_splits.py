@@ -24,7 +24,7 @@ from gmeta.testing.data.task_batches import sides_by_task
 from gmeta.testing.small_experiment import small_config
 
 SPLITS = ("user_cold", "item_cold", "warm")
-BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors")
+BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors", "attributes")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,8 @@ def test_every_split_is_measured_and_shown(data, tmp_path):
         assert np.isfinite(one.spread("maml", 1, "mae").mean)
     means = [one.spread("item_mean", 0, "mae").mean for one in evaluation.sections]
     assert len(set(means)) == 3
+    new = evaluation.sections[1]  # only attributes tell new items apart
+    assert new.spread("biases", 0, "mae").mean != new.spread("attributes", 0, "mae").mean
     *cold, warm = evaluation.sections
     assert all(one.bootstrap.find("joint", 1, "kriging", "mae") for one in cold)
     assert warm.bootstrap is None  # methods were trained on these tasks

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from gmeta.experiment.baselines import ATTRIBUTES
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes
+from gmeta.experiment.baselines.attributes import FittedAttributes
 from gmeta.experiment.baselines.item_vectors import ItemVectors
 from gmeta.experiment.baselines.pseudo_cold import FOLDS, Predictor, cut_folds
 from gmeta.experiment.baselines.task_rows import Floats, Tasks
@@ -21,7 +24,8 @@ class Baselines:
     Attributes:
       tuned: The settings that cross-validation has chosen.
       predictors: Name -> the fitted baseline, from the simplest on.
-      items: How many items the warm rows have; an unknown item has this number.
+      items: How many items the warm rows have. Unknown items have numbers from this one on, which only the
+        baseline by attributes tells apart.
 
     Example:
       >>> rng = np.random.default_rng(0)
@@ -35,7 +39,9 @@ class Baselines:
     items: int
 
     @classmethod
-    def of(cls, warm: Tasks, items: int, *, by_item: bool = True) -> Baselines:
+    def of(
+        cls, warm: Tasks, items: int, *, by_item: bool = True, attributes: ItemAttributes | None = None
+    ) -> Baselines:
         """Tune all baselines on pseudo-cold tasks, and fit them to all rows of the warm tasks.
 
         Args:
@@ -43,15 +49,17 @@ class Baselines:
             from 0 to ``items`` - 1.
           items: How many items there are.
           by_item: Whether rows have an item. If not, only the item mean and the biases make sense.
+          attributes: The attributes of all items that tasks will have; None: items have none, and the
+            baseline by attributes is left out.
         """
         with one_thread():
-            tuned = tune(cut_folds(warm), items, by_item)
+            tuned = tune(cut_folds(warm), items, by_item, attributes)
             return cls(tuned, tuned.fit(warm.whole(), items), items)
 
     def predict(self, tasks: Tasks) -> dict[str, Floats]:
         """Predict the query rows of new tasks: name -> (rows,)."""
         with one_thread():
-            return {name: one.predict(tasks) for name, one in self.predictors.items()}
+            return {name: one.predict(self._seen(name, tasks)) for name, one in self.predictors.items()}
 
     def predict_warm(self, warm: Tasks, asked: Tasks) -> dict[str, Floats]:
         """Predict the query rows of warm tasks, each by baselines that were fitted to other tasks.
@@ -74,17 +82,21 @@ class Baselines:
                 fitted = self.tuned.fit(warm.choose(others).whole(), self.items)
                 rows = np.isin(asked.query.task, part)
                 for name, one in fitted.items():
-                    found[name][rows] = one.predict(asked.choose(np.sort(part)))
+                    found[name][rows] = one.predict(self._seen(name, asked.choose(np.sort(part))))
         return found
 
     def variances(self, tasks: Tasks) -> dict[str, Floats]:
         """Compute the variance of the query rows' labels: name -> (rows,), of baselines that know one."""
         with one_thread():
             return {
-                name: one.variance(tasks)
+                name: one.variance(self._seen(name, tasks))
                 for name, one in self.predictors.items()
-                if isinstance(one, ItemVectors)
+                if isinstance(one, ItemVectors | FittedAttributes)
             }
+
+    def _seen(self, name: str, tasks: Tasks) -> Tasks:
+        """Return the tasks as a baseline sees them: to those without attributes, unknown items are one."""
+        return tasks if name == ATTRIBUTES else tasks.merge_unknown(self.items)
 
 
 def one_thread() -> threadpool_limits:

@@ -2,7 +2,7 @@
 
 The warm tasks are divided into folds. The tasks of a fold play new tasks: a baseline is fitted to the rows of
 the other folds, sees the support rows of the held-out tasks, and predicts their query rows. Support and
-query are cut as in evaluation. No test task takes part.
+query are cut as in evaluation. Items may play new ones as well. No test task takes part.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def cut_folds(tasks: Tasks, folds: int = FOLDS, seed: int = 0) -> list[Fold]:
       [(4, 2), (4, 2)]
     """
     order = np.random.default_rng(seed).permutation(len(tasks))
-    order = _within(order, tasks.support.sizes + tasks.query.sizes, MOST_ROWS)
+    order = within(order, tasks.support.sizes + tasks.query.sizes, MOST_ROWS)
     if len(order) < 2:
         return []
     parts = np.array_split(order, min(folds, len(order)))
@@ -66,15 +66,22 @@ def cut_folds(tasks: Tasks, folds: int = FOLDS, seed: int = 0) -> list[Fold]:
     return [
         Fold(
             tasks.choose(np.concatenate([part for other, part in enumerate(parts) if other != turn])).whole(),
-            tasks.choose(_within(held_out, pairs, MOST_PAIRS)),
+            tasks.choose(within(held_out, pairs, MOST_PAIRS)),
         )
         for turn, held_out in enumerate(parts)
     ]
 
 
-def _within(order: Ints, cost: Ints, most: int) -> Ints:
+def within(order: Ints, cost: Ints, most: int) -> Ints:
     """Return the tasks from the front whose costs sum to at most ``most``, and at least two of them."""
     return order[: max(int(np.searchsorted(np.cumsum(cost[order]), most, side="right")), 2)]
+
+
+def hide_items(fold: Fold, items: int, seed: int) -> Fold:
+    """Drop a third of the items, drawn at random, from the rows to fit to: they play new items."""
+    hidden = np.random.default_rng(seed).permutation(items)[: items // 3]
+    kept = fold.warm.keep(~np.isin(fold.warm.items, hidden))
+    return Fold(kept, fold.cold) if len(kept.items) else fold
 
 
 def squared_error(predictor: Predictor, cold: Tasks) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class Rows:
 
     def latest(self, size: int) -> Rows:
         """Return each task's last ``size`` rows; all of a task that has fewer."""
-        return self._keep(np.repeat(self.row_splits[1:], self.sizes) - np.arange(len(self.items)) <= size)
+        return self.keep(np.repeat(self.row_splits[1:], self.sizes) - np.arange(len(self.items)) <= size)
 
     def choose(self, tasks: Ints) -> Rows:
         """Return the rows of some tasks, in the order of ``tasks``."""
@@ -51,9 +52,14 @@ class Rows:
         take = np.arange(splits[-1]) + np.repeat(self.row_splits[:-1][tasks] - splits[:-1], sizes)
         return Rows(self.items[take], self.labels[take], splits)
 
-    def _keep(self, kept: NDArray[np.bool_]) -> Rows:
+    def keep(self, kept: NDArray[np.bool_]) -> Rows:
+        """Return the rows where ``kept``, (rows,), is true."""
         before = np.concatenate([[0], np.cumsum(kept)])
         return Rows(self.items[kept], self.labels[kept], before[self.row_splits].astype(np.int64))
+
+    def merge_unknown(self, items: int) -> Rows:
+        """Give all items without a warm row, those numbered from ``items`` on, that one number."""
+        return Rows(np.minimum(self.items, items), self.labels, self.row_splits)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,10 @@ class Tasks:
         """Return the tasks with no more than their last ``size`` support rows."""
         return Tasks(self.support.latest(size), self.query)
 
+    def merge_unknown(self, items: int) -> Tasks:
+        """Give all items without a warm row, those numbered from ``items`` on, that one number."""
+        return Tasks(self.support.merge_unknown(items), self.query.merge_unknown(items))
+
     def choose(self, tasks: Ints) -> Tasks:
         """Return some of the tasks."""
         return Tasks(self.support.choose(tasks), self.query.choose(tasks))
@@ -91,26 +101,44 @@ class Tasks:
 
 @dataclass(frozen=True)
 class ItemNumbers:
-    """The items of the warm rows, numbered from 0 in ascending order of their ids.
+    """The items of the warm rows, numbered from 0 in ascending order of their ids, then other items.
 
     Attributes:
       known: (items,) ids, ascending.
+      others: (others,) ids that no warm row has, ascending; only attributes tell them apart.
 
     Example:
       >>> ItemNumbers(np.array([5, 9])).of(np.array([9, 7]))
       array([1, 2])
+      >>> ItemNumbers(np.array([5, 9]), np.array([6, 7])).of(np.array([9, 7]))
+      array([1, 3])
     """
 
     known: Ints
+    others: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of_tasks(cls, warm: Tasks, cold: Iterable[Tasks]) -> ItemNumbers:
+        """Number the items of warm tasks, and those that only cold tasks have."""
+        known = np.unique(warm.whole().items)
+        every = [np.unique(tasks.whole().items) for tasks in cold]
+        return cls(known, np.setdiff1d(np.concatenate([known[:0], *every]), known))
 
     @property
     def unknown(self) -> int:
-        """The number of every item that no warm row has: one above the last."""
+        """The number from which on no item has a warm row: one above the last of those that have."""
         return len(self.known)
 
+    @property
+    def ids(self) -> Ints:
+        """The ids of all numbered items, by number."""
+        return np.concatenate([self.known, self.others])
+
     def of(self, ids: Ints) -> Ints:
-        """Return the items' numbers, of the shape of ``ids``."""
-        if not self.unknown:
-            return np.zeros(ids.shape, np.int64)
-        found = np.minimum(np.searchsorted(self.known, ids), self.unknown - 1)
-        return np.where(self.known[found] == ids, found, self.unknown)
+        """Return the items' numbers, of the shape of ``ids``; an id that has none gets one above the last."""
+        found = np.full(ids.shape, len(self.known) + len(self.others))
+        for first, numbered in ((0, self.known), (len(self.known), self.others)):
+            if len(numbered):
+                place = np.minimum(np.searchsorted(numbered, ids), len(numbered) - 1)
+                found = np.where(numbered[place] == ids, first + place, found)
+        return found

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gmeta.experiment.baselines import BIASES, FACTORS, ITEM_MEAN, KRIGING, NEIGHBOURS, kriging, neighbours
+from gmeta.experiment.baselines import (
+    ATTRIBUTES,
+    BIASES,
+    FACTORS,
+    ITEM_MEAN,
+    KRIGING,
+    NEIGHBOURS,
+    kriging,
+    neighbours,
+)
+from gmeta.experiment.baselines.attribute_levels import ItemAttributes
+from gmeta.experiment.baselines.attributes import Attributes
 from gmeta.experiment.baselines.biases import Biases
 from gmeta.experiment.baselines.co_ratings import CoRatings
 from gmeta.experiment.baselines.factors import RANKS, Factors, Start
@@ -32,53 +43,61 @@ class Tuned:
     Attributes:
       mean: Of the item mean.
       biases: Of the biases, which the others start from.
-      pairs: Of the others; None: rows have no item.
+      pairs: Of those by pairs; None: rows have no item.
+      attributes: Of ridge on attributes; None: items have no attributes.
     """
 
     mean: ItemMean
     biases: Biases
     pairs: ByPairs | None
+    attributes: Attributes | None = None
 
     def fit(self, warm: Rows, items: int) -> dict[str, Predictor]:
         """Fit all baselines, name -> what predicts, from the simplest on."""
         biases = self.biases.fit(warm, items)
         found: dict[str, Predictor] = {ITEM_MEAN: self.mean.fit(warm, items), BIASES: biases}
-        if self.pairs is None:
-            return found
-        pairs, factors = CoRatings.of(warm, biases), self.pairs.factors
-        return {
-            **found,
-            NEIGHBOURS: self.pairs.neighbours.fit(biases, pairs),
-            KRIGING: self.pairs.kriging.fit(biases, pairs),
-            FACTORS: factors.fit(warm, self.biases, biases, Start.of(pairs, factors.rank)),
-        }
+        if self.pairs is not None:
+            pairs, factors = CoRatings.of(warm, biases), self.pairs.factors
+            found[NEIGHBOURS] = self.pairs.neighbours.fit(biases, pairs)
+            found[KRIGING] = self.pairs.kriging.fit(biases, pairs)
+            found[FACTORS] = factors.fit(warm, self.biases, biases, Start.of(pairs, factors.rank))
+        if self.attributes is not None:
+            found[ATTRIBUTES] = self.attributes.fit(warm)
+        return found
 
     def describe(self) -> dict[str, str]:
         """Return the settings of each baseline as part of a sentence, name -> text."""
         damping = f"{self.biases.item_damping:g} rows of an item and {self.biases.task_damping:g} of a task"
         found = {ITEM_MEAN: f"damped by {self.mean.damping:g} rows", BIASES: f"damped by {damping}"}
-        if self.pairs is None:
-            return found
-        near, krige, factors = self.pairs.neighbours, self.pairs.kriging, self.pairs.factors
-        size, shrinkage = f"the {near.size} nearest", f"shrunk by {near.shrinkage:g} pairs"
-        return {
-            **found,
-            NEIGHBOURS: f"{size}, {shrinkage}, damped by {near.damping:g}",
-            KRIGING: f"rank {krige.rank}, shrunk by {krige.shrinkage:g} pairs, {krige.noise:.0%} noise",
-            FACTORS: f"{factors.rank} factors, penalty {factors.penalty:g}",
-        }
+        if self.pairs is not None:
+            near, krige, factors = self.pairs.neighbours, self.pairs.kriging, self.pairs.factors
+            size, shrinkage = f"the {near.size} nearest", f"shrunk by {near.shrinkage:g} pairs"
+            found[NEIGHBOURS] = f"{size}, {shrinkage}, damped by {near.damping:g}"
+            found[KRIGING] = (
+                f"rank {krige.rank}, shrunk by {krige.shrinkage:g} pairs, {krige.noise:.0%} noise"
+            )
+            found[FACTORS] = f"{factors.rank} factors, penalty {factors.penalty:g}"
+        if self.attributes is not None:
+            levels = self.attributes.levels
+            found[ATTRIBUTES] = (
+                f"penalty {levels.penalty:g}, damped by {levels.item_damping:g} rows of an item"
+            )
+        return found
 
 
-def tune(folds: Sequence[Fold], items: int, by_item: bool) -> Tuned:
+def tune(folds: Sequence[Fold], items: int, by_item: bool, attributes: ItemAttributes | None = None) -> Tuned:
     """Choose the settings of all baselines by their squared errors on pseudo-cold tasks.
 
     Args:
       folds: The folds of warm tasks; without one, the usual settings are taken.
       items: How many items there are.
       by_item: Whether rows have an item.
+      attributes: The items' attributes.
     """
     mean, biases = ItemMean.tune(folds, items), Biases.tune(folds, items)
-    return Tuned(mean, biases, _tune_pairs(folds, biases, items) if by_item else None)
+    pairs = _tune_pairs(folds, biases, items) if by_item else None
+    ridge = None if attributes is None else Attributes.tune(folds, attributes, biases.task_damping)
+    return Tuned(mean, biases, pairs, ridge)
 
 
 def _tune_pairs(folds: Sequence[Fold], biases: Biases, items: int) -> ByPairs:

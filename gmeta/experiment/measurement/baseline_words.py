@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gmeta.experiment.baselines import BIASES, FACTORS, ITEM_MEAN, KRIGING, NEIGHBOURS
+from gmeta.experiment.baselines import ATTRIBUTES, BIASES, FACTORS, ITEM_MEAN, KRIGING, NEIGHBOURS
 from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 
@@ -12,6 +12,7 @@ _LABELS = {
     NEIGHBOURS: "nearest neighbours",
     KRIGING: "kriging",
     FACTORS: "ridge on factors",
+    ATTRIBUTES: "ridge on attributes",
 }
 _WHAT = {
     BIASES: "The mean, how far the item lies off it, and how far the user's own support rows do",
@@ -21,6 +22,10 @@ _WHAT = {
     ),
     KRIGING: "A Gaussian process over items with their covariance, conditioned on the user's support rows",
     FACTORS: "Items' factors by alternating least squares, and a ridge regression of the user's support rows",
+    ATTRIBUTES: (
+        "A ridge regression on items' attributes, which new items have too, and a Gaussian process over "
+        "them, conditioned on the user's support rows"
+    ),
 }
 
 
@@ -43,6 +48,6 @@ def _describe(name: str, chosen: str, config: ExperimentConfig) -> tuple[str, st
 
 
 NO_ITEM = (
-    "No column is named as the item: the baselines by neighbours, kriging and factors, which need one, are "
-    "left out."
+    "No column is named as the item: the baselines by neighbours, kriging, factors and attributes, which "
+    "need one, are left out."
 )

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from gmeta import io
 from gmeta.core.data.manifest import Manifest
 from gmeta.core.data.on_bad import OnBad
@@ -15,6 +13,7 @@ from gmeta.core.settings import to_mapping
 from gmeta.experiment.baselines.all_baselines import Baselines
 from gmeta.experiment.baselines.task_rows import ItemNumbers, Tasks
 from gmeta.experiment.measurement import cold_start
+from gmeta.experiment.measurement.attribute_reader import AttributeReader
 from gmeta.experiment.measurement.baseline_rows import number_items, read_tasks
 from gmeta.experiment.measurement.baseline_words import NO_ITEM, describe
 from gmeta.experiment.measurement.cold_start import Floats
@@ -47,14 +46,17 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
     config, data = run.load()
     manifest = Manifest.load(data)
     primary, *others = config.test_splits
+    reader = AttributeReader.of(config)
     with io.data_errors():
         warm = read_tasks(
-            measured_tasks(config, data, config.train_split, on_bad, shard=EVERYTHING),
+            reader.watch(measured_tasks(config, data, config.train_split, on_bad, shard=EVERYTHING)),
             config.item,
             yes_from(config),
         )
-        numbers = ItemNumbers(np.unique(warm.whole().items))
-        splits = {name: Split.read(config, data, name, on_bad, numbers) for name in config.test_splits}
+        splits = {name: Split.read(config, data, name, on_bad, reader) for name in config.test_splits}
+    numbers = ItemNumbers.of_tasks(warm, [split.tasks for split in splits.values()])
+    for split in splits.values():
+        split.tasks = number_items(split.tasks, numbers)
     first = splits[primary]
     curves: dict[str, dict[int, list[float]]] = {}
     training: dict[str, list[TrainingRun]] = {}
@@ -77,7 +79,12 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
                 sure.setdefault(method, []).append(_with_variance(config, model, first))
     measured = time.monotonic()
     warm = number_items(warm, numbers)
-    baselines = Baselines.of(warm, numbers.unknown, by_item=config.item is not None)
+    baselines = Baselines.of(
+        warm,
+        numbers.unknown,
+        by_item=config.item is not None,
+        attributes=reader.attributes(numbers),
+    )
     simple = list(baselines.predictors)
 
     def ask(split: str, tasks: Tasks) -> dict[str, Floats]:

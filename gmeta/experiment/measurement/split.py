@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from gmeta.core.data.on_bad import OnBad
-from gmeta.experiment.baselines.task_rows import ItemNumbers, Tasks
+from gmeta.experiment.baselines.task_rows import Tasks
 from gmeta.experiment.measurement import cold_start
 from gmeta.experiment.measurement.answer_metrics import click_metrics, number_metrics
-from gmeta.experiment.measurement.baseline_rows import as_logits, number_items, read_tasks
+from gmeta.experiment.measurement.attribute_reader import AttributeReader
+from gmeta.experiment.measurement.baseline_rows import as_logits, read_tasks
 from gmeta.experiment.measurement.cold_start import Floats, QueryRows
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.task_sets import measured_tasks
@@ -52,11 +53,11 @@ class Split:
 
     @classmethod
     def read(
-        cls, config: ExperimentConfig, data: Path, name: str, on_bad: OnBad, numbers: ItemNumbers
+        cls, config: ExperimentConfig, data: Path, name: str, on_bad: OnBad, reader: AttributeReader
     ) -> Split:
-        """Read the whole split; every rank reads all of it."""
-        batches = list(measured_tasks(config, data, name, on_bad, shard=EVERYTHING))
-        tasks = number_items(read_tasks(batches, config.item, yes_from(config)), numbers)
+        """Read the whole split, items by their ids; every rank reads all of it."""
+        batches = list(reader.watch(measured_tasks(config, data, name, on_bad, shard=EVERYTHING)))
+        tasks = read_tasks(batches, config.item, yes_from(config))
         return cls(config, batches, cold_start.query_rows(batches), tasks)
 
     def add(self, name: str, steps: int, predictions: Floats) -> None:

@@ -107,7 +107,7 @@ def _factor_ridge(config: ExperimentConfig, features: Sequence[FeatureConfig], o
         raise ConfigError(
             "factor_ridge needs labels = { count = ..., mean = ... }, which `gmeta train` reads"
         )
-    of_task = config.task_columns if config.own_columns else _OF_USERS
+    of_task = task_columns(config)
     _refuse_widths(config)
     scale, count = config.label_scale, config.labels.count
     deviation = 1.0 if scale is None else scale.deviation
@@ -163,6 +163,11 @@ def _options(method: MethodConfig, seed: int) -> Options:
 
 
 _OF_USERS = ("gender", "age", "occupation", "area", "zipcode")
+
+
+def task_columns(config: ExperimentConfig) -> Sequence[str]:
+    """Return the columns that are known to be the same in all rows of a task."""
+    return config.task_columns if config.own_columns else _OF_USERS
 
 
 def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gmeta.experiment.baselines import pseudo_cold
 from gmeta.experiment.baselines.all_baselines import Baselines
 from gmeta.experiment.baselines.item_mean import ItemMean
-from gmeta.experiment.baselines.pseudo_cold import choose, cut_folds
+from gmeta.experiment.baselines.pseudo_cold import choose, cut_folds, hide_items
 from gmeta.experiment.baselines.task_blocks import cut_blocks
 from gmeta.experiment.baselines.task_rows import ItemNumbers, Rows, Tasks
 from gmeta.testing.drawn_tasks import task_rows, tasks_of
@@ -43,6 +43,17 @@ def test_no_more_tasks_take_part_than_there_is_time_for(monkeypatch):
     folds = cut_folds(tasks)
     assert [len(fold.warm.items) for fold in folds] == [100, 100, 100]
     assert [len(fold.cold) for fold in folds] == [8, 8, 8]
+
+
+def test_a_third_of_the_items_plays_new_ones():
+    fold = cut_folds(tasks_of(0, [40] * 4, [5] * 4, 9))[0]
+    found = hide_items(fold, 9, seed=0)
+    kept = np.unique(found.warm.items)
+    assert len(kept) == 6
+    rows = np.isin(fold.warm.items, kept)
+    np.testing.assert_array_equal(found.warm.labels, fold.warm.labels[rows])
+    np.testing.assert_array_equal(found.warm.task, fold.warm.task[rows])
+    assert found.cold is fold.cold
 
 
 def test_the_least_error_over_all_folds_is_chosen_and_the_usual_without_a_fold():
@@ -137,6 +148,13 @@ def test_blocks_hold_every_pair_once(case, most):
     assert sorted(found) == expected
 
 
+@given(task_rows(), st.integers(1, 30))
+def test_blocks_may_bound_pairs_of_support_rows_too(case, most):
+    for block in cut_blocks(case[0], most, squares=True):
+        tasks, rows = block.support.shape
+        assert tasks == 1 or tasks * rows * max(rows, block.query.shape[1]) <= most
+
+
 @given(task_rows(), st.integers(0, 6))
 def test_the_latest_support_rows_are_the_last_of_each_task(case, size):
     tasks, _ = case
@@ -150,3 +168,15 @@ def test_items_are_numbered_by_the_warm_rows():
     numbers = ItemNumbers(np.array([-7, 3, 50]))
     np.testing.assert_array_equal(numbers.of(np.array([50, 4, -7, 99])), [2, 3, 0, 3])
     np.testing.assert_array_equal(ItemNumbers(np.zeros(0, np.int64)).of(np.array([4])), [0])
+
+
+def test_items_of_cold_tasks_alone_are_numbered_after_the_warm_ones():
+    def tasks(*items):
+        rows = Rows(np.array(items), np.zeros(len(items)), np.array([0, len(items)]))
+        return Tasks(rows, rows)
+
+    numbers = ItemNumbers.of_tasks(tasks(50, 3), [tasks(3, 7), tasks(4, 7)])
+    assert numbers.unknown == 2
+    np.testing.assert_array_equal(numbers.ids, [3, 50, 4, 7])
+    np.testing.assert_array_equal(numbers.of(np.array([7, 50, 4, 9])), [3, 1, 2, 4])
+    np.testing.assert_array_equal(tasks(0, 1, 2, 3).merge_unknown(2).query.items, [0, 1, 2, 2])
