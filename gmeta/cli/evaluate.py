@@ -6,17 +6,26 @@ from pathlib import Path
 
 import click
 
-from gmeta.cli.options import on_bad_option, run_option
+from gmeta.cli.options import RUN, on_bad_option
 from gmeta.cli.rank_options import ranks_option, start_ranks
 from gmeta.core.data.on_bad import OnBad
 
 
 @click.command("evaluate")
-@run_option
+@click.option(
+    "--run",
+    "run_paths",
+    multiple=True,
+    default=[RUN],
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of a run. Of several runs that hold out different parts of the same data, the results are "
+    "those of all their tasks together, and the report goes to the first folder.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the table as data.")
 @on_bad_option
 @ranks_option
-def command(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
+def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure adaptation to new users, and write the report.
 
     The command measures the tasks of every test split before adaptation and after several inner steps, over
@@ -28,14 +37,15 @@ def command(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | N
     from rich.console import Console
 
     from gmeta.core.collectives import world
-    from gmeta.experiment.measurement.methods import evaluate as measure
+    from gmeta.experiment.measurement.run_pool import evaluate
     from gmeta.experiment.report.findings import headline
     from gmeta.experiment.report.page import write_report
     from gmeta.experiment.report.table import rich_table
     from gmeta.experiment.results.evaluation_json import save
     from gmeta.experiment.runs.run_folder import RunFolder
 
-    evaluation = measure(RunFolder(run_path), on_bad=on_bad)
+    run, *others = map(RunFolder, run_paths)
+    evaluation = evaluate(run, *others, on_bad=on_bad)
     if world().rank > 0:
         return
     for section in evaluation.sections:
@@ -45,4 +55,4 @@ def command(run_path: Path, json_path: Path | None, on_bad: OnBad, size: int | N
     if json_path:
         save(evaluation, json_path)
         click.echo(f"table as data: {json_path}")
-    click.echo(f"report: {write_report(evaluation, run_path)}")
+    click.echo(f"report: {write_report(evaluation, run.path)}")

@@ -11,10 +11,13 @@ from gmeta.core.data.on_bad import ON_BAD
 DATA = Path("data")
 """The default folder that `gmeta prepare` makes and `gmeta train` reads."""
 
+RUN = Path("runs/default")
+"""The default folder of a run."""
+
 run_option = click.option(
     "--run",
     "run_path",
-    default=Path("runs/default"),
+    default=RUN,
     show_default=True,
     type=click.Path(path_type=Path),
     help="Folder of the run.",

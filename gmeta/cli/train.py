@@ -26,6 +26,13 @@ from gmeta.core.errors import DataError
     type=click.Path(path_type=Path),
     help="Settings in TOML.  [default: MeLU on MovieLens; of your own data what the data set says]",
 )
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting in TOML that replaces the one of --config, such as seeds=[0]; may be repeated.",
+)
 @on_bad_option
 @click.option(
     "--checkpoint-every",
@@ -39,6 +46,7 @@ def command(
     run_path: Path,
     data: Path | None,
     config_path: Path | None,
+    assignments: tuple[str, ...],
     on_bad: OnBad,
     checkpoint_every: int | None,
     size: int | None,
@@ -49,7 +57,7 @@ def command(
     """Train on a prepared data set; resume where a run stopped.
 
     On a data set of your own, it learns to predict the label that the data were prepared with, from all other
-    columns, and prints its choices; --config overrides them.
+    columns, and prints its choices; --config and --set override them.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, and says so; another --np works too. With --elastic it does so by itself when a rank is lost.
@@ -60,16 +68,17 @@ def command(
     from rich.console import Console
 
     from gmeta.core.collectives import check_agreement, world
-    from gmeta.core.settings import read_toml, to_mapping
+    from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.own_plan import plan_experiment
     from gmeta.experiment.runs.all_runs import run_training
     from gmeta.experiment.runs.run_folder import RunFolder
     from gmeta.experiment.runs.run_progress import TrainingProgress
 
-    settings = read_toml(config_path) if config_path else {}
+    settings = override(read_toml(config_path) if config_path else {}, assignments)
     check_agreement({name: repr(value) for name, value in settings.items()})
     data = data or _prepare(RunFolder(run_path).data)
-    planned = plan_experiment(settings, data, str(config_path or "config"))
+    where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
+    planned = plan_experiment(settings, data, where)
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     run, first = RunFolder(run_path), world().rank == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -162,3 +162,42 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return settings with some of their values replaced.
+
+    Args:
+      settings: Key -> value.
+      assignments: Lines of TOML such as ``seeds=[0]`` or ``methods.maml.epochs=3``; of two that set the same
+        key, the later one counts.
+
+    Raises:
+      ConfigError: A line isn't TOML, or sets nothing.
+
+    Example:
+      >>> override({"seeds": [0, 1], "query": 10}, ["seeds=[3]"])
+      {'seeds': [3], 'query': 10}
+    """
+    found = dict(settings)
+    for line in assignments:
+        try:
+            given = tomllib.loads(line)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(
+                f"{line!r} isn't KEY=VALUE in TOML, where a text has quotes: {error}"
+            ) from error
+        if not given:
+            raise ConfigError(f"{line!r} sets nothing: give KEY=VALUE")
+        found = _merge(found, given)
+    return found
+
+
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both tables as one; where both have a value, that of ``new``."""
+    both = {
+        key: _merge(old[key], value)
+        for key, value in new.items()
+        if isinstance(value, Mapping) and isinstance(old.get(key), Mapping)
+    }
+    return {**old, **new, **both}

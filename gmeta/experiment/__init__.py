@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from gmeta.experiment.measurement.methods import evaluate
+    from gmeta.experiment.measurement.run_pool import evaluate
     from gmeta.experiment.plan.experiment_config import ExperimentConfig
     from gmeta.experiment.plan.method_config import MethodConfig
     from gmeta.experiment.plan.own_plan import plan_experiment
@@ -26,7 +26,7 @@ _WHERE = {
     "ExperimentConfig": "gmeta.experiment.plan.experiment_config",
     "MethodConfig": "gmeta.experiment.plan.method_config",
     "RunFolder": "gmeta.experiment.runs.run_folder",
-    "evaluate": "gmeta.experiment.measurement.methods",
+    "evaluate": "gmeta.experiment.measurement.run_pool",
     "export_run": "gmeta.experiment.runs.run_export",
     "plan_experiment": "gmeta.experiment.plan.own_plan",
     "run_training": "gmeta.experiment.runs.all_runs",

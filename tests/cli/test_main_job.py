@@ -120,6 +120,18 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
             "stopped has no method 'sgd'; it has maml",
         ),
         (["export", "--run", "stopped", "--seed", "5", "--out", "m"], "stopped has no seed 5; it has 0"),
+        (
+            ["train", "--run", "new", "--data", "run/data", "--config", "short.toml", "--set", "held_out=1"],
+            "short.toml and --set: held_out=1 keeps one of so many",
+        ),
+        (
+            ["train", "--run", "new", "--data", "run/data", "--set", "rows=late"],
+            "'rows=late' isn't KEY=VALUE",
+        ),
+        (
+            ["evaluate", "--run", "run", "--run", "run"],
+            "run measures cold: several runs are measured as one only on the tasks that each holds out",
+        ),
         (["evaluate", "--run", "nowhere"], "nowhere: no run was begun here; run `gmeta train` first"),
         (["prepare", "--out", "x", "--data", "gone"], "gone"),
     ],

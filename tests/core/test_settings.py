@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.settings import from_mapping, load_toml, to_mapping
+from gmeta.core.settings import from_mapping, load_toml, override, to_mapping
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,23 @@ def test_a_choice_is_made_by_what_stands_there():
     for wrong in ({"part": {"sizes": 3}}, {"part": "third"}, {"names": 3}, {"part": [1]}):
         with pytest.raises(ConfigError, match="config"):
             from_mapping(Options, wrong)
+
+
+def test_assignments_replace_single_values_and_the_later_one_counts():
+    given = {"seeds": [0, 1], "methods": {"maml": {"epochs": 3, "label": "MAML"}}}
+    found = override(given, ["methods.maml.epochs=5", 'rows = "random"', "seeds=[7]", "seeds=[8]"])
+    assert found == {"seeds": [8], "rows": "random", "methods": {"maml": {"epochs": 5, "label": "MAML"}}}
+    assert given["methods"]["maml"]["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("seeds", "'seeds' isn't KEY=VALUE in TOML"),
+        ("rows=random", "a text has quotes"),
+        ("", "sets nothing"),
+    ],
+)
+def test_an_assignment_that_isnt_one_is_named(line, message):
+    with pytest.raises(ConfigError, match=message):
+        override({}, [line])

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.experiment.baselines.item_mean import ItemMean
 from gmeta.experiment.baselines.task_rows import ItemNumbers
 from gmeta.experiment.baselines.tuning import tune
-from gmeta.experiment.measurement.baseline_rows import as_logits, number_items, read_tasks
+from gmeta.experiment.measurement.baseline_rows import as_logits, number_items, read_tasks, read_whole
 from gmeta.experiment.measurement.baseline_words import describe
 from gmeta.testing.small_experiment import small_config
 
@@ -34,6 +35,18 @@ def test_rows_keep_their_sides_tasks_and_order():
     assert tasks.whole().labels.tolist() == [3.0, 1.0, 2.0, 4.0, 5.0] * 2
 
 
+def test_tasks_that_are_not_cut_keep_all_rows_in_order():
+    element = {
+        "columns": {"item": tf.constant([7, 5, 9], tf.int64), "click": tf.constant([1, 0, 4], tf.int64)},
+        "row_splits": tf.constant([0, 2, 3], tf.int64),
+    }
+    whole = read_whole([element, element], "item", "click", None)
+    assert (whole.items.tolist(), whole.labels.tolist()) == ([7, 5, 9] * 2, [1.0, 0.0, 4.0] * 2)
+    assert whole.row_splits.tolist() == [0, 2, 3, 5, 6]
+    yes = read_whole([element], None, "click", 1.0)
+    assert (yes.items.tolist(), yes.labels.tolist()) == ([0, 0, 0], [1.0, 0.0, 1.0])
+
+
 def test_without_an_item_all_rows_are_of_one_and_rates_count_labels_from_positive_on():
     tasks = read_tasks([BATCH], None, 3.0)
     assert tasks.support.items.tolist() == [0, 0, 0]
@@ -47,10 +60,17 @@ def test_rates_stay_finite_as_logits():
 
 
 def test_each_baseline_is_described_with_its_settings():
-    words = describe(tune([], items=3, by_item=True), small_config())
+    words = describe([tune([], items=3, by_item=True)], small_config())
     assert list(words) == ["item_mean", "biases", "neighbours", "kriging", "factors"]
     assert words["factors"][0] == "ridge on factors"
     assert words["factors"][1].endswith("support rows (8 factors, penalty 100).")
-    plain = describe(tune([], items=1, by_item=False), replace(small_config(), item=None))
+    plain = describe([tune([], items=1, by_item=False)], replace(small_config(), item=None))
     assert [label for label, _ in plain.values()] == ["mean", "task bias"]
     assert "no column is named as the item" in plain["item_mean"][1]
+
+
+def test_a_baseline_of_several_runs_is_described_with_the_settings_of_each():
+    usual = tune([], items=3, by_item=True)
+    words = describe([usual, replace(usual, mean=ItemMean(7.0)), usual], small_config())
+    assert words["item_mean"][1].endswith("(damped by 5 rows; or damped by 7 rows).")
+    assert words["factors"][1].endswith("(8 factors, penalty 100).")

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.experiment.measurement.methods import evaluate
+from gmeta.experiment.measurement.run_pool import evaluate
 from gmeta.experiment.plan.experiment_config import MethodConfig
 from gmeta.experiment.results import evaluation_json
 from gmeta.experiment.runs.all_runs import run_training

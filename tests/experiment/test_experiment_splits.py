@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.measurement.methods import evaluate
+from gmeta.experiment.measurement.run_pool import evaluate
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, MethodConfig
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.report.page import write_report

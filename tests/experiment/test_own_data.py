@@ -12,7 +12,7 @@ from gmeta.experiment.plan.column_settings import FeatureSettings
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
-from gmeta.experiment.plan.task_sets import count_tasks, measured_tasks, training_tasks
+from gmeta.experiment.plan.task_sets import count_measured, count_trained, measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.models import FactorSettings
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
@@ -77,8 +77,27 @@ def test_no_task_is_both_trained_on_and_measured(clicks):
     assert not set(trained) & set(measured)
     assert len(trained) + len(measured) == 60
     assert 4 <= len(measured) <= 24
-    counted = [count_tasks(config, clicks, split) for split in ("train", HELD_OUT)]
+    counted = [count_trained(config, clicks), count_measured(config, clicks, HELD_OUT)]
     assert counted == [(len(trained), 0), (len(measured), 0)]
+
+
+def test_own_data_take_folds_by_id_and_bounds_of_what_is_measured(tmp_path):
+    table = click_log(users=40, rows=12)
+    table = pa.concat_tables([table, table.slice(0, 200)])
+    sizes = np.array([each["counts"].as_py() for each in table["user_id"].value_counts()])
+    data = prepared(tmp_path, table)
+    given = {"held_out": 2, "held_out_by": "id", "measured_rows": [16, 20]}
+    measured = []
+    for part in (0, 1):
+        config = plan_experiment({**given, "held_out_part": part}, data).config
+        trained = {int(t) for batch in training_tasks(config, data) for t in batch["task"]}
+        own = {int(t) for batch in measured_tasks(config, data, HELD_OUT) for t in batch["task"]}
+        assert all(task % 2 == part for task in own)
+        assert not trained & own
+        assert len(trained | own) == 40
+        assert config.labels.count == sum(len(batch["label"]) for batch in training_tasks(config, data))
+        measured += own
+    assert 0 < len(measured) == ((sizes >= 16) & (sizes <= 20)).sum() < 40
 
 
 def test_splits_of_the_data_set_are_used_where_there_are_several(tmp_path):
@@ -94,7 +113,7 @@ def test_tasks_too_small_to_split_are_passed_over_and_counted(tmp_path):
     planned = plan_experiment({}, data)
     assert any("passes over 30 that are too small" in note for note in planned.notes)
     read = sum(len(batch["task"]) for batch in training_tasks(planned.config, data))
-    assert read == count_tasks(planned.config, data, "train")[0]
+    assert read == count_trained(planned.config, data)[0]
 
 
 def test_a_label_of_other_numbers_is_regressed_on_its_own_scale(tmp_path):
@@ -155,10 +174,15 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
         ({"embeding_dim": 3}, r"unknown keys: embeding_dim"),
         ({"query": 1.5}, r"query must be a number of rows or a share below 1, got 1.5"),
         ({"held_out": 1}, r"held_out=1 keeps one of so many"),
+        ({"held_out": 3, "held_out_part": 3}, r"held_out_part=3 .* held_out=3 parts is held out"),
+        ({"measured_rows": [9, 3]}, r"measured_rows: the most, 3, is below the fewest, 9"),
+        ({"measured_rows": [9]}, r"@ my\.toml\.measured_rows"),
+        ({"measured_rows": [999, 0]}, r"held-out: no task is large enough"),
+        ({"test_splits": ["cold"]}, r"no split 'cold'; it has train"),
     ],
 )
 def test_settings_that_do_not_fit_name_the_column_and_what_there_is(clicks, given, says):
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises((ConfigError, DataError), match=says):
         plan_experiment(given, clicks, "my.toml")
 
 

@@ -45,8 +45,8 @@ class Baselines:
         """Tune all baselines on pseudo-cold tasks, and fit them to all rows of the warm tasks.
 
         Args:
-          warm: The warm tasks, cut into support and query as the test tasks are; their items are numbered
-            from 0 to ``items`` - 1.
+          warm: The warm tasks; those that play new tasks are cut into support and query as the test tasks
+            are. Their items are numbered from 0 to ``items`` - 1.
           items: How many items there are.
           by_item: Whether rows have an item. If not, only the item mean and the biases make sense.
           attributes: The attributes of all items that tasks will have; None: items have none, and the
@@ -67,7 +67,7 @@ class Baselines:
         Args:
           warm: The tasks that the baselines were fitted to. Those fitted to a task's own query rows would
             know what they are asked.
-          asked: The same tasks, perhaps with fewer of their support rows.
+          asked: Those of them that have query rows, perhaps with fewer of their support rows.
 
         Returns:
           Name -> (rows,).
@@ -80,9 +80,10 @@ class Baselines:
                 if not len(others):
                     return self.predict(asked)
                 fitted = self.tuned.fit(warm.choose(others).whole(), self.items)
-                rows = np.isin(asked.query.task, part)
+                own = np.flatnonzero(np.isin(warm.asked, part))
+                rows = np.isin(asked.query.task, own)
                 for name, one in fitted.items():
-                    found[name][rows] = one.predict(self._seen(name, asked.choose(np.sort(part))))
+                    found[name][rows] = one.predict(self._seen(name, asked.choose(own)))
         return found
 
     def variances(self, tasks: Tasks) -> dict[str, Floats]:

@@ -2,7 +2,8 @@
 
 The warm tasks are divided into folds. The tasks of a fold play new tasks: a baseline is fitted to the rows of
 the other folds, sees the support rows of the held-out tasks, and predicts their query rows. Support and
-query are cut as in evaluation. Items may play new ones as well. No test task takes part.
+query are cut as in evaluation; a task that isn't cut, because no test task is of its size, is only fitted to.
+Items may play new ones as well. No test task takes part.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def cut_folds(tasks: Tasks, folds: int = FOLDS, seed: int = 0) -> list[Fold]:
     return [
         Fold(
             tasks.choose(np.concatenate([part for other, part in enumerate(parts) if other != turn])).whole(),
-            tasks.choose(within(held_out, pairs, MOST_PAIRS)),
+            tasks.choose(within(held_out[np.isin(held_out, tasks.asked)], pairs, MOST_PAIRS)),
         )
         for turn, held_out in enumerate(parts)
     ]

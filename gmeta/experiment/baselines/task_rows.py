@@ -45,6 +45,13 @@ class Rows:
         """Return each task's last ``size`` rows; all of a task that has fewer."""
         return self.keep(np.repeat(self.row_splits[1:], self.sizes) - np.arange(len(self.items)) <= size)
 
+    def join(self, others: Rows) -> Rows:
+        """Return the tasks, and then the other tasks."""
+        splits = np.concatenate([self.row_splits, others.row_splits[1:] + self.row_splits[-1]])
+        return Rows(
+            np.concatenate([self.items, others.items]), np.concatenate([self.labels, others.labels]), splits
+        )
+
     def choose(self, tasks: Ints) -> Rows:
         """Return the rows of some tasks, in the order of ``tasks``."""
         sizes = self.sizes[tasks]
@@ -65,6 +72,8 @@ class Rows:
 @dataclass(frozen=True)
 class Tasks:
     """Tasks, each cut into the support rows that are given and the query rows to predict.
+
+    Of a task that is only fitted to, all rows are support rows.
 
     Attributes:
       support: Their support rows.
@@ -88,6 +97,16 @@ class Tasks:
     def choose(self, tasks: Ints) -> Tasks:
         """Return some of the tasks."""
         return Tasks(self.support.choose(tasks), self.query.choose(tasks))
+
+    def and_whole(self, rows: Rows) -> Tasks:
+        """Return these tasks, and then others that are only fitted to."""
+        none = Rows(rows.items[:0], rows.labels[:0], np.zeros_like(rows.row_splits))
+        return Tasks(self.support.join(rows), self.query.join(none))
+
+    @property
+    def asked(self) -> Ints:
+        """The numbers of the tasks that have query rows, ascending."""
+        return np.flatnonzero(self.query.sizes)
 
     def whole(self) -> Rows:
         """Return all rows of each task, support rows first."""

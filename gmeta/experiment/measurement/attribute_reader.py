@@ -44,14 +44,21 @@ class AttributeReader:
         own = (config.item, *task_columns(config))
         return cls(config.item, [each.name for each in experiment_features(config) if each.name not in own])
 
-    def watch(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Hand batches through, and keep the attributes of each one's items."""
+    def watch(
+        self, batches: Iterable[Mapping[str, Any]], key: str = "features"
+    ) -> Iterator[Mapping[str, Any]]:
+        """Hand batches through, and keep the attributes of each one's items.
+
+        Args:
+          batches: Batches of tasks, or elements of `gmeta.io.groups`.
+          key: What has the columns: ``"features"`` of the former, ``"columns"`` of the latter.
+        """
         for batch in batches:
             if self._columns:
-                items, first = np.unique(np.asarray(batch["features"][self.item]), return_index=True)
+                items, first = np.unique(np.asarray(batch[key][self.item]), return_index=True)
                 self._items.append(items)
                 for name, found in self._columns.items():
-                    found.append(_values(tf.gather(batch["features"][name], first)))
+                    found.append(_values(tf.gather(batch[key][name], first)))
             yield batch
 
     def attributes(self, numbers: ItemNumbers) -> ItemAttributes | None:

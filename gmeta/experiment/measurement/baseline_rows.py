@@ -22,15 +22,39 @@ def read_tasks(batches: Iterable[Mapping[str, Any]], item: str | None, positive:
     """
     parts: dict[str, list[list[Any]]] = {side: [[], [], []] for side in SIDES}
     for batch in batches:
-        labels = batch["label"].numpy().astype(np.float64)
+        labels = _labels(batch["label"], positive)
         items = np.zeros(len(labels), np.int64) if item is None else np.asarray(batch["features"][item])
-        labels = labels if positive is None else (labels >= positive).astype(np.float64)
         for side, found in parts.items():
             mask = batch[side]["mask"].numpy() > 0
             index = batch[side]["index"].numpy()[mask]
             for values, each in zip(found, (items[index], labels[index], mask.sum(axis=1)), strict=True):
                 values.append(each)
     return Tasks(*(_rows(*parts[side]) for side in SIDES))
+
+
+def read_whole(
+    elements: Iterable[Mapping[str, Any]], item: str | None, label: str, positive: float | None
+) -> Rows:
+    """Collect the rows of tasks that aren't cut; items keep their ids.
+
+    Args:
+      elements: Elements as `gmeta.io.groups` yields them.
+      item: As in `read_tasks`.
+      label: The column to predict.
+      positive: As in `read_tasks`.
+    """
+    found: list[list[Any]] = [[], [], []]
+    for element in elements:
+        labels = _labels(element["columns"][label], positive)
+        items = np.zeros(len(labels), np.int64) if item is None else np.asarray(element["columns"][item])
+        for values, each in zip(found, (items, labels, np.diff(element["row_splits"])), strict=True):
+            values.append(each)
+    return _rows(*found)
+
+
+def _labels(labels: Any, positive: float | None) -> Floats:
+    values = np.asarray(labels, np.float64)
+    return values if positive is None else (values >= positive).astype(np.float64)
 
 
 def _rows(items: list[Any], labels: list[Any], sizes: list[Any]) -> Rows:

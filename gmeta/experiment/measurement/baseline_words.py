@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gmeta.experiment.baselines import ATTRIBUTES, BIASES, FACTORS, ITEM_MEAN, KRIGING, NEIGHBOURS
 from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
@@ -29,9 +31,13 @@ _WHAT = {
 }
 
 
-def describe(tuned: Tuned, config: ExperimentConfig) -> dict[str, tuple[str, str]]:
-    """Return each baseline's label, and a sentence on what it is with the settings that were chosen."""
-    return {name: _describe(name, chosen, config) for name, chosen in tuned.describe().items()}
+def describe(tuned: Sequence[Tuned], config: ExperimentConfig) -> dict[str, tuple[str, str]]:
+    """Return each baseline's label, and a sentence on what it is with the settings that each run chose."""
+    chosen = [each.describe() for each in tuned]
+    return {
+        name: _describe(name, "; or ".join(dict.fromkeys(each[name] for each in chosen)), config)
+        for name in chosen[0]
+    }
 
 
 def _describe(name: str, chosen: str, config: ExperimentConfig) -> tuple[str, str]:

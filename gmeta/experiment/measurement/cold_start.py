@@ -31,6 +31,13 @@ class QueryRows:
     labels: Floats
     row_splits: NDArray[np.int64]
 
+    @classmethod
+    def join(cls, parts: Sequence[QueryRows]) -> QueryRows:
+        """Join the rows of several parts, one part after another."""
+        sizes = np.concatenate([np.diff(part.row_splits) for part in parts])
+        splits = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return cls(np.concatenate([part.labels for part in parts]), splits)
+
 
 def query_rows(batches: Iterable[Mapping[str, Any]]) -> QueryRows:
     """Collect the query rows of all batches."""

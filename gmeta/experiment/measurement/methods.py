@@ -1,51 +1,59 @@
-"""Evaluation of every method of a trained experiment on each of its test splits, beside baselines."""
+"""Predictions of every method of a trained experiment, and of baselines, on each of its test splits."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gmeta import io
-from gmeta.core.data.manifest import Manifest
 from gmeta.core.data.on_bad import OnBad
-from gmeta.core.settings import to_mapping
 from gmeta.experiment.baselines.all_baselines import Baselines
 from gmeta.experiment.baselines.task_rows import ItemNumbers, Tasks
+from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.measurement import cold_start
 from gmeta.experiment.measurement.attribute_reader import AttributeReader
-from gmeta.experiment.measurement.baseline_rows import number_items, read_tasks
-from gmeta.experiment.measurement.baseline_words import NO_ITEM, describe
+from gmeta.experiment.measurement.baseline_rows import number_items, read_tasks, read_whole
 from gmeta.experiment.measurement.cold_start import Floats
 from gmeta.experiment.measurement.split import EVERYTHING, Split, yes_from
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
-from gmeta.experiment.plan.task_sets import count_tasks, measured_tasks
-from gmeta.experiment.results.bootstrap import Bootstrap
-from gmeta.experiment.results.calibration import Calibration
-from gmeta.experiment.results.evaluation import (
-    DataDescription,
-    Evaluation,
-    MethodResult,
-    SplitResult,
-    TrainingRun,
-)
+from gmeta.experiment.plan.task_sets import measured_tasks, other_training_tasks
+from gmeta.experiment.results.evaluation import TrainingRun
 from gmeta.experiment.runs.all_runs import load_trained
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.models import MetaModel
 
 
-def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
-    """Measure every method of a trained experiment on its test splits, beside the baselines.
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What the methods of a run and the baselines predict on its test splits.
 
-    In a job of several ranks, all ranks call it together, and each gets the whole evaluation.
+    Attributes:
+      splits: Test split -> predictions.
+      training: Method -> the curves of each seed.
+      tuned: The baselines' settings.
+      baselines: Their names, from the simplest on.
+      baseline_seconds: How long tuning, fitting and asking them took.
+    """
+
+    splits: Mapping[str, Split]
+    training: Mapping[str, list[TrainingRun]]
+    tuned: Tuned
+    baselines: Sequence[str]
+    baseline_seconds: float
+
+
+def measure(run: RunFolder, on_bad: OnBad = "raise") -> MeasuredRun:
+    """Let every method of a trained experiment, and the baselines, predict its test splits.
+
+    Baselines are tuned on and fitted to the tasks that methods were trained on.
 
     Raises:
       DataError: The run isn't trained to the end; the message names the method and the seed.
     """
-    started = time.monotonic()
     config, data = run.load()
-    manifest = Manifest.load(data)
-    primary, *others = config.test_splits
+    primary = config.test_splits[0]
     reader = AttributeReader.of(config)
     with io.data_errors():
         warm = read_tasks(
@@ -53,117 +61,65 @@ def evaluate(run: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
             config.item,
             yes_from(config),
         )
-        splits = {name: Split.read(config, data, name, on_bad, reader) for name in config.test_splits}
-    numbers = ItemNumbers.of_tasks(warm, [split.tasks for split in splits.values()])
-    for split in splits.values():
-        split.tasks = number_items(split.tasks, numbers)
+        others = reader.watch(other_training_tasks(config, data, on_bad), "columns")
+        warm = warm.and_whole(read_whole(others, config.item, config.label, yes_from(config)))
+        batches = {
+            name: list(reader.watch(measured_tasks(config, data, name, on_bad, shard=EVERYTHING)))
+            for name in config.test_splits
+        }
+    splits = {name: Split(config, cold_start.query_rows(each)) for name, each in batches.items()}
     first = splits[primary]
-    curves: dict[str, dict[int, list[float]]] = {}
-    training: dict[str, list[TrainingRun]] = {}
-    sure: dict[str, list[tuple[Floats, Floats]]] = {}
+    training: dict[str, list[TrainingRun]] = {method: [] for method in config.methods}
     for method in config.methods:
-        training[method] = []
-        curves[method] = {size: [] for size in config.support_sizes}
         for seed in config.seeds:
             model, course = load_trained(config, run, method, seed)
             training[method].append(course)
-            for split in splits.values():
-                after = cold_start.predict_after(model, split.batches, config.evaluation_steps)
+            for name, split in splits.items():
+                after = cold_start.predict_after(model, batches[name], config.evaluation_steps)
                 for steps, predictions in after.items():
                     split.add(method, steps, predictions)
-            for size, values in curves[method].items():
+            for size in config.support_sizes:
                 steps = config.support_steps
-                limited = cold_start.predict_after(model, first.batches, [steps], support_size=size)
-                values.append(first.measure(limited[steps])["mae"])
+                limited = cold_start.predict_after(model, batches[primary], [steps], support_size=size)
+                first.limited.setdefault((method, size), []).append(limited[steps])
             if config.loss == "mse" and model.learner.inner.algorithm == "ridge":
-                sure.setdefault(method, []).append(_with_variance(config, model, first))
-    measured = time.monotonic()
-    warm = number_items(warm, numbers)
+                first.varied.setdefault(method, []).append(_with_variance(config, model, batches[primary]))
+    started = time.monotonic()
+    asked = {name: read_tasks(each, config.item, yes_from(config)) for name, each in batches.items()}
+    numbers = ItemNumbers.of_tasks(warm, asked.values())
+    warm, asked = number_items(warm, numbers), {name: number_items(asked[name], numbers) for name in asked}
     baselines = Baselines.of(
         warm,
         numbers.unknown,
         by_item=config.item is not None,
         attributes=reader.attributes(numbers),
     )
-    simple = list(baselines.predictors)
 
     def ask(split: str, tasks: Tasks) -> dict[str, Floats]:
         if split == config.train_split:
             return baselines.predict_warm(warm, tasks)
         return baselines.predict(tasks)
 
-    def compare(split: str) -> Bootstrap | None:  # of tasks that only methods have seen, nothing is a win
-        return None if split == config.train_split else splits[split].bootstrap(simple)
-
     for name, split in splits.items():
-        for baseline, found in ask(name, split.tasks).items():
+        for baseline, found in ask(name, asked[name]).items():
             split.add(baseline, 0, split.outputs(found))
     for size in config.support_sizes:
-        for baseline, found in ask(primary, first.tasks.latest(size)).items():
-            curves.setdefault(baseline, {})[size] = [first.measure(first.outputs(found))["mae"]]
+        for baseline, found in ask(primary, asked[primary].latest(size)).items():
+            first.limited[baseline, size] = [first.outputs(found)]
     if config.loss == "mse" and primary != config.train_split:
-        means = baselines.predict(first.tasks)
-        for baseline, variance in baselines.variances(first.tasks).items():
-            sure[baseline] = [(means[baseline], variance)]
-    about = {name: (settings.label, settings.description) for name, settings in config.methods.items()}
-    about |= describe(baselines.tuned, config)
-    ended = time.monotonic()
-    return Evaluation(
-        title="Cold-start evaluation",
-        data=DataDescription(
-            name=str(manifest.config.get("source", data.name)),
-            warm_tasks=count_tasks(config, data, config.train_split)[0],
-            cold_tasks=count_tasks(config, data, primary)[0],
-            rows=sum(split.rows for split in manifest.splits.values()),
-            split=primary,
-        ),
-        config={"experiment": to_mapping(config), "data": dict(manifest.config)},
-        seeds=config.seeds,
-        methods={name: MethodResult(*about[name], found) for name, found in first.results.items()},
-        splits={
-            name: SplitResult(count_tasks(config, data, name)[0], splits[name].results, compare(name))
-            for name in others
-        },
-        bootstrap=compare(primary),
-        support_curve=curves if config.support_sizes else {},
-        support_steps=config.support_steps if config.support_sizes else None,
-        calibration={name: _calibration(first, found) for name, found in sure.items()},
-        training=training,
-        notes=[
-            *_notes(config, data),
-            *(f"{count} input records left out: {reason}" for reason, count in manifest.dropped.items()),
-        ],
-        seconds={"evaluate": time.monotonic() - started, "of which baselines": ended - measured},
-    )
+        means = baselines.predict(asked[primary])
+        for baseline, variance in baselines.variances(asked[primary]).items():
+            first.varied[baseline] = [(means[baseline], variance)]
+    seconds = time.monotonic() - started
+    return MeasuredRun(splits, training, baselines.tuned, list(baselines.predictors), seconds)
 
 
-def _with_variance(config: ExperimentConfig, model: MetaModel, split: Split) -> tuple[Floats, Floats]:
-    """Predict the query rows of a split, and their variances, by a model whose inner loop is ridge."""
+def _with_variance(
+    config: ExperimentConfig, model: MetaModel, batches: Sequence[Mapping[str, Any]]
+) -> tuple[Floats, Floats]:
+    """Predict query rows and their variances by a model whose inner loop is ridge."""
     steps = model.learner.inner.steps_in("evaluation")
-    predictions = cold_start.predict_after(model, split.batches, [steps])[steps]
+    predictions = cold_start.predict_after(model, batches, [steps])[steps]
     deviation = config.label_scale.deviation if config.label_scale else 1.0
     noise = cold_start.label_noise(model, deviation)
-    return predictions, cold_start.predict_variance(model, split.batches, noise)
-
-
-def _calibration(split: Split, found: Sequence[tuple[Floats, Floats]]) -> Calibration:
-    return Calibration.of(split.rows.labels, [each for each, _ in found], [each for _, each in found])
-
-
-def _notes(config: ExperimentConfig, data: Path) -> list[str]:
-    """Return the notes that a reader needs to judge the table."""
-    notes = []
-    for split in (config.train_split, *config.test_splits):
-        _, small = count_tasks(config, data, split)
-        if small:
-            notes.append(f"{small:,} {split} tasks are too small for a support and a query set: passed over")
-    if all(method.inner.steps for method in config.methods.values()):
-        notes.append("No method was trained without an inner loop: what meta-learning adds can't be told.")
-    if config.item is None:
-        notes.append(NO_ITEM)
-    if config.train_split in config.test_splits:
-        notes.append(
-            f"Methods were trained on the {config.train_split} tasks whose table is shown; baselines predict "
-            "each of these tasks from the rows of others, so that their differences are not compared."
-        )
-    return notes
+    return predictions, cold_start.predict_variance(model, batches, noise)

@@ -13,6 +13,7 @@ from gmeta.experiment.plan.column_settings import FeatureSettings, NumberScale
 from gmeta.experiment.plan.label_facts import LabelFacts
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
+from gmeta.io.cuts.task_choice import By, check_bounds
 
 Loss = Literal["mse", "binary_crossentropy"]
 NamedFeatures = Literal["movielens", "melu", "melu+year", "melu+year+writer"]
@@ -33,8 +34,14 @@ class ExperimentConfig:
       train_split: The split that is trained on.
       test_splits: The splits that are measured, each in a table of its own. The first one is also measured
         after each epoch, and for the curve of error against support size.
-      held_out: With N, one of N tasks of ``train_split``, chosen by a hash of the task's id, is never trained
-        on; these tasks are measured as the split ``"held-out"``. 0: all tasks are trained on.
+      held_out: With N, one of N tasks of ``train_split`` is never trained on; these tasks are measured as the
+        split ``"held-out"``. 0: all tasks are trained on.
+      held_out_part: Which of these N parts is held out, from 0 to N - 1: for N runs, each on a part of its
+        own, that `gmeta evaluate` measures as one.
+      held_out_by: ``"hash"``: a hash of the task's id says its part. ``"id"``: the id modulo N.
+      measured_rows: The fewest and the most rows of a task that is measured; 0 as the most: any number. Other
+        tasks of the test splits aren't measured, and if they are of ``train_split``, they are trained on, so
+        that of a part only the tasks within these bounds are held out. None: tasks of any size are measured.
       query: The number of rows in a task's query set, or their share of the task's rows; the other rows are
         the support set.
       rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, from the task
@@ -78,6 +85,9 @@ class ExperimentConfig:
     train_split: str = "warm"
     test_splits: tuple[str, ...] = ("cold",)
     held_out: int = 0
+    held_out_part: int = 0
+    held_out_by: By = "hash"
+    measured_rows: tuple[int, int] | None = None
     query: int | float = 10
     rows: Literal["latest", "random"] = "latest"
     resample: bool = True
@@ -112,6 +122,16 @@ class ExperimentConfig:
                 f"held_out={self.held_out} keeps one of so many tasks for the test split {HELD_OUT!r}: give "
                 f"both held_out of at least 2 and test_splits with {HELD_OUT!r}, or neither"
             )
+        if not 0 <= self.held_out_part < max(self.held_out, 1) or (self.held_out_by, self.held_out) == (
+            "id",
+            0,
+        ):
+            raise ConfigError(
+                f"held_out_part={self.held_out_part} and held_out_by={self.held_out_by!r} say which of "
+                f"held_out={self.held_out} parts is held out: give a part from 0 to held_out - 1, or neither"
+            )
+        if self.measured_rows is not None:
+            check_bounds("measured_rows", self.measured_rows)
         if not self.features:
             raise ConfigError("features must name at least one column of ids")
         unknown = sorted(set(self.task_columns) - set(self.columns)) if self.own_columns else []

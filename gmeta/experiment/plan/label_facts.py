@@ -30,19 +30,19 @@ class LabelFacts:
             raise ConfigError(f"labels: there must be one, and their mean a number, got {self}")
 
 
-def read_labels(path: Path, label: str, positive: float | None, choice: io.TaskChoice | None) -> LabelFacts:
+def read_labels(path: Path, label: str, positive: float | None, choice: io.TaskChoice) -> LabelFacts:
     """Read all training labels.
 
     Args:
       path: The folder of a data set, followed by the split.
       label: Their column.
       positive: The label from which on one counts as 1, and below as 0; None: labels count as they are.
-      choice: Which tasks to read; None: all.
+      choice: Which tasks to read.
     """
     options = io.ReadOptions(shuffle=False, shard=(0, 1))
     elements = io.groups(path, groups_per_element=_TASKS, start=io.OneEpoch(), options=options)
     count, total = 0, 0.0
-    for element in elements if choice is None else elements.map(choice):
+    for element in elements.map(choice):
         labels = element["columns"][label].numpy().astype(np.float64)
         count += len(labels)
         total += float((labels if positive is None else labels >= positive).sum())

@@ -31,7 +31,7 @@ from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.experiment.plan.label_facts import read_labels
 from gmeta.experiment.plan.method_config import own_methods
 from gmeta.experiment.plan.own_columns import ColumnPlan
-from gmeta.experiment.plan.task_sets import choice_of, count_tasks, folder_of
+from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
 
 HELD_OUT_OF = 5
 """If a data set has a single split, one of so many tasks is held out."""
@@ -64,7 +64,9 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
     manifest = Manifest.load(data)
     names = {column.name for column in manifest.schema}
     if isinstance(given.get("features"), str) or ("features" not in given and names >= _OF_MOVIELENS):
-        return Planned(_with_labels(from_mapping(ExperimentConfig, given, where), data))
+        config = from_mapping(ExperimentConfig, given, where)
+        _, note = _count_tasks(config, data)
+        return Planned(_with_labels(config, data), (note,))
     return _Plan(given, data, manifest, where).make()
 
 
@@ -91,16 +93,16 @@ class _Plan(ColumnPlan):
         given = from_mapping(
             ExperimentConfig, settings | _ANY, self.where
         )  # checks the types of the given values
-        choice = io.TaskChoice(max(given.held_out, 1))
         with io.data_errors():
-            found = survey(self.data / given.train_split, self.schema, label, choice)
+            found = survey(self.data / given.train_split, self.schema, label, training_choice(given))
         settings |= self._loss(found, label)
         settings["features"] = self.features(found, label)
         settings["numbers"] = self.numbers(found, label, settings["features"])
         settings["item"] = self.item(found, settings["features"])
         settings.setdefault("support_sizes", [1, 2, 4, 8, 16] if settings["loss"] == "mse" else [])
         config = from_mapping(ExperimentConfig, settings, self.where)
-        tasks = self._tasks(config)
+        tasks, note = _count_tasks(config, self.data)
+        self.notes.append(note)
         if "methods" not in self.given:
             config = replace(config, methods=own_methods(-(-tasks // config.tasks_per_batch)))
         if config.needs_labels and "task_columns" not in self.given:
@@ -162,24 +164,23 @@ class _Plan(ColumnPlan):
         self.notes.append(f"predicts whether {label}, {kind}, by the cross-entropy")
         return {"loss": loss, "positive": positive}
 
-    def _tasks(self, config: ExperimentConfig) -> int:
-        """Count the training tasks, and add a note about all counts."""
-        counts = {
-            split: count_tasks(config, self.data, split)
-            for split in (config.train_split, *config.test_splits)
-        }
-        for split, (tasks, small) in counts.items():
-            if not tasks:
-                raise DataError(
-                    f"{split}: no task is large enough for a support and a query set; {small:,} are smaller",
-                    path=self.data,
-                    advice="prepare more data, or give another query or held_out",
-                )
-        small = sum(each for _, each in counts.values())
-        trained, *measured = (f"{tasks:,} tasks ({split})" for split, (tasks, _) in counts.items())
-        passed = f"; passes over {small:,} that are too small to split" if small else ""
-        self.notes.append(f"trains on {trained}, measures {', '.join(measured)}{passed}")
-        return counts[config.train_split][0]
+
+def _count_tasks(config: ExperimentConfig, data: Path) -> tuple[int, str]:
+    """Count the training tasks, and describe all counts in a sentence."""
+    counts = [(config.train_split, count_trained(config, data))]
+    counts += [(split, count_measured(config, data, split)) for split in config.test_splits]
+    for split, (tasks, small) in counts:
+        if not tasks:
+            raise DataError(
+                f"{split}: no task is large enough for a support and a query set; {small:,} are smaller"
+                + (f" (measured_rows is {list(config.measured_rows)})" if config.measured_rows else ""),
+                path=data,
+                advice="prepare more data, or give another query, held_out or measured_rows",
+            )
+    small = sum({split: each for split, (_, each) in counts}.values())
+    trained, *measured = (f"{tasks:,} tasks ({split})" for split, (tasks, _) in counts)
+    passed = f"; passes over {small:,} that are too small to split" if small else ""
+    return counts[0][1][0], f"trains on {trained}, measures {', '.join(measured)}{passed}"
 
 
 def _with_labels(config: ExperimentConfig, data: Path) -> ExperimentConfig:
@@ -187,9 +188,8 @@ def _with_labels(config: ExperimentConfig, data: Path) -> ExperimentConfig:
     if not config.needs_labels or config.labels is not None:
         return config
     with io.data_errors():
-        path = data / folder_of(config, config.train_split)
         positive = None if config.loss == "mse" else config.positive
-        labels = read_labels(path, config.label, positive, choice_of(config, config.train_split))
+        labels = read_labels(data / config.train_split, config.label, positive, training_choice(config))
     return replace(config, labels=labels)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from gmeta import io
 from gmeta.core.data.group_index import GroupIndex
 from gmeta.core.data.manifest import Manifest
 from gmeta.core.data.on_bad import OnBad
+from gmeta.core.errors import ConfigError
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.io.cuts.query_rule import least_rows
+from gmeta.io.cuts.unsplit_tasks import keep
 
 DEFAULTS = io.ReadOptions()
 
@@ -24,23 +27,22 @@ def training_tasks(
     options: io.ReadOptions = DEFAULTS,
     query: int | float | None = None,
 ) -> tf.data.Dataset:
-    """Read the tasks of the training split, in a new order each epoch.
+    """Read the tasks of the training split, in a new order each epoch; pass over those too small to split.
 
     Args:
       config: The experiment.
       data: A prepared data set.
       start: As for `gmeta.io.tasks`.
       options: As for `gmeta.io.tasks`; ``seed`` sets the order of tasks and the random draws.
-      query: The query set, if it isn't the experiment's; the tasks are the same.
+      query: The method's query set, if it isn't the experiment's.
     """
-    choice = choice_of(config, config.train_split)
     return io.tasks(
         data / config.train_split,
         tasks_per_batch=config.tasks_per_batch,
         rows=None if config.resample else config.rows,
         resample=config.resample,
         **{**_columns(config), **({} if query is None else {"query": query})},
-        only=choice if choice is None else choice.at_least(least_rows(config.query)),
+        only=training_choice(config),
         start=start,
         options=options,
     )
@@ -56,32 +58,89 @@ def measured_tasks(
 ) -> tf.data.Dataset:
     """Read the tasks of a split in the order of the files: the rank's part, or the part that ``shard`` names.
 
-    Random draws depend on the task alone, not on the method or its seed.
+    Random draws depend on the task alone, not on the method or its seed. Of the training split, these are the
+    tasks that are trained on and have as many rows as a measured task.
     """
     return io.tasks(
         data / folder_of(config, split),
         tasks_per_batch=config.tasks_per_batch,
         rows=config.rows,
         **_columns(config),
-        only=choice_of(config, split),
+        only=measured_choice(config, split),
         options=io.ReadOptions(shuffle=False, on_bad=on_bad, stats=stats, shard=shard),
     )
 
 
-def count_tasks(config: ExperimentConfig, data: Path, split: str) -> tuple[int, int]:
-    """Count the tasks of a split that the experiment uses, and those that are too small for a query set."""
-    shards = Manifest.load(data).splits[folder_of(config, split)].shards
-    choice = choice_of(config, split)
-    if choice is None:
-        return sum(shard.groups for shard in shards), 0
-    own = small = 0
-    for shard in shards:
-        groups = GroupIndex.load(data / shard.name).groups
+def other_training_tasks(config: ExperimentConfig, data: Path, on_bad: OnBad = "raise") -> tf.data.Dataset:
+    """Read the tasks that are trained on and that `measured_tasks` of the training split lacks; all of them.
+
+    Returns:
+      Elements of `gmeta.io.groups`: these tasks aren't cut.
+    """
+    fewest = min(least_rows(query) for query in training_queries(config))
+    trained = training_choice(config).at_least(fewest)
+    measured = measured_choice(config, config.train_split).at_least(least_rows(config.query))
+
+    def others(element: dict[str, Any]) -> dict[str, Any]:
+        rows = element["row_splits"][1:] - element["row_splits"][:-1]
+        task = element["task"]
+        return keep(element, trained.keeps(task, rows) & ~measured.keeps(task, rows))
+
+    options = io.ReadOptions(shuffle=False, on_bad=on_bad, shard=(0, 1))
+    path = data / config.train_split
+    return io.groups(path, groups_per_element=_TASKS, start=io.OneEpoch(), options=options).map(others)
+
+
+def training_queries(config: ExperimentConfig) -> dict[int | float, list[str]]:
+    """Return the query sets of training tasks -> the names of the methods that train with them."""
+    found: dict[int | float, list[str]] = {}
+    for name, method in config.methods.items():
+        found.setdefault(config.query if method.query is None else method.query, []).append(name)
+    return found
+
+
+def count_trained(config: ExperimentConfig, data: Path, query: int | float | None = None) -> tuple[int, int]:
+    """Count the tasks that are trained on, and those that are too small for a query set.
+
+    Args:
+      config: The experiment.
+      data: A prepared data set.
+      query: A method's query set; None: the one of `training_queries` that the most tasks can be split by.
+    """
+    queries = training_queries(config) if query is None else [query]
+    fewest = min(map(least_rows, queries))
+    return _count_both(config, data, config.train_split, training_choice(config), fewest)
+
+
+def count_measured(config: ExperimentConfig, data: Path, split: str) -> tuple[int, int]:
+    """Count the tasks of a split that are measured, and those that are too small for a query set."""
+    return _count_both(config, data, split, measured_choice(config, split), least_rows(config.query))
+
+
+def count_unmeasured(config: ExperimentConfig, data: Path, split: str) -> int:
+    """Count the tasks of a test split that ``measured_rows`` leaves out."""
+    choice = measured_choice(config, split)
+    held_out = (1, 0) if split == HELD_OUT else choice.held_out_rows
+    unbounded = replace(choice, held_out_rows=held_out, min_rows=1, max_rows=0)
+    return _count(config, data, split, unbounded) - _count(config, data, split, choice)
+
+
+def _count_both(
+    config: ExperimentConfig, data: Path, split: str, choice: io.TaskChoice, fewest: int
+) -> tuple[int, int]:
+    kept = _count(config, data, split, choice.at_least(fewest))
+    return kept, _count(config, data, split, choice) - kept
+
+
+def _count(config: ExperimentConfig, data: Path, split: str, choice: io.TaskChoice) -> int:
+    found, folder, splits = 0, folder_of(config, split), Manifest.load(data).splits
+    if folder not in splits:
+        raise ConfigError(f"{data}: no split {folder!r}; it has {', '.join(splits)}")
+    for shard in splits[folder].shards:
+        groups = GroupIndex.load(data / shard.name, check_shard=False).groups
         task, rows = (tf.constant(groups[name].copy()) for name in ("task", "rows"))
-        whole = int(tf.math.count_nonzero(choice.keeps(task, rows + 2**40)))
-        kept = int(tf.math.count_nonzero(choice.at_least(least_rows(config.query)).keeps(task, rows)))
-        own, small = own + kept, small + whole - kept
-    return own, small
+        found += int(tf.math.count_nonzero(choice.keeps(task, rows)))
+    return found
 
 
 def folder_of(config: ExperimentConfig, split: str) -> str:
@@ -89,12 +148,24 @@ def folder_of(config: ExperimentConfig, split: str) -> str:
     return config.train_split if split == HELD_OUT else split
 
 
-def choice_of(config: ExperimentConfig, split: str) -> io.TaskChoice | None:
-    """Return which tasks of its folder belong to a split; None: all."""
-    if not config.own_columns:
-        return None  # MovieLens' tasks have enough rows, and the measured tasks have a split of their own
-    parts = config.held_out if folder_of(config, split) == config.train_split else 0
-    return io.TaskChoice(max(parts, 1), held_out=split == HELD_OUT)
+def training_choice(config: ExperimentConfig) -> io.TaskChoice:
+    """Return which tasks of the training split are trained on: those that aren't held out."""
+    if not config.held_out:
+        return io.TaskChoice()
+    return io.TaskChoice(
+        config.held_out,
+        config.held_out_part,
+        config.held_out_by,
+        held_out_rows=config.measured_rows or (1, 0),
+    )
+
+
+def measured_choice(config: ExperimentConfig, split: str) -> io.TaskChoice:
+    """Return which tasks of its folder a split consists of, as far as they are measured."""
+    trains = folder_of(config, split) == config.train_split
+    choice = training_choice(config) if trains else io.TaskChoice()
+    fewest, most = config.measured_rows or (1, 0)
+    return replace(choice, held_out=split == HELD_OUT, min_rows=fewest, max_rows=most)
 
 
 def _columns(config: ExperimentConfig) -> dict[str, Any]:
@@ -104,3 +175,6 @@ def _columns(config: ExperimentConfig) -> dict[str, Any]:
         also = [config.item] if config.item else []
         columns["features"] = list(dict.fromkeys([*config.columns, *also]))
     return columns
+
+
+_TASKS = 256  # per element

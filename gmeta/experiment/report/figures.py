@@ -108,7 +108,7 @@ def training_curves(evaluation: Evaluation) -> Drawing | None:
         return None
     title = _training_title(evaluation)
     runs = max(len(runs) for runs in evaluation.training.values())
-    subtitle = f"thin: each of {runs} seeds; thick: their mean" if runs > 1 else "one seed"
+    subtitle = f"thin: each of {runs} trainings; thick: their mean" if runs > 1 else "one seed"
     label = max((evaluation.methods[name].label for name in evaluation.training), key=len)
     figure, grid = canvas(title, subtitle, 3.5, panels=len(panels), label=label, headings=True)
     for axes, (curve, heading) in zip(grid, panels.items(), strict=True):

@@ -106,7 +106,7 @@ class Evaluation:
       support_curve: Method name -> support ratings given -> MAE per seed.
       support_steps: Inner steps taken at each point of ``support_curve`` by methods that adapt.
       calibration: Method name -> how its predicted variances compare with its errors.
-      training: Method name -> one run per seed.
+      training: Method name -> one run per seed; of several runs that were measured as one, per run and seed.
       notes: Sentences for the reader, such as records that were skipped.
       seconds: Phase -> wall time in seconds.
 

@@ -36,6 +36,23 @@ def test_each_task_is_held_out_once_and_no_row_of_it_is_fitted_to(case, count):
     assert sorted(held_out) == sorted(set(tasks.query.labels))
 
 
+def test_a_task_without_query_rows_is_fitted_to_and_plays_no_new_task():
+    cut, whole = tasks_of(0, [4] * 9, [2] * 9, 5), tasks_of(1, [50] * 9, [0] * 9, 5).support
+    tasks = named(cut.and_whole(whole))
+    folds = cut_folds(tasks)
+    assert sorted(task for fold in folds for task in set(fold.cold.query.labels)) == list(range(9))
+    assert sum(len(fold.cold) for fold in folds) == 9
+    assert sum(len(fold.warm.items) for fold in folds) == 2 * (9 * 6 + 9 * 50)
+    tasks = cut.and_whole(whole)
+    assert tasks.asked.tolist() == list(range(9))
+    baselines = Baselines.of(tasks, 5)
+    found = baselines.predict_warm(tasks, cut)
+    other = cut.and_whole(replace(whole, labels=whole.labels + 9.0))
+    for name, moved in baselines.predict_warm(other, cut).items():
+        assert np.isfinite(found[name]).all()
+        assert not np.isclose(found[name], moved).any()
+
+
 def test_no_more_tasks_take_part_than_there_is_time_for(monkeypatch):
     tasks = tasks_of(0, [4] * 60, [1] * 60, 5)
     monkeypatch.setattr(pseudo_cold, "MOST_ROWS", 150)

@@ -1,8 +1,13 @@
-"""Parts of a split's tasks: disjoint, together all, and no bad records among what is passed over."""
+"""Parts of a split's tasks: disjoint, together all, bounded in size; nothing passed over counts as bad."""
+
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io import ReaderStats, TaskChoice, tasks
@@ -45,7 +50,66 @@ def test_ranks_take_as_many_steps_though_elements_shrink(path):
     assert sorted(parts[0][0] + parts[1][0]) == sorted(whole)
 
 
-@pytest.mark.parametrize("options", [{"parts": 0}, {"min_rows": 0}, {"held_out": True}])
-def test_a_choice_that_there_isnt(options):
-    with pytest.raises(ConfigError, match="TaskChoice"):
+TASKS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(1, 9)), max_size=30)
+
+
+def chosen(choice, found):
+    task, rows = (tf.constant([each[side] for each in found], tf.int64) for side in (0, 1))
+    return choice.keeps(task, rows).numpy()
+
+
+@given(TASKS, st.integers(2, 5), st.sampled_from(["hash", "id"]), st.integers(1, 6), st.integers(0, 3))
+def test_a_task_of_the_part_is_held_out_if_its_size_is_within_bounds_and_else_among_the_others(
+    found, parts, by, fewest, more
+):
+    sizes = np.array([rows for _, rows in found], int)
+    within = (sizes >= fewest) & (sizes <= fewest + more)
+    times = np.zeros(len(found), int)
+    for part in range(parts):
+        others = TaskChoice(parts, part, by, held_out_rows=(fewest, fewest + more))
+        held_out = chosen(replace(others, held_out=True), found)
+        assert not (held_out & ~within).any()
+        np.testing.assert_array_equal(chosen(others, found), ~held_out)
+        times += held_out
+    np.testing.assert_array_equal(times, within)  # each in exactly one part
+
+
+def test_the_part_by_id_is_the_id_modulo_parts():
+    found = [(task, 1) for task in (-5, -1, 0, 4, 5, 9)]
+    assert chosen(TaskChoice(5, 4, "id", held_out=True), found).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_what_is_read_is_limited_by_size_whichever_tasks_are_held_out():
+    found = [(task, rows) for task in range(4) for rows in (1, 2, 3, 4)]
+    for choice in (TaskChoice(), TaskChoice(2), TaskChoice(2, held_out=True, held_out_rows=(2, 0))):
+        whole, part = (chosen(each, found) for each in (choice, replace(choice, min_rows=2, max_rows=3)))
+        np.testing.assert_array_equal(part, whole & [rows in (2, 3) for _, rows in found])
+        np.testing.assert_array_equal(
+            chosen(choice.at_least(4), found), whole & [rows == 4 for _, rows in found]
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"parts": 0}, "parts must be a whole number from 1 on, got 0"),
+        ({"parts": 3, "part": 3}, "part=3 of parts=3: parts count from 0"),
+        ({"parts": 3, "by": "size"}, "by must be one of hash, id, got 'size'"),
+        ({"min_rows": 0}, "min_rows and max_rows: the fewest must be a whole number from 1 on"),
+        ({"min_rows": 4, "max_rows": 3}, "the most, 3, is below the fewest, 4; 0: any number"),
+        ({"parts": 2, "held_out_rows": (4, 3)}, "held_out_rows: the most, 3, is below"),
+        ({"held_out": True}, "one part holds out nothing: give parts of at least 2"),
+        ({"by": "id"}, "one part holds out nothing"),
+        ({"held_out_rows": (2, 0)}, "one part holds out nothing"),
+    ],
+)
+def test_a_choice_that_there_isnt(options, says):
+    with pytest.raises(ConfigError, match=f"TaskChoice: .*{re.escape(says)}"):
         TaskChoice(**options)

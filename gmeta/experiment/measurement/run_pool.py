@@ -1,0 +1,152 @@
+"""The evaluation of a trained experiment, or of several that are measured as one: folds over tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.data.on_bad import OnBad
+from gmeta.core.errors import ConfigError
+from gmeta.core.settings import to_mapping
+from gmeta.experiment.measurement.baseline_words import describe
+from gmeta.experiment.measurement.methods import measure
+from gmeta.experiment.measurement.run_notes import notes_on_methods, notes_on_tasks
+from gmeta.experiment.measurement.split import Split
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.task_sets import count_measured, count_trained
+from gmeta.experiment.results.bootstrap import Bootstrap
+from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
+from gmeta.experiment.runs.run_folder import RunFolder
+
+_OF_TRAINING_ROWS = ("held_out_part", "labels", "label_scale")
+"""Settings in which folds differ: which tasks are held out, and what is read off the rows of the others."""
+
+
+def evaluate(run: RunFolder, *others: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
+    """Measure every method of a trained experiment on its test splits, beside the baselines.
+
+    Several runs are measured as one experiment: each predicts the tasks that it held out, by methods trained
+    and baselines fitted on its own other tasks. Metrics, bootstrap, support curve and calibration are those
+    of all these tasks together.
+
+    In a job of several ranks, all ranks call it together, and each gets the whole evaluation.
+
+    Args:
+      run: The run.
+      others: Runs on the same data with the same settings that hold out other parts.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+
+    Raises:
+      ConfigError: Runs can't be measured as one; the message names two of them and what differs.
+      DataError: A run isn't trained to the end; the message names the method and the seed.
+    """
+    started = time.monotonic()
+    runs = (run, *others)
+    loaded = [each.load() for each in runs]
+    (config, data), *_ = loaded
+    _refuse_unlike(runs, loaded)
+    measured = [measure(each, on_bad) for each in runs]
+    splits = {name: Split.join([each.splits[name] for each in measured]) for name in config.test_splits}
+    primary, *further = config.test_splits
+    results = {name: split.results() for name, split in splits.items()}
+    about = {name: (method.label, method.description) for name, method in config.methods.items()}
+    about |= describe([each.tuned for each in measured], config)
+
+    def compare(split: str) -> Bootstrap | None:  # of tasks that only methods have seen, nothing is a win
+        return None if split == config.train_split else splits[split].bootstrap(measured[0].baselines)
+
+    def count(split: str) -> int:
+        return sum(count_measured(each, data, split)[0] for each, _ in loaded)
+
+    manifest = Manifest.load(data)
+    return Evaluation(
+        title="Cold-start evaluation",
+        data=DataDescription(
+            name=str(manifest.config.get("source", data.name)),
+            warm_tasks=min(count_trained(each, data)[0] for each, _ in loaded),
+            cold_tasks=count(primary),
+            rows=sum(split.rows for split in manifest.splits.values()),
+            split=primary,
+        ),
+        config={
+            "experiment": _together([to_mapping(each) for each, _ in loaded]),
+            "data": dict(manifest.config),
+        },
+        seeds=config.seeds,
+        methods={name: MethodResult(*about[name], found) for name, found in results[primary].items()},
+        splits={name: SplitResult(count(name), results[name], compare(name)) for name in further},
+        bootstrap=compare(primary),
+        support_curve=splits[primary].support_curve(),
+        support_steps=config.support_steps if config.support_sizes else None,
+        calibration=splits[primary].calibration(),
+        training={
+            name: [course for each in measured for course in each.training[name]] for name in config.methods
+        },
+        notes=[
+            *notes_on_tasks(runs, loaded),
+            *notes_on_methods(config),
+            *(f"{dropped} input records left out: {reason}" for reason, dropped in manifest.dropped.items()),
+        ],
+        seconds={
+            "evaluate": time.monotonic() - started,
+            "of which baselines": sum(each.baseline_seconds for each in measured),
+        },
+    )
+
+
+def _refuse_unlike(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentConfig, Path]]) -> None:
+    """Refuse several runs that don't hold out different parts of the same data, by the same settings.
+
+    Raises:
+      ConfigError: The message names the first two runs that don't go together.
+    """
+    if len(runs) == 1:
+        return
+    for run, (config, _) in zip(runs, loaded, strict=True):
+        if config.test_splits != (HELD_OUT,):
+            raise ConfigError(
+                f"{run.path} measures {', '.join(config.test_splits)}: several runs are measured as one only "
+                f'on the tasks that each holds out, test_splits = ["{HELD_OUT}"]; measure this one alone'
+            )
+    first, (config, data) = runs[0], loaded[0]
+    for run, (other, its_data) in zip(runs[1:], loaded[1:], strict=True):
+        if Manifest.load(its_data).digest != Manifest.load(data).digest:
+            raise ConfigError(
+                f"{first.path} and {run.path} were trained on different data, {data} and {its_data}: "
+                "measure each alone"
+            )
+        ours, theirs = _settings(config), _settings(other)
+        differing = [name for name in ours if ours[name] != theirs[name]]
+        if differing:
+            raise ConfigError(
+                f"{first.path} and {run.path} have other settings of {', '.join(differing)}: train them with "
+                "the same, or measure each alone"
+            )
+    for (run, (one, _)), (other_run, (other, _)) in combinations(zip(runs, loaded, strict=True), 2):
+        if one.held_out_part == other.held_out_part:
+            raise ConfigError(
+                f"{run.path} and {other_run.path} hold out the same part, {one.held_out_part}: its tasks "
+                "would count twice; leave out one of them"
+            )
+
+
+def _settings(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the settings that folds have in common."""
+    found = to_mapping(config)
+    return {
+        **{name: value for name, value in found.items() if name not in _OF_TRAINING_ROWS},
+        "numbers": sorted(config.numbers),
+    }
+
+
+def _together(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of all runs: one value where all have the same, else a list of each run's."""
+    found: dict[str, Any] = {}
+    for name, value in settings[0].items():
+        values = [each[name] for each in settings]
+        found[name] = value if all(each == value for each in values) else values
+    return found
