@@ -184,3 +184,15 @@ def test_a_run_of_before_has_the_defaults(run):
 def test_settings_that_hold_out_nothing_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):
         ExperimentConfig(**options)
+
+
+def test_movielens_as_one_split_trains_on_all_who_are_not_measured(data):
+    planned = plan_experiment({}, data).config
+    measured = sizes_of(measured_tasks(planned, data, HELD_OUT))
+    assert measured
+    assert all(user % 5 == 0 and 13 <= rows <= 100 for user, rows in measured.items())
+    trained = sizes_of(training_tasks(planned, data, query=0.7))
+    assert not set(trained) & set(measured)
+    assert set(trained) | set(measured) == set(range(1, USERS + 1))
+    given = plan_experiment({"held_out_part": 1}, data).config
+    assert {user % 5 for user in sizes_of(measured_tasks(given, data, HELD_OUT))} == {1}

@@ -1,6 +1,7 @@
 """The full settings of an experiment: a settings file, if any, completed from the data set.
 
-MovieLens has the defaults of `ExperimentConfig`. For any other data set, the defaults are:
+MovieLens has the defaults of `ExperimentConfig`. If it was prepared as one split, users whose id is divisible
+by 5 and who have 13 to 100 ratings are measured, and all others train. For other data sets, the defaults are:
 
 * The label is the one that the data set was prepared with.
 * Features are all columns of whole numbers except the task, the time and the label. A column is hashed if it
@@ -37,6 +38,13 @@ HELD_OUT_OF = 5
 """If a data set has a single split, one of so many tasks is held out."""
 
 _OF_MOVIELENS = {"task", "item", "rating", "year", "genre", "gender", "age", "occupation", "area"}
+_UNDIVIDED_MOVIELENS: Mapping[str, Any] = {
+    "train_split": "train",
+    "test_splits": [HELD_OUT],
+    "held_out": HELD_OUT_OF,
+    "held_out_by": "id",
+    "measured_rows": [13, 100],
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,10 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
     manifest = Manifest.load(data)
     names = {column.name for column in manifest.schema}
     if isinstance(given.get("features"), str) or ("features" not in given and names >= _OF_MOVIELENS):
-        config = from_mapping(ExperimentConfig, given, where)
+        undivided = tuple(manifest.splits) == ("train",)
+        config = from_mapping(
+            ExperimentConfig, {**(_UNDIVIDED_MOVIELENS if undivided else {}), **given}, where
+        )
         _, note = _count_tasks(config, data)
         return Planned(_with_labels(config, data), (note,))
     return _Plan(given, data, manifest, where).make()
