@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 # isort: split
 import tensorflow as tf
 from histories import batches
-from parts.next_item.turns import answer
+from parts.next_item.turns import answer, now
 from sequences import read_sequences
 from settings import OF_SEQUENCES, Settings, make_model, settings_of
 
@@ -36,11 +35,11 @@ class Recipe:
         self.batches = batches(self.data.train, chosen.batch, shuffle=seed)
         self.steps = len(self.batches)
 
-    def train(self, share: float) -> float:
+    def train(self, share: float) -> list[float]:
         """Train."""
-        start, steps = time.perf_counter(), max(1, round(share * self.steps))
+        start, steps = now(), max(1, round(share * self.steps))
         self.model.fit(self.batches, steps_per_epoch=steps, verbose=0)
-        return (time.perf_counter() - start) * self.steps / steps
+        return ((now() - start) * (self.steps / steps)).tolist()
 
     def measure(self, cut: str) -> float:
         """Measure as the recipe does."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import torch
-from parts.next_item.turns import answer
+from parts.next_item.turns import answer, now
 from pytorch_lightning import Callback, Trainer, seed_everything
 from rectools import Columns
 from rectools.dataset import Dataset
@@ -28,16 +27,16 @@ HELD = {"validation": 1, "test": 0}
 class EpochClock(Callback):
     """Measures the seconds of the last epoch; for all copies, as RecTools copies its trainer."""
 
-    start: ClassVar[float] = 0.0
-    seconds: ClassVar[float] = 0.0
+    start: ClassVar[Any] = None
+    seconds: ClassVar[Any] = None
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         """Start."""
-        EpochClock.start = time.perf_counter()
+        EpochClock.start = now()
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """Stop."""
-        EpochClock.seconds = time.perf_counter() - EpochClock.start
+        EpochClock.seconds = now() - EpochClock.start
 
 
 class RecTools:
@@ -90,13 +89,13 @@ class RecTools:
         quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
         return Trainer(accelerator="cpu", devices=1, callbacks=[EpochClock()], **dict.fromkeys(quiet, False))
 
-    def train(self, share: float) -> float:
+    def train(self, share: float) -> list[float]:
         """Train."""
         steps = max(1, round(share * self.steps))
         trainer = self.model.fit_trainer or self.model._trainer
         trainer.limit_train_batches = steps if steps < self.steps else 1.0
         self.model.fit_partial(self.dataset, min_epochs=1, max_epochs=1)
-        return EpochClock.seconds * self.steps / steps
+        return (EpochClock.seconds * (self.steps / steps)).tolist()
 
     @torch.no_grad()
     def measure(self, cut: str) -> float:
