@@ -22,22 +22,22 @@ def far(seconds, reached=True):
 
 
 def test_a_peer_that_reached_the_goal_is_compared(bench):
-    (result,) = bench.time_way("sasrec", {"gmeta": far(300.0), "RecTools": far(150.0)})
+    (result,) = bench.time_way({"gmeta": far(300.0), "RecTools": far(150.0)})
     assert (result.value, result.peer_value, result.ratio) == (300.0, 150.0, 0.5)
 
 
 def test_an_absent_peer_is_absent_and_not_won_against(bench):
-    (result,) = bench.time_way("sasrec", {"gmeta": far(300.0)})
+    (result,) = bench.time_way({"gmeta": far(300.0)})
     assert (result.peer, result.peer_value, result.ratio) == ("RecTools", None, None)
 
 
 def test_a_peer_short_of_the_goal_is_neither_absent_nor_compared(bench):
-    (result,) = bench.time_way("sasrec", {"gmeta": far(300.0), "RecTools": far(1500.0, reached=False)})
+    (result,) = bench.time_way({"gmeta": far(300.0), "RecTools": far(1500.0, reached=False)})
     assert "peer" not in result.to_json()
 
 
 def test_gmeta_short_of_the_goal_has_no_time(bench):
-    assert bench.time_way("sasrec", {"gmeta": far(1500.0, reached=False), "RecTools": far(9.0)}) == []
+    assert bench.time_way({"gmeta": far(1500.0, reached=False), "RecTools": far(9.0)}) == []
 
 
 class Script:
@@ -63,7 +63,7 @@ class Script:
 def reach(bench, monkeypatch, validation, test, patience=10):
     contenders = bench.Contenders(Path("none"), 1, None, 0)
     monkeypatch.setattr(bench.Contenders, "start", lambda *_: Script(validation, test))
-    return bench.reach_goal(contenders, "gmeta", "sasrec", 5.0, patience)
+    return bench.reach_goal(contenders, "gmeta", 5.0, patience)
 
 
 def test_the_goal_counts_only_where_validation_is_best(bench, monkeypatch):
