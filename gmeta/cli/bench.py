@@ -32,6 +32,6 @@ def command(subject: str | None, options: tuple[str, ...]) -> None:
     if subject is None:
         click.echo(f"{command.help}\n\nSubjects: {', '.join(subjects)}")
         return
-    if subject not in subjects:
+    if (file := subject.replace("-", "_")) not in subjects:
         raise ConfigError(f"no benchmark {subject!r}; there are {', '.join(subjects)}")
-    raise SystemExit(subprocess.run([sys.executable, _FOLDER / f"{subject}.py", *options]).returncode)
+    raise SystemExit(subprocess.run([sys.executable, _FOLDER / f"{file}.py", *options]).returncode)

@@ -79,7 +79,7 @@ class SampledSoftmax:
         log_q: Any = None,
         negative_log_q: Any = None,
         offsets: Any = None,
-        earlier: tf.Tensor | None = None,
+        earlier: Jagged | None = None,
         earlier_ids: Any = None,
         earlier_log_q: Any = None,
     ) -> tf.Tensor:
@@ -99,8 +99,9 @@ class SampledSoftmax:
           negative_log_q: The same for the negatives, of the shape of their ids.
           offsets: (g + 1,) int64: samples offsets[i] to offsets[i + 1] - 1 are group i, such as the positions
             of one user's history.
-          earlier: (n, d), the vectors of the items that the samples look back at: the negatives of a sample
-            are then also the items of its own group up to its own. Needs ``offsets``.
+          earlier: Values (n, d) by group, the vectors of the items that the samples look back at: the
+            negatives of a sample are then also the items of its own group up to its own. These groups are for
+            looking back alone: ``offsets`` tell those that share negatives.
           earlier_ids: (n,), their ids.
           earlier_log_q: (), log Q of these, and of a positive that is one of them. What a model adds to the
             scores of items that come again is subtracted from it.
@@ -112,7 +113,7 @@ class SampledSoftmax:
           ConfigError: There are no negatives at all; or of ids and log Q, one kind is given without the
             other.
         """
-        self._check(negatives, negative_ids, log_q, negative_log_q, (earlier, earlier_ids, offsets))
+        self._check(negatives, negative_ids, log_q, negative_log_q, (earlier, earlier_ids), offsets)
         ids = tf.convert_to_tensor(positive_ids)
         real = tf.ones_like(ids, tf.bool) if weights is None else tf.convert_to_tensor(weights) > 0
         query, positive = (self._vectors(x, real) for x in (queries, positives))
@@ -120,7 +121,8 @@ class SampledSoftmax:
         # Scores above the positive's own: a softmax of them has the positive at 0.
         own = tf.reduce_sum(query * positive, axis=1) / self.temperature - corrections
         if earlier is not None:
-            back = _LookBack(Jagged(self._vectors(earlier), offsets), tf.cast(earlier_ids, ids.dtype), ids)
+            looked_at = earlier._replace(values=self._vectors(earlier.values))
+            back = _LookBack(looked_at, tf.cast(earlier_ids, ids.dtype), ids)
             back_log_q = _corrections(earlier_log_q, None, query.dtype)
             own = tf.where(back.repeats, own + corrections - back_log_q, own)
         above = [tf.zeros_like(own)[:, tf.newaxis]]
@@ -150,7 +152,13 @@ class SampledSoftmax:
         return tf.math.l2_normalize(wide, axis=-1, epsilon=_SHORTEST**2) if self.normalize else wide
 
     def _check(
-        self, negatives: Any, negative_ids: Any, log_q: Any, negative_log_q: Any, own: Sequence[Any]
+        self,
+        negatives: Any,
+        negative_ids: Any,
+        log_q: Any,
+        negative_log_q: Any,
+        back: Sequence[Any],
+        offsets: Any,
     ) -> None:
         if negatives is None and not self.in_batch:
             raise ConfigError(
@@ -169,14 +177,14 @@ class SampledSoftmax:
             )
         if negatives is None and negative_log_q is not None:
             raise ConfigError("SampledSoftmax: negative_log_q is given, and no negatives")
-        earlier, earlier_ids, offsets = own
-        if (earlier is None) != (earlier_ids is None) or (earlier is not None and offsets is None):
+        earlier, earlier_ids = back
+        if (earlier is None) != (earlier_ids is None):
             raise ConfigError(
-                "SampledSoftmax: earlier, earlier_ids and offsets belong together: they tell which items a "
-                "sample looks back at"
+                "SampledSoftmax: earlier and earlier_ids belong together: they tell which items a sample "
+                "looks back at"
             )
         grouped = negatives is not None and len(negatives.shape) == 3
-        if offsets is not None and earlier is None and not grouped:
+        if offsets is not None and not grouped:
             got = "no negatives" if negatives is None else f"negatives of shape {tuple(negatives.shape)}"
             raise ConfigError(
                 f"SampledSoftmax: offsets tell which of (g, m, d) negatives are whose, got {got}"

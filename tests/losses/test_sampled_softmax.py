@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.losses import SampledSoftmax, uniform_negatives
+from gmeta.ops import Jagged
 from gmeta.testing.reference import losses as reference
 
 Case = dict[str, Any]
@@ -183,27 +184,28 @@ def test_what_makes_no_sense_is_refused(wrong, said):
     lengths=st.lists(st.integers(0, 4), min_size=1, max_size=4),
     m=st.integers(1, 4),
     look_back=st.booleans(),
-    grouped=st.booleans(),
+    negatives_of=st.sampled_from(["all", "group", "sample"]),
 )
-def test_groups_and_what_samples_look_back_at(seed, lengths, m, look_back, grouped):
-    """Each sample alone, with the negatives of its group and the earlier items among them."""
+def test_groups_and_what_samples_look_back_at(seed, lengths, m, look_back, negatives_of):
+    """Each sample alone, with the negatives that are its and the earlier items among them."""
     n, loss = sum(lengths), SampledSoftmax(temperature=0.5, normalize=False, in_batch=False)
     base = case(seed, n, 3, m)
     base.pop("weights")
     rng, offsets = np.random.default_rng(seed), np.cumsum([0, *lengths])
-    if grouped:
-        shape = (len(lengths), m)
+    if negatives_of != "all":
+        shape = (len(lengths) if negatives_of == "group" else n, m)
         base |= {"negatives": rng.normal(size=(*shape, 3)), "negative_ids": rng.integers(0, 5, shape)}
     earlier, earlier_ids, log_q = rng.normal(size=(n, 3)), rng.integers(0, 5, n), 0.7
-    back = {"earlier": earlier, "earlier_ids": earlier_ids, "earlier_log_q": log_q} if look_back else {}
-    offered = {"offsets": tf.constant(offsets)} if grouped or look_back else {}
+    looked_at = Jagged(tf.constant(earlier), tf.constant(offsets))
+    back = {"earlier": looked_at, "earlier_ids": earlier_ids, "earlier_log_q": log_q} if look_back else {}
+    offered = {"offsets": tf.constant(offsets)} if negatives_of == "group" else {}
     found = loss(**base, **back, **offered).numpy()
     for group, (begin, end) in enumerate(itertools.pairwise(offsets)):
         for i in range(begin, end):
             past = slice(begin, i + 1) if look_back else slice(0, 0)
             query, own_id = base["queries"][i], base["positive_ids"][i]
-            drawn = base["negatives"][group] if grouped else base["negatives"]
-            ids = base["negative_ids"][group] if grouped else base["negative_ids"]
+            mine = {"all": ..., "group": group, "sample": i}[negatives_of]
+            drawn, ids = base["negatives"][mine], base["negative_ids"][mine]
             own = query @ base["positives"][i] / 0.5 - log_q * (own_id in earlier_ids[past])
             others = np.concatenate(
                 [
@@ -216,10 +218,10 @@ def test_groups_and_what_samples_look_back_at(seed, lengths, m, look_back, group
             )
 
 
-def test_what_samples_look_back_at_needs_groups():
+def test_what_samples_look_back_at_needs_ids_and_offsets_need_groups():
     x = tf.ones([2, 3])
     given_ = {"negatives": x, "negative_ids": [3, 4]}
-    with pytest.raises(ConfigError, match="earlier, earlier_ids and offsets belong together"):
-        SampledSoftmax()(x, x, [1, 2], **given_, earlier=x)
+    with pytest.raises(ConfigError, match="earlier and earlier_ids belong together"):
+        SampledSoftmax()(x, x, [1, 2], **given_, earlier=Jagged(x, tf.constant([0, 2])))
     with pytest.raises(ConfigError, match="offsets tell which of"):
         SampledSoftmax()(x, x, [1, 2], **given_, offsets=[0, 2])

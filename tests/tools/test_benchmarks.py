@@ -35,8 +35,9 @@ def test_a_smoke_run(subject, tmp_path):
             assert result["ratio"] == pytest.approx(better if result["unit"].endswith("/s") else 1 / better)
 
 
-def test_the_command_ends_as_the_benchmark_does():
-    words = [sys.executable, "-m", "gmeta", "bench", "prepare", "--rounds", "many"]
+@pytest.mark.parametrize("subject", ["prepare", "next-item"])  # a hyphen does for an underscore
+def test_the_command_ends_as_the_benchmark_does(subject):
+    words = [sys.executable, "-m", "gmeta", "bench", subject, "--rounds", "many"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=FOLDER.parents[1])
     assert run.returncode == 2
     assert "argument --rounds: invalid int value: 'many'" in run.stderr

@@ -281,7 +281,7 @@ class NextItemModel(Model):
             following.values,
             negatives=_shape_as(drawn, vectors[total:]),
             negative_ids=drawn,
-            offsets=following.offsets if self.negatives_per == "user" or self.repeats else None,
+            offsets=following.offsets if self.negatives_per == "user" else None,
             **self._corrections(following, drawn),
             **self._look_back(Jagged(numbers, ids.offsets), vectors[:total]),
         )
@@ -302,14 +302,14 @@ class NextItemModel(Model):
             for name, numbers in (("log_q", following.values), ("negative_log_q", drawn))
         }
 
-    def _look_back(self, numbers: Jagged, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _look_back(self, numbers: Jagged, vectors: tf.Tensor) -> dict[str, Any]:
         """Return the items that each token has in its history, as the loss takes them."""
         if not self.repeats:
             return {}
         # An item of the history is a candidate for certain, another is drawn m / V times on average.
         certain = 0.0 if self.popularity is not None else math.log(self.items / self.negatives)
         return {
-            "earlier": _but_last(numbers._replace(values=vectors)).values,
+            "earlier": _but_last(numbers._replace(values=vectors)),
             "earlier_ids": _but_last(numbers).values,
             "earlier_log_q": certain - self.repeat_bias,
         }

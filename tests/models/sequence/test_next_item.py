@@ -275,11 +275,10 @@ def test_that_nobody_has_an_item_twice_is_learnt():
     assert float(again.repeat_bias) > 0
 
 
-@pytest.mark.parametrize(
-    "settings", [{"negatives_per": "user"}, {"negatives_per": "position", "repeats": False}]
-)
-def test_negatives_of_a_user_or_a_position_are_learnt_from(settings):
-    model, batch = make_model(**settings), histories(32)
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("per", ["user", "position"])
+def test_negatives_of_a_user_or_a_position_are_learnt_from(per, repeats):
+    model, batch = make_model(negatives_per=per, repeats=repeats), histories(32)
     losses = model.fit(tf.data.Dataset.from_tensor_slices(batch).batch(16), epochs=8, verbose=0).history[
         "loss"
     ]
