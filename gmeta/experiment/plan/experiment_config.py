@@ -117,7 +117,7 @@ class ExperimentConfig:
             raise ConfigError("tasks_per_batch, embedding_dim, hidden and support_sizes must be at least 1")
         if not self.evaluation_steps or min(*self.evaluation_steps, self.support_steps) < 0:
             raise ConfigError(f"evaluation_steps must be given and not negative, got {self.evaluation_steps}")
-        if (HELD_OUT in self.test_splits) != (self.held_out > 1):
+        if not (self.held_out > 1 if HELD_OUT in self.test_splits else self.held_out == 0):
             raise ConfigError(
                 f"held_out={self.held_out} keeps one of so many tasks for the test split {HELD_OUT!r}: give "
                 f"both held_out of at least 2 and test_splits with {HELD_OUT!r}, or neither"
