@@ -29,7 +29,8 @@ class FactorSettings:
 
     Attributes:
       dim: The number of factors.
-      dropout: The probability that training leaves out a sample's own row.
+      dropout: The probability that training leaves out a sample's own row, if items have attributes, which
+        then speak for it. If they have none, no row is left out.
       noise: The variance of labels that no model explains, for a squared error under an inner loop that
         doesn't learn it (``HeadPrior(likelihood=False)``). 0.5 for a logistic loss and for any other that is
         a negative log-likelihood.
@@ -48,6 +49,10 @@ class FactorSettings:
     bias: float = 0.003
     factors: float = 0.001
     user: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"FactorSettings: dropout must lie in [0, 1), got {self.dropout!r}")
 
 
 _DEFAULTS = FactorSettings()
@@ -148,15 +153,16 @@ def factor_ridge(
         *(feature(each, *((0.01, own) if each == item else (0.01, shared))) for each in pooled),
         *(feature(each, 0.01, [settings.user] * (settings.dim + 1)) for each in user),
     ]
+    others = [each for each in pooled if each != item]
     network = FactorNetwork(
         item,
-        [each for each in pooled if each != item],
+        others,
         user,
         floats=list(floats),
         dim=settings.dim,
         mean=mean,
         deviation=deviation,
-        dropout=settings.dropout,
+        dropout=settings.dropout if others or floats else 0.0,
         seed=seed,
     )
     names, widths = [each.name for each in features], [each.dim for each in features]

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.meta import InnerLoop
 from gmeta.models import FactorSettings, factor_ridge
 from gmeta.models.zoo.factor_network import FactorNetwork
 from gmeta.optimizers import SGD
@@ -70,7 +71,11 @@ def test_rows_have_the_priors_of_their_role():
     assert priors["film"].variance == (0.5, 0.01, 0.01, 0.01)
     assert priors["genre"].variance == (0.003, 0.002, 0.002, 0.002)
     assert priors["age"].variance == (0.02, 0.02, 0.02)
-    assert {prior.scale for prior in priors.values()} == {2 * 0.4 * 4}
+    assert {prior.scale for prior in priors.values()} == {1.0}  # the loss is a negative log-likelihood
+    plain = InnerLoop("ridge")
+    model = factor_ridge("film", samples=500, deviation=2.0, inner=plain, settings=FactorSettings(noise=0.4))
+    [table] = model.collection.tables
+    assert table.optimizer.prior.scale == 2 * 0.4 * 4
     assert {prior.samples for prior in priors.values()} == {50}
 
 
@@ -124,12 +129,21 @@ def test_a_keras_file_holds_it_whole(tmp_path):
         ({"hash": ["shop"]}, "hash names shop"),
         ({"samples": 0}, "samples must be above 0"),
         ({"settings": FactorSettings(dim=0)}, "dim"),
-        ({"settings": FactorSettings(dropout=1.0)}, "dropout must lie in"),
     ],
 )
 def test_what_makes_no_model_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         factor_ridge("film", **{"samples": 10, **settings})
+    with pytest.raises(ConfigError, match="dropout must lie in"):
+        FactorSettings(dropout=1.0)
+
+
+def test_own_rows_are_left_out_where_attributes_can_speak_for_items():
+    for attributes, kept in ((["genre"], 0.5), ([], 1.0)):
+        model = factor_ridge("film", attributes, samples=10, settings=FactorSettings(dropout=0.5))
+        vectors = {name: tf.ones([1000, 10]) for name in ("film", *attributes)}
+        seen = model.network.vector(vectors, training=True).numpy()[:, 0] - len(attributes)
+        assert seen.mean() == pytest.approx(kept, abs=0.1)
 
 
 def test_rows_may_have_a_rate_of_their_own():
