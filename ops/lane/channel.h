@@ -76,7 +76,7 @@ class Channel {
                         const Allocate& allocate) {
     return Exchange(call, parts, [&](const std::vector<uint64_t>& bytes, char** to) {
       for (int r = 0; r < size(); ++r) {
-        if (call.width == 0 ? bytes[r] != 0 : bytes[r] % call.width != 0) {
+        if (call.width != 0 && bytes[r] % call.width != 0) {
           return "rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
                  " bytes, which are no whole rows";
         }

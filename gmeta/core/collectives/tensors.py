@@ -8,6 +8,8 @@ Horovod declares its ops free of side effects. So TensorFlow's graph optimizer m
 input, drops one whose result nobody reads, and may run one by itself if its input is a constant. Each input
 therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
 (`counting`), and counting is a side effect.
+
+If there is a lane (`lane`), it takes Horovod's place here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from gmeta.core.collectives import lane
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
@@ -58,13 +61,18 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     if here.size == 1:
         return tensor, splits
     splits.shape.assert_is_compatible_with([here.size])
-    wire = _WIRE.get(tensor.dtype, tensor.dtype)
+    handle = lane.find_handle()
+    wire = _WIRE.get(tensor.dtype, tensor.dtype) if handle is None else tensor.dtype
     sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
     with name_failures(f"alltoall {name!r}"):
         sent, sent_splits = count_start("alltoall", [sent, splits])
-        received, received_splits = import_horovod().alltoall(
-            sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
-        )
+        own = _unique(name)
+        if handle is not None:
+            received, received_splits = lane.exchange(handle, sent, sent_splits, own)
+        else:
+            received, received_splits = import_horovod().alltoall(
+                sent, splits=sent_splits, name=f"gmeta_{own}", ignore_name_scope=True
+            )
         away = _bytes_away(sent, splits)
         count("alltoall", away, after=received_splits)
     received.set_shape([None, *tensor.shape[1:]])
@@ -79,7 +87,8 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
     """Sum tensors over all ranks, in one grouped collective.
 
     There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and
-    rounded once. With one rank this is the identity.
+    rounded once; on a lane so is float16, and other integers are summed in int32 or int64. With one rank this is the
+    identity.
 
     Args:
       tensors: Any shapes, the same on all ranks; integer or floating.
@@ -101,25 +110,35 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
         return tensors
     results: list[tf.Tensor | None] = [None] * len(tensors)
     groups: dict[tf.DType, list[int]] = {}
+    handle = lane.find_handle()
     for index, tensor in enumerate(tensors):
-        groups.setdefault(_SUMMED_AS.get(tensor.dtype, tensor.dtype), []).append(index)
+        groups.setdefault(_summed_as(tensor.dtype, handle is not None), []).append(index)
     for dtype, members in groups.items():
-        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name)
+        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name, handle)
         for index, total in zip(members, summed, strict=True):
             total.set_shape(tensors[index].shape)
             results[index] = tf.cast(total, tensors[index].dtype)
     return results
 
 
-def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
-    hvd = import_horovod()
+def _summed_as(dtype: tf.DType, by_lane: bool) -> tf.DType:
+    if not by_lane or dtype in lane.SUMMED:
+        return _SUMMED_AS.get(dtype, dtype)
+    if dtype.is_floating:
+        return tf.float32
+    return tf.int32 if dtype.size < 4 else tf.int64
+
+
+def _sum_group(tensors: list[tf.Tensor], name: str, handle: tf.Tensor | None) -> list[tf.Tensor]:
     with name_failures(f"allreduce {name!r}"):
-        summed = hvd.mpi_ops._grouped_allreduce(
-            count_start("allreduce", tensors),
-            name=_unique(f"gmeta_{name}_{tensors[0].dtype.name}"),
-            op=hvd.Sum,
-            ignore_name_scope=True,
-        )
+        started, own = count_start("allreduce", tensors), _unique(f"{name}_{tensors[0].dtype.name}")
+        if handle is not None:
+            summed = lane.add_up(handle, started, own)
+        else:
+            hvd = import_horovod()
+            summed = hvd.mpi_ops._grouped_allreduce(
+                started, name=f"gmeta_{own}", op=hvd.Sum, ignore_name_scope=True
+            )
         count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
     return list(summed)
 
