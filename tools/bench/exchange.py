@@ -14,6 +14,8 @@ collectives  its exchanges
 scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
              the model's computation, which two ranks on few cores would take from each other
 
+pipeline     one collective of a kilobyte a rank, or of what the name says, by gmeta's lane beside Horovod
+
 TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
 own, equally many whatever the number of ranks, if there are enough.
 
@@ -46,6 +48,18 @@ def measure(ranks: int, settings: dict[str, Any]) -> Any:
     """What a job of so many ranks found; see parts/exchange_rank.py."""
     with tempfile.TemporaryDirectory() as folder:
         return run_job("exchange.rank", ranks, settings, Path(folder) / "found.json")
+
+
+def lane_results(ranks: int, rounds: int, sizes: dict[str, int]) -> list[Result]:
+    """The lane beside Horovod; nothing where ranks see a GPU, since there is no lane then."""
+    settings = {"rounds": rounds, "sizes": sizes}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "lane.json"
+        found = run_job("exchange.lane_rank", ranks, settings, out, {"GMETA_LANE": "tcp"})
+    return [
+        Result(f"pipeline/{name}/tcp/np{ranks}", 1e3 * one["tcp"], "ms", "Horovod", 1e3 * one["horovod"])
+        for name, one in found.items()
+    ]
 
 
 def results_of(ranks: int, found: dict[str, Any]) -> list[Result]:
@@ -101,6 +115,14 @@ def main() -> None:
         settings["cores_a_rank"] = settings["cores"] // ranks[-1]
         found = {size: measure(size, settings) for size in ranks}
     results = [result for size in ranks if size > 1 for result in results_of(size, found[size])]
+    if not given.found:
+        sizes = (
+            {"": 1 << 10}
+            if given.smoke
+            else {"": 1 << 10, "/64kB": 1 << 16, "/1MB": 1 << 20, "/16MB": 1 << 24}
+        )
+        for size in ranks[1:]:
+            results += lane_results(size, given.rounds, sizes)
     for size in ranks[1:]:
         share = found[1]["scaling"] / found[size]["scaling"]
         results.append(Result(f"exchange/scaling/np{size}", share, "of ideal"))

@@ -87,8 +87,8 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
     """Sum tensors over all ranks, in one grouped collective.
 
     There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and
-    rounded once; on a lane so is float16, and other integers are summed in int32 or int64. With one rank this is the
-    identity.
+    rounded once; on a lane so is float16, and other integers are summed in int32 or int64. With one rank this
+    is the identity.
 
     Args:
       tensors: Any shapes, the same on all ranks; integer or floating.
