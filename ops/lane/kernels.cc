@@ -91,6 +91,26 @@ class AbortOp : public OpKernel {
   }
 };
 
+class CountsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    LaneRef found;
+    OP_REQUIRES_OK(context, FindLane(context, &found));
+    Tensor* counts;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2, 4}), &counts));
+    int64_t* to = counts->flat<int64_t>().data();
+    for (const lane::Counts* one : {&found->lane.alltoalls, &found->lane.allreduces}) {
+      const int64_t ended = one->ended;  // before `begun`, so that it isn't more
+      *to++ = one->begun;
+      *to++ = ended;
+      *to++ = one->calls;
+      *to++ = one->bytes;
+    }
+  }
+};
+
 // An op that is a collective: `Exchange` runs on the lane's thread.
 class CollectiveOp : public AsyncOpKernel {
  public:
@@ -110,15 +130,22 @@ class CollectiveOp : public AsyncOpKernel {
     OP_REQUIRES_ASYNC(context, lane->channel() != nullptr, Failed("it isn't connected"), done);
     // std::function copies what it holds, so the reference is shared.
     auto held = std::make_shared<LaneRef>(std::move(found));
-    lane->Run([this, context, held, done = std::move(done)] {
-      const absl::Status status = Exchange(context, (*held)->lane.channel());
+    lane::Counts* const counts = CountsOf(lane);
+    counts->begun += 1;
+    lane->Run([this, context, held, counts, done = std::move(done)] {
+      int64_t size = 0;
+      const absl::Status status = Exchange(context, (*held)->lane.channel(), &size);
+      counts->End(status.ok(), size);
       OP_REQUIRES_OK_ASYNC(context, status, done);
       done();
     });
   }
 
  protected:
-  virtual absl::Status Exchange(OpKernelContext* context, lane::Channel* channel) = 0;
+  virtual lane::Counts* CountsOf(lane::Lane* lane) const = 0;
+  // `size` is set to the bytes that count.
+  virtual absl::Status Exchange(OpKernelContext* context, lane::Channel* channel,
+                                int64_t* size) = 0;
 
   Call Describe(Kind kind, int64_t width) const {
     return {kind, static_cast<uint64_t>(width), tensorflow::DataTypeString(type_), label_};
@@ -133,7 +160,8 @@ class AlltoallOp : public CollectiveOp {
   using CollectiveOp::CollectiveOp;
 
  protected:
-  absl::Status Exchange(OpKernelContext* context, lane::Channel* channel) override {
+  lane::Counts* CountsOf(lane::Lane* lane) const override { return &lane->alltoalls; }
+  absl::Status Exchange(OpKernelContext* context, lane::Channel* channel, int64_t* size) override {
     const Tensor& rows = context->input(1);
     const auto splits = context->input(2).flat<int32_t>();
     const int64_t ranks = channel->size(), n = rows.dims() == 0 ? -1 : rows.dim_size(0);
@@ -159,6 +187,7 @@ class AlltoallOp : public CollectiveOp {
           "alltoall '", label_, "' on rank ", channel->rank(), ": ", n, " rows don't split into ",
           context->input(2).SummarizeValue(16), " for ", ranks, " ranks"));
     }
+    *size = static_cast<int64_t>(call.width) * (n - splits(channel->rank()));
     Tensor* received_splits;
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks}), &received_splits));
     absl::Status allocated;
@@ -190,7 +219,8 @@ class AllreduceOp : public CollectiveOp {
   using CollectiveOp::CollectiveOp;
 
  protected:
-  absl::Status Exchange(OpKernelContext* context, lane::Channel* channel) override {
+  lane::Counts* CountsOf(lane::Lane* lane) const override { return &lane->allreduces; }
+  absl::Status Exchange(OpKernelContext* context, lane::Channel* channel, int64_t* size) override {
     std::vector<Tensor*> sums;
     int64_t elements = 0;
     for (int i = 1; i < context->num_inputs(); ++i) {
@@ -198,6 +228,7 @@ class AllreduceOp : public CollectiveOp {
       sums.push_back(nullptr);
       TF_RETURN_IF_ERROR(context->allocate_output(i - 1, context->input(i).shape(), &sums.back()));
     }
+    *size = elements * static_cast<int64_t>(sizeof(T));
     Tensor joined;
     if (sums.size() > 1) {
       TF_RETURN_IF_ERROR(context->allocate_temp(type_, TensorShape({elements}), &joined));
@@ -231,6 +262,7 @@ class AllreduceOp : public CollectiveOp {
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLane"), LaneOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneConnect"), ConnectOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAbort"), AbortOp);
+REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneCounts"), CountsOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAlltoall"), AlltoallOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAllreduce").TypeConstraint<float>("T"),
                         AllreduceOp<float>);

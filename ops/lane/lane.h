@@ -5,7 +5,9 @@
 #ifndef GMETA_OPS_LANE_LANE_H_
 #define GMETA_OPS_LANE_LANE_H_
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -20,8 +22,23 @@
 
 namespace gmeta::lane {
 
+// Collectives of one kind: begun, ended in whatever way, ended well, and the bytes of the last.
+struct Counts {
+  std::atomic<int64_t> begun{0}, ended{0}, calls{0}, bytes{0};
+
+  void End(bool well, int64_t size) {
+    if (well) {
+      calls += 1;
+      bytes += size;
+    }
+    ended += 1;
+  }
+};
+
 class Lane {
  public:
+  Counts alltoalls, allreduces;
+
   Lane() : queue_(std::make_shared<Queue>()) {
     thread_ = std::thread([queue = queue_] { queue->Run(); });
   }

@@ -72,6 +72,18 @@ REGISTER_OP("GmetaLaneAllreduce")
       return absl::OkStatus();
     });
 
+// Rows: alltoalls and allreduces. Columns: how many have begun, how many have ended in whatever
+// way, how many have ended well, and the bytes that this rank gave to these: for an alltoall, to
+// others.
+REGISTER_OP("GmetaLaneCounts")
+    .Input("lane: resource")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(2, 4));
+      return absl::OkStatus();
+    });
+
 // Fails the collective that is under way, and all later ones.
 REGISTER_OP("GmetaLaneAbort")
     .Input("lane: resource")

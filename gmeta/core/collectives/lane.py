@@ -30,6 +30,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
+from gmeta.core.collectives.counting import LaneCounts, add_counts
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.objects import allgather_objects
 from gmeta.core.collectives.place import World
@@ -107,6 +108,7 @@ def open_lane(here: World) -> None:
             patience=int(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")),
         )
     _lane = _Lane(handle, threading.get_ident())
+    add_counts(_read_counts)
 
 
 def exchange(handle: tf.Tensor, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[Any, Any]:
@@ -125,6 +127,16 @@ def add_up(handle: tf.Tensor, terms: Sequence[tf.Tensor], name: str) -> list[tf.
                 lane=handle, terms=terms, label=name, name=_node(name)
             )
         )
+
+
+def _read_counts() -> dict[str, LaneCounts]:
+    assert _lane is not None
+    with tf.device("CPU:0"):
+        counts = load_op_library("ops").gmeta_lane_counts(lane=_lane.handle).numpy().tolist()
+    return {
+        kind: LaneCounts(begun - ended, calls, size)
+        for kind, (begun, ended, calls, size) in zip(("alltoall", "allreduce"), counts, strict=True)
+    }
 
 
 @tf.RegisterGradient("GmetaLaneAlltoall")

@@ -62,17 +62,18 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
         return tensor, splits
     splits.shape.assert_is_compatible_with([here.size])
     handle = lane.find_handle()
-    wire = _WIRE.get(tensor.dtype, tensor.dtype) if handle is None else tensor.dtype
+    if handle is not None:
+        with name_failures(f"alltoall {name!r}"):
+            received, received_splits = lane.exchange(handle, tensor, splits, _unique(name))
+        received_splits.set_shape([here.size])
+        return received, received_splits
+    wire = _WIRE.get(tensor.dtype, tensor.dtype)
     sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
     with name_failures(f"alltoall {name!r}"):
         sent, sent_splits = count_start("alltoall", [sent, splits])
-        own = _unique(name)
-        if handle is not None:
-            received, received_splits = lane.exchange(handle, sent, sent_splits, own)
-        else:
-            received, received_splits = import_horovod().alltoall(
-                sent, splits=sent_splits, name=f"gmeta_{own}", ignore_name_scope=True
-            )
+        received, received_splits = import_horovod().alltoall(
+            sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
+        )
         away = _bytes_away(sent, splits)
         count("alltoall", away, after=received_splits)
     received.set_shape([None, *tensor.shape[1:]])
@@ -130,15 +131,14 @@ def _summed_as(dtype: tf.DType, by_lane: bool) -> tf.DType:
 
 
 def _sum_group(tensors: list[tf.Tensor], name: str, handle: tf.Tensor | None) -> list[tf.Tensor]:
+    own = _unique(f"{name}_{tensors[0].dtype.name}")
     with name_failures(f"allreduce {name!r}"):
-        started, own = count_start("allreduce", tensors), _unique(f"{name}_{tensors[0].dtype.name}")
         if handle is not None:
-            summed = lane.add_up(handle, started, own)
-        else:
-            hvd = import_horovod()
-            summed = hvd.mpi_ops._grouped_allreduce(
-                started, name=f"gmeta_{own}", op=hvd.Sum, ignore_name_scope=True
-            )
+            return lane.add_up(handle, tensors, own)
+        hvd = import_horovod()
+        summed = hvd.mpi_ops._grouped_allreduce(
+            count_start("allreduce", tensors), name=f"gmeta_{own}", op=hvd.Sum, ignore_name_scope=True
+        )
         count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
     return list(summed)
 
