@@ -14,7 +14,8 @@ collectives  its exchanges
 scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
              the model's computation, which two ranks on few cores would take from each other
 
-pipeline     one collective of a kilobyte a rank, or of what the name says, by gmeta's lane beside Horovod
+pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lane beside Horovod;
+             small ones are tens in a function, whose call would take as long as they do
 
 TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
 own, equally many whatever the number of ranks, if there are enough.
