@@ -20,7 +20,8 @@
 // data together into the peer's inbox; large data go directly to their place. All peers' sends and
 // receives progress together on sockets that don't block, so no two ranks can wait for each other
 // with full buffers. A rank that waits first looks again for some microseconds, giving its core
-// away between, before it sleeps in poll(): an answer then costs no wake-up.
+// away between, before it sleeps in poll(): an answer then costs no wake-up. A caller may spend
+// these microseconds itself and leave only the sleep to another thread (`Advance`).
 
 #ifndef GMETA_OPS_LANE_CHANNEL_H_
 #define GMETA_OPS_LANE_CHANNEL_H_
@@ -34,6 +35,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -69,60 +71,91 @@ class Channel {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
 
-  // Sends `parts[r]` to rank r. `allocate` gets how many bytes each rank has sent and returns where
-  // they go, rank by rank without gaps; nullptr fails the channel. Returns why it failed, or "".
-  template <class Allocate>
-  std::string Alltoallv(const Call& call, const std::vector<Part>& parts,
-                        const Allocate& allocate) {
-    return Exchange(call, parts, [&](const std::vector<uint64_t>& bytes, char** to) {
-      for (int r = 0; r < size(); ++r) {
-        if (call.width != 0 && bytes[r] % call.width != 0) {
-          return "rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
-                 " bytes, which are no whole rows";
-        }
-      }
-      char* at = allocate(bytes);
-      if (at == nullptr) return std::string("no memory for what was sent");
-      for (int r = 0; r < size(); at += bytes[r++]) to[r] = at;
-      return std::string();
-    });
+  // Gets how many bytes each rank has sent, and returns where they go, rank by rank without gaps;
+  // nullptr fails the channel.
+  using Allocate = std::function<char*(const std::vector<uint64_t>& bytes)>;
+
+  // Sends `parts[r]` to rank r. Returns why it failed, or "".
+  std::string Alltoallv(const Call& call, std::vector<Part> parts, const Allocate& allocate) {
+    BeginAlltoallv(call, std::move(parts), allocate);
+    Advance(true);
+    return failed_;
   }
 
   // Sums `n` values over the ranks, in place.
   template <class T>
   std::string Allreduce(const Call& call, T* values, size_t n) {
-    const size_t ranks = peers_.size();
-    if (ranks == 1) return "";
+    BeginAllreduce(call, values, n);
+    Advance(true);
+    return failed_;
+  }
+
+  // The same in parts, so that a thread may begin a collective and another wait for its end. What
+  // the arguments point to is used until `Advance` returns true.
+  void BeginAlltoallv(const Call& call, std::vector<Part> parts, const Allocate& allocate) {
+    then_ = nullptr;
+    Begin(call, std::move(parts),
+          [this, width = call.width, allocate](const std::vector<uint64_t>& bytes, char** to) {
+            for (int r = 0; r < size(); ++r) {
+              if (width != 0 && bytes[r] % width != 0) {
+                return "rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
+                       " bytes, which are no whole rows";
+              }
+            }
+            char* at = allocate(bytes);
+            if (at == nullptr) return std::string("no memory for what was sent");
+            for (int r = 0; r < size(); at += bytes[r++]) to[r] = at;
+            return std::string();
+          });
+  }
+
+  template <class T>
+  void BeginAllreduce(const Call& call, T* values, size_t n) {
+    const size_t ranks = peers_.size(), own = static_cast<size_t>(rank_);
     const bool few = n * sizeof(T) <= kFewBytes;
-    const auto begin = [&](size_t r) { return few ? 0 : n * r / ranks; };
-    const auto end = [&](size_t r) { return few ? n : n * (r + 1) / ranks; };
-    std::vector<Part> parts(ranks);
-    const auto part = [&](size_t r) {
-      return Part{reinterpret_cast<const char*>(values + begin(r)),
-                  (end(r) - begin(r)) * sizeof(T)};
+    const auto begin = [=](size_t r) { return few ? 0 : n * r / ranks; };
+    const auto part = [=](size_t r) {
+      const size_t end = few ? n : n * (r + 1) / ranks;
+      return Part{reinterpret_cast<const char*>(values + begin(r)), (end - begin(r)) * sizeof(T)};
     };
-    for (size_t r = 0; r < ranks; ++r) parts[r] = part(r);
-    const size_t own = static_cast<size_t>(rank_), mine = end(own) - begin(own);
+    const size_t mine = part(own).bytes / sizeof(T);
     T* const terms = reinterpret_cast<T*>(Scratch(ranks * mine * sizeof(T)));
-    std::string why = Exchange(call, parts, [&](const std::vector<uint64_t>& bytes, char** to) {
+    std::vector<Part> parts(ranks);
+    for (size_t r = 0; r < ranks; ++r) parts[r] = part(r);
+    Begin(call, parts, [=](const std::vector<uint64_t>& bytes, char** to) {
       for (size_t r = 0; r < ranks; ++r) to[r] = reinterpret_cast<char*>(terms + r * mine);
       return Expect(bytes, [&](size_t) { return mine * sizeof(T); });
     });
-    if (!why.empty()) return why;
-    T* const sums = values + begin(own);
-    std::copy(terms, terms + mine, sums);
-    for (size_t r = 1; r < ranks; ++r) {
-      for (size_t i = 0; i < mine; ++i) sums[i] += terms[r * mine + i];
-    }
-    if (few) return "";
-    Call share = call;
-    share.kind = Kind::kShare;
-    for (size_t r = 0; r < ranks; ++r) parts[r] = part(own);
-    return Exchange(share, parts, [&](const std::vector<uint64_t>& bytes, char** to) {
-      for (size_t r = 0; r < ranks; ++r) to[r] = reinterpret_cast<char*>(values + begin(r));
-      return Expect(bytes, [&](size_t r) { return part(r).bytes; });
-    });
+    then_ = [=] {
+      T* const sums = values + begin(own);
+      std::copy(terms, terms + mine, sums);
+      for (size_t r = 1; r < ranks; ++r) {
+        for (size_t i = 0; i < mine; ++i) sums[i] += terms[r * mine + i];
+      }
+      if (few) return;
+      Call share = call;
+      share.kind = Kind::kShare;
+      Begin(share, std::vector<Part>(ranks, part(own)),
+            [=](const std::vector<uint64_t>& bytes, char** to) {
+              for (size_t r = 0; r < ranks; ++r) to[r] = reinterpret_cast<char*>(values + begin(r));
+              return Expect(bytes, [&](size_t r) { return part(r).bytes; });
+            });
+    };
   }
+
+  // Goes on with what has begun. Returns whether it has ended, well or not (`failure`); without
+  // `may_sleep` it returns false as soon as others have kept it waiting for a moment.
+  bool Advance(bool may_sleep) {
+    while (under_way_) {
+      if (!Move(may_sleep)) return false;
+      under_way_ = false;
+      if (failed_.empty() && then_) std::exchange(then_, nullptr)();  // may begin another exchange
+    }
+    return true;
+  }
+
+  // Why the channel has failed, or "".
+  const std::string& failure() const { return failed_; }
 
   // Fails the collective that is under way, and all later ones; from any thread.
   void Abort(const std::string& why) {
@@ -136,6 +169,8 @@ class Channel {
   }
 
  private:
+  using Place = std::function<std::string(const std::vector<uint64_t>& bytes, char** to)>;
+
   struct Peer {
     Socket socket;
     // Received and not yet used; may be the beginning of the next frame.
@@ -168,70 +203,78 @@ class Channel {
   }
 
   // `place` gets the sizes by rank and says where the data of each go, or why they can't.
-  template <class Place>
-  std::string Exchange(const Call& call, const std::vector<Part>& parts, const Place& place) {
-    if (!failed_.empty()) return failed_;
-    const Frame frame(call, sequence_++);
+  void Begin(const Call& call, std::vector<Part> parts, Place place) {
+    under_way_ = true;
+    placed_ = false;
+    parts_ = std::move(parts);
+    place_ = std::move(place);
+    here_ = Frame(call, sequence_++);
+    moved_ = Clock::now();
     for (int r = 0; r < size(); ++r) {
       Peer& peer = *peers_[r];
-      peer.sent = peer.got = frame;
-      peer.sent.bytes = peer.got.bytes = parts[r].bytes;
+      peer.sent = peer.got = here_;
+      peer.sent.bytes = peer.got.bytes = parts_[r].bytes;
       peer.has_frame = r == rank_;
-      peer.unsent = r == rank_ ? 0 : sizeof(Frame) + parts[r].bytes;
+      peer.missing = 0;
+      peer.unsent = r == rank_ ? 0 : sizeof(Frame) + parts_[r].bytes;
     }
-    bool placed = false;
-    Clock::time_point moved = Clock::now();
-    while (true) {
+  }
+
+  // Goes on with an exchange; returns whether it has ended.
+  bool Move(bool may_sleep) {
+    while (failed_.empty()) {
       bool progress = false, ended = true;
       for (int r = 0; r < size(); ++r) {
         if (r == rank_) continue;
         Peer& peer = *peers_[r];
         std::string why;
-        if (peer.unsent > 0) why = Send(r, parts[r], &progress);
-        if (why.empty() && (!peer.has_frame || (placed && peer.missing > 0))) {
+        if (peer.unsent > 0) why = Send(r, parts_[r], &progress);
+        if (why.empty() && (!peer.has_frame || (placed_ && peer.missing > 0))) {
           why = peer.has_frame ? ReceiveData(r, &progress) : ReceiveFrame(r, &progress);
         }
-        if (!why.empty()) return Fail(why + Here(frame));
+        if (!why.empty()) return Fail(why + Here());
         if (peer.unsent > 0 || !peer.has_frame || peer.missing > 0) ended = false;
       }
-      if (!placed && AllFrames()) {
-        const std::string why = PlaceData(parts, place);
-        if (!why.empty()) return Fail(why + Here(frame));
-        placed = true;
+      if (!placed_ && AllFrames()) {
+        const std::string why = PlaceData();
+        if (!why.empty()) return Fail(why + Here());
+        placed_ = true;
         continue;  // small data are in the inboxes already
       }
-      if (ended && placed) return "";
+      if (ended && placed_) return true;
       if (is_aborted_.load(std::memory_order_acquire)) return Fail(AbortedBecause());
       const Clock::time_point now = Clock::now();
       if (progress) {
-        moved = now;
-      } else if (now - moved < kLook) {
+        moved_ = now;
+      } else if (now - moved_ < kLook) {
         sched_yield();
-      } else if (patience_.count() > 0 && now - moved >= patience_) {
+      } else if (!may_sleep) {
+        return false;
+      } else if (patience_.count() > 0 && now - moved_ >= patience_) {
         return Fail("timed out: " + Awaited() + " did not come within " +
-                    std::to_string(patience_.count() / 1000) + " s to " + frame.Text());
+                    std::to_string(patience_.count() / 1000) + " s to " + here_.Text());
       } else {
-        Sleep(placed, moved);
+        Sleep();
       }
     }
+    return true;
   }
 
   bool AllFrames() const {
     return std::all_of(peers_.begin(), peers_.end(), [](const auto& p) { return p->has_frame; });
   }
 
-  template <class Place>
-  std::string PlaceData(const std::vector<Part>& parts, const Place& place) {
+  std::string PlaceData() {
     std::vector<uint64_t> bytes(peers_.size());
     std::vector<char*> to(peers_.size());
     for (size_t r = 0; r < peers_.size(); ++r) bytes[r] = peers_[r]->got.bytes;
-    const std::string why = place(bytes, to.data());
+    const std::string why = place_(bytes, to.data());
     if (!why.empty()) return why;
     for (size_t r = 0; r < peers_.size(); ++r) {
       peers_[r]->to = to[r];
       peers_[r]->missing = static_cast<int>(r) == rank_ ? 0 : bytes[r];
     }
-    const Part& own = parts[rank_];
+    const Part& own = parts_[rank_];
     if (own.bytes > 0 && to[rank_] != own.data) std::memcpy(to[rank_], own.data, own.bytes);
     return "";
   }
@@ -295,16 +338,16 @@ class Channel {
   }
 
   // Until a peer can be heard or told something, someone aborts, or patience ends.
-  void Sleep(bool placed, Clock::time_point moved) {
+  void Sleep() {
     waits_.assign(1, {wake_.fd(), POLLIN, 0});
     for (const auto& peer : peers_) {
       int16_t events = 0;
       if (peer->unsent > 0) events |= POLLOUT;
-      if (!peer->has_frame || (placed && peer->missing > 0)) events |= POLLIN;
+      if (!peer->has_frame || (placed_ && peer->missing > 0)) events |= POLLIN;
       if (events != 0) waits_.push_back({peer->socket.fd(), events, 0});
     }
     const bool forever = patience_.count() == 0;
-    poll(waits_.data(), waits_.size(), forever ? 60000 : UntilDeadline(moved + patience_));
+    poll(waits_.data(), waits_.size(), forever ? 60000 : UntilDeadline(moved_ + patience_));
   }
 
   static bool IsLater() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -324,8 +367,8 @@ class Channel {
     return text;
   }
 
-  std::string Here(const Frame& frame) const {
-    return ", while rank " + std::to_string(rank_) + " is in " + frame.Text();
+  std::string Here() const {
+    return ", while rank " + std::to_string(rank_) + " is in " + here_.Text();
   }
 
   std::string AbortedBecause() {
@@ -335,19 +378,26 @@ class Channel {
 
   // Ends sending rather than closing, so that what is on its way, such as the frame that names this
   // rank's collective, still arrives.
-  std::string Fail(const std::string& why) {
+  bool Fail(const std::string& why) {
     failed_ = why;
     for (const auto& peer : peers_) {
       if (peer->socket) shutdown(peer->socket.fd(), SHUT_WR);
     }
-    return failed_;
+    return true;
   }
 
   const int rank_;
   const milliseconds patience_;
   std::vector<std::unique_ptr<Peer>> peers_;
   uint64_t sequence_ = 0;
-  std::string failed_;  // of the thread that runs collectives
+  std::string failed_;  // of the thread that is in a collective
+  // The exchange that is under way.
+  bool under_way_ = false, placed_ = false;
+  Frame here_;
+  std::vector<Part> parts_;
+  Place place_;
+  std::function<void()> then_;  // what follows it in the same collective
+  Clock::time_point moved_;     // when bytes last moved
   std::unique_ptr<char[]> scratch_;
   size_t scratch_bytes_ = 0;
   std::vector<pollfd> waits_;

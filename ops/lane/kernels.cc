@@ -111,150 +111,172 @@ class CountsOp : public OpKernel {
   }
 };
 
-// An op that is a collective: `Exchange` runs on the lane's thread.
+// An op that is a collective; `Exchange` is one call of it.
+template <class Exchange>
 class CollectiveOp : public AsyncOpKernel {
  public:
   explicit CollectiveOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("label", &label_));
-    OP_REQUIRES_OK(context, context->GetAttr("T", &type_));
-    OP_REQUIRES(context, tensorflow::DataTypeCanUseMemcpy(type_),
+    tensorflow::DataType type;
+    OP_REQUIRES_OK(context, context->GetAttr("label", &call_.name));
+    OP_REQUIRES_OK(context, context->GetAttr("T", &type));
+    OP_REQUIRES(context, tensorflow::DataTypeCanUseMemcpy(type),
                 absl::InvalidArgumentError(
-                    absl::StrCat("'", label_, "' can't be sent to other ranks: its type is ",
-                                 tensorflow::DataTypeString(type_))));
+                    absl::StrCat("'", call_.name, "' can't be sent to other ranks: its type is ",
+                                 tensorflow::DataTypeString(type))));
+    call_.kind = Exchange::kKind;
+    call_.type = tensorflow::DataTypeString(type);
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    LaneRef found;
-    OP_REQUIRES_OK_ASYNC(context, FindLane(context, &found), done);
-    lane::Lane* const lane = &found->lane;
-    OP_REQUIRES_ASYNC(context, lane->channel() != nullptr, Failed("it isn't connected"), done);
-    // std::function copies what it holds, so the reference is shared.
-    auto held = std::make_shared<LaneRef>(std::move(found));
-    lane::Counts* const counts = CountsOf(lane);
+    struct State {
+      LaneRef lane;
+      Exchange exchange;
+      absl::Status status;
+    };
+    const auto state = std::make_shared<State>();
+    OP_REQUIRES_OK_ASYNC(context, FindLane(context, &state->lane), done);
+    lane::Lane* const lane = &state->lane->lane;
+    lane::Channel* const channel = lane->channel();
+    OP_REQUIRES_ASYNC(context, channel != nullptr, Failed("it isn't connected"), done);
+    lane::Counts* const counts = Exchange::CountsOf(lane);
     counts->begun += 1;
-    lane->Run([this, context, held, counts, done = std::move(done)] {
-      int64_t size = 0;
-      const absl::Status status = Exchange(context, (*held)->lane.channel(), &size);
-      counts->End(status.ok(), size);
-      OP_REQUIRES_OK_ASYNC(context, status, done);
+    const auto begin = [this, context, state, channel] {
+      state->status = state->exchange.Begin(context, call_, channel);
+    };
+    const auto take = [state, channel, counts] {
+      const std::string& why = channel->failure();
+      if (state->status.ok() && !why.empty()) state->status = Failed(why);
+      if (state->status.ok()) state->exchange.End();
+      counts->End(state->status.ok(), state->exchange.bytes);
+    };
+    const auto after = [context, state, done = std::move(done)] {
+      OP_REQUIRES_OK_ASYNC(context, state->exchange.allocated, done);
+      OP_REQUIRES_OK_ASYNC(context, state->status, done);
       done();
-    });
+    };
+    lane->Run({begin, take, after});
   }
 
- protected:
-  virtual lane::Counts* CountsOf(lane::Lane* lane) const = 0;
-  // `size` is set to the bytes that count.
-  virtual absl::Status Exchange(OpKernelContext* context, lane::Channel* channel,
-                                int64_t* size) = 0;
-
-  Call Describe(Kind kind, int64_t width) const {
-    return {kind, static_cast<uint64_t>(width), tensorflow::DataTypeString(type_), label_};
-  }
-
-  std::string label_;
-  tensorflow::DataType type_;
+ private:
+  Call call_;
 };
 
-class AlltoallOp : public CollectiveOp {
- public:
-  using CollectiveOp::CollectiveOp;
+struct Alltoall {
+  static constexpr Kind kKind = Kind::kAlltoall;
+  static lane::Counts* CountsOf(lane::Lane* lane) { return &lane->alltoalls; }
 
- protected:
-  lane::Counts* CountsOf(lane::Lane* lane) const override { return &lane->alltoalls; }
-  absl::Status Exchange(OpKernelContext* context, lane::Channel* channel, int64_t* size) override {
+  absl::Status Begin(OpKernelContext* context, Call call, lane::Channel* channel) {
     const Tensor& rows = context->input(1);
     const auto splits = context->input(2).flat<int32_t>();
     const int64_t ranks = channel->size(), n = rows.dims() == 0 ? -1 : rows.dim_size(0);
-    TensorShape shape = rows.shape();
-    int64_t width = tensorflow::DataTypeSize(type_);
-    for (int i = 1; i < shape.dims(); ++i) width *= shape.dim_size(i);
-    // A row without elements is sent as a byte, so that its receiver can count it.
-    std::vector<char> stand_in(width == 0 && n > 0 ? n : 0);
-    const char* const data = width == 0 ? stand_in.data() : static_cast<const char*>(rows.data());
-    const Call call = Describe(Kind::kAlltoall, width);
-    const bool hollow = width == 0;
-    if (hollow) width = 1;
+    shape_ = rows.shape();
+    width_ = tensorflow::DataTypeSize(rows.dtype());
+    for (int i = 1; i < shape_.dims(); ++i) width_ *= shape_.dim_size(i);
+    call.width = static_cast<uint64_t>(width_);
+    const char* data = static_cast<const char*>(rows.data());
+    if (width_ == 0) {
+      stand_in_.resize(n > 0 ? n : 0);
+      data = stand_in_.data();
+    }
+    const int64_t size = width_ == 0 ? 1 : width_;
     std::vector<Part> parts;
     int64_t sum = 0;
     bool right = splits.size() == ranks;
     for (int64_t r = 0; right && r < ranks; ++r) {
       right = splits(r) >= 0 && sum + splits(r) <= n;
-      parts.push_back({data + sum * width, static_cast<size_t>(splits(r) * width)});
+      parts.push_back({data + sum * size, static_cast<size_t>(splits(r) * size)});
       sum += splits(r);
     }
     if (!right || sum != n) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "alltoall '", label_, "' on rank ", channel->rank(), ": ", n, " rows don't split into ",
-          context->input(2).SummarizeValue(16), " for ", ranks, " ranks"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("alltoall '", call.name, "' on rank ", channel->rank(), ": ", n,
+                       " rows don't split into ", context->input(2).SummarizeValue(16), " for ",
+                       ranks, " ranks"));
     }
-    *size = static_cast<int64_t>(call.width) * (n - splits(channel->rank()));
+    bytes = width_ * (n - splits(channel->rank()));
     Tensor* received_splits;
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks}), &received_splits));
-    absl::Status allocated;
-    std::vector<char> stand_in_received;
-    const auto allocate = [&](const std::vector<uint64_t>& bytes) -> char* {
+    channel->BeginAlltoallv(call, std::move(parts), [=](const std::vector<uint64_t>& from) {
+      int32_t* const counts = received_splits->flat<int32_t>().data();
       int64_t total = 0;
       for (int64_t r = 0; r < ranks; ++r) {
-        const int64_t came = static_cast<int64_t>(bytes[r]) / width;
-        received_splits->vec<int32_t>()(r) = static_cast<int32_t>(came);
-        total += came;
+        counts[r] = static_cast<int32_t>(from[r] / size);
+        total += counts[r];
       }
-      shape.set_dim(0, total);
-      Tensor* received;
-      allocated = context->allocate_output(0, shape, &received);
-      if (!allocated.ok()) return nullptr;
-      if (!hollow && total > 0) return static_cast<char*>(received->data());
-      stand_in_received.resize(total + 1);
-      return stand_in_received.data();
-    };
-    const std::string why = channel->Alltoallv(call, parts, allocate);
-    TF_RETURN_IF_ERROR(allocated);
-    return why.empty() ? absl::OkStatus() : Failed(why);
-  }
-};
-
-template <class T>
-class AllreduceOp : public CollectiveOp {
- public:
-  using CollectiveOp::CollectiveOp;
-
- protected:
-  lane::Counts* CountsOf(lane::Lane* lane) const override { return &lane->allreduces; }
-  absl::Status Exchange(OpKernelContext* context, lane::Channel* channel, int64_t* size) override {
-    std::vector<Tensor*> sums;
-    int64_t elements = 0;
-    for (int i = 1; i < context->num_inputs(); ++i) {
-      elements += context->input(i).NumElements();
-      sums.push_back(nullptr);
-      TF_RETURN_IF_ERROR(context->allocate_output(i - 1, context->input(i).shape(), &sums.back()));
-    }
-    *size = elements * static_cast<int64_t>(sizeof(T));
-    Tensor joined;
-    if (sums.size() > 1) {
-      TF_RETURN_IF_ERROR(context->allocate_temp(type_, TensorShape({elements}), &joined));
-    } else {
-      joined = *sums[0];
-    }
-    T* const values = static_cast<T*>(joined.data());
-    T* to = values;
-    for (int i = 1; i < context->num_inputs(); ++i) to = Copy(context->input(i), to);
-    const std::string why =
-        channel->Allreduce(Describe(Kind::kAllreduce, elements), values, elements);
-    if (!why.empty()) return Failed(why);
-    const T* from = values;
-    for (Tensor* sum : sums) {
-      const int64_t n = sum->NumElements();
-      if (sums.size() > 1) std::copy(from, from + n, static_cast<T*>(sum->data()));
-      from += n;
-    }
+      return Place(context, total);
+    });
     return absl::OkStatus();
   }
 
+  void End() {}
+
+  int64_t bytes = 0;  // that this rank gives to others
+  absl::Status allocated;
+
  private:
-  static T* Copy(const Tensor& from, T* to) {
-    const T* const values = static_cast<const T*>(from.data());
-    return std::copy(values, values + from.NumElements(), to);
+  char* Place(OpKernelContext* context, int64_t total) {
+    shape_.set_dim(0, total);
+    Tensor* received;
+    allocated = context->allocate_output(0, shape_, &received);
+    if (!allocated.ok()) return nullptr;
+    if (width_ > 0 && total > 0) return static_cast<char*>(received->data());
+    stand_in_received_.resize(total + 1);
+    return stand_in_received_.data();
   }
+
+  TensorShape shape_;
+  int64_t width_ = 0;
+  // A row without elements is sent as a byte, so that its receiver can count it.
+  std::vector<char> stand_in_, stand_in_received_;
+};
+
+template <class T>
+struct Allreduce {
+  static constexpr Kind kKind = Kind::kAllreduce;
+  static lane::Counts* CountsOf(lane::Lane* lane) { return &lane->allreduces; }
+
+  absl::Status Begin(OpKernelContext* context, Call call, lane::Channel* channel) {
+    int64_t elements = 0;
+    for (int i = 1; i < context->num_inputs(); ++i) {
+      const Tensor& term = context->input(i);
+      elements += term.NumElements();
+      sums_.push_back(nullptr);
+      TF_RETURN_IF_ERROR(context->allocate_output(i - 1, term.shape(), &sums_.back()));
+    }
+    call.width = static_cast<uint64_t>(elements);
+    bytes = elements * static_cast<int64_t>(sizeof(T));
+    values_ = static_cast<T*>(sums_[0]->data());
+    if (sums_.size() > 1) {
+      const auto type = tensorflow::DataTypeToEnum<T>::value;
+      TF_RETURN_IF_ERROR(context->allocate_temp(type, TensorShape({elements}), &joined_));
+      values_ = static_cast<T*>(joined_.data());
+    }
+    T* to = values_;
+    for (int i = 1; i < context->num_inputs(); ++i) {
+      const Tensor& term = context->input(i);
+      const T* const from = static_cast<const T*>(term.data());
+      to = std::copy(from, from + term.NumElements(), to);
+    }
+    channel->BeginAllreduce(call, values_, elements);
+    return absl::OkStatus();
+  }
+
+  void End() {
+    if (sums_.size() == 1) return;
+    const T* from = values_;
+    for (Tensor* sum : sums_) {
+      std::copy(from, from + sum->NumElements(), static_cast<T*>(sum->data()));
+      from += sum->NumElements();
+    }
+  }
+
+  int64_t bytes = 0;  // of this rank's terms
+  absl::Status allocated;
+
+ private:
+  std::vector<Tensor*> sums_;
+  Tensor joined_;  // of several tensors, all elements
+  T* values_ = nullptr;
 };
 
 #define GMETA_CPU(op) Name(op).Device(tensorflow::DEVICE_CPU)
@@ -263,15 +285,15 @@ REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLane"), LaneOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneConnect"), ConnectOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAbort"), AbortOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneCounts"), CountsOp);
-REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAlltoall"), AlltoallOp);
+REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAlltoall"), CollectiveOp<Alltoall>);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAllreduce").TypeConstraint<float>("T"),
-                        AllreduceOp<float>);
+                        CollectiveOp<Allreduce<float>>);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAllreduce").TypeConstraint<double>("T"),
-                        AllreduceOp<double>);
+                        CollectiveOp<Allreduce<double>>);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAllreduce").TypeConstraint<int32_t>("T"),
-                        AllreduceOp<int32_t>);
+                        CollectiveOp<Allreduce<int32_t>>);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAllreduce").TypeConstraint<int64_t>("T"),
-                        AllreduceOp<int64_t>);
+                        CollectiveOp<Allreduce<int64_t>>);
 
 }  // namespace
 }  // namespace gmeta
