@@ -1,12 +1,15 @@
 // The lane, with threads as ranks: results, equal bits, and what ranks are told when one goes
 // wrong.
 
+#include "ops/lane/lane.h"
+
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -216,6 +219,47 @@ void TestAbortEndsAWaitingCollective() {
   });
 }
 
+// Jobs are handed in without waiting, so some begin on this thread and some on the lane's.
+void TestALaneRunsJobsInTheOrderInWhichTheyCame() {
+  const int size = 3, jobs = 400;
+  std::vector<std::unique_ptr<gmeta::lane::Lane>> lanes;
+  std::vector<Address> addresses(size, Address{"127.0.0.1", 0});
+  for (Address& address : addresses) {
+    lanes.push_back(std::make_unique<gmeta::lane::Lane>());
+    CHECK_EQ(lanes.back()->Listen(&address), "");
+  }
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < size; ++r) {
+    ranks.emplace_back([&, r] {
+      gmeta::lane::Lane& lane = *lanes[r];
+      CHECK_EQ(lane.Connect(r, addresses, "secret", milliseconds(30000), milliseconds(60000)), "");
+      std::mt19937 random(r);
+      std::vector<float> values(jobs);
+      std::vector<int> ended;
+      std::atomic<int> count{0};
+      for (int job = 0; job < jobs; ++job) {
+        values[job] = static_cast<float>(job);
+        if (random() % 8 == 0)
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+        const auto begin = [&, job] {
+          lane.channel()->BeginAllreduce(Sum("dense", 1), &values[job], 1);
+        };
+        const auto take = [&, job] {
+          CHECK_EQ(lane.channel()->failure(), "");
+          ended.push_back(job);
+        };
+        lane.Run({begin, take, [&] { ++count; }});
+      }
+      while (count < jobs) std::this_thread::yield();
+      for (int job = 0; job < jobs; ++job) {
+        CHECK_EQ(ended[job], job);
+        CHECK_EQ(values[job], static_cast<float>(size * job));
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
 void TestStrangersAreRefusedAndKeepNobodyWaiting() {
   Socket listeners[2];
   std::vector<Address> addresses(2, Address{"127.0.0.1", 0});
@@ -260,6 +304,7 @@ int main() {
   TestARankThatLeavesIsNamed();
   TestARankThatDoesNotComeIsNamed();
   TestAbortEndsAWaitingCollective();
+  TestALaneRunsJobsInTheOrderInWhichTheyCame();
   TestStrangersAreRefusedAndKeepNobodyWaiting();
   TestARankThatDoesNotConnectIsNamed();
 }
