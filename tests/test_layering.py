@@ -53,7 +53,10 @@ NATIVE = sorted(
 )
 # What a core may include besides its own headers: C++ by a bare name, C for an interface of C, the system's,
 # intrinsics.
-STANDARD = re.compile(r"[a-z_]+|stdint\.h|[a-z]*intrin\.h|sys/[a-z]+\.h|(dlfcn|fcntl|unistd)\.h")
+STANDARD = re.compile(
+    r"[a-z_]+|stdint\.h|[a-z]*intrin\.h|sys/[a-z]+\.h|netinet/[a-z]+\.h|arpa/inet\.h"
+    r"|(dlfcn|fcntl|netdb|sched|unistd)\.h"
+)
 CUDA = re.compile(r"cuda[a-z0-9_]*\.(h|hpp)|cub/.+|cooperative_groups(/.+)?\.h|cuda/.+|mma\.h")
 
 

@@ -54,10 +54,11 @@ def _prove_collectives() -> None:
 
     from gmeta.core.collectives import allgather_objects, world
     from gmeta.core.collectives.entry import versions
+    from gmeta.core.collectives.lane import lane_kind
     from gmeta.core.collectives.probe import measure
 
     found = measure()
-    by_rank = allgather_objects({"host": platform.node(), **versions()})
+    by_rank = allgather_objects({"host": platform.node(), "lane": lane_kind(), **versions()})
     if world().rank != 0:
         return
     ranks = Table("rank", *by_rank[0], title="Ranks")

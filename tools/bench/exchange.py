@@ -2,6 +2,7 @@
 
     gmeta bench exchange --json FILE
     gmeta bench exchange --ranks 2 4 --dims 64 256
+    gmeta bench exchange --ranks 2 --lane
 
 Ranks are processes of this machine, under Horovod on Gloo. Each draws batches of 4,096 samples with 26
 categorical features, ids by Zipf(1.05); ``criteo`` has the vocabularies of the Criteo data set, ``million`` a
@@ -13,6 +14,9 @@ step         its time
 collectives  its exchanges
 scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
              the model's computation, which two ranks on few cores would take from each other
+
+pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lane beside Horovod;
+             small ones are tens in a function, whose call would take as long as they do
 
 TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
 own, equally many whatever the number of ranks, if there are enough.
@@ -48,6 +52,20 @@ def measure(ranks: int, settings: dict[str, Any]) -> Any:
         return run_job("exchange.rank", ranks, settings, Path(folder) / "found.json")
 
 
+def beside_horovod(ranks: list[int], rounds: int, smoke: bool) -> list[Result]:
+    """The lane beside Horovod; nothing where ranks see a GPU, since there is no lane then."""
+    sizes = {"": 1 << 10} if smoke else {"": 1 << 10, "/64kB": 1 << 16, "/1MB": 1 << 20, "/16MB": 1 << 24}
+    results = []
+    for size in ranks[1:]:
+        with tempfile.TemporaryDirectory() as folder:
+            settings, out = {"rounds": rounds, "sizes": sizes}, Path(folder) / "lane.json"
+            found = run_job("exchange.lane_rank", size, settings, out, {"GMETA_LANE": "tcp"})
+        for name, one in found.items():
+            figure, peer = 1e3 * one["tcp"], 1e3 * one["horovod"]
+            results.append(Result(f"pipeline/{name}/tcp/np{size}", figure, "ms", "Horovod", peer))
+    return results
+
+
 def results_of(ranks: int, found: dict[str, Any]) -> list[Result]:
     """A job's figures."""
     results = []
@@ -77,6 +95,7 @@ def main() -> None:
     options.add_argument("--dims", type=int, nargs="+", default=[64, 256])
     options.add_argument("--ids", nargs="+", default=["criteo", "million"], choices=["criteo", "million"])
     options.add_argument("--batch", type=int, default=4096)
+    options.add_argument("--lane", action="store_true", help="measure only the lane beside Horovod")
     options.add_argument("--plot", type=Path, help="draw time and bytes against ranks into this PNG")
     options.add_argument("--found", type=Path, help="measure nothing, take what this JSON has")
     given = options.parse_args()
@@ -93,6 +112,9 @@ def main() -> None:
     if given.smoke:
         settings |= {"batch": 64, "dims": [8], "ids": ["tiny"], "wire": [1 << 10, 1 << 16], "compute": 0.01}
         ranks = [1, 2]
+    if given.lane:
+        report("exchange", beside_horovod(ranks, given.rounds, given.smoke), given.json)
+        return
     if given.found:
         about = json.loads(given.found.read_text())[0]
         settings, found = about["settings"], {int(size): jobs for size, jobs in about["found"].items()}
@@ -101,6 +123,8 @@ def main() -> None:
         settings["cores_a_rank"] = settings["cores"] // ranks[-1]
         found = {size: measure(size, settings) for size in ranks}
     results = [result for size in ranks if size > 1 for result in results_of(size, found[size])]
+    if not given.found:
+        results += beside_horovod(ranks, given.rounds, given.smoke)
     for size in ranks[1:]:
         share = found[1]["scaling"] / found[size]["scaling"]
         results.append(Result(f"exchange/scaling/np{size}", share, "of ideal"))

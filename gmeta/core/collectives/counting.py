@@ -3,16 +3,19 @@
 A collective costs about a millisecond before a byte has moved, so their number determines a step's speed.
 They are counted when they run in the graph, not when they are traced. A counter is a variable on the CPU, to
 which each executed collective adds; nothing waits for it. A second variable counts the collectives that have
-started: if the two differ, this rank is in a collective (`stalls`).
+started: if the two differ, this rank is in a collective (`stalls`). The lane counts its own natively
+(`add_counts`), because ten ops of counting would take longer than a small exchange.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.graph.variables import lift_variables
@@ -55,10 +58,10 @@ def count_collectives() -> Iterator[CollectiveCounts]:
       0
     """
     counts = CollectiveCounts()
-    before = {kind: counter(kind).numpy() for kind in KINDS}
+    before = {kind: _ended_well(kind) for kind in KINDS}
     yield counts
     for kind in KINDS:
-        calls, size = (counter(kind).numpy() - before[kind]).tolist()
+        calls, size = (_ended_well(kind) - before[kind]).tolist()
         if calls:
             counts.calls[kind], counts.bytes[kind] = calls, size
 
@@ -96,7 +99,11 @@ def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def waiting() -> dict[str, int]:
     """Count, by kind, the collectives that this rank has started and not yet ended; leave out zero counts."""
-    open_ = {kind: int(starts(kind).numpy()) - int(counter(kind).numpy()[0]) for kind in KINDS}
+    lane = _more_counts()
+    open_ = {
+        kind: int(starts(kind).numpy()) - int(counter(kind).numpy()[0]) + lane[kind].under_way
+        for kind in KINDS
+    }
     return {kind: number for kind, number in open_.items() if number > 0}
 
 
@@ -108,7 +115,42 @@ def forget_starts() -> None:
 
 def count_finished() -> int:
     """Count all collectives that this rank has ended since the start."""
-    return sum(int(counter(kind).numpy()[0]) for kind in KINDS)
+    return sum(int(_ended_well(kind)[0]) for kind in KINDS)
+
+
+@dataclass(frozen=True)
+class LaneCounts:
+    """Collectives of one kind that the lane has counted.
+
+    Attributes:
+      under_way: How many have begun and not ended.
+      calls: How many have ended well.
+      bytes: Of this rank's input to these.
+    """
+
+    under_way: int = 0
+    calls: int = 0
+    bytes: int = 0
+
+
+def add_counts(read: Callable[[], Mapping[str, LaneCounts]]) -> None:
+    """Count what ``read`` returns too, by kind, from now on."""
+    global _read
+    _read = read
+
+
+_read: Callable[[], Mapping[str, LaneCounts]] | None = None
+
+
+def _more_counts() -> dict[str, LaneCounts]:
+    found = {} if _read is None else _read()
+    return {kind: found.get(kind, LaneCounts()) for kind in KINDS}
+
+
+def _ended_well(kind: str) -> npt.NDArray[np.int64]:
+    """Collectives of a kind and their bytes."""
+    lane = _more_counts()[kind]
+    return np.asarray(np.add(counter(kind).numpy(), [lane.calls, lane.bytes]))
 
 
 def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:

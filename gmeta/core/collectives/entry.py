@@ -42,7 +42,8 @@ def init() -> World:
       The world, which `world` returns from now on.
 
     Raises:
-      ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank.
+      ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank;
+        ``GMETA_LANE`` names no lane (`lane`).
       CollectiveError: The other ranks can't be reached.
 
     Example:
@@ -84,10 +85,12 @@ def init() -> World:
     _take_gpu(here.local_rank, hvd.local_size())
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
+    from gmeta.core.collectives.lane import open_lane
     from gmeta.core.collectives.stalls import watch_for_stalls
 
     watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     check_agreement(versions(), advice="install the same on every machine")
+    open_lane(here)
     return here
 
 

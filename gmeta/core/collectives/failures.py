@@ -15,8 +15,8 @@ from gmeta.core.collectives.place import world
 from gmeta.core.errors import CollectiveError
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
-_HOROVOD = re.compile(r"horovod|gloo|nccl", re.IGNORECASE)
-# Horovod's and Gloo's words for a lost peer, as opposed to a peer that called another collective.
+_COLLECTIVE = re.compile(r"horovod|gloo|nccl|gmeta lane", re.IGNORECASE)
+# Horovod's, Gloo's and the lane's words for a lost peer, as opposed to a peer that called another collective.
 _PEER_IS_GONE = re.compile(
     r"has been shut ?down|connection (closed|reset)|timed out|broken pipe|stalled", re.IGNORECASE
 )
@@ -24,7 +24,7 @@ _PEER_IS_GONE = re.compile(
 
 @contextmanager
 def name_failures(doing: str = "a collective") -> Iterator[None]:
-    """Turn Horovod's errors inside a ``with`` block into `CollectiveError`.
+    """Turn Horovod's and the lane's errors inside a ``with`` block into `CollectiveError`.
 
     A collective in a ``tf.function`` fails when the function is called, with TensorFlow's error for one of
     its nodes. So put this around the calls of steps, not around their definitions. Other errors pass through.
@@ -51,7 +51,7 @@ def name_failures(doing: str = "a collective") -> Iterator[None]:
 def explain(error: tf.errors.OpError, doing: str = "a collective") -> CollectiveError | None:
     """Make a `CollectiveError` that says what `error` means; return None if it came from no collective."""
     message = str(error.message)
-    if not _HOROVOD.search(message):
+    if not _COLLECTIVE.search(message):
         return None
     node = _NODE.search(message)
     what = f"{doing}, in {node[1]}" if node else doing

@@ -8,6 +8,8 @@ Horovod declares its ops free of side effects. So TensorFlow's graph optimizer m
 input, drops one whose result nobody reads, and may run one by itself if its input is a constant. Each input
 therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
 (`counting`), and counting is a side effect.
+
+If there is a lane (`lane`), it takes Horovod's place here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from gmeta.core.collectives import lane
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
@@ -58,6 +61,12 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     if here.size == 1:
         return tensor, splits
     splits.shape.assert_is_compatible_with([here.size])
+    handle = lane.find_handle()
+    if handle is not None:
+        with name_failures(f"alltoall {name!r}"):
+            received, received_splits = lane.exchange(handle, tensor, splits, _unique(name))
+        received_splits.set_shape([here.size])
+        return received, received_splits
     wire = _WIRE.get(tensor.dtype, tensor.dtype)
     sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
     with name_failures(f"alltoall {name!r}"):
@@ -79,7 +88,8 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
     """Sum tensors over all ranks, in one grouped collective.
 
     There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and
-    rounded once. With one rank this is the identity.
+    rounded once; on a lane so is float16, and other integers are summed in int32 or int64. With one rank this
+    is the identity.
 
     Args:
       tensors: Any shapes, the same on all ranks; integer or floating.
@@ -101,24 +111,33 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
         return tensors
     results: list[tf.Tensor | None] = [None] * len(tensors)
     groups: dict[tf.DType, list[int]] = {}
+    handle = lane.find_handle()
     for index, tensor in enumerate(tensors):
-        groups.setdefault(_SUMMED_AS.get(tensor.dtype, tensor.dtype), []).append(index)
+        groups.setdefault(_summed_as(tensor.dtype, handle is not None), []).append(index)
     for dtype, members in groups.items():
-        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name)
+        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name, handle)
         for index, total in zip(members, summed, strict=True):
             total.set_shape(tensors[index].shape)
             results[index] = tf.cast(total, tensors[index].dtype)
     return results
 
 
-def _sum_group(tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
-    hvd = import_horovod()
+def _summed_as(dtype: tf.DType, by_lane: bool) -> tf.DType:
+    if not by_lane or dtype in lane.SUMMED:
+        return _SUMMED_AS.get(dtype, dtype)
+    if dtype.is_floating:
+        return tf.float32
+    return tf.int32 if dtype.size < 4 else tf.int64
+
+
+def _sum_group(tensors: list[tf.Tensor], name: str, handle: tf.Tensor | None) -> list[tf.Tensor]:
+    own = _unique(f"{name}_{tensors[0].dtype.name}")
     with name_failures(f"allreduce {name!r}"):
+        if handle is not None:
+            return lane.add_up(handle, tensors, own)
+        hvd = import_horovod()
         summed = hvd.mpi_ops._grouped_allreduce(
-            count_start("allreduce", tensors),
-            name=_unique(f"gmeta_{name}_{tensors[0].dtype.name}"),
-            op=hvd.Sum,
-            ignore_name_scope=True,
+            count_start("allreduce", tensors), name=f"gmeta_{own}", op=hvd.Sum, ignore_name_scope=True
         )
         count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
     return list(summed)

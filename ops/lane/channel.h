@@ -1,0 +1,412 @@
+// The lane: one ordered channel for the collectives of a job's N ranks, over TCP.
+//
+// Layout. A rank has a connection with each other rank (mesh.h). A collective is one exchange, or
+// two for a large allreduce. In an exchange a rank sends to every other rank one frame (frame.h),
+// and behind it the data that are for that rank, perhaps none.
+//
+// Invariants. The order of collectives is the program's, the same on all ranks: nobody negotiates
+// it, and it is checked, because a frame carries its number in the order, its kind, its type and
+// its name. A rank sends exactly one frame a peer and exchange, and ends an exchange when it has
+// all that the others sent in it, so what it reads next is the next exchange's. After a failure the
+// channel stays failed: it stops sending, which the other ranks notice at once.
+//
+// Operations. Alltoallv: the frames carry the sizes, so a rank allocates when the last frame is
+// there, and no round is spent on sizes. Allreduce: if the data are few, everybody sends them to
+// everybody; else each rank sums one part of the elements and sends the sum to the others. Either
+// way an element is summed in the order of ranks, so all ranks have the same bits, and they don't
+// depend on the way.
+//
+// Why it is fast. A small exchange is one system call a peer to send, and one to receive frame and
+// data together into the peer's inbox; large data go directly to their place. All peers' sends and
+// receives progress together on sockets that don't block, so no two ranks can wait for each other
+// with full buffers. A rank that waits first looks again for some microseconds, giving its core
+// away between, before it sleeps in poll(): an answer then costs no wake-up. A caller may spend
+// these microseconds itself and leave only the sleep to another thread (`Advance`).
+
+#ifndef GMETA_OPS_LANE_CHANNEL_H_
+#define GMETA_OPS_LANE_CHANNEL_H_
+
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/lane/frame.h"
+#include "ops/lane/socket.h"
+
+namespace gmeta::lane {
+
+// Where bytes to be sent lie.
+struct Part {
+  const char* data = nullptr;
+  size_t bytes = 0;
+};
+
+class Channel {
+ public:
+  static constexpr size_t kFewBytes = 64 << 10;  // an allreduce of so many to each sends all
+  static constexpr std::chrono::microseconds kLook{50};
+
+  // `sockets` by rank, this rank's own being none. A rank that doesn't come within `patience` fails
+  // the collective; 0 waits for ever.
+  Channel(std::vector<Socket> sockets, int rank, milliseconds patience)
+      : rank_(rank), patience_(patience), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    for (Socket& socket : sockets) {
+      peers_.push_back(std::make_unique<Peer>());
+      peers_.back()->socket = std::move(socket);
+    }
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+
+  // Gets how many bytes each rank has sent, and returns where they go, rank by rank without gaps;
+  // nullptr fails the channel.
+  using Allocate = std::function<char*(const std::vector<uint64_t>& bytes)>;
+
+  // Sends `parts[r]` to rank r. Returns why it failed, or "".
+  std::string Alltoallv(const Call& call, std::vector<Part> parts, const Allocate& allocate) {
+    BeginAlltoallv(call, std::move(parts), allocate);
+    Advance(true);
+    return failed_;
+  }
+
+  // Sums `n` values over the ranks, in place.
+  template <class T>
+  std::string Allreduce(const Call& call, T* values, size_t n) {
+    BeginAllreduce(call, values, n);
+    Advance(true);
+    return failed_;
+  }
+
+  // The same in parts, so that a thread may begin a collective and another wait for its end. What
+  // the arguments point to is used until `Advance` returns true.
+  void BeginAlltoallv(const Call& call, std::vector<Part> parts, const Allocate& allocate) {
+    then_ = nullptr;
+    Begin(call, std::move(parts),
+          [this, width = call.width, allocate](const std::vector<uint64_t>& bytes, char** to) {
+            for (int r = 0; r < size(); ++r) {
+              if (width != 0 && bytes[r] % width != 0) {
+                return "rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
+                       " bytes, which are no whole rows";
+              }
+            }
+            char* at = allocate(bytes);
+            if (at == nullptr) return std::string("no memory for what was sent");
+            for (int r = 0; r < size(); at += bytes[r++]) to[r] = at;
+            return std::string();
+          });
+  }
+
+  template <class T>
+  void BeginAllreduce(const Call& call, T* values, size_t n) {
+    const size_t ranks = peers_.size(), own = static_cast<size_t>(rank_);
+    const bool few = n * sizeof(T) <= kFewBytes;
+    const auto begin = [=](size_t r) { return few ? 0 : n * r / ranks; };
+    const auto part = [=](size_t r) {
+      const size_t end = few ? n : n * (r + 1) / ranks;
+      return Part{reinterpret_cast<const char*>(values + begin(r)), (end - begin(r)) * sizeof(T)};
+    };
+    const size_t mine = part(own).bytes / sizeof(T);
+    T* const terms = reinterpret_cast<T*>(Scratch(ranks * mine * sizeof(T)));
+    std::vector<Part> parts(ranks);
+    for (size_t r = 0; r < ranks; ++r) parts[r] = part(r);
+    Begin(call, parts, [=](const std::vector<uint64_t>& bytes, char** to) {
+      for (size_t r = 0; r < ranks; ++r) to[r] = reinterpret_cast<char*>(terms + r * mine);
+      return Expect(bytes, [&](size_t) { return mine * sizeof(T); });
+    });
+    then_ = [=] {
+      T* const sums = values + begin(own);
+      std::copy(terms, terms + mine, sums);
+      for (size_t r = 1; r < ranks; ++r) {
+        for (size_t i = 0; i < mine; ++i) sums[i] += terms[r * mine + i];
+      }
+      if (few) return;
+      Call share = call;
+      share.kind = Kind::kShare;
+      Begin(share, std::vector<Part>(ranks, part(own)),
+            [=](const std::vector<uint64_t>& bytes, char** to) {
+              for (size_t r = 0; r < ranks; ++r) to[r] = reinterpret_cast<char*>(values + begin(r));
+              return Expect(bytes, [&](size_t r) { return part(r).bytes; });
+            });
+    };
+  }
+
+  // Goes on with what has begun. Returns whether it has ended, well or not (`failure`); without
+  // `may_sleep` it returns false as soon as others have kept it waiting for a moment.
+  bool Advance(bool may_sleep) {
+    while (under_way_) {
+      if (!Move(may_sleep)) return false;
+      under_way_ = false;
+      if (failed_.empty() && then_) std::exchange(then_, nullptr)();  // may begin another exchange
+    }
+    return true;
+  }
+
+  // Why the channel has failed, or "".
+  const std::string& failure() const { return failed_; }
+
+  // Fails the collective that is under way, and all later ones; from any thread.
+  void Abort(const std::string& why) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (aborted_.empty()) aborted_ = why.empty() ? "aborted" : why;
+    }
+    is_aborted_.store(true, std::memory_order_release);
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake_.fd(), &one, sizeof one);
+  }
+
+ private:
+  using Place = std::function<std::string(const std::vector<uint64_t>& bytes, char** to)>;
+
+  struct Peer {
+    Socket socket;
+    // Received and not yet used; may be the beginning of the next frame.
+    std::array<char, 16 << 10> inbox;
+    size_t inbox_begin = 0, inbox_end = 0;
+    Frame sent, got;
+    size_t unsent = 0;  // bytes, of frame and data together
+    bool has_frame = false;
+    uint64_t missing = 0;  // bytes of data
+    char* to = nullptr;
+  };
+
+  char* Scratch(size_t bytes) {
+    if (bytes > scratch_bytes_) {
+      scratch_.reset(new char[bytes]);
+      scratch_bytes_ = bytes;
+    }
+    return scratch_.get();
+  }
+
+  template <class Expected>
+  std::string Expect(const std::vector<uint64_t>& bytes, const Expected& expected) const {
+    for (size_t r = 0; r < bytes.size(); ++r) {
+      if (bytes[r] != expected(r)) {
+        return "rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
+               " bytes instead of " + std::to_string(expected(r));
+      }
+    }
+    return "";
+  }
+
+  // `place` gets the sizes by rank and says where the data of each go, or why they can't.
+  void Begin(const Call& call, std::vector<Part> parts, Place place) {
+    under_way_ = true;
+    placed_ = false;
+    parts_ = std::move(parts);
+    place_ = std::move(place);
+    here_ = Frame(call, sequence_++);
+    moved_ = Clock::now();
+    for (int r = 0; r < size(); ++r) {
+      Peer& peer = *peers_[r];
+      peer.sent = peer.got = here_;
+      peer.sent.bytes = peer.got.bytes = parts_[r].bytes;
+      peer.has_frame = r == rank_;
+      peer.missing = 0;
+      peer.unsent = r == rank_ ? 0 : sizeof(Frame) + parts_[r].bytes;
+    }
+  }
+
+  // Goes on with an exchange; returns whether it has ended.
+  bool Move(bool may_sleep) {
+    while (failed_.empty()) {
+      bool progress = false, ended = true;
+      for (int r = 0; r < size(); ++r) {
+        if (r == rank_) continue;
+        Peer& peer = *peers_[r];
+        std::string why;
+        if (peer.unsent > 0) why = Send(r, parts_[r], &progress);
+        if (why.empty() && (!peer.has_frame || (placed_ && peer.missing > 0))) {
+          why = peer.has_frame ? ReceiveData(r, &progress) : ReceiveFrame(r, &progress);
+        }
+        if (!why.empty()) return Fail(why + Here());
+        if (peer.unsent > 0 || !peer.has_frame || peer.missing > 0) ended = false;
+      }
+      if (!placed_ && AllFrames()) {
+        const std::string why = PlaceData();
+        if (!why.empty()) return Fail(why + Here());
+        placed_ = true;
+        continue;  // small data are in the inboxes already
+      }
+      if (ended && placed_) return true;
+      if (is_aborted_.load(std::memory_order_acquire)) return Fail(AbortedBecause());
+      const Clock::time_point now = Clock::now();
+      if (progress) {
+        moved_ = now;
+      } else if (now - moved_ < kLook) {
+        sched_yield();
+      } else if (!may_sleep) {
+        return false;
+      } else if (patience_.count() > 0 && now - moved_ >= patience_) {
+        return Fail("timed out: " + Awaited() + " did not come within " +
+                    std::to_string(patience_.count() / 1000) + " s to " + here_.Text());
+      } else {
+        Sleep();
+      }
+    }
+    return true;
+  }
+
+  bool AllFrames() const {
+    return std::all_of(peers_.begin(), peers_.end(), [](const auto& p) { return p->has_frame; });
+  }
+
+  std::string PlaceData() {
+    std::vector<uint64_t> bytes(peers_.size());
+    std::vector<char*> to(peers_.size());
+    for (size_t r = 0; r < peers_.size(); ++r) bytes[r] = peers_[r]->got.bytes;
+    const std::string why = place_(bytes, to.data());
+    if (!why.empty()) return why;
+    for (size_t r = 0; r < peers_.size(); ++r) {
+      peers_[r]->to = to[r];
+      peers_[r]->missing = static_cast<int>(r) == rank_ ? 0 : bytes[r];
+    }
+    const Part& own = parts_[rank_];
+    if (own.bytes > 0 && to[rank_] != own.data) std::memcpy(to[rank_], own.data, own.bytes);
+    return "";
+  }
+
+  std::string Send(int to, const Part& part, bool* progress) {
+    Peer& peer = *peers_[to];
+    const size_t all = sizeof(Frame) + part.bytes, done = all - peer.unsent;
+    const size_t of_frame = std::min(done, sizeof(Frame)), of_data = done - of_frame;
+    iovec pieces[] = {{reinterpret_cast<char*>(&peer.sent) + of_frame, sizeof(Frame) - of_frame},
+                      {const_cast<char*>(part.data) + of_data, part.bytes - of_data}};
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = 2;
+    const ssize_t sent = sendmsg(peer.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) return IsLater() ? "" : Lost(to);
+    peer.unsent -= static_cast<size_t>(sent);
+    *progress = true;
+    return "";
+  }
+
+  std::string ReceiveFrame(int from, bool* progress) {
+    Peer& peer = *peers_[from];
+    if (peer.inbox_end - peer.inbox_begin < sizeof(Frame)) {
+      const size_t kept = peer.inbox_end - peer.inbox_begin;
+      std::memmove(peer.inbox.data(), peer.inbox.data() + peer.inbox_begin, kept);
+      peer.inbox_begin = 0;
+      peer.inbox_end = kept;
+      const ssize_t got =
+          recv(peer.socket.fd(), peer.inbox.data() + kept, peer.inbox.size() - kept, MSG_DONTWAIT);
+      if (got == 0 || (got < 0 && !IsLater())) return Lost(from);
+      if (got < 0) return "";
+      *progress = true;
+      peer.inbox_end += static_cast<size_t>(got);
+      if (peer.inbox_end < sizeof(Frame)) return "";
+    }
+    std::memcpy(&peer.got, peer.inbox.data() + peer.inbox_begin, sizeof(Frame));
+    peer.inbox_begin += sizeof(Frame);
+    peer.has_frame = *progress = true;
+    if (peer.got.Matches(peer.sent)) return "";
+    return "rank " + std::to_string(from) + " is in " + peer.got.Text();
+  }
+
+  std::string ReceiveData(int from, bool* progress) {
+    Peer& peer = *peers_[from];
+    const size_t kept = std::min<size_t>(peer.inbox_end - peer.inbox_begin, peer.missing);
+    if (kept > 0) {
+      std::memcpy(peer.to, peer.inbox.data() + peer.inbox_begin, kept);
+      peer.inbox_begin += kept;
+      return Took(&peer, kept, progress);
+    }
+    const ssize_t got = recv(peer.socket.fd(), peer.to, peer.missing, MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && !IsLater())) return Lost(from);
+    return got < 0 ? "" : Took(&peer, static_cast<size_t>(got), progress);
+  }
+
+  static std::string Took(Peer* peer, size_t bytes, bool* progress) {
+    peer->to += bytes;
+    peer->missing -= bytes;
+    *progress = true;
+    return "";
+  }
+
+  // Until a peer can be heard or told something, someone aborts, or patience ends.
+  void Sleep() {
+    waits_.assign(1, {wake_.fd(), POLLIN, 0});
+    for (const auto& peer : peers_) {
+      int16_t events = 0;
+      if (peer->unsent > 0) events |= POLLOUT;
+      if (!peer->has_frame || (placed_ && peer->missing > 0)) events |= POLLIN;
+      if (events != 0) waits_.push_back({peer->socket.fd(), events, 0});
+    }
+    const bool forever = patience_.count() == 0;
+    poll(waits_.data(), waits_.size(), forever ? 60000 : UntilDeadline(moved_ + patience_));
+  }
+
+  static bool IsLater() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+  static std::string Lost(int rank) { return "connection closed by rank " + std::to_string(rank); }
+
+  // The ranks whose frame is missing, or else whose data are.
+  std::string Awaited() const {
+    std::string text;
+    const bool frames = AllFrames();
+    for (int r = 0; r < size(); ++r) {
+      const Peer& peer = *peers_[r];
+      if (frames ? peer.missing > 0 || peer.unsent > 0 : !peer.has_frame) {
+        text += (text.empty() ? "rank " : ", rank ") + std::to_string(r);
+      }
+    }
+    return text;
+  }
+
+  std::string Here() const {
+    return ", while rank " + std::to_string(rank_) + " is in " + here_.Text();
+  }
+
+  std::string AbortedBecause() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return aborted_;
+  }
+
+  // Ends sending rather than closing, so that what is on its way, such as the frame that names this
+  // rank's collective, still arrives.
+  bool Fail(const std::string& why) {
+    failed_ = why;
+    for (const auto& peer : peers_) {
+      if (peer->socket) shutdown(peer->socket.fd(), SHUT_WR);
+    }
+    return true;
+  }
+
+  const int rank_;
+  const milliseconds patience_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  uint64_t sequence_ = 0;
+  std::string failed_;  // of the thread that is in a collective
+  // The exchange that is under way.
+  bool under_way_ = false, placed_ = false;
+  Frame here_;
+  std::vector<Part> parts_;
+  Place place_;
+  std::function<void()> then_;  // what follows it in the same collective
+  Clock::time_point moved_;     // when bytes last moved
+  std::unique_ptr<char[]> scratch_;
+  size_t scratch_bytes_ = 0;
+  std::vector<pollfd> waits_;
+  Socket wake_;
+  std::mutex mutex_;
+  std::string aborted_;  // under mutex_
+  std::atomic<bool> is_aborted_{false};
+};
+
+}  // namespace gmeta::lane
+
+#endif  // GMETA_OPS_LANE_CHANNEL_H_

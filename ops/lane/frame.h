@@ -1,0 +1,71 @@
+// What precedes the data that a rank sends to another in a collective. It says which collective
+// this is, so ranks that do different things find out before they take any data, and each can name
+// both.
+
+#ifndef GMETA_OPS_LANE_FRAME_H_
+#define GMETA_OPS_LANE_FRAME_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace gmeta::lane {
+
+enum class Kind : uint32_t { kAlltoall = 1, kAllreduce = 2, kShare = 3 };
+
+// A collective, as its caller describes it.
+struct Call {
+  Kind kind;
+  uint64_t width;    // of an alltoall, the bytes of a row; of an allreduce, its elements
+  std::string type;  // of the elements, for messages and comparison
+  std::string name;
+};
+
+struct Frame {
+  uint64_t sequence = 0;  // collectives of the lane before this one
+  uint64_t bytes = 0;     // of the data that follow
+  uint64_t width = 0;
+  uint64_t name_hash = 0;  // of the whole name
+  Kind kind = Kind::kAlltoall;
+  char type[12] = {};
+  char name[80] = {};  // its end, if it is longer
+
+  Frame() = default;
+  Frame(const Call& call, uint64_t sequence) : sequence(sequence), width(call.width) {
+    kind = call.kind;
+    name_hash = 0xcbf29ce484222325u;  // FNV-1a
+    for (const char c : call.name) {
+      name_hash = (name_hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    }
+    Copy(call.type, type, sizeof type);
+    Copy(call.name, name, sizeof name);
+  }
+
+  bool Matches(const Frame& other) const {
+    return sequence == other.sequence && width == other.width && name_hash == other.name_hash &&
+           kind == other.kind && std::memcmp(type, other.type, sizeof type) == 0;
+  }
+
+  // For example: alltoall 'rows' of int64, 8 bytes a row, number 17
+  std::string Text() const {
+    const bool rows = kind == Kind::kAlltoall;
+    return std::string(rows ? "alltoall" : "allreduce") + " '" + Bounded(name, sizeof name) +
+           "' of " + Bounded(type, sizeof type) + ", " + std::to_string(width) +
+           (rows ? " bytes a row" : " elements") + ", number " + std::to_string(sequence);
+  }
+
+ private:
+  static void Copy(const std::string& from, char* to, size_t size) {
+    const size_t n = std::min(from.size(), size);
+    std::memcpy(to, from.data() + from.size() - n, n);
+  }
+  static std::string Bounded(const char* text, size_t size) {
+    return std::string(text, strnlen(text, size));
+  }
+};
+static_assert(sizeof(Frame) == 128);
+
+}  // namespace gmeta::lane
+
+#endif  // GMETA_OPS_LANE_FRAME_H_

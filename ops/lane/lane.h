@@ -1,0 +1,163 @@
+// A lane as the ops hold it: its listener, then its channel, and a thread of its own.
+//
+// Collectives run one after another, in the order in which they were handed in. If the lane is
+// free, the caller's thread begins a collective, and ends it too unless other ranks keep it waiting
+// for more than a moment: an exchange between ranks that are in step costs no change of threads.
+// Otherwise the lane's thread goes on, so no thread of the caller's pool waits for other ranks.
+
+#ifndef GMETA_OPS_LANE_LANE_H_
+#define GMETA_OPS_LANE_LANE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ops/lane/channel.h"
+#include "ops/lane/mesh.h"
+
+namespace gmeta::lane {
+
+// Collectives of one kind: begun, ended in whatever way, ended well, and the bytes of the last.
+struct Counts {
+  std::atomic<int64_t> begun{0}, ended{0}, calls{0}, bytes{0};
+
+  void End(bool well, int64_t size) {
+    if (well) {
+      calls += 1;
+      bytes += size;
+    }
+    ended += 1;
+  }
+};
+
+class Lane {
+ public:
+  Counts alltoalls, allreduces;
+
+  Lane() : queue_(std::make_shared<Queue>()) {
+    thread_ = std::thread([this, queue = queue_] { queue->Run(this); });
+  }
+
+  // Ends the thread, which first fails what was handed in. The last owner may be a job of the
+  // thread itself, which then ends by itself.
+  ~Lane() {
+    if (channel_) channel_->Abort("the lane is closed");
+    queue_->Push({});
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+
+  std::string Listen(Address* address) { return lane::Listen(address, &listener_); }
+
+  std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& token,
+                      milliseconds start, milliseconds patience) {
+    if (!listener_) return "it doesn't listen, or was connected before";
+    Mesh mesh;
+    std::string why = mesh.Make(listener_, rank, addresses, token, start);
+    listener_ = Socket();
+    if (why.empty()) channel_ = std::make_unique<Channel>(mesh.Take(), rank, patience);
+    return why;
+  }
+
+  // Null until it is connected.
+  Channel* channel() const { return channel_.get(); }
+
+  // A collective: what begins it, what takes its results from the channel, and what comes after,
+  // such as the next collective.
+  struct Job {
+    std::function<void()> begin, take, after;
+    bool has_begun = false;
+  };
+
+  void Run(Job job) {
+    if (!queue_->Own()) return queue_->Push(std::move(job));
+    job.begin();
+    job.has_begun = true;
+    if (!channel_->Advance(false)) return queue_->HandOver(std::move(job));
+    job.take();
+    queue_->Disown();
+    job.after();
+  }
+
+ private:
+  // Who is in a collective owns the channel: a caller's thread or the lane's.
+  struct Queue {
+    // Whether the caller's thread has become the owner.
+    bool Own() {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (owned || !jobs.empty()) return false;
+      return owned = true;
+    }
+
+    void Disown() {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        owned = false;
+      }
+      come.notify_one();
+    }
+
+    void Push(Job job) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        jobs.push_back(std::move(job));
+      }
+      come.notify_one();
+    }
+
+    // Leaves what the caller's thread has begun to the lane's, before all that came later.
+    void HandOver(Job job) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        jobs.push_front(std::move(job));
+        owned = false;
+      }
+      come.notify_one();
+    }
+
+    // The lane's thread. An empty job is the last.
+    void Run(Lane* lane) {
+      while (true) {
+        std::unique_lock<std::mutex> lock(mutex);
+        come.wait(lock, [this] { return !owned && !jobs.empty(); });
+        Job job = std::move(jobs.front());
+        jobs.pop_front();
+        if (!job.after) return;
+        owned = true;
+        lock.unlock();
+        if (!job.has_begun) job.begin();
+        lane->channel_->Advance(true);
+        job.take();
+        lock.lock();
+        owned = false;
+        lock.unlock();
+        job.after();
+      }
+    }
+
+    std::mutex mutex;
+    std::condition_variable come;
+    std::deque<Job> jobs;
+    bool owned = false;
+  };
+
+  Socket listener_;
+  std::unique_ptr<Channel> channel_;
+  std::shared_ptr<Queue> queue_;
+  std::thread thread_;
+};
+
+}  // namespace gmeta::lane
+
+#endif  // GMETA_OPS_LANE_LANE_H_

@@ -1,0 +1,94 @@
+// Registration of the lane's ops.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gmeta {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ScalarShape;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Makes a lane that listens at `host`, an IPv4 address or a name; `port` is where.
+REGISTER_OP("GmetaLane")
+    .Input("host: string")
+    .Output("lane: resource")
+    .Output("port: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// Connects a lane with those of the other ranks, which `hosts` and `ports` name in the order of
+// ranks. It waits `start` seconds for them, and later `patience` seconds (0: for ever) for a rank
+// that doesn't come to a collective.
+REGISTER_OP("GmetaLaneConnect")
+    .Input("lane: resource")
+    .Input("rank: int32")
+    .Input("hosts: string")
+    .Input("ports: int32")
+    .Input("token: string")
+    .Input("start: int32")
+    .Input("patience: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Gives rank r the `splits[r]` rows after those for the ranks before r. All ranks give the same
+// `label`, type and shape of a row.
+REGISTER_OP("GmetaLaneAlltoall")
+    .Input("lane: resource")
+    .Input("rows: T")
+    .Input("splits: int32")
+    .Output("received: T")
+    .Output("received_splits: int32")
+    .Attr("T: type")
+    .Attr("label: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &rows));
+      if (c->RankKnown(rows)) {
+        TF_RETURN_IF_ERROR(c->ReplaceDim(rows, 0, c->UnknownDim(), &rows));
+      }
+      c->set_output(0, rows);
+      c->set_output(1, c->input(2));
+      return absl::OkStatus();
+    });
+
+// Sums each tensor over the ranks, in their order.
+REGISTER_OP("GmetaLaneAllreduce")
+    .Input("lane: resource")
+    .Input("terms: N * T")
+    .Output("sums: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double, int32, int64}")
+    .Attr("label: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i + 1 < c->num_inputs(); ++i) c->set_output(i, c->input(i + 1));
+      return absl::OkStatus();
+    });
+
+// Rows: alltoalls and allreduces. Columns: how many have begun, how many have ended in whatever
+// way, how many have ended well, and the bytes that this rank gave to these: for an alltoall, to
+// others.
+REGISTER_OP("GmetaLaneCounts")
+    .Input("lane: resource")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(2, 4));
+      return absl::OkStatus();
+    });
+
+// Fails the collective that is under way, and all later ones.
+REGISTER_OP("GmetaLaneAbort")
+    .Input("lane: resource")
+    .Input("why: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+}  // namespace gmeta
