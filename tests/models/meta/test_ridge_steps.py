@@ -228,3 +228,17 @@ def test_a_likelihood_of_rows_that_a_head_has_seen_is_refused():
         HeadPrior(likelihood=1)
     with pytest.raises(ConfigError, match="which aren't computed in groups"):
         make_model(inner=likely()).compile("adam", "mse", form="grouped")
+
+
+def test_labels_of_a_large_unit_are_solved_as_those_of_a_small_one():
+    found = {}
+    for unit in (1.0, 1000.0):
+        model = make_model(loss=lambda y, f, u=unit: tf.reduce_mean(((y - f) / u) ** 2, -1), inner=likely())
+        for weight in model.network.weights[2:]:
+            weight.assign(tf.zeros_like(weight))
+        # Variances are in the square of the labels' unit.
+        model.learner.inner_rates._log_prior.assign_add(tf.fill([7], 2 * float(np.log(unit))))
+        batch = make_batch(SIZES)
+        found[unit] = model.predict_after({**batch, "label": unit * batch["label"]}, (1,))[1] / unit
+        assert model.learner.learns_variance
+    np.testing.assert_allclose(found[1000.0], found[1.0], rtol=1e-3, atol=1e-5)

@@ -208,12 +208,14 @@ def is_squared_error(learner: Any, outputs: int) -> bool:
 
 
 def _second_differences(learner: Any, outputs: int) -> list[float]:
-    """Compute the loss's second differences at some outputs, for labels of 0 and of 1."""
+    """Compute second differences at some outputs, for labels of 0 and of 1, over the largest loss there."""
     with tf.init_scope():  # eagerly, once a trace; no tape records in it
         labels = tf.reshape(tf.constant([0.0, 1.0]), [1, 2, 1]) + tf.zeros([1, 2, outputs])
 
         def loss(at: float) -> tf.Tensor:
             return learner.loss(labels, tf.zeros_like(labels) + at)
 
-        bends = [loss(at - 0.2) - 2 * loss(at) + loss(at + 0.2) for at in (0.4, 2.0)]
-        return [float(bend) for bend in tf.reshape(tf.stack(bends), [-1])]
+        places = [[loss(at - 0.2), loss(at), loss(at + 0.2)] for at in (0.4, 2.0)]
+        bends = tf.stack([before - 2 * here + after for before, here, after in places])
+        largest = tf.reduce_max(tf.abs(tf.stack(places)))
+        return [float(bend) for bend in tf.reshape(bends / largest, [-1])]
