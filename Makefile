@@ -36,7 +36,7 @@ ifeq ($(DATA),)
 	$(BIN)/python tools/dev/demo_clicks.py '$(RUN)/clicks'
 	$(BIN)/gmeta prepare --data '$(RUN)/clicks/*.parquet' --task user_id --time ts --label click --out '$(RUN)/data'
 else
-	$(BIN)/gmeta prepare --out '$(RUN)/data' --data '$(DATA)' --cold-modulus 0 --min-rows 1 --max-rows 0
+	$(BIN)/gmeta prepare --out '$(RUN)/data' --data '$(DATA)'
 endif
 	$(BIN)/gmeta train --run '$(RUN)'
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
