@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 def test_training_says_what_it_has_decided(folder):
     said = (folder / "said.txt").read_text()
     assert "predicts whether click, 0 or 1, by the cross-entropy" in said
-    assert "features: item_id, city, tags (mean)" in said
+    assert "features: item_id, city, tags (sqrtn)" in said
     assert "numbers: price" in said
 
 
