@@ -79,18 +79,6 @@ class ConnectOp : public OpKernel {
   }
 };
 
-class AbortOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    LaneRef found;
-    OP_REQUIRES_OK(context, FindLane(context, &found));
-    const std::string why = context->input(1).scalar<tstring>()();
-    if (found->lane.channel() != nullptr) found->lane.channel()->Abort(why);
-  }
-};
-
 class CountsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -283,7 +271,6 @@ struct Allreduce {
 
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLane"), LaneOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneConnect"), ConnectOp);
-REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAbort"), AbortOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneCounts"), CountsOp);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAlltoall"), CollectiveOp<Alltoall>);
 REGISTER_KERNEL_BUILDER(GMETA_CPU("GmetaLaneAllreduce").TypeConstraint<float>("T"),

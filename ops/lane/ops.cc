@@ -84,11 +84,4 @@ REGISTER_OP("GmetaLaneCounts")
       return absl::OkStatus();
     });
 
-// Fails the collective that is under way, and all later ones.
-REGISTER_OP("GmetaLaneAbort")
-    .Input("lane: resource")
-    .Input("why: string")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
-
 }  // namespace gmeta

@@ -45,7 +45,7 @@ _UNDIVIDED_MOVIELENS: Mapping[str, Any] = {
     "held_out_by": "id",
     "measured_rows": [13, 100],
 }
-_DIVISION = {"train_split", "test_splits", "held_out"}  # whoever gives one of these divides the tasks himself
+_DIVISION = {"train_split", "test_splits", "held_out"}  # settings that divide the tasks
 
 
 @dataclass(frozen=True)
