@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ops/table/core/row_record.h"
+
 namespace gmeta {
 
 // Columns of whole records, for import (const) and export.
@@ -15,6 +17,17 @@ struct BasicRecordColumns {
   Float* slots;  // slot_floats floats per key; if null, an export leaves them out
   Int* frequency;
   Int* last_step;
+
+  // Writes row number `row` of a shard's rows to place `at`. For export only.
+  template <class RowsOfShard>
+  void Write(const RowLayout& layout, const RowsOfShard& from, int64_t key, uint32_t row,
+             uint64_t at) const {
+    keys[at] = key;
+    frequency[at] = from.header(row)->frequency;
+    last_step[at] = from.header(row)->last_step;
+    from.CopyWeights(row, rows + at * layout.dim());
+    if (slots != nullptr) from.CopySlots(row, slots + at * layout.slot_floats());
+  }
 };
 using RecordColumns = BasicRecordColumns<int64_t, float>;
 using ConstRecordColumns = BasicRecordColumns<const int64_t, const float>;

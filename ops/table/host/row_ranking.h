@@ -55,6 +55,18 @@ std::vector<RankedRow> RankRows(const Policy& policy, const KeyIndex& index, con
   return ranked;
 }
 
+// Calls remove(row) for rows of the lowest rank until above() is 0. above() says how many rows must
+// at least be removed yet.
+template <class Above, class Remove>
+void RemoveLowest(std::vector<RankedRow> ranked, const Above& above, const Remove& remove) {
+  auto first = ranked.begin();
+  for (uint64_t n = above(); n > 0; n = above()) {
+    const auto last = first + static_cast<ptrdiff_t>(n);
+    std::nth_element(first, last - 1, ranked.end());
+    for (; first != last; ++first) remove(*first);
+  }
+}
+
 }  // namespace gmeta
 
 #endif  // GMETA_OPS_TABLE_HOST_ROW_RANKING_H_

@@ -3,6 +3,8 @@
 #ifndef GMETA_OPS_TABLE_HOST_ROW_RECIPE_H_
 #define GMETA_OPS_TABLE_HOST_ROW_RECIPE_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -23,6 +25,27 @@ struct RowRecipe {
   std::optional<Eviction> eviction;
   uint32_t half_below;  // rows with a lower frequency are half; 0: no row is
   RowPrior prior;
+
+  // Reads the row of a key that has none, rounded as storing it in `rows` does.
+  template <class RowsOfShard>
+  void ReadInitial(const RowsOfShard& rows, int64_t key, float* to) const {
+    initializer.Fill(key, layout.dim(), to);
+    rows.Round(to);
+  }
+
+  // Makes a row that nothing has used yet. Returns its number.
+  template <class RowsOfShard>
+  uint32_t MakeInitial(RowsOfShard* rows, int64_t key) const {
+    const uint32_t row = rows->Allocate(0);
+    *rows->header(row) = {0, 0};
+    rows->Write(row, [&](float* weights, float* slots) {
+      initializer.Fill(key, layout.dim(), weights);
+      const size_t first = std::min(layout.dim(), layout.slot_floats());
+      slots = std::fill_n(slots, first, initial_slot);
+      std::fill_n(slots, layout.slot_floats() - first, 0.0f);
+    });
+    return row;
+  }
 };
 
 }  // namespace gmeta

@@ -4,7 +4,9 @@
 // A pass has four stages (key_pipeline.h). A row number found in stage 2 is valid through stage 4:
 // rows never move, and a pass erases nothing. Passes over records are compiled for each form of
 // rows and each admission policy, and chosen once per batch. A lookup that inserts first evicts
-// (eviction.h), and decides in stage 4 whether to admit a missing key (admission.h).
+// (eviction.h), and decides in stage 4 whether to admit a missing key (admission.h). Which rows a
+// lookup copies is up to its sink (row_sinks.h), and that a row has changed shows in its stamp
+// (stamp.h).
 
 #ifndef GMETA_OPS_TABLE_HOST_SHARD_H_
 #define GMETA_OPS_TABLE_HOST_SHARD_H_
@@ -12,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -29,6 +30,7 @@
 #include "ops/table/core/logical_shards.h"
 #include "ops/table/core/removal_journal.h"
 #include "ops/table/core/row_record.h"
+#include "ops/table/core/stamp.h"
 #include "ops/table/core/statistics.h"
 #include "ops/table/host/distinct_gradients.h"
 #include "ops/table/host/key_pipeline.h"
@@ -53,54 +55,43 @@ class alignas(128) Shard {
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
                                    : EvictionSchedule()) {}
 
-  // Copies rows to `out`. A missing key gets its initial row. Only the statistics change.
-  void Lookup(BatchItems items, float* out) {
-    const size_t dim = recipe_->layout.dim();
-    uint64_t hits = 0;
-    {
-      std::shared_lock<std::shared_mutex> lock(mutex_);
-      std::visit(
-          [&](const auto& rows) {
-            const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
-              float* to = out + item.position * dim;
-              if (row == kNoRow) {
-                ReadInitial(rows, item.key, to);
-              } else {
-                rows.CopyWeights(row, to);
-                ++hits;
-              }
-            };
-            const auto ask = [&](const BatchItem& item, uint32_t row) {
-              PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
-              if (row != kNoRow) rows.PrefetchWeights(row);
-            };
-            Pipeline(index_, items, ask, use);
-          },
-          rows_);
-    }
-    counters_.Add(&ShardCounters::hits, hits);
-    counters_.Add(&ShardCounters::misses, items.size - hits);
+  // Reads rows to a sink (row_sinks.h). A missing key reads its initial row. Nothing changes, not
+  // even the statistics.
+  template <class Sink>
+  void Peek(BatchItems items, const Sink& sink) {
+    Read(items, sink);
   }
 
-  // Copies rows to `out` and records their use. First evicts rows if the shard is above a high
-  // mark. Inserts a row for each missing key that is admitted.
-  void LookupOrInsert(BatchItems items, uint32_t step, float* out) {
-    uint64_t inserts = 0, rejects = 0, evictions = 0;
+  // The same, and counts in the statistics. Returns how many rows the sink wanted.
+  template <class Sink>
+  uint64_t Lookup(BatchItems items, const Sink& sink) {
+    const ReadCounts counts = Read(items, sink);
+    counters_.Add(&ShardCounters::hits, counts.hits);
+    counters_.Add(&ShardCounters::misses, items.size - counts.hits);
+    return counts.wanted;
+  }
+
+  // Reads rows to a sink and records their use. First evicts rows if the shard is above a high
+  // mark. Inserts a row for each missing key that is admitted. Returns how many rows the sink
+  // wanted.
+  template <class Sink>
+  uint64_t LookupOrInsert(BatchItems items, uint32_t step, const Sink& sink) {
+    ReadCounts counts;
+    uint64_t evictions = 0;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
       if (recipe_->eviction) evictions = MakeRoom(step, false);
-      std::visit(
-          [&](auto& admission, auto& rows) {
-            LookupOrInsert(items, step, &admission, &rows, out, &inserts, &rejects);
-          },
-          admission_, rows_);
+      std::visit([&](auto& admission,
+                     auto& rows) { counts = LookupOrInsert(items, step, &admission, &rows, sink); },
+                 admission_, rows_);
       index_.Drain(DrainShare(items.size));
     }
-    counters_.Add(&ShardCounters::hits, items.size - inserts - rejects);
-    counters_.Add(&ShardCounters::misses, inserts + rejects);
-    counters_.Add(&ShardCounters::inserts, inserts);
-    counters_.Add(&ShardCounters::rejects, rejects);
+    counters_.Add(&ShardCounters::hits, items.size - counts.inserts - counts.rejects);
+    counters_.Add(&ShardCounters::misses, counts.inserts + counts.rejects);
+    counters_.Add(&ShardCounters::inserts, counts.inserts);
+    counters_.Add(&ShardCounters::rejects, counts.rejects);
     counters_.Add(&ShardCounters::evictions, evictions);
+    return counts.wanted;
   }
 
   // Runs one optimizer step for each distinct key, with the sum of its gradients in the order of
@@ -123,9 +114,10 @@ class alignas(128) Shard {
               if (row == kNoRow) return;
               ++updates;
               undo_.Note(rows, item.key, hash, row);
-              const uint32_t missed = step - std::exchange(rows.header(row)->last_step, step);
+              const uint32_t before = std::exchange(rows.header(row)->last_step, step);
+              epoch_.NoteStep(before, step, true);
               rows.Change(row, [&](float* weights, float* slots) {
-                optimizer(missed, dim, distinct[item], weights, slots);
+                optimizer(step - before, dim, distinct[item], weights, slots);
               });
             };
             Pipeline(index_, distinct.items(), ask, use);
@@ -143,6 +135,7 @@ class alignas(128) Shard {
     for (size_t i = 0; i < items.size; ++i) {
       removes += RemoveRow(items.data[i].key, MurmurHash3(items.data[i].key));
     }
+    if (removes > 0) epoch_.End();
     counters_.Add(&ShardCounters::removes, removes);
     return removes;
   }
@@ -161,8 +154,9 @@ class alignas(128) Shard {
     std::shared_lock<std::shared_mutex> lock(mutex_);
     std::visit(
         [&](const auto& rows) {
-          index_.ForEach(
-              [&](int64_t key, uint32_t row) { ExportRow(rows, key, row, start++, to); });
+          index_.ForEach([&](int64_t key, uint32_t row) {
+            to.Write(recipe_->layout, rows, key, row, start++);
+          });
         },
         rows_);
   }
@@ -208,7 +202,7 @@ class alignas(128) Shard {
             if (i + kAhead < items.size()) {
               rows.template PrefetchRecord<Intent::kRead>(items[i + kAhead].row);
             }
-            ExportRow(rows, items[i].key, items[i].row, start + i, to);
+            to.Write(recipe_->layout, rows, items[i].key, items[i].row, start + i);
           }
         },
         rows_);
@@ -233,6 +227,7 @@ class alignas(128) Shard {
   void Import(BatchItems items, const ConstRecordColumns& from) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
+    epoch_.End();
     index_.Reserve(index_.size() + items.size);
     std::visit(
         [&](auto& rows) {
@@ -253,6 +248,7 @@ class alignas(128) Shard {
   void RestoreSnapshot(size_t number) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
+    epoch_.End();
     std::visit(
         [&](auto& rows) {
           undo_.Undo(number, [&](const UndoLog::Record& record) {
@@ -278,6 +274,7 @@ class alignas(128) Shard {
   void Clear() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     journal_.Break();
+    epoch_.End();
     if (undo_.is_open()) {
       std::visit(
           [&](const auto& rows) {
@@ -332,41 +329,78 @@ class alignas(128) Shard {
   }
 
  private:
-  template <class AdmissionOfShard, class RowsOfShard>
-  void LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission,
-                      RowsOfShard* rows, float* out, uint64_t* inserts, uint64_t* rejects) {
-    const size_t dim = recipe_->layout.dim();
+  // What a pass has counted; `wanted`: rows that the sink wanted.
+  struct ReadCounts {
+    uint64_t wanted = 0, hits = 0, inserts = 0, rejects = 0;
+  };
+
+  template <class RowsOfShard>
+  int64_t StampOf(const RowsOfShard& rows, uint32_t row) const {
+    return row == kNoRow ? MissingStamp(epoch_.number())
+                         : RowStamp(epoch_.number(), rows.header(row)->last_step);
+  }
+
+  template <class Sink>
+  ReadCounts Read(BatchItems items, const Sink& sink) {
+    ReadCounts counts;
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    std::visit(
+        [&](const auto& rows) {
+          const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
+            counts.hits += row != kNoRow;
+            if (!sink.Wants(item.position, StampOf(rows, row))) return;
+            ++counts.wanted;
+            float* to = sink.place(item.position);
+            row == kNoRow ? recipe_->ReadInitial(rows, item.key, to) : rows.CopyWeights(row, to);
+          };
+          const auto ask = [&](const BatchItem& item, uint32_t row) {
+            sink.Prefetch(rows, item.position, row);
+          };
+          Pipeline(index_, items, ask, use);
+        },
+        rows_);
+    return counts;
+  }
+
+  template <class AdmissionOfShard, class RowsOfShard, class Sink>
+  ReadCounts LookupOrInsert(BatchItems items, uint32_t step, AdmissionOfShard* admission,
+                            RowsOfShard* rows, const Sink& sink) {
+    ReadCounts counts;
     const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
-      float* to = out + item.position * dim;
       // Since stage 2, another occurrence of the key in the batch may have inserted an absent key
       // or promoted a half row.
       if (row == kNoRow || rows->IsHalf(row)) row = index_.Find(item.key, hash);
+      const bool wanted = sink.Wants(item.position, StampOf(*rows, row));
+      counts.wanted += wanted;
       if (row == kNoRow) {
         if (!admission->Admit(item.key, step)) {
-          ReadInitial(*rows, item.key, to);
-          ++*rejects;
+          if (wanted) recipe_->ReadInitial(*rows, item.key, sink.place(item.position));
+          ++counts.rejects;
           return;
         }
         undo_.Note(*rows, item.key, hash, kNoRow);
-        row = InsertInitial(rows, item.key, hash);
-        ++*inserts;
+        row = recipe_->MakeInitial(rows, item.key);
+        index_.Insert(item.key, hash, row);
+        ++counts.inserts;
       } else {
         undo_.Note(*rows, item.key, hash, row);
       }
+      const uint32_t before = rows->header(row)->last_step;
       const uint32_t touched = rows->Touch(row, step, recipe_->prior.empty());
       if (touched != row) *index_.FindValue(item.key, hash) = touched;
-      rows->CopyWeights(touched, to);
+      epoch_.NoteStep(before, rows->header(touched)->last_step, false);
+      if (wanted) rows->CopyWeights(touched, sink.place(item.position));
     };
     const auto ask = [&](const BatchItem& item, uint32_t row) {
-      PrefetchBytes<Intent::kWrite>(out + item.position * dim, sizeof(float) * dim);
       if (row == kNoRow) {
         admission->Prefetch(item.key);
       } else {
         rows->PrefetchHeader(row);
-        rows->PrefetchWeights(row);
       }
+      sink.Prefetch(*rows, item.position, row);
     };
     Pipeline(index_, items, ask, use);
+    return counts;
   }
 
   // Evicts the expired rows if `sweep` is true. If the shard is then above a high mark, evicts the
@@ -390,13 +424,10 @@ class alignas(128) Shard {
         return std::max(Excess(index_.size(), schedule_.rows.low, 1),
                         Excess(charge(), schedule_.bytes.low, most));
       };
-      auto first = ranked.begin();
-      for (uint64_t n = above(); n > 0; n = above()) {
-        const auto last = first + static_cast<ptrdiff_t>(n);
-        std::nth_element(first, last - 1, ranked.end());
-        for (; first != last; ++first) RemoveRow(first->key, MurmurHash3(first->key));
-      }
+      RemoveLowest(std::move(ranked), above,
+                   [&](const RankedRow& row) { RemoveRow(row.key, MurmurHash3(row.key)); });
     }
+    if (index_.size() < before) epoch_.End();
     return before - index_.size();
   }
 
@@ -405,27 +436,6 @@ class alignas(128) Shard {
     const uint64_t size = index_.size();
     return size * Eviction::kIndexBytes +
            std::visit([&](const auto& rows) { return rows.bytes(size); }, rows_);
-  }
-
-  template <class RowsOfShard>
-  void ReadInitial(const RowsOfShard& rows, int64_t key, float* to) const {
-    recipe_->initializer.Fill(key, recipe_->layout.dim(), to);
-    rows.Round(to);
-  }
-
-  template <class RowsOfShard>
-  uint32_t InsertInitial(RowsOfShard* rows, int64_t key, uint64_t hash) {
-    const RowLayout& layout = recipe_->layout;
-    const uint32_t row = rows->Allocate(0);
-    *rows->header(row) = {0, 0};
-    rows->Write(row, [&](float* weights, float* slots) {
-      recipe_->initializer.Fill(key, layout.dim(), weights);
-      const size_t first = std::min(layout.dim(), layout.slot_floats());
-      slots = std::fill_n(slots, first, recipe_->initial_slot);
-      std::fill_n(slots, layout.slot_floats() - first, 0.0f);
-    });
-    index_.Insert(key, hash, row);
-    return row;
   }
 
   template <class RowsOfShard>
@@ -469,17 +479,6 @@ class alignas(128) Shard {
     return true;
   }
 
-  template <class RowsOfShard>
-  void ExportRow(const RowsOfShard& rows, int64_t key, uint32_t row, uint64_t at,
-                 const RecordColumns& to) const {
-    const RowLayout& layout = recipe_->layout;
-    to.keys[at] = key;
-    to.frequency[at] = rows.header(row)->frequency;
-    to.last_step[at] = rows.header(row)->last_step;
-    rows.CopyWeights(row, to.rows + at * layout.dim());
-    if (to.slots != nullptr) rows.CopySlots(row, to.slots + at * layout.slot_floats());
-  }
-
   // How many groups a batch drains. Batches that insert nothing also advance a drain, so that later
   // batches needn't probe two tables.
   static uint64_t DrainShare(size_t items) { return items / 4 + 1; }
@@ -492,6 +491,7 @@ class alignas(128) Shard {
   RemovalJournal journal_;
   AdmissionState admission_;
   const EvictionSchedule schedule_;
+  Epoch epoch_;
   ShardCounters counters_;
 };
 

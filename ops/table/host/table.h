@@ -30,6 +30,10 @@
 //   order. Only the order of Export depends on history; ExportShards sorts by key. Which keys are
 //   admitted and evicted (admission.h, eviction.h) depends only on the batches in their order.
 //
+// Reading ahead
+//   Peek reads the rows of a later batch, and Reread, in that batch's turn, makes them what Lookup
+//   would return (stamp.h). A peek may run at the same time as any other batch.
+//
 // Saving
 //   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
 //   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
@@ -57,20 +61,11 @@
 #include "ops/table/core/optimizers.h"
 #include "ops/table/host/open_snapshots.h"
 #include "ops/table/host/record_columns.h"
+#include "ops/table/host/row_sinks.h"
 #include "ops/table/host/shard.h"
+#include "ops/table/host/table_options.h"
 
 namespace gmeta {
-
-struct TableOptions {
-  size_t dim = 1;
-  SparseOptimizer optimizer = Sgd{};
-  Initializer initializer;
-  Admission admission;               // admits all keys by default
-  std::optional<Eviction> eviction;  // none by default
-  uint32_t half_below = 0;           // rows with a lower frequency are kept in half precision
-  RowPrior prior;                    // none by default
-  int log2_shards = 6;               // at most kLog2LogicalShards; fewer if the bound is small
-};
 
 class Table {
  public:
@@ -97,15 +92,26 @@ class Table {
   template <class ParallelFor>
   void Lookup(const int64_t* keys, size_t n, bool insert, float* out,
               const ParallelFor& parallel_for) {
+    LookupFor(AllRows(out, dim()), keys, n, insert, parallel_for);
+  }
+
+  // Writes the rows that Lookup would write, and their stamps (stamp.h). Nothing changes, not even
+  // the statistics.
+  template <class ParallelFor>
+  void Peek(const int64_t* keys, size_t n, float* out, int64_t* stamps,
+            const ParallelFor& parallel_for) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
-    const uint32_t now = static_cast<uint32_t>(step());
-    ForShards(keys, n, 40 + dim() / 2, parallel_for, [&](Shard& shard, BatchItems items) {
-      if (insert) {
-        shard.LookupOrInsert(items, now, out);
-      } else {
-        shard.Lookup(items, out);
-      }
-    });
+    const StampedRows sink(out, dim(), stamps);
+    ForShards(keys, n, 40 + dim() / 2, parallel_for,
+              [&](Shard& shard, BatchItems items) { shard.Peek(items, sink); });
+  }
+
+  // Lookup, with all its effects, of keys that were peeked. `rows` and `stamps` are what the peek
+  // wrote; only the rows that may have changed since are written again. Returns how many.
+  template <class ParallelFor>
+  uint64_t Reread(const int64_t* keys, size_t n, bool insert, const int64_t* stamps, float* rows,
+                  const ParallelFor& parallel_for) {
+    return LookupFor(ChangedRows(rows, dim(), stamps), keys, n, insert, parallel_for);
   }
 
   // Runs one optimizer step. `gradients` has dim floats for each key. Gradients of equal keys are
@@ -393,24 +399,17 @@ class Table {
   }
 
  private:
-  static RowRecipe MakeRecipe(const TableOptions& options) {
-    return std::visit(
-        [&](const auto& optimizer) {
-          return RowRecipe{RowLayout(options.dim, optimizer.SlotFloats(options.dim)),
-                           options.initializer,
-                           optimizer.InitialSlot(),
-                           options.admission,
-                           options.eviction,
-                           options.half_below,
-                           options.prior};
-        },
-        options.optimizer);
-  }
-
-  static int Log2Shards(const TableOptions& options, const RowRecipe& recipe) {
-    return options.eviction
-               ? options.eviction->Log2Shards(options.log2_shards, recipe.layout.bytes())
-               : options.log2_shards;
+  // Looks keys up for a sink. Returns how many rows the sink wanted.
+  template <class Sink, class ParallelFor>
+  uint64_t LookupFor(const Sink& sink, const int64_t* keys, size_t n, bool insert,
+                     const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    const uint32_t now = static_cast<uint32_t>(step());
+    std::atomic<uint64_t> wanted{0};
+    ForShards(keys, n, 40 + dim() / 2, parallel_for, [&](Shard& shard, BatchItems items) {
+      wanted += insert ? shard.LookupOrInsert(items, now, sink) : shard.Lookup(items, sink);
+    });
+    return wanted;
   }
 
   // Calls work(shard, its items) for every shard that has any of the keys. `cost`: ns for a key.

@@ -1,0 +1,49 @@
+// TableOptions: what a table in host memory is made of, and what follows from it for its rows and
+// its shards.
+
+#ifndef GMETA_OPS_TABLE_HOST_TABLE_OPTIONS_H_
+#define GMETA_OPS_TABLE_HOST_TABLE_OPTIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "ops/table/core/optimizers.h"
+#include "ops/table/host/row_recipe.h"
+
+namespace gmeta {
+
+struct TableOptions {
+  size_t dim = 1;
+  SparseOptimizer optimizer = Sgd{};
+  Initializer initializer;
+  Admission admission;               // admits all keys by default
+  std::optional<Eviction> eviction;  // none by default
+  uint32_t half_below = 0;           // rows with a lower frequency are kept in half precision
+  RowPrior prior;                    // none by default
+  int log2_shards = 6;               // at most kLog2LogicalShards; fewer if the bound is small
+};
+
+inline RowRecipe MakeRecipe(const TableOptions& options) {
+  return std::visit(
+      [&](const auto& optimizer) {
+        return RowRecipe{RowLayout(options.dim, optimizer.SlotFloats(options.dim)),
+                         options.initializer,
+                         optimizer.InitialSlot(),
+                         options.admission,
+                         options.eviction,
+                         options.half_below,
+                         options.prior};
+      },
+      options.optimizer);
+}
+
+inline int Log2Shards(const TableOptions& options, const RowRecipe& recipe) {
+  return options.eviction ? options.eviction->Log2Shards(options.log2_shards, recipe.layout.bytes())
+                          : options.log2_shards;
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_HOST_TABLE_OPTIONS_H_
