@@ -21,6 +21,7 @@ from gmeta.ops.table.frozen_table import FrozenTable, UnknownRows
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.portable_tables import initial_rows_of, portable_ops
+from gmeta.ops.table.read_ahead import Peeked, Reread
 from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
 from gmeta.ops.table.saving import tables_saved_elsewhere
 from gmeta.ops.table.snapshot import TableSnapshot
@@ -36,8 +37,10 @@ __all__ = [
     "Lookup",
     "OwnedKeys",
     "PackedRows",
+    "Peeked",
     "Records",
     "RelativeBias",
+    "Reread",
     "RoutedKeys",
     "ShardRecords",
     "Statistics",

@@ -83,6 +83,68 @@ class LookupOp : public TableOp<Engine> {
 };
 
 template <class Engine>
+class PeekOp : public TableOp<Engine> {
+ public:
+  explicit PeekOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dim", &dim_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
+    OP_REQUIRES(context, dim_ == table.dim(),
+                Invalid("table '", name, "' has dim ", table.dim(), ", but the peek says ", dim_));
+    const int64_t n = this->KeyCount(context);
+    Tensor *rows, *stamps;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n, dim_}), &rows, NearGpu()));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({n}), &stamps));
+    OP_REQUIRES_OK(context, table.Peek(context, this->Keys(context), n, rows->flat<float>().data(),
+                                       stamps->flat<int64_t>().data()));
+  }
+
+ private:
+  int64_t dim_;
+};
+
+// Writes changed rows into the peeked ones, in place if nothing else uses them.
+template <class Engine>
+class RereadOp : public TableOp<Engine> {
+ public:
+  explicit RereadOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("distinct", &distinct_));
+  }
+
+ protected:
+  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
+    const int64_t n = this->KeyCount(context);
+    const TensorShape shape({n, table.dim()});
+    OP_REQUIRES_OK(context, this->CheckShape(context, name, "peeked rows", 2, shape));
+    OP_REQUIRES_OK(context, this->CheckShape(context, name, "stamps", 3, TensorShape({n})));
+    OP_REQUIRES_OK(context, this->CheckShape(context, name, "insert", 4, TensorShape({})));
+    const Tensor& peeked = context->input(2);
+    Tensor *rows, *changed;
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &changed));
+    const std::unique_ptr<Tensor> own =
+        context->forward_input(2, 0, tensorflow::DT_FLOAT, shape, context->output_memory_type(0),
+                               context->output_alloc_attr(0));
+    if (own != nullptr) {
+      context->set_output(0, *own);
+      rows = own.get();
+    } else {
+      OP_REQUIRES_OK(context, context->allocate_output(0, shape, &rows, NearGpu()));
+      OP_REQUIRES_OK(context, Engine::Copy(context, peeked.flat<float>().data(),
+                                           shape.num_elements(), rows->flat<float>().data()));
+    }
+    OP_REQUIRES_OK(context,
+                   table.Reread(context, this->Keys(context), n, context->input(4).scalar<bool>()(),
+                                distinct_, context->input(3).flat<int64_t>().data(),
+                                rows->flat<float>().data(), changed->flat<int64_t>().data()));
+  }
+
+ private:
+  bool distinct_;
+};
+
+template <class Engine>
 class UpdateOp : public TableOp<Engine> {
  public:
   explicit UpdateOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
@@ -179,6 +241,11 @@ class StatisticsOp : public TableOp<Engine> {
   REGISTER_KERNEL_BUILDER(                                                                         \
       Name("GmetaHashTableLookup").Device(DEVICE).HostMemory("table").HostMemory("insert"),        \
       LookupOp<ENGINE>);                                                                           \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTablePeek").Device(DEVICE).HostMemory("table"),           \
+                          PeekOp<ENGINE>);                                                         \
+  REGISTER_KERNEL_BUILDER(                                                                         \
+      Name("GmetaHashTableReread").Device(DEVICE).HostMemory("table").HostMemory("insert"),        \
+      RereadOp<ENGINE>);                                                                           \
   REGISTER_KERNEL_BUILDER(                                                                         \
       Name("GmetaHashTableUpdate").Device(DEVICE).HostMemory("table").HostMemory("learning_rate"), \
       UpdateOp<ENGINE>);                                                                           \

@@ -70,6 +70,17 @@ class GpuEngine {
                : gmeta_gpu_table_lookup(table_, keys, n, rows, stream));
   }
 
+  static absl::Status Copy(OpKernelContext*, const float*, int64_t, float*) { return NoPeeks(); }
+
+  absl::Status Peek(OpKernelContext*, const int64_t*, int64_t, float*, int64_t*) {
+    return NoPeeks();
+  }
+
+  absl::Status Reread(OpKernelContext*, const int64_t*, int64_t, bool, bool, const int64_t*, float*,
+                      int64_t*) {
+    return NoPeeks();
+  }
+
   absl::Status Update(OpKernelContext* context, const int64_t* keys, const float* gradients,
                       int64_t n, float learning_rate, bool distinct) {
     return CudaStatus(gmeta_gpu_table_update(table_, keys, gradients, n, learning_rate, distinct,
@@ -192,6 +203,13 @@ class GpuEngine {
   }
 
  private:
+  static absl::Status NoPeeks() {
+    return absl::UnimplementedError(
+        "a table on a GPU can't read rows ahead: call lookup instead of peek and reread, or make "
+        "the "
+        "table with device='cpu'");
+  }
+
   static void* Allocate(void* allocator, size_t bytes) {
     return static_cast<tensorflow::Allocator*>(allocator)->AllocateRaw(256, bytes);
   }

@@ -3,6 +3,7 @@
 #ifndef GMETA_OPS_TABLE_KERNELS_HOST_H_
 #define GMETA_OPS_TABLE_KERNELS_HOST_H_
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -54,6 +55,27 @@ class HostEngine {
   absl::Status Lookup(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,
                       bool /*distinct*/, float* rows) {
     table_.Lookup(keys, n, insert, rows, PoolParallelFor(context));
+    return absl::OkStatus();
+  }
+
+  static absl::Status Copy(OpKernelContext* context, const float* from, int64_t n, float* to) {
+    const PoolParallelFor parallel_for(context);
+    parallel_for(static_cast<size_t>(n), 1, [&](size_t first, size_t last) {
+      std::copy(from + first, from + last, to + first);
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Peek(OpKernelContext* context, const int64_t* keys, int64_t n, float* rows,
+                    int64_t* stamps) {
+    table_.Peek(keys, n, rows, stamps, PoolParallelFor(context));
+    return absl::OkStatus();
+  }
+
+  absl::Status Reread(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,
+                      bool /*distinct*/, const int64_t* stamps, float* rows, int64_t* changed) {
+    *changed = static_cast<int64_t>(
+        table_.Reread(keys, n, insert, stamps, rows, PoolParallelFor(context)));
     return absl::OkStatus();
   }
 

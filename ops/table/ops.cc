@@ -68,6 +68,49 @@ REGISTER_OP("GmetaHashTableLookup")
       return absl::OkStatus();
     });
 
+// Reads rows ahead, with their stamps (core/stamp.h), and changes nothing. It is stateful, so that
+// no optimizer of graphs computes it once for all steps.
+REGISTER_OP("GmetaHashTablePeek")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("rows: float32")
+    .Output("stamps: int64")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      int dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(c->input(1), 0), dim));
+      c->set_output(1, c->input(1));
+      return absl::OkStatus();
+    });
+
+// A lookup of peeked keys, which reads again only the rows that may have changed since: `changed`
+// rows.
+REGISTER_OP("GmetaHashTableReread")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("peeked: float32")
+    .Input("stamps: int64")
+    .Input("insert: bool")
+    .Output("rows: float32")
+    .Output("changed: int64")
+    .Attr("distinct: bool = false")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle peeked, unused;
+      tensorflow::shape_inference::DimensionHandle n;
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &peeked));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(c->input(1), 0), c->Dim(peeked, 0), &n));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->input(3), &unused));
+      TF_RETURN_IF_ERROR(ScalarInput(c, 4));
+      c->set_output(0, peeked);
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("GmetaHashTableUpdate")
     .Input("table: resource")
     .Input("keys: int64")

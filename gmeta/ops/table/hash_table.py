@@ -19,6 +19,7 @@ from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.portable import freeze
 from gmeta.ops.table.lookup import Lookup
+from gmeta.ops.table.read_ahead import ReadsAhead
 from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
 from gmeta.ops.table.saving import are_saved_elsewhere
 from gmeta.ops.table.statistics import Statistics
@@ -34,7 +35,7 @@ for _name in (
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
-class HashTable(tf.saved_model.experimental.TrackableResource):
+class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
     The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
