@@ -120,7 +120,7 @@ class RereadOp : public TableOp<Engine> {
     OP_REQUIRES_OK(context, this->CheckShape(context, name, "peeked rows", 2, shape));
     OP_REQUIRES_OK(context, this->CheckShape(context, name, "stamps", 3, TensorShape({n})));
     OP_REQUIRES_OK(context, this->CheckShape(context, name, "insert", 4, TensorShape({})));
-    const Tensor& peeked = context->input(2);
+    const float* const peeked = context->input(2).flat<float>().data();
     Tensor *rows, *changed;
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &changed));
     const std::unique_ptr<Tensor> own =
@@ -131,12 +131,10 @@ class RereadOp : public TableOp<Engine> {
       rows = own.get();
     } else {
       OP_REQUIRES_OK(context, context->allocate_output(0, shape, &rows, NearGpu()));
-      OP_REQUIRES_OK(context, Engine::Copy(context, peeked.flat<float>().data(),
-                                           shape.num_elements(), rows->flat<float>().data()));
     }
     OP_REQUIRES_OK(context,
                    table.Reread(context, this->Keys(context), n, context->input(4).scalar<bool>()(),
-                                distinct_, context->input(3).flat<int64_t>().data(),
+                                distinct_, peeked, context->input(3).flat<int64_t>().data(),
                                 rows->flat<float>().data(), changed->flat<int64_t>().data()));
   }
 

@@ -70,15 +70,16 @@ class GpuEngine {
                : gmeta_gpu_table_lookup(table_, keys, n, rows, stream));
   }
 
-  static absl::Status Copy(OpKernelContext*, const float*, int64_t, float*) { return NoPeeks(); }
-
-  absl::Status Peek(OpKernelContext*, const int64_t*, int64_t, float*, int64_t*) {
-    return NoPeeks();
+  absl::Status Peek(OpKernelContext* context, const int64_t* keys, int64_t n, float* rows,
+                    int64_t* stamps) {
+    return CudaStatus(gmeta_gpu_table_peek(table_, keys, n, rows, stamps, CudaStream(context)));
   }
 
-  absl::Status Reread(OpKernelContext*, const int64_t*, int64_t, bool, bool, const int64_t*, float*,
-                      int64_t*) {
-    return NoPeeks();
+  absl::Status Reread(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,
+                      bool distinct, const float* peeked, const int64_t* stamps, float* rows,
+                      int64_t* changed) {
+    return CudaStatus(gmeta_gpu_table_reread(table_, keys, n, insert, distinct, peeked, stamps,
+                                             rows, changed, CudaStream(context)));
   }
 
   absl::Status Update(OpKernelContext* context, const int64_t* keys, const float* gradients,
@@ -203,13 +204,6 @@ class GpuEngine {
   }
 
  private:
-  static absl::Status NoPeeks() {
-    return absl::UnimplementedError(
-        "a table on a GPU can't read rows ahead: call lookup instead of peek and reread, or make "
-        "the "
-        "table with device='cpu'");
-  }
-
   static void* Allocate(void* allocator, size_t bytes) {
     return static_cast<tensorflow::Allocator*>(allocator)->AllocateRaw(256, bytes);
   }

@@ -58,14 +58,6 @@ class HostEngine {
     return absl::OkStatus();
   }
 
-  static absl::Status Copy(OpKernelContext* context, const float* from, int64_t n, float* to) {
-    const PoolParallelFor parallel_for(context);
-    parallel_for(static_cast<size_t>(n), 1, [&](size_t first, size_t last) {
-      std::copy(from + first, from + last, to + first);
-    });
-    return absl::OkStatus();
-  }
-
   absl::Status Peek(OpKernelContext* context, const int64_t* keys, int64_t n, float* rows,
                     int64_t* stamps) {
     table_.Peek(keys, n, rows, stamps, PoolParallelFor(context));
@@ -73,9 +65,15 @@ class HostEngine {
   }
 
   absl::Status Reread(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,
-                      bool /*distinct*/, const int64_t* stamps, float* rows, int64_t* changed) {
-    *changed = static_cast<int64_t>(
-        table_.Reread(keys, n, insert, stamps, rows, PoolParallelFor(context)));
+                      bool /*distinct*/, const float* peeked, const int64_t* stamps, float* rows,
+                      int64_t* changed) {
+    const PoolParallelFor parallel_for(context);
+    if (peeked != rows) {
+      parallel_for(static_cast<size_t>(n * dim()), 1, [&](size_t first, size_t last) {
+        std::copy(peeked + first, peeked + last, rows + first);
+      });
+    }
+    *changed = static_cast<int64_t>(table_.Reread(keys, n, insert, stamps, rows, parallel_for));
     return absl::OkStatus();
   }
 

@@ -223,7 +223,18 @@ void CheckSame(const Gpu& gpu, Table* table) {
   for (int i = 0; i < 9; ++i) CHECK_EQ(static_cast<uint64_t>(found[3 + i]), expected[i]);
 }
 
-// Random calls to both tables.
+// Rows that a GPU table has read ahead.
+struct Ahead {
+  vector<int64_t> keys, stamps;
+  vector<float> rows;
+  bool distinct;
+
+  int64_t size() const { return static_cast<int64_t>(keys.size()); }
+};
+
+int64_t unchanged_rows = 0;  // that rereads of all traces haven't read again
+
+// Random calls to both tables. The GPU's also reads ahead.
 void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t most_keys,
                uint32_t seed) {
   emulated::settings.seed = seed;
@@ -234,6 +245,7 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
   vector<float> numbers(most_keys * dim + 4);
   float* const aligned =
       numbers.data() + (16 - reinterpret_cast<uintptr_t>(numbers.data()) % 16) % 16 / sizeof(float);
+  vector<Ahead> peeked;
   for (int call = 0; call < calls; ++call) {
     vector<int64_t> keys(random() % most_keys + 1);
     for (int64_t& key : keys) {
@@ -252,7 +264,23 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
     float* const rows = random() % 4 == 0 && n < most_keys ? aligned + 1 : aligned;
     vector<float> expected(n * dim);
     const uint64_t kind = random() % 10;
-    if (kind < 6) {
+    if (kind < 6 && random() % 2 == 0 && !peeked.empty()) {
+      std::swap(peeked[random() % peeked.size()], peeked.back());
+      Ahead one = std::move(peeked.back());
+      peeked.pop_back();
+      vector<float> other(one.rows.size());
+      float* const to = random() % 2 == 0 ? one.rows.data() : other.data();
+      int64_t changed = -1;
+      CHECK_EQ(
+          gmeta_gpu_table_reread(gpu.table, one.keys.data(), one.size(), kind != 0, one.distinct,
+                                 one.rows.data(), one.stamps.data(), to, &changed, nullptr),
+          0);
+      expected.resize(one.rows.size());
+      table.Lookup(one.keys.data(), one.keys.size(), kind != 0, expected.data(), Serial());
+      CHECK(SameBits(to, expected.data(), expected.size()));
+      CHECK(0 <= changed && changed <= one.size());
+      unchanged_rows += one.size() - changed;
+    } else if (kind < 6) {
       const bool insert = kind != 0;
       CHECK_EQ(insert ? gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data(), count, distinct,
                                                          rows, nullptr)
@@ -271,11 +299,17 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
       int64_t removed = 0;
       CHECK_EQ(gmeta_gpu_table_remove(gpu.table, keys.data(), count / 3, &removed, nullptr), 0);
       CHECK_EQ(static_cast<uint64_t>(removed), table.Remove(keys.data(), n / 3, Serial()));
+      CHECK_EQ(gmeta_gpu_table_evict(gpu.table, &removed, nullptr), 0);
+      CHECK_EQ(static_cast<uint64_t>(removed), table.Evict(Serial()));
     } else {
-      // What is there comes again with other frequencies, so that rows change their form.
+      // What is there comes again with other frequencies, so that rows change their form, and with
+      // other numbers, some of them at steps to come.
       Records records = Export(&table);
-      for (int64_t& frequency : records.frequency) frequency = static_cast<int64_t>(random() % 9);
       const bool replace = random() % 2 == 0;
+      const int64_t step = replace ? 5 : table.step();
+      for (int64_t& frequency : records.frequency) frequency = static_cast<int64_t>(random() % 9);
+      for (int64_t& last : records.last_step) last = step + static_cast<int64_t>(random() % 2);
+      for (float& number : records.rows) number += 0.25f;
       const size_t taken = replace ? records.keys.size() : records.keys.size() / 2;
       CHECK_EQ(
           gmeta_gpu_table_import(gpu.table, records.keys.data(), records.rows.data(),
@@ -287,9 +321,41 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
                                               records.last_step.data()};
       replace ? table.Replace(columns, taken, 5, Serial()) : table.Merge(columns, taken, Serial());
     }
+    if (random() % 2 == 0) {
+      Ahead one{keys, vector<int64_t>(n), vector<float>(n * dim), distinct};
+      CHECK_EQ(gmeta_gpu_table_peek(gpu.table, keys.data(), count, one.rows.data(),
+                                    one.stamps.data(), nullptr),
+               0);
+      peeked.push_back(std::move(one));
+    }
     if (call % 6 == 5) CheckSame(gpu, &table);
   }
   CheckSame(gpu, &table);
+}
+
+// At one step, a row is peeked, evicted, and made again.
+void TestARowThatIsMadeAgainIsReadAgain() {
+  Settings settings{4, "sgd", {}, 0};
+  settings.eviction = "norm";
+  settings.eviction_parameters = {0, 0, 0, 100};  // of any row
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  const int64_t key = 3;
+  const vector<float> gradient(4, 1.0f);
+  vector<float> peeked(4), rows(4), expected(4);
+  int64_t stamp = 0, count = 0;
+  CHECK_EQ(gmeta_gpu_table_lookup_or_insert(gpu.table, &key, 1, 1, rows.data(), nullptr), 0);
+  CHECK_EQ(gmeta_gpu_table_update(gpu.table, &key, gradient.data(), 1, 0.1f, 1, nullptr), 0);
+  CHECK_EQ(gmeta_gpu_table_peek(gpu.table, &key, 1, peeked.data(), &stamp, nullptr), 0);
+  CHECK_EQ(gmeta_gpu_table_evict(gpu.table, &count, nullptr), 0);
+  CHECK_EQ(count, 1);
+  CHECK_EQ(gmeta_gpu_table_lookup_or_insert(gpu.table, &key, 1, 1, rows.data(), nullptr), 0);
+  CHECK_EQ(gmeta_gpu_table_reread(gpu.table, &key, 1, 1, 1, peeked.data(), &stamp, rows.data(),
+                                  &count, nullptr),
+           0);
+  CHECK_EQ(count, 1);
+  table.Lookup(&key, 1, false, expected.data(), Serial());  // the initial row
+  CHECK(SameBits(rows.data(), expected.data(), 4));
 }
 
 // Memory for promoted rows may be missing: the lookup says so, and the next one goes on.
@@ -342,6 +408,16 @@ int main() {
     bound.eviction_parameters = {0, 0, 2, 7.9};
     TestTrace(bound, 18, 900, 300, seed++);
   }
+  // Few keys, which come often: rows that are peeked change in every way before they are reread.
+  for (const uint32_t half_below : {0u, 3u}) {
+    Settings few{4, "sgd", {}, half_below};
+    TestTrace(few, 100, 30, 12, seed++);
+    few.eviction = "norm";
+    few.eviction_parameters = {0, 0, 0, 1.5};
+    TestTrace(few, 100, 30, 12, seed++);
+  }
+  CHECK(unchanged_rows > 0);
+  TestARowThatIsMadeAgainIsReadAgain();
   TestPromotionGoesOnWhenThereIsMemory();
   CHECK_EQ(emulated::device_memory.bytes, size_t{0});
   CHECK_EQ(emulated::pinned_memory.bytes, size_t{0});

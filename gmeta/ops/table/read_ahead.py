@@ -74,7 +74,6 @@ class ReadsAhead:
 
         Raises:
           ConfigError: ``keys`` is not a vector of integers, or the graph is to be exported (`portable_ops`).
-          tf.errors.UnimplementedError: The table is on a GPU.
 
         Example:
           >>> table = HashTable(2, optimizer=SGD(1.0), initializer=Zeros(), name="item")
@@ -116,7 +115,6 @@ class ReadsAhead:
         Raises:
           ConfigError: Wrong dtypes or shapes, or the graph is to be exported (`portable_ops`).
           tf.errors.InvalidArgumentError: There is another number of stamps than of keys.
-          tf.errors.UnimplementedError: The table is on a GPU.
         """
         self._refuse_export()
         keys = keys_vector(keys, self._owner)

@@ -34,6 +34,7 @@ void GpuTable::Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStre
     Launch(EraseKeys<Rows>, BlocksOf(n), kBlockThreads, 0, stream, "removing keys", index(), rows,
            keys, static_cast<uint32_t>(n), erased, &counters()->removes);
   });
+  EndEpochs(policies_.all_shards(), stream);
   if (removed != nullptr) *removed = static_cast<int64_t>(ReadCounters(stream).removes - before);
   if (!watched) return;
   std::vector<int64_t> batch(size);
@@ -127,6 +128,7 @@ uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream)
   const std::vector<int64_t> victims =
       policies_.Victims(judged, static_cast<uint32_t>(step_), sweep);
   EraseOnHost(victims, stream);
+  if (!victims.empty()) EndEpochs(shards, stream);
   evictions_ += victims.size();
   return victims.size();
 }

@@ -195,6 +195,7 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   const cudaStream_t stream = own_stream_;
   if (replace) step_ = step;
   policies_.BreakJournals();
+  EndEpochs(policies_.all_shards(), stream);
   if (n == 0) return;
   const size_t total = static_cast<size_t>(n);
   if (half_) {

@@ -54,6 +54,9 @@ GpuTable::GpuTable(const GpuTableOptions& options)
               "writing the prior");
   }
   GrowIndex(0, own_stream_);
+  epochs_.resize(policies_.shards());
+  epoch_numbers_ = DeviceMemory(options.allocator, sizeof(uint32_t) * epochs_.size());
+  EndEpochs(policies_.all_shards(), own_stream_);
   CheckCuda(cudaEventRecord(last_done_, own_stream_), "recording an event");
 }
 
@@ -91,8 +94,8 @@ void GpuTable::CheckBatch(int64_t n) const {
 }
 
 template <class Rows>
-LookupBatch<Rows> GpuTable::BatchOf(const Rows& rows, const int64_t* keys, int64_t n,
-                                    float* out) const {
+LookupBatch<Rows> GpuTable::BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out,
+                                    const StampsView& stamps) const {
   const bool vector = dim() % 4 == 0 && IsAligned(out);
   LookupBatch<Rows> batch{};
   batch.index = index();
@@ -108,28 +111,80 @@ LookupBatch<Rows> GpuTable::BatchOf(const Rows& rows, const int64_t* keys, int64
   batch.missing = missing_.as<uint32_t>();
   batch.turn = turn_;
   batch.rare_no_more = rare_no_more_.as<int64_t>();
+  batch.stamps = stamps;
   return batch;
 }
 
 void GpuTable::Lookup(const int64_t* keys, int64_t n, float* out, cudaStream_t stream) {
   CheckBatch(n);
   const Turn turn(this, stream);
-  if (n == 0) return;
-  WithRows([&](const auto& rows) {
-    const auto batch = BatchOf(rows, keys, n, out);
-    LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
-  });
+  Find(keys, n, out, {}, stream);
+}
+
+void GpuTable::Peek(const int64_t* keys, int64_t n, float* out, int64_t* written,
+                    cudaStream_t stream) {
+  CheckBatch(n);
+  const Turn turn(this, stream);
+  StampsView view = stamps();
+  view.written = written;
+  Find(keys, n, out, view, stream);
 }
 
 void GpuTable::LookupOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
                               cudaStream_t stream) {
   CheckBatch(n);
   const Turn turn(this, stream);
+  FindOrInsert(keys, n, distinct, out, {}, stream);
+}
+
+void GpuTable::Reread(const int64_t* keys, int64_t n, bool insert, bool distinct,
+                      const float* peeked, const int64_t* peeked_stamps, float* out,
+                      int64_t* changed, cudaStream_t stream) {
+  CheckBatch(n);
+  const Turn turn(this, stream);
+  StampsView view = stamps();
+  view.peeked = peeked_stamps;
+  view.changed = reinterpret_cast<unsigned long long*>(changed);
+  CheckCuda(cudaMemsetAsync(changed, 0, sizeof *changed, stream), "clearing a count");
+  if (peeked != out && n > 0) {
+    CheckCuda(cudaMemcpyAsync(out, peeked, sizeof(float) * static_cast<size_t>(n) * dim(),
+                              cudaMemcpyDeviceToDevice, stream),
+              "copying peeked rows");
+  }
+  if (insert) {
+    FindOrInsert(keys, n, distinct, out, view, stream);
+  } else {
+    Find(keys, n, out, view, stream);
+  }
+}
+
+void GpuTable::EndEpochs(uint64_t shards, cudaStream_t stream) {
+  std::vector<uint32_t> numbers;
+  for (size_t i = 0; i < epochs_.size(); ++i) {
+    if ((shards >> i & 1) != 0) epochs_[i].End();
+    numbers.push_back(epochs_[i].number());
+  }
+  CheckCuda(cudaMemcpyAsync(epoch_numbers_.as<void>(), numbers.data(), epoch_numbers_.bytes(),
+                            cudaMemcpyHostToDevice, stream),
+            "writing epochs");
+}
+
+void GpuTable::Find(const int64_t* keys, int64_t n, float* out, const StampsView& stamps,
+                    cudaStream_t stream) {
+  if (n == 0) return;
+  WithRows([&](const auto& rows) {
+    const auto batch = BatchOf(rows, keys, n, out, stamps);
+    LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
+  });
+}
+
+void GpuTable::FindOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
+                            const StampsView& stamps, cudaStream_t stream) {
   if (n == 0) return;
   if (listed_ != 0) PromoteListed(listed_, stream);
   EvictFor(keys, n, stream);
   EnsureRoomForNew(static_cast<uint64_t>(n), stream);
-  WithRows([&](const auto& rows) { FindAndInsert(rows, keys, n, distinct, out, stream); });
+  WithRows([&](const auto& rows) { FindAndInsert(rows, keys, n, distinct, out, stamps, stream); });
   NoteNew(static_cast<uint64_t>(n));
   since_asked_ += static_cast<uint64_t>(n);
   if (half_) PromoteListed(static_cast<uint64_t>(n), stream);
@@ -145,10 +200,10 @@ void GpuTable::MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t strea
 
 template <class Rows>
 void GpuTable::FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct,
-                             float* out, cudaStream_t stream) {
+                             float* out, const StampsView& stamps, cudaStream_t stream) {
   MakeRoomIn(&missing_, static_cast<size_t>(n) * sizeof(uint32_t), stream);
   if (Rows::kMixed) MakeRoomIn(&rare_no_more_, static_cast<size_t>(n) * sizeof(int64_t), stream);
-  const LookupBatch<Rows> batch = BatchOf(rows, keys, n, out);
+  const LookupBatch<Rows> batch = BatchOf(rows, keys, n, out, stamps);
   const bool vector = batch.vectors != dim();
   LaunchFind(batch, vector, distinct ? Uses::kDistinct : Uses::kShared, stream);
   turn_ ^= 1;
@@ -295,6 +350,7 @@ void GpuTable::Clear() {
   const Turn turn(this);
   CheckCuda(cudaMemsetAsync(slots_.as<void>(), 0, slots_.bytes(), own_stream_), "clearing keys");
   EmptyPools(own_stream_);
+  EndEpochs(policies_.all_shards(), own_stream_);
   policies_.Clear();
 }
 

@@ -30,6 +30,8 @@
 //            when it is needed. The number of rows that a batch promotes is known once its keys
 //            are found. A table of two precisions waits for that number if there is no room to
 //            promote the rows of all keys, so that it needn't keep room for them.
+//   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
+//            (stamps.cuh).
 //   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
 //            makes its work wait for that of the last call. So kernels of a table never overlap,
 //            and each may rely on the results of the one before.
@@ -52,6 +54,7 @@
 #include "ops/table/core/optimizers.h"
 #include "ops/table/core/row_prior.h"
 #include "ops/table/core/row_record.h"
+#include "ops/table/core/stamp.h"
 #include "ops/table/core/statistics.h"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/device/mixed_rows.cuh"
@@ -101,6 +104,9 @@ class GpuTable {
   void Lookup(const int64_t* keys, int64_t n, float* out, cudaStream_t stream);
   void LookupOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
                       cudaStream_t stream);
+  void Peek(const int64_t* keys, int64_t n, float* out, int64_t* stamps, cudaStream_t stream);
+  void Reread(const int64_t* keys, int64_t n, bool insert, bool distinct, const float* peeked,
+              const int64_t* stamps, float* out, int64_t* changed, cudaStream_t stream);
   void Update(const int64_t* keys, const float* gradients, int64_t n, float learning_rate,
               bool distinct, cudaStream_t stream);
   void UpdateIndexed(const int64_t* keys, int64_t u, const float* gradients, const int32_t* inverse,
@@ -153,7 +159,8 @@ class GpuTable {
   uint64_t slot_count() const { return (uint64_t{bucket_mask_} + 1) * kBucketSlots; }
   void CheckBatch(int64_t n) const;
   template <class Rows>
-  LookupBatch<Rows> BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out) const;
+  LookupBatch<Rows> BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out,
+                            const StampsView& stamps) const;
 
   // Makes room for at least `full` and `half` more rows. Some of these rows may exist already.
   void EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream);
@@ -182,9 +189,19 @@ class GpuTable {
   // Returns scratch memory, which is valid until the next call of this function.
   void* Scratch(size_t bytes, cudaStream_t stream);
 
+  // The lookups, with the stamps of a peek or a reread.
+  void Find(const int64_t* keys, int64_t n, float* out, const StampsView& stamps,
+            cudaStream_t stream);
+  void FindOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
+                    const StampsView& stamps, cudaStream_t stream);
   template <class Rows>
   void FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, bool distinct, float* out,
-                     cudaStream_t stream);
+                     const StampsView& stamps, cudaStream_t stream);
+  StampsView stamps() const {
+    return {epoch_numbers_.as<const uint32_t>(), policies_.log2_shards()};
+  }
+  // Ends the epochs of some shards (as bits), whose rows were removed or overwritten.
+  void EndEpochs(uint64_t shards, cudaStream_t stream);
   // Promotes the rows of the keys that a lookup has listed, of which there are at most `most`.
   void PromoteListed(uint64_t most, cudaStream_t stream);
   // Decides which of a lookup's missing keys get a row. Returns flags in the order of
@@ -242,6 +259,8 @@ class GpuTable {
   GpuCounters* answer_ = nullptr;  // in pinned host memory
 
   GpuTablePolicies policies_;
+  std::vector<Epoch> epochs_;  // of the shards of policies_
+  DeviceMemory epoch_numbers_;
 };
 
 // The lock, the device and the place in the order of streams that a call holds while it runs.

@@ -139,6 +139,20 @@ int gmeta_gpu_table_lookup_or_insert(gmeta_gpu_table* table, const int64_t* keys
   });
 }
 
+int gmeta_gpu_table_peek(gmeta_gpu_table* table, const int64_t* keys, int64_t n, float* rows,
+                         int64_t* stamps, void* stream) {
+  return With(table, [&](GpuTable& own) { own.Peek(keys, n, rows, stamps, StreamOf(stream)); });
+}
+
+int gmeta_gpu_table_reread(gmeta_gpu_table* table, const int64_t* keys, int64_t n, int32_t insert,
+                           int32_t distinct, const float* peeked, const int64_t* stamps,
+                           float* rows, int64_t* changed, void* stream) {
+  return With(table, [&](GpuTable& own) {
+    own.Reread(keys, n, insert != 0, distinct != 0, peeked, stamps, rows, changed,
+               StreamOf(stream));
+  });
+}
+
 int gmeta_gpu_table_update(gmeta_gpu_table* table, const int64_t* keys, const float* gradients,
                            int64_t n, float learning_rate, int32_t distinct, void* stream) {
   return With(table, [&](GpuTable& own) {

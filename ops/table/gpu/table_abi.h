@@ -97,6 +97,20 @@ GMETA_CUDA_API int gmeta_gpu_table_lookup_or_insert(gmeta_gpu_table* table, cons
                                                     int64_t n, int32_t distinct, float* rows,
                                                     void* stream);
 
+// Reads rows ahead: like gmeta_gpu_table_lookup, but not even the statistics change. Also writes
+// stamps (n,), by which a reread sees what has changed since (core/stamp.h).
+GMETA_CUDA_API int gmeta_gpu_table_peek(gmeta_gpu_table* table, const int64_t* keys, int64_t n,
+                                        float* rows, int64_t* stamps, void* stream);
+
+// Looks up keys that were peeked, with all effects of gmeta_gpu_table_lookup_or_insert (or, if
+// `insert` is 0, of gmeta_gpu_table_lookup), and with its rows. `peeked` and `stamps` are what the
+// peek wrote; only rows that may have changed since are read again. `rows` may be `peeked`.
+// `changed`, in device memory, receives how many rows were read again.
+GMETA_CUDA_API int gmeta_gpu_table_reread(gmeta_gpu_table* table, const int64_t* keys, int64_t n,
+                                          int32_t insert, int32_t distinct, const float* peeked,
+                                          const int64_t* stamps, float* rows, int64_t* changed,
+                                          void* stream);
+
 // Runs one optimizer step; the table's step increases by one. gradients (n, dim): gradients of
 // equal keys are summed first, in a fixed order (gmeta_gpu_segment_sum's); gradients of absent keys
 // are ignored. `distinct` as above.

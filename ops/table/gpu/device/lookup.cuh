@@ -6,6 +6,8 @@
 // Each warp has some 4 KB in flight in either half of the kernel, and tens of warps are on a
 // multiprocessor, some in one half and some in the other.
 //   For missing keys, it writes the initial row, or, if the lookup may insert, notes the positions.
+//   For a peek, it writes stamps as well; for a reread, it copies only rows whose stamps have
+//   changed (stamps.cuh).
 //
 // InsertRows takes the noted positions, inserts their keys, and writes initial rows to the output.
 // One of the occurrences of a key also writes the initial row to the record. The kernel reads no
@@ -24,6 +26,7 @@
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/mixed_rows.cuh"
 #include "ops/table/gpu/device/rows.cuh"
+#include "ops/table/gpu/device/stamps.cuh"
 
 namespace gmeta {
 
@@ -102,6 +105,7 @@ struct LookupBatch {
   uint32_t* missing;      // positions that FindRows leaves to InsertRows
   uint32_t turn;          // which of counters->missing counts them
   int64_t* rare_no_more;  // keys whose rows are to be promoted, for mixed rows only
+  StampsView stamps;      // of a peek or a reread
 };
 
 // Notes the keys of a warp's lanes whose rows are to be promoted. The whole warp calls it.
@@ -123,8 +127,8 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   constexpr uint32_t kRows = kWarp / kLanes;            // rows that the warp copies at once
   constexpr uint32_t kAhead = kRows >= 4 ? kLanes : 8;  // rows that a lane loads before it stores
   static_assert(kRows * kAhead <= kWarp);
-  __shared__ uint32_t shared[1];
-  const BlockCount hits(shared);
+  __shared__ uint32_t shared[2];
+  const BlockCount hits(shared), changed(shared + 1);
 
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
@@ -133,8 +137,14 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   const int64_t key = active ? batch.keys[at] : 0;
   const uint32_t entry = FindEntries<false>(batch.index, key, active);
   const bool found = entry != kNoEntry;
-  const Record record = found ? batch.rows.record(entry - 1) : Record();
   hits.Add(found);
+  bool unchanged = false;  // whether the row is already there
+  if (batch.stamps.is_used()) {
+    const RowHeader* const header = found ? batch.rows.header(entry - 1) : nullptr;
+    unchanged = active && batch.stamps.IsUnchanged(at, key, header, batch.step);
+    changed.Add(active && !unchanged);
+  }
+  const Record record = found && !unchanged ? batch.rows.record(entry - 1) : Record();
 
   uint2* header = nullptr;
   uint2 header_was;
@@ -192,6 +202,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
 
   uint32_t missing = __ballot_sync(kFullWarp, active && !found);
   if (kUses == Uses::kNone) {
+    missing &= ~__ballot_sync(kFullWarp, unchanged);
     for (; missing != 0; missing &= missing - 1) {
       const uint32_t which = __ffs(missing) - 1;
       const int64_t wanted = __shfl_sync(kFullWarp, key, which);
@@ -211,7 +222,10 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   }
 
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && batch.stamps.changed != nullptr && changed.sum() != 0) {
+    atomicAdd(batch.stamps.changed, static_cast<unsigned long long>(changed.sum()));
+  }
+  if (threadIdx.x == 0 && batch.stamps.written == nullptr) {
     const uint32_t keys = min(kBlockThreads, batch.n - blockIdx.x * kBlockThreads);
     GpuCounters* counters = batch.rows.counters;
     if (hits.sum() != 0) atomicAdd(&counters->hits, static_cast<unsigned long long>(hits.sum()));
