@@ -142,6 +142,24 @@ class GpuTable:
             self.call("lookup", given.pointer, len(keys), rows.pointer, None)
         return rows.numpy()
 
+    def peek(self, keys: Array) -> tuple[Array, Array]:
+        """The row of each key, and its stamp."""
+        given, rows = DeviceArray.of(keys, np.int64), DeviceArray((len(keys), self.dim), np.float32)
+        stamps = DeviceArray(len(keys), np.int64)
+        self.call("peek", given.pointer, len(keys), rows.pointer, stamps.pointer, None)
+        return rows.numpy(), stamps.numpy()
+
+    def reread(
+        self, keys: Array, rows: Array, stamps: Array, insert: bool = True, distinct: bool = False
+    ) -> tuple[Array, int]:
+        """The row of each key that was peeked, and how many were read again."""
+        given, peeked = DeviceArray.of(keys, np.int64), DeviceArray.of(rows, np.float32)
+        seen, changed = DeviceArray.of(stamps, np.int64), DeviceArray(1, np.int64)
+        flags = ctypes.c_int32(insert), ctypes.c_int32(distinct)
+        places = (peeked.pointer, seen.pointer, peeked.pointer, changed.pointer)
+        self.call("reread", given.pointer, len(keys), *flags, *places, None)
+        return peeked.numpy(), int(changed.numpy()[0])
+
     def apply_gradients(
         self, keys: Array, grads: Array, learning_rate: float, distinct: bool = False
     ) -> None:
