@@ -182,5 +182,5 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 def test_an_unknown_lane_is_refused() -> None:
-    with pytest.raises(RanksError, match="GMETA_LANE='udp': give one of horovod, tcp"):
+    with pytest.raises(RanksError, match="GMETA_LANE='udp': give one of auto, tcp, horovod"):
         run_ranks(die, 2, environment={"GMETA_LANE": "udp"})
