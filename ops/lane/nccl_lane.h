@@ -83,8 +83,8 @@ class NcclLane {
 
   ~NcclLane() {
     lane_.Close();
-    AbortComm();
     if (device_ >= 0 && gmeta_gpu_lane_use(device_) == GMETA_CUDA_OK) {
+      AbortComm();
       gmeta_gpu_lane_destroy(stream_, ready_);
       gmeta_gpu_lane_destroy(nullptr, ended_);
     }
@@ -310,7 +310,7 @@ class NcclLane {
     return opening->why;
   }
 
-  // Ends what runs on the GPU. It is given a moment, in case NCCL itself hangs.
+  // Ends what runs on the GPU, and waits for that; for a moment only, in case NCCL itself hangs.
   void AbortComm() {
     const Nccl::Comm comm = std::exchange(comm_, nullptr);
     if (comm == nullptr) return;
@@ -320,7 +320,14 @@ class NcclLane {
       abort(comm);
       *done = true;
     }).detach();
-    for (const auto until = Clock::now() + milliseconds(5000); !*done && Clock::now() < until;) {
+    bool is_last = false;  // the event is behind all that the lane has queued
+    for (const auto until = Clock::now() + milliseconds(5000); Clock::now() < until;) {
+      if (*done && !is_last) {
+        if (gmeta_gpu_lane_record(ended_, stream_) != GMETA_CUDA_OK) return;
+        is_last = true;
+      }
+      int32_t happened = 0;
+      if (is_last && (gmeta_gpu_lane_query(ended_, &happened) != GMETA_CUDA_OK || happened)) return;
       std::this_thread::sleep_for(milliseconds(1));
     }
   }

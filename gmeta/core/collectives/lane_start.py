@@ -15,9 +15,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -79,13 +79,13 @@ def open_lanes(here: World) -> None:
         return
     machine = name_machine()
     gpu = _find_gpu(make_id=here.rank == 0) if name == "auto" else Gpu(_sees_gpu(), why=f"{VARIABLE}={name}")
-    ranks = allgather_objects({"machine": machine, "gpu": asdict(gpu)})
-    gpus = [Gpu(**rank["gpu"]) for rank in ranks]
-    local = all(rank["machine"] == machine for rank in ranks)
+    ranks = allgather_objects((machine, asdict(gpu)))
+    machines, gpus = [rank[0] for rank in ranks], [Gpu(**rank[1]) for rank in ranks]
+    local = all(other == machine for other in machines)
     try:
         with name_failures("gmeta.init()"):
-            lanes = {"cpu": _open("cpu", here, local)}
-            if not can_use_nccl([rank["machine"] for rank in ranks], gpus):
+            lanes: dict[Place, Lane] = {"cpu": _open("cpu", here, local)}
+            if not can_use_nccl(machines, gpus):
                 if any(gpu.seen for gpu in gpus) and not all(gpu.seen for gpu in gpus):
                     lanes["gpu"] = lanes["cpu"]
             else:
@@ -95,9 +95,9 @@ def open_lanes(here: World) -> None:
     use_lanes(lanes)
 
 
-def can_use_nccl(machines: list[Any], gpus: list[Gpu]) -> bool:
+def can_use_nccl(machines: Sequence[tuple[str, str]], gpus: Sequence[Gpu]) -> bool:
     """Return whether every rank has NCCL, of one version, and a GPU of its own."""
-    own = {(tuple(machine), gpu.address) for machine, gpu in zip(machines, gpus, strict=True)}
+    own = {(machine, gpu.address) for machine, gpu in zip(machines, gpus, strict=True)}
     return (
         all(gpu.seen and not gpu.why for gpu in gpus)
         and len({gpu.version for gpu in gpus}) == 1
