@@ -29,22 +29,20 @@
 #define GMETA_OPS_LANE_CHANNEL_H_
 
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "ops/lane/abort.h"
 #include "ops/lane/frame.h"
 #include "ops/lane/socket.h"
 
@@ -65,7 +63,7 @@ class Channel {
   // `sockets` by rank, this rank's own being none. A rank that doesn't come within `patience` fails
   // the collective; 0 waits for ever.
   Channel(std::vector<Socket> sockets, int rank, milliseconds patience)
-      : rank_(rank), patience_(patience), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      : rank_(rank), patience_(patience) {
     for (Socket& socket : sockets) {
       peers_.push_back(std::make_unique<Peer>());
       peers_.back()->socket = std::move(socket);
@@ -201,24 +199,8 @@ class Channel {
     return text;
   }
 
-  // Fails the collective that is under way, and all later ones; from any thread.
-  void Abort(const std::string& why) { SetAbort(why, Clock::time_point(), true); }
-
-  // Fails what is still under way after `grace`, unless it is withdrawn; from any thread.
-  void Cancel(const std::string& why, milliseconds grace) {
-    SetAbort(why, Clock::now() + grace, false);
-  }
-  void Withdraw() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!is_final_) abort_at_ = Clock::time_point::max();
-  }
-
-  // Why it has to be given up now, or "".
-  std::string AbortedBecause() {
-    if (abort_at_.load() > Clock::now()) return "";
-    std::lock_guard<std::mutex> lock(mutex_);
-    return aborted_;
-  }
+  // What fails the collective that is under way, and later ones; for any thread.
+  Abort& abort() { return abort_; }
 
  private:
   using Place = std::function<std::string(const std::vector<uint64_t>& bytes, char** to)>;
@@ -295,7 +277,7 @@ class Channel {
         continue;  // small data are in the inboxes already
       }
       if (ended && placed_) return true;
-      if (const std::string why = AbortedBecause(); !why.empty()) return Fail(why, "");
+      if (const std::string why = abort_.Because(); !why.empty()) return Fail(why, "");
       const Clock::time_point now = Clock::now();
       if (progress) {
         moved_ = now;
@@ -429,7 +411,7 @@ class Channel {
 
   // Until a peer can be heard or told something, someone aborts, or patience ends.
   void Sleep() {
-    waits_.assign(1, {wake_.fd(), POLLIN, 0});
+    waits_.assign(1, {abort_.fd(), POLLIN, 0});
     for (const auto& peer : peers_) {
       int16_t events = 0;
       if (peer->unsent > 0) events |= POLLOUT;
@@ -438,9 +420,8 @@ class Channel {
     }
     const bool forever = patience_.count() == 0;
     const Clock::time_point patient = forever ? Clock::time_point::max() : moved_ + patience_;
-    poll(waits_.data(), waits_.size(), UntilDeadline(std::min(patient, abort_at_.load())));
-    uint64_t woken;
-    [[maybe_unused]] const ssize_t got = read(wake_.fd(), &woken, sizeof woken);
+    poll(waits_.data(), waits_.size(), UntilDeadline(std::min(patient, abort_.at())));
+    abort_.Reset();
   }
 
   static bool IsLater() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -462,18 +443,6 @@ class Channel {
 
   std::string Here() const {
     return ", while rank " + std::to_string(rank_) + " is in " + here_.Text();
-  }
-
-  void SetAbort(const std::string& why, Clock::time_point at, bool is_final) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (is_final_) return;
-      is_final_ = is_final;
-      aborted_ = why.empty() ? "aborted" : why;
-      abort_at_ = at;
-    }
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_.fd(), &one, sizeof one);
   }
 
   void Tell(int to, const Frame& notice) {
@@ -510,12 +479,8 @@ class Channel {
   std::unique_ptr<char[]> scratch_;
   size_t scratch_bytes_ = 0;
   std::vector<pollfd> waits_;
-  Socket wake_;
+  Abort abort_;
   char nothing_ = 0;
-  std::mutex mutex_;
-  std::string aborted_;    // under mutex_, as is is_final_
-  bool is_final_ = false;  // it stays aborted
-  std::atomic<Clock::time_point> abort_at_{Clock::time_point::max()};
 };
 
 }  // namespace gmeta::lane

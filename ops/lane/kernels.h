@@ -141,7 +141,9 @@ class CollectiveOp : public AsyncOpKernel {
     L* const lane = &state->lane->lane;
     OP_REQUIRES_ASYNC(context, lane->is_open(), Failed("it isn't connected"), done);
     if (auto* const manager = context->cancellation_manager(); manager != nullptr) {
-      const auto cancel = [lane] { lane->Cancel("the step was cancelled", kGraceOfCancelled); };
+      const auto cancel = [lane] {
+        lane->abort().Soon("the step was cancelled", kGraceOfCancelled);
+      };
       state->token = manager->get_cancellation_token();
       if (!manager->RegisterCallback(state->token, cancel)) cancel();
     }
@@ -160,7 +162,7 @@ class CollectiveOp : public AsyncOpKernel {
     const auto after = [context, state, lane, done = std::move(done)] {
       if (auto* const manager = context->cancellation_manager(); manager != nullptr) {
         manager->DeregisterCallback(state->token);
-        lane->Withdraw();
+        lane->abort().Withdraw();
       }
       OP_REQUIRES_OK_ASYNC(context, state->exchange.allocated, done);
       OP_REQUIRES_OK_ASYNC(context, state->status, done);

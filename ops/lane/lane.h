@@ -52,7 +52,7 @@ class Lane {
   // thread itself, which then ends by itself.
   void Close() {
     if (!thread_.joinable()) return;
-    if (channel_) channel_->Abort("the lane is closed");
+    if (channel_) channel_->abort().Now("the lane is closed");
     queue_->Push({});
     if (thread_.get_id() == std::this_thread::get_id()) {
       thread_.detach();
@@ -82,8 +82,7 @@ class Lane {
   int size() const { return channel_->size(); }
   bool Advance(bool may_sleep) { return channel_->Advance(may_sleep); }
   const std::string& failure() const { return channel_->failure(); }
-  void Cancel(const std::string& why, milliseconds grace) { channel_->Cancel(why, grace); }
-  void Withdraw() { channel_->Withdraw(); }
+  Abort& abort() { return channel_->abort(); }
 
   // A collective: what begins it; what goes on with it, as Channel::Advance does; what takes its
   // results; and what comes after, such as the next collective.

@@ -112,8 +112,7 @@ class NcclLane {
   int size() const { return lane_.size(); }
   const std::string& failure() const { return failed_; }
   void Run(Lane::Job job) { lane_.Run(std::move(job)); }
-  void Cancel(const std::string& why, milliseconds grace) { lane_.Cancel(why, grace); }
-  void Withdraw() { lane_.Withdraw(); }
+  Abort& abort() { return lane_.abort(); }
 
   // Gives rank r the next `sends[r]` bytes of `from`, and takes `receives[r]` bytes from each rank
   // to `to`, once all is done that `compute` has queued. `Advance` ends it.
@@ -225,7 +224,7 @@ class NcclLane {
   // Looks whether the collective can still end; whether it has failed.
   bool Watch(Clock::time_point now) {
     Channel& channel = *lane_.channel();
-    if (const std::string why = channel.AbortedBecause(); !why.empty()) return Fail(why, "");
+    if (const std::string why = channel.abort().Because(); !why.empty()) return Fail(why, "");
     int error = Nccl::kSuccess;
     nccl_.comm_get_async_error(comm_, &error);
     if (error != Nccl::kSuccess && error != Nccl::kInProgress) {

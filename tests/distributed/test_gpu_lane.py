@@ -86,7 +86,7 @@ def test_rows_of_any_type_and_sizes_arrive(size: int) -> None:
         assert "GPU:0" in kinds
 
 
-def sum_examples() -> None:
+def sum_examples() -> str:
     """Runs on every rank: sums of several tensors, some empty, equal NumPy's, and equal bits everywhere."""
     here = collectives.world()
 
@@ -112,11 +112,12 @@ def sum_examples() -> None:
     assert len(set(collectives.allgather_objects(total.numpy().tobytes()))) == 1
     expected = sum(np.random.default_rng(r).normal(size=300_001).astype("f4") for r in range(here.size))
     np.testing.assert_allclose(total.numpy(), expected, rtol=1e-4, atol=1e-5)
+    return lane_kind("gpu")
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_of_any_type_and_sizes_arrive(size: int) -> None:
-    run_ranks(sum_examples, size)
+    assert run_ranks(sum_examples, size) == ["nccl"] * size
 
 
 def differentiate(eagerly: bool) -> list[np.ndarray]:

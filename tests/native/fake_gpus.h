@@ -82,6 +82,9 @@ struct World {
 };
 
 struct Comm {
+  Comm(std::shared_ptr<World> world, int rank, int size)
+      : world(std::move(world)), rank(rank), size(size) {}
+
   std::shared_ptr<World> world;
   int rank, size;
   std::atomic<bool> aborted{false};
@@ -124,7 +127,13 @@ inline gmeta::lane::Nccl MakeNccl() {
     return 0;
   };
   nccl.comm_init_rank = [](void** comm, int size, gmeta::lane::Nccl::Id id, int rank) {
-    auto* const made = new Comm{Find(id.bytes), rank, size, {}, 0};
+    static std::mutex mutex;
+    static std::deque<Comm> comms;  // for ever, as jobs may still look at one that was aborted
+    Comm* made;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      made = &comms.emplace_back(Find(id.bytes), rank, size);
+    }
     *comm = made;
     std::unique_lock<std::mutex> lock(made->world->mutex);
     ++made->world->joined;
@@ -132,7 +141,7 @@ inline gmeta::lane::Nccl MakeNccl() {
     return 0;
   };
   nccl.comm_abort = [](void* comm) {
-    static_cast<Comm*>(comm)->aborted = true;  // jobs may still look at it: it is never deleted
+    static_cast<Comm*>(comm)->aborted = true;
     return 0;
   };
   nccl.comm_get_async_error = [](void*, int* error) { return *error = 0, 0; };

@@ -223,16 +223,16 @@ void TestACancelledCollectiveHasAGraceInWhichItMayEnd() {
   std::atomic<bool> done{false};
   RunRanks(2, milliseconds(0), [&](Channel& channel) {
     float value = 1;
-    if (channel.rank() == 0) channel.Cancel("the step was cancelled", milliseconds(200));
+    if (channel.rank() == 0) channel.abort().Soon("the step was cancelled", milliseconds(200));
     CHECK_EQ(channel.Allreduce(Sum("dense", 1), &value, 1), "");
-    if (channel.rank() == 0) channel.Withdraw();
+    if (channel.rank() == 0) channel.abort().Withdraw();
     if (channel.rank() == 1) {
       while (!done) std::this_thread::sleep_for(milliseconds(1));
       CHECK_EQ(channel.Allreduce(Sum("dense", 1), &value, 1), "");  // all is there
       CHECK_EQ(channel.Hear(), "the step was cancelled");
       return;
     }
-    channel.Cancel("the step was cancelled", milliseconds(200));
+    channel.abort().Soon("the step was cancelled", milliseconds(200));
     CHECK_EQ(channel.Allreduce(Sum("dense", 1), &value, 1), "the step was cancelled");
     done = true;
   });
@@ -280,7 +280,7 @@ void TestAbortEndsAWaitingCollective() {
     }
     std::thread other([&] {
       std::this_thread::sleep_for(milliseconds(50));
-      channel.Abort("the step was cancelled");
+      channel.abort().Now("the step was cancelled");
     });
     float value = 1;
     CHECK_EQ(channel.Allreduce(Sum("dense", 1), &value, 1), "the step was cancelled");

@@ -217,7 +217,8 @@ void TestACancelledCollectiveEnds() {
     std::vector<float> values(3);
     CHECK_EQ(rank.Allreduce("dense", &values), "");
     if (rank.lane->rank() == 0) {
-      std::thread other([&] { rank.lane->Cancel("the step was cancelled", milliseconds(50)); });
+      std::thread other(
+          [&] { rank.lane->abort().Soon("the step was cancelled", milliseconds(50)); });
       CHECK_EQ(rank.Allreduce("dense", &values), "the step was cancelled");
       other.join();
       done = true;
