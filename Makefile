@@ -21,7 +21,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ranks test-gpu lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup demo test test-all test-ranks test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -59,6 +59,9 @@ test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables 
 	$(BIN)/pytest -n 0 tests/cuda tests/ops -k 'gpu or cuda or table_device'
 	GMETA_TABLE_DEVICE=gpu $(BIN)/pytest -n 0 tests/layers/embedding/test_collection.py \
 	  tests/layers/exchange/test_recorded_lookups.py tests/layers/exchange/test_pieces.py
+
+test-gpu-ranks: setup  ## What needs 2 GPUs or more: the collectives of ranks with a GPU each
+	$(BIN)/pytest -n 0 -m '' tests/distributed/test_gpu_lane.py
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ foreach(source ${test_sources})
     continue()  # its threads are fibers of one thread
   endif()
   add_executable(${name} ${source})
-  target_link_libraries(${name} PRIVATE Threads::Threads)
+  target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   target_compile_options(${name} PRIVATE -UNDEBUG)
   if(name MATCHES "^emulated_")  # CUDA sources, for which g++ is given a GPU
     target_include_directories(${name} BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/tests/native/emulated_gpu)

@@ -38,7 +38,8 @@ function(gmeta_op_library name room)
     _GLIBCXX_USE_CXX11_ABI=${GMETA_TF_ABI} EIGEN_MAX_ALIGN_BYTES=64
     GMETA_HAVE_CUDA=$<BOOL:${GMETA_HAVE_CUDA}>)
   target_link_directories(${name} PRIVATE ${GMETA_TF_LIBRARY})
-  target_link_libraries(${name} PRIVATE -l:libtensorflow_framework.so.2 Threads::Threads)
+  target_link_libraries(${name} PRIVATE -l:libtensorflow_framework.so.2 Threads::Threads
+    ${CMAKE_DL_LIBS})
   if(GMETA_HAVE_CUDA AND gpu_sources)
     set_source_files_properties(${gpu_sources} PROPERTIES COMPILE_DEFINITIONS GOOGLE_CUDA=1)
     target_include_directories(${name} SYSTEM PRIVATE

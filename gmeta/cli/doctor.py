@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gmeta.cli import installation as core
+from gmeta.cli.nccl_log import log_nccl, read_transports
 from gmeta.cli.rank_options import ranks_option, start_ranks
 from gmeta.core.collectives.place import under_launcher
 
@@ -19,10 +20,11 @@ def command(ctx: click.Context, size: int | None) -> None:
     exit code is 1 if anything that gmeta needs is broken.
 
     With --np the command then starts that many ranks; under horovodrun it uses horovodrun's ranks. There it
-    runs every collective that training uses, checks the results, and prints latency, bandwidth and each
-    rank's versions.
+    runs every collective that training uses, checks the results, and prints latency, bandwidth, each rank's
+    versions, and how tensors in host memory and on GPUs travel.
     """
     if under_launcher():
+        log_nccl()
         start_ranks(size)
         _prove_collectives()
         return
@@ -54,22 +56,34 @@ def _prove_collectives() -> None:
 
     from gmeta.core.collectives import allgather_objects, world
     from gmeta.core.collectives.entry import versions
-    from gmeta.core.collectives.lane import lane_kind
-    from gmeta.core.collectives.probe import measure
+    from gmeta.core.collectives.probe import measure, ways
 
     found = measure()
-    by_rank = allgather_objects({"host": platform.node(), "lane": lane_kind(), **versions()})
+    by_rank = allgather_objects({"host": platform.node(), **versions()})
+    transports = allgather_objects(read_transports())
     if world().rank != 0:
         return
+    places = Table("tensors", "lane", "transport", title="A kilobyte, median of 7, slowest rank")
+    for heading in ("ms alltoall", "ms allreduce"):
+        places.add_column(heading, justify="right")
+    for kilobyte in ways(found):
+        seen = dict.fromkeys(each for of_rank in transports for each in of_rank)
+        on_gpus = kilobyte.place == "gpu"
+        way = f"{kilobyte.way}: {', '.join(seen)}" if on_gpus and seen else kilobyte.way
+        name = "on GPUs" if on_gpus else "in host memory"
+        places.add_row(name, kilobyte.lane, way, *(f"{1e3 * each:.2f}" for each in kilobyte.seconds))
     ranks = Table("rank", *by_rank[0], title="Ranks")
     for rank, values in enumerate(by_rank):
         ranks.add_row(str(rank), *values.values())
-    table = Table("collective", title=f"Collectives on {len(by_rank)} ranks, median of 7, slowest rank")
+    table = Table(
+        "collective", "tensors", title=f"Collectives on {len(by_rank)} ranks, median of 7, slowest rank"
+    )
     for heading in ("bytes a rank", "ms", "MB/s a rank"):
         table.add_column(heading, justify="right")
     for one in found:
         speed = f"{one.bandwidth / 1e6:,.1f}" if one.bytes else ""
-        table.add_row(one.collective, f"{one.bytes:,}", f"{one.seconds * 1e3:.2f}", speed)
+        table.add_row(one.collective, one.place, f"{one.bytes:,}", f"{one.seconds * 1e3:.2f}", speed)
     console = Console(width=100)
     console.print(ranks)
+    console.print(places)
     console.print(table)

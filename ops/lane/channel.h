@@ -8,7 +8,9 @@
 // it, and it is checked, because a frame carries its number in the order, its kind, its type and
 // its name. A rank sends exactly one frame a peer and exchange, and ends an exchange when it has
 // all that the others sent in it, so what it reads next is the next exchange's. After a failure the
-// channel stays failed: it stops sending, which the other ranks notice at once.
+// channel stays failed: it says why in a last frame, if it isn't amid data, and stops sending,
+// which the other ranks notice at once. So they name the rank that was lost first: who closes
+// between frames without a word is that rank, and who closes amid data may be, if no other is.
 //
 // Operations. Alltoallv: the frames carry the sizes, so a rank allocates when the last frame is
 // there, and no round is spent on sizes. Allreduce: if the data are few, everybody sends them to
@@ -27,21 +29,20 @@
 #define GMETA_OPS_LANE_CHANNEL_H_
 
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "ops/lane/abort.h"
 #include "ops/lane/frame.h"
 #include "ops/lane/socket.h"
 
@@ -57,11 +58,12 @@ class Channel {
  public:
   static constexpr size_t kFewBytes = 64 << 10;  // an allreduce of so many to each sends all
   static constexpr std::chrono::microseconds kLook{50};
+  static constexpr milliseconds kAsk{100};  // for what others know of a loss
 
   // `sockets` by rank, this rank's own being none. A rank that doesn't come within `patience` fails
   // the collective; 0 waits for ever.
   Channel(std::vector<Socket> sockets, int rank, milliseconds patience)
-      : rank_(rank), patience_(patience), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      : rank_(rank), patience_(patience) {
     for (Socket& socket : sockets) {
       peers_.push_back(std::make_unique<Peer>());
       peers_.back()->socket = std::move(socket);
@@ -103,7 +105,7 @@ class Channel {
               }
             }
             char* at = allocate(bytes);
-            if (at == nullptr) return std::string("no memory for what was sent");
+            if (at == nullptr) return std::string("what was sent has no place");
             for (int r = 0; r < size(); at += bytes[r++]) to[r] = at;
             return std::string();
           });
@@ -154,19 +156,51 @@ class Channel {
     return true;
   }
 
+  // Compares `call` with the other ranks' and sends no data: an exchange, which `Advance` ends.
+  void BeginCheck(const Call& call) {
+    BeginAlltoallv(call, std::vector<Part>(peers_.size()),
+                   [this](const std::vector<uint64_t>&) { return &nothing_; });
+  }
+
   // Why the channel has failed, or "".
   const std::string& failure() const { return failed_; }
 
-  // Fails the collective that is under way, and all later ones; from any thread.
-  void Abort(const std::string& why) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (aborted_.empty()) aborted_ = why.empty() ? "aborted" : why;
-    }
-    is_aborted_.store(true, std::memory_order_release);
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_.fd(), &one, sizeof one);
+  // Fails the channel because of what its owner has found, between exchanges.
+  void GiveUp(const std::string& cause, const std::string& where) {
+    if (failed_.empty()) Fail(cause, where);
   }
+
+  // Reads, between exchanges, what the others have said unasked. Returns why one is lost, or "".
+  std::string Hear() {
+    std::string why;
+    for (int r = 0; r < size() && why.empty(); ++r) {
+      if (r != rank_) PeekFrame(r, &why);
+    }
+    return why;
+  }
+
+  // Tells the others, between exchanges, that this rank waits in a collective of this number.
+  void TellWaiting(uint64_t number) {
+    for (int r = 0; r < size(); ++r) Tell(r, Frame::Notice(Kind::kWaiting, number, ""));
+  }
+
+  // The ranks that haven't told that they wait in it; those that have begun another exchange say
+  // which.
+  std::string AbsentFrom(uint64_t number) {
+    std::string text, why;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      Peer& peer = *peers_[r];
+      const bool is_elsewhere = PeekFrame(r, &why);
+      if (!is_elsewhere && peer.waits_in == number) continue;
+      text += (text.empty() ? "rank " : ", rank ") + std::to_string(r);
+      if (is_elsewhere) text += ", which is in " + peer.got.Text() + ",";
+    }
+    return text;
+  }
+
+  // What fails the collective that is under way, and later ones; for any thread.
+  Abort& abort() { return abort_; }
 
  private:
   using Place = std::function<std::string(const std::vector<uint64_t>& bytes, char** to)>;
@@ -181,6 +215,7 @@ class Channel {
     bool has_frame = false;
     uint64_t missing = 0;  // bytes of data
     char* to = nullptr;
+    uint64_t waits_in = UINT64_MAX;  // as its last notice said
   };
 
   char* Scratch(size_t bytes) {
@@ -232,17 +267,17 @@ class Channel {
         if (why.empty() && (!peer.has_frame || (placed_ && peer.missing > 0))) {
           why = peer.has_frame ? ReceiveData(r, &progress) : ReceiveFrame(r, &progress);
         }
-        if (!why.empty()) return Fail(why + Here());
+        if (!why.empty()) return Fail(why, Here());
         if (peer.unsent > 0 || !peer.has_frame || peer.missing > 0) ended = false;
       }
       if (!placed_ && AllFrames()) {
         const std::string why = PlaceData();
-        if (!why.empty()) return Fail(why + Here());
+        if (!why.empty()) return Fail(why, Here());
         placed_ = true;
         continue;  // small data are in the inboxes already
       }
       if (ended && placed_) return true;
-      if (is_aborted_.load(std::memory_order_acquire)) return Fail(AbortedBecause());
+      if (const std::string why = abort_.Because(); !why.empty()) return Fail(why, "");
       const Clock::time_point now = Clock::now();
       if (progress) {
         moved_ = now;
@@ -252,7 +287,8 @@ class Channel {
         return false;
       } else if (patience_.count() > 0 && now - moved_ >= patience_) {
         return Fail("timed out: " + Awaited() + " did not come within " +
-                    std::to_string(patience_.count() / 1000) + " s to " + here_.Text());
+                        std::to_string(patience_.count() / 1000) + " s",
+                    " to " + here_.Text());
       } else {
         Sleep();
       }
@@ -289,7 +325,7 @@ class Channel {
     message.msg_iov = pieces;
     message.msg_iovlen = 2;
     const ssize_t sent = sendmsg(peer.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0) return IsLater() ? "" : Lost(to);
+    if (sent < 0) return IsLater() ? "" : Blame(to);
     peer.unsent -= static_cast<size_t>(sent);
     *progress = true;
     return "";
@@ -297,24 +333,42 @@ class Channel {
 
   std::string ReceiveFrame(int from, bool* progress) {
     Peer& peer = *peers_[from];
-    if (peer.inbox_end - peer.inbox_begin < sizeof(Frame)) {
-      const size_t kept = peer.inbox_end - peer.inbox_begin;
-      std::memmove(peer.inbox.data(), peer.inbox.data() + peer.inbox_begin, kept);
-      peer.inbox_begin = 0;
-      peer.inbox_end = kept;
-      const ssize_t got =
-          recv(peer.socket.fd(), peer.inbox.data() + kept, peer.inbox.size() - kept, MSG_DONTWAIT);
-      if (got == 0 || (got < 0 && !IsLater())) return Lost(from);
-      if (got < 0) return "";
-      *progress = true;
-      peer.inbox_end += static_cast<size_t>(got);
-      if (peer.inbox_end < sizeof(Frame)) return "";
-    }
-    std::memcpy(&peer.got, peer.inbox.data() + peer.inbox_begin, sizeof(Frame));
+    std::string why;
+    const size_t before = peer.inbox_end - peer.inbox_begin;
+    peer.has_frame = PeekFrame(from, &why);
+    *progress |= peer.has_frame || peer.inbox_end - peer.inbox_begin != before;
+    if (!peer.has_frame) return why;
     peer.inbox_begin += sizeof(Frame);
-    peer.has_frame = *progress = true;
     if (peer.got.Matches(peer.sent)) return "";
     return "rank " + std::to_string(from) + " is in " + peer.got.Text();
+  }
+
+  // Reads until the inbox begins with the frame of an exchange, and takes the notices before it;
+  // whether it does. A lost peer, or one that gives up, is told in `why`.
+  bool PeekFrame(int from, std::string* why) {
+    Peer& peer = *peers_[from];
+    while (true) {
+      const size_t kept = peer.inbox_end - peer.inbox_begin;
+      if (kept < sizeof(Frame)) {
+        std::memmove(peer.inbox.data(), peer.inbox.data() + peer.inbox_begin, kept);
+        peer.inbox_begin = 0;
+        peer.inbox_end = kept;
+        const ssize_t got = recv(peer.socket.fd(), peer.inbox.data() + kept,
+                                 peer.inbox.size() - kept, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && !IsLater())) *why = Lost(from);
+        if (got <= 0) return false;
+        peer.inbox_end += static_cast<size_t>(got);
+        continue;
+      }
+      std::memcpy(&peer.got, peer.inbox.data() + peer.inbox_begin, sizeof(Frame));
+      if (peer.got.kind == Kind::kGone) {
+        *why = peer.got.Name();
+        return false;
+      }
+      if (peer.got.kind != Kind::kWaiting) return true;
+      peer.waits_in = peer.got.sequence;
+      peer.inbox_begin += sizeof(Frame);
+    }
   }
 
   std::string ReceiveData(int from, bool* progress) {
@@ -326,8 +380,26 @@ class Channel {
       return Took(&peer, kept, progress);
     }
     const ssize_t got = recv(peer.socket.fd(), peer.to, peer.missing, MSG_DONTWAIT);
-    if (got == 0 || (got < 0 && !IsLater())) return Lost(from);
+    if (got == 0 || (got < 0 && !IsLater())) return Blame(from);
     return got < 0 ? "" : Took(&peer, static_cast<size_t>(got), progress);
+  }
+
+  // Says which rank's loss broke the connection with `lost`, which itself may have failed because
+  // of another: asks those that are between frames, for a moment.
+  std::string Blame(int lost) {
+    const Clock::time_point until = Clock::now() + kAsk;
+    while (true) {
+      for (int r = 0; r < size(); ++r) {
+        const Peer& peer = *peers_[r];
+        const bool amid_data =
+            under_way_ && peer.has_frame && (placed_ ? peer.missing : peer.got.bytes) > 0;
+        std::string why;
+        if (r != rank_ && !amid_data) PeekFrame(r, &why);
+        if (!why.empty()) return why;
+      }
+      if (Clock::now() >= until) return Lost(lost);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
   }
 
   static std::string Took(Peer* peer, size_t bytes, bool* progress) {
@@ -339,7 +411,7 @@ class Channel {
 
   // Until a peer can be heard or told something, someone aborts, or patience ends.
   void Sleep() {
-    waits_.assign(1, {wake_.fd(), POLLIN, 0});
+    waits_.assign(1, {abort_.fd(), POLLIN, 0});
     for (const auto& peer : peers_) {
       int16_t events = 0;
       if (peer->unsent > 0) events |= POLLOUT;
@@ -347,7 +419,9 @@ class Channel {
       if (events != 0) waits_.push_back({peer->socket.fd(), events, 0});
     }
     const bool forever = patience_.count() == 0;
-    poll(waits_.data(), waits_.size(), forever ? 60000 : UntilDeadline(moved_ + patience_));
+    const Clock::time_point patient = forever ? Clock::time_point::max() : moved_ + patience_;
+    poll(waits_.data(), waits_.size(), UntilDeadline(std::min(patient, abort_.at())));
+    abort_.Reset();
   }
 
   static bool IsLater() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -371,17 +445,21 @@ class Channel {
     return ", while rank " + std::to_string(rank_) + " is in " + here_.Text();
   }
 
-  std::string AbortedBecause() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return aborted_;
+  void Tell(int to, const Frame& notice) {
+    const Peer& peer = *peers_[to];
+    const bool amid = peer.unsent > 0 && peer.unsent < sizeof(Frame) + parts_[to].bytes;
+    if (to == rank_ || amid || !peer.socket) return;
+    SendAll(peer.socket.fd(), &notice, sizeof notice, Clock::now() + kAsk);
   }
 
   // Ends sending rather than closing, so that what is on its way, such as the frame that names this
   // rank's collective, still arrives.
-  bool Fail(const std::string& why) {
-    failed_ = why;
-    for (const auto& peer : peers_) {
-      if (peer->socket) shutdown(peer->socket.fd(), SHUT_WR);
+  bool Fail(const std::string& cause, const std::string& where) {
+    failed_ = cause + where;
+    for (int r = 0; r < size(); ++r) {
+      if (!peers_[r]->socket) continue;
+      Tell(r, Frame::Notice(Kind::kGone, sequence_, cause));
+      shutdown(peers_[r]->socket.fd(), SHUT_WR);
     }
     return true;
   }
@@ -401,10 +479,8 @@ class Channel {
   std::unique_ptr<char[]> scratch_;
   size_t scratch_bytes_ = 0;
   std::vector<pollfd> waits_;
-  Socket wake_;
-  std::mutex mutex_;
-  std::string aborted_;  // under mutex_
-  std::atomic<bool> is_aborted_{false};
+  Abort abort_;
+  char nothing_ = 0;
 };
 
 }  // namespace gmeta::lane

@@ -1,6 +1,7 @@
 // What precedes the data that a rank sends to another in a collective. It says which collective
 // this is, so ranks that do different things find out before they take any data, and each can name
-// both.
+// both. A frame without data may also be a notice, which isn't awaited: a rank says why it gives
+// up, or in which collective it waits.
 
 #ifndef GMETA_OPS_LANE_FRAME_H_
 #define GMETA_OPS_LANE_FRAME_H_
@@ -9,10 +10,17 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 namespace gmeta::lane {
 
-enum class Kind : uint32_t { kAlltoall = 1, kAllreduce = 2, kShare = 3 };
+enum class Kind : uint32_t {
+  kAlltoall = 1,
+  kAllreduce = 2,
+  kShare = 3,    // the second exchange of a large allreduce
+  kGone = 4,     // a notice, whose name is why its sender has failed
+  kWaiting = 5,  // a notice: its sender waits in the collective of this sequence number
+};
 
 // A collective, as its caller describes it.
 struct Call {
@@ -42,6 +50,16 @@ struct Frame {
     Copy(call.name, name, sizeof name);
   }
 
+  static Frame Notice(Kind kind, uint64_t sequence, const std::string& text) {
+    Frame notice;
+    notice.kind = kind;
+    notice.sequence = sequence;
+    Copy(std::string_view(text).substr(0, sizeof name), notice.name, sizeof name);
+    return notice;
+  }
+
+  std::string Name() const { return Bounded(name, sizeof name); }
+
   bool Matches(const Frame& other) const {
     return sequence == other.sequence && width == other.width && name_hash == other.name_hash &&
            kind == other.kind && std::memcmp(type, other.type, sizeof type) == 0;
@@ -50,13 +68,13 @@ struct Frame {
   // For example: alltoall 'rows' of int64, 8 bytes a row, number 17
   std::string Text() const {
     const bool rows = kind == Kind::kAlltoall;
-    return std::string(rows ? "alltoall" : "allreduce") + " '" + Bounded(name, sizeof name) +
-           "' of " + Bounded(type, sizeof type) + ", " + std::to_string(width) +
+    return std::string(rows ? "alltoall" : "allreduce") + " '" + Name() + "' of " +
+           Bounded(type, sizeof type) + ", " + std::to_string(width) +
            (rows ? " bytes a row" : " elements") + ", number " + std::to_string(sequence);
   }
 
  private:
-  static void Copy(const std::string& from, char* to, size_t size) {
+  static void Copy(std::string_view from, char* to, size_t size) {
     const size_t n = std::min(from.size(), size);
     std::memcpy(to, from.data() + from.size() - n, n);
   }

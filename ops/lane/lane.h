@@ -43,13 +43,16 @@ class Lane {
   Counts alltoalls, allreduces;
 
   Lane() : queue_(std::make_shared<Queue>()) {
-    thread_ = std::thread([this, queue = queue_] { queue->Run(this); });
+    thread_ = std::thread([queue = queue_] { queue->Run(); });
   }
+
+  ~Lane() { Close(); }
 
   // Ends the thread, which first fails what was handed in. The last owner may be a job of the
   // thread itself, which then ends by itself.
-  ~Lane() {
-    if (channel_) channel_->Abort("the lane is closed");
+  void Close() {
+    if (!thread_.joinable()) return;
+    if (channel_) channel_->abort().Now("the lane is closed");
     queue_->Push({});
     if (thread_.get_id() == std::this_thread::get_id()) {
       thread_.detach();
@@ -60,8 +63,9 @@ class Lane {
 
   std::string Listen(Address* address) { return lane::Listen(address, &listener_); }
 
+  // The last argument is the id of a communicator, which TCP doesn't have.
   std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& token,
-                      milliseconds start, milliseconds patience) {
+                      milliseconds start, milliseconds patience, const std::string&) {
     if (!listener_) return "it doesn't listen, or was connected before";
     Mesh mesh;
     std::string why = mesh.Make(listener_, rank, addresses, token, start);
@@ -73,10 +77,19 @@ class Lane {
   // Null until it is connected.
   Channel* channel() const { return channel_.get(); }
 
-  // A collective: what begins it, what takes its results from the channel, and what comes after,
-  // such as the next collective.
+  bool is_open() const { return channel_ != nullptr; }
+  int rank() const { return channel_->rank(); }
+  int size() const { return channel_->size(); }
+  bool Advance(bool may_sleep) { return channel_->Advance(may_sleep); }
+  const std::string& failure() const { return channel_->failure(); }
+  Abort& abort() { return channel_->abort(); }
+
+  // A collective: what begins it; what goes on with it, as Channel::Advance does; what takes its
+  // results; and what comes after, such as the next collective.
   struct Job {
-    std::function<void()> begin, take, after;
+    std::function<void()> begin;
+    std::function<bool(bool may_sleep)> advance;
+    std::function<void()> take, after;
     bool has_begun = false;
   };
 
@@ -84,7 +97,7 @@ class Lane {
     if (!queue_->Own()) return queue_->Push(std::move(job));
     job.begin();
     job.has_begun = true;
-    if (!channel_->Advance(false)) return queue_->HandOver(std::move(job));
+    if (!job.advance(false)) return queue_->HandOver(std::move(job));
     job.take();
     queue_->Disown();
     job.after();
@@ -127,7 +140,7 @@ class Lane {
     }
 
     // The lane's thread. An empty job is the last.
-    void Run(Lane* lane) {
+    void Run() {
       while (true) {
         std::unique_lock<std::mutex> lock(mutex);
         come.wait(lock, [this] { return !owned && !jobs.empty(); });
@@ -137,7 +150,7 @@ class Lane {
         owned = true;
         lock.unlock();
         if (!job.has_begun) job.begin();
-        lane->channel_->Advance(true);
+        while (!job.advance(true)) continue;
         job.take();
         lock.lock();
         owned = false;

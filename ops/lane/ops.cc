@@ -10,7 +10,24 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ScalarShape;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Makes a lane that listens at `host`, an IPv4 address or a name; `port` is where.
+// Finds what a lane of GPUs needs: the address of this process's GPU, the version of NCCL, which is
+// loaded from the first of `files` that can be, and on the rank that is to make it the `id` of a
+// communicator. `why` says what is missing.
+REGISTER_OP("GmetaLaneFind")
+    .Input("files: string")
+    .Input("make_id: bool")
+    .Output("gpu: string")
+    .Output("version: int32")
+    .Output("id: string")
+    .Output("why: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// Makes a lane that listens at `host`, an address or a name; `port` is where. Made on a GPU it is
+// the lane of the tensors there.
 REGISTER_OP("GmetaLane")
     .Input("host: string")
     .Output("lane: resource")
@@ -24,7 +41,7 @@ REGISTER_OP("GmetaLane")
 
 // Connects a lane with those of the other ranks, which `hosts` and `ports` name in the order of
 // ranks. It waits `start` seconds for them, and later `patience` seconds (0: for ever) for a rank
-// that doesn't come to a collective.
+// that doesn't come to a collective. `id` is empty, or on a GPU what GmetaLaneFind made on rank 0.
 REGISTER_OP("GmetaLaneConnect")
     .Input("lane: resource")
     .Input("rank: int32")
@@ -33,19 +50,23 @@ REGISTER_OP("GmetaLaneConnect")
     .Input("token: string")
     .Input("start: int32")
     .Input("patience: int32")
+    .Input("id: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // Gives rank r the `splits[r]` rows after those for the ranks before r. All ranks give the same
-// `label`, type and shape of a row.
+// `label`, type and shape of a row. `expected` says how many rows come from each rank, and is
+// checked on a CPU, where it may be empty. `place` is that of the lane, for the gradient.
 REGISTER_OP("GmetaLaneAlltoall")
     .Input("lane: resource")
     .Input("rows: T")
     .Input("splits: int32")
+    .Input("expected: int32")
     .Output("received: T")
     .Output("received_splits: int32")
     .Attr("T: type")
     .Attr("label: string")
+    .Attr("place: {'cpu', 'gpu'}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle rows;
@@ -58,7 +79,8 @@ REGISTER_OP("GmetaLaneAlltoall")
       return absl::OkStatus();
     });
 
-// Sums each tensor over the ranks, in their order.
+// Sums each tensor over the ranks: on a CPU in their order, on a GPU in NCCL's. All ranks get the
+// same bits.
 REGISTER_OP("GmetaLaneAllreduce")
     .Input("lane: resource")
     .Input("terms: N * T")
@@ -66,6 +88,7 @@ REGISTER_OP("GmetaLaneAllreduce")
     .Attr("N: int >= 1")
     .Attr("T: {float, double, int32, int64}")
     .Attr("label: string")
+    .Attr("place: {'cpu', 'gpu'}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       for (int i = 0; i + 1 < c->num_inputs(); ++i) c->set_output(i, c->input(i + 1));

@@ -48,7 +48,10 @@ struct Address {
   std::string host;
   int port = 0;
 
-  std::string Text() const { return host + ":" + std::to_string(port); }
+  std::string Text() const {
+    const bool v6 = host.find(':') != std::string::npos;
+    return (v6 ? "[" + host + "]:" : host + ":") + std::to_string(port);
+  }
 };
 
 inline std::string Reason(const std::string& what) { return what + ": " + std::strerror(errno); }
@@ -74,52 +77,83 @@ inline void SendAtOnce(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// Resolves an IPv4 address or a name of a host.
-inline std::string Resolve(const Address& address, sockaddr_in* found) {
-  addrinfo hints{}, *list = nullptr;
-  hints.ai_family = AF_INET;
-  hints.ai_socktype = SOCK_STREAM;
-  const int failed = getaddrinfo(address.host.c_str(), nullptr, &hints, &list);
-  if (failed != 0) return "no address of host '" + address.host + "': " + gai_strerror(failed);
-  std::memcpy(found, list->ai_addr, sizeof *found);
-  found->sin_port = htons(static_cast<uint16_t>(address.port));
-  freeaddrinfo(list);
-  return "";
+// The addresses, of IPv4 and IPv6, of an address or of a host's name.
+class Resolved {
+ public:
+  explicit Resolved(const Address& address) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    const std::string port = std::to_string(address.port);
+    const int failed = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list_);
+    if (failed != 0) why_ = "no address of host '" + address.host + "': " + gai_strerror(failed);
+  }
+  Resolved(const Resolved&) = delete;
+  Resolved& operator=(const Resolved&) = delete;
+  ~Resolved() {
+    if (list_ != nullptr) freeaddrinfo(list_);
+  }
+
+  // Returns "" for the first address with which `attempt` returns "", else why the last one failed.
+  template <class Attempt>
+  std::string Try(const Attempt& attempt) const {
+    std::string why = why_;
+    for (const addrinfo* one = list_; one != nullptr; one = one->ai_next) {
+      why = attempt(*one);
+      if (why.empty()) break;
+    }
+    return why;
+  }
+
+ private:
+  addrinfo* list_ = nullptr;
+  std::string why_;
+};
+
+inline Socket MakeSocket(const addrinfo& place) {
+  return Socket(socket(place.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// Listens at `address`, and puts the port that it got into it if that was 0.
+// Listens at `address`, and puts the port that it got into it if that was 0. "::" is all addresses,
+// those of IPv4 too.
 inline std::string Listen(Address* address, Socket* listener) {
-  sockaddr_in place;
-  if (std::string why = Resolve(*address, &place); !why.empty()) return why;
-  Socket made(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!made) return Reason("no socket");
-  socklen_t size = sizeof place;
-  sockaddr* const plain = reinterpret_cast<sockaddr*>(&place);
-  if (bind(made.fd(), plain, size) != 0 || listen(made.fd(), SOMAXCONN) != 0 ||
-      getsockname(made.fd(), plain, &size) != 0) {
-    return Reason("can't listen at " + address->Text());
-  }
-  address->port = ntohs(place.sin_port);
-  *listener = std::move(made);
-  return "";
+  return Resolved(*address).Try([&](const addrinfo& place) -> std::string {
+    Socket made = MakeSocket(place);
+    if (!made) return Reason("no socket");
+    const int off = 0;
+    if (place.ai_family == AF_INET6) {
+      setsockopt(made.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    }
+    sockaddr_storage bound{};
+    socklen_t size = sizeof bound;
+    if (bind(made.fd(), place.ai_addr, place.ai_addrlen) != 0 ||
+        listen(made.fd(), SOMAXCONN) != 0 ||
+        getsockname(made.fd(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+      return Reason("can't listen at " + address->Text());
+    }
+    // The port lies in the same place in both families' addresses.
+    address->port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+    *listener = std::move(made);
+    return "";
+  });
 }
 
 inline std::string Connect(const Address& address, Clock::time_point deadline, Socket* connected) {
-  sockaddr_in place;
-  if (std::string why = Resolve(address, &place); !why.empty()) return why;
-  Socket made(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!made) return Reason("no socket");
-  if (connect(made.fd(), reinterpret_cast<sockaddr*>(&place), sizeof place) != 0) {
-    if (errno != EINPROGRESS) return Reason("can't connect to " + address.Text());
-    if (!WaitFor(made.fd(), POLLOUT, deadline))
-      return address.Text() + " doesn't answer: timed out";
-    socklen_t size = sizeof errno;
-    getsockopt(made.fd(), SOL_SOCKET, SO_ERROR, &errno, &size);
-    if (errno != 0) return Reason("can't connect to " + address.Text());
-  }
-  SendAtOnce(made.fd());
-  *connected = std::move(made);
-  return "";
+  return Resolved(address).Try([&](const addrinfo& place) -> std::string {
+    Socket made = MakeSocket(place);
+    if (!made) return Reason("no socket");
+    if (connect(made.fd(), place.ai_addr, place.ai_addrlen) != 0) {
+      if (errno != EINPROGRESS) return Reason("can't connect to " + address.Text());
+      if (!WaitFor(made.fd(), POLLOUT, deadline))
+        return address.Text() + " doesn't answer: timed out";
+      socklen_t size = sizeof errno;
+      getsockopt(made.fd(), SOL_SOCKET, SO_ERROR, &errno, &size);
+      if (errno != 0) return Reason("can't connect to " + address.Text());
+    }
+    SendAtOnce(made.fd());
+    *connected = std::move(made);
+    return "";
+  });
 }
 
 // Sends or receives all of `size` bytes; for the few bytes of a handshake.

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from gmeta.cli import installation as doctor
 from gmeta.cli import main
 from gmeta.cli.installation import Finding, Status
+from gmeta.cli.nccl_log import parse_transports
 from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError
 from gmeta.testing.jobs import warm
@@ -100,6 +101,19 @@ def test_ranks_prove_their_collectives() -> None:
     said = warm.run(command)
     assert said.returncode == 0, said.stderr
     assert "Collectives on 2 ranks" in said.stdout
+    assert any("in host memory" in line and "TCP, loopback" in line for line in said.stdout.splitlines())
     for name in ("barrier", "alltoall", "allreduce_sum", "broadcast_variables", "allgather_objects"):
         assert name in said.stdout
     assert said.stdout.count(importlib.metadata.version("tensorflow")) >= 3  # the installation, and each rank
+
+
+def test_nccls_log_says_how_gpus_are_connected() -> None:
+    log = """
+host:1:2 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 24, bw 20.0/20.0, type NVL/PIX, sameChannels 1
+host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+host:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+host:1:2 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [receive] via NET/IB/3/GDRDMA
+host:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
+"""
+    assert parse_transports(log) == ["P2P/CUMEM/read over NVLink", "NET/IB/GDRDMA", "SHM/direct/direct"]
+    assert parse_transports("") == []

@@ -15,8 +15,9 @@ collectives  its exchanges
 scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
              the model's computation, which two ranks on few cores would take from each other
 
-pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lane beside Horovod;
-             small ones are tens in a function, whose call would take as long as they do
+pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lanes beside Horovod;
+             small ones are tens in a function, whose call would take as long as they do; tensors are on
+             GPUs where each rank has one, else in host memory
 
 TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
 own, equally many whatever the number of ranks, if there are enough.
@@ -53,16 +54,17 @@ def measure(ranks: int, settings: dict[str, Any]) -> Any:
 
 
 def beside_horovod(ranks: list[int], rounds: int, smoke: bool) -> list[Result]:
-    """The lane beside Horovod; nothing where ranks see a GPU, since there is no lane then."""
+    """The lanes beside Horovod, of tensors on GPUs where each rank has one."""
     sizes = {"": 1 << 10} if smoke else {"": 1 << 10, "/64kB": 1 << 16, "/1MB": 1 << 20, "/16MB": 1 << 24}
     results = []
     for size in ranks[1:]:
         with tempfile.TemporaryDirectory() as folder:
             settings, out = {"rounds": rounds, "sizes": sizes}, Path(folder) / "lane.json"
-            found = run_job("exchange.lane_rank", size, settings, out, {"GMETA_LANE": "tcp"})
+            found = run_job("exchange.lane_rank", size, settings, out, {"GMETA_LANE": "auto"})
         for name, one in found.items():
-            figure, peer = 1e3 * one["tcp"], 1e3 * one["horovod"]
-            results.append(Result(f"pipeline/{name}/tcp/np{size}", figure, "ms", "Horovod", peer))
+            for lane in (each for each in ("nccl", "tcp") if each in one):
+                figure, peer = 1e3 * one[lane], 1e3 * one["horovod"]
+                results.append(Result(f"pipeline/{name}/{lane}/np{size}", figure, "ms", "Horovod", peer))
     return results
 
 

@@ -12,7 +12,7 @@ import time
 from gmeta.core.collectives import backend
 from gmeta.core.collectives.driver import horovod_elastic, rendezvous
 from gmeta.core.collectives.driver import notes as telling
-from gmeta.core.collectives.first_words import say_errors_first
+from gmeta.core.collectives.driver.first_words import say_errors_first
 from gmeta.core.collectives.place import LAUNCHER, World, enter, has_entered, launched_size, world
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.shares import total_shares
@@ -43,7 +43,7 @@ def init() -> World:
 
     Raises:
       ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank;
-        ``GMETA_LANE`` names no lane (`lane`).
+        ``GMETA_LANE`` names no lane (`lane_start`).
       CollectiveError: The other ranks can't be reached.
 
     Example:
@@ -85,12 +85,12 @@ def init() -> World:
     _take_gpu(here.local_rank, hvd.local_size())
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
-    from gmeta.core.collectives.lane import open_lane
+    from gmeta.core.collectives.lane_start import open_lanes
     from gmeta.core.collectives.stalls import watch_for_stalls
 
     watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     check_agreement(versions(), advice="install the same on every machine")
-    open_lane(here)
+    open_lanes(here)
     return here
 
 

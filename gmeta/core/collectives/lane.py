@@ -1,175 +1,164 @@
-"""The lane: an ordered channel of gmeta's own for the collectives of a step, beside Horovod.
+"""The lanes: ordered channels of gmeta's own for the collectives of a step, beside Horovod.
 
-Horovod starts the ranks, introduces them and restarts them; the lane carries tensors of the CPU between them,
-over TCP (``ops/lane``). Horovod's ranks first agree which tensor each of them has ready, and a small exchange
-takes it a millisecond. The lane agrees on nothing: all ranks run the same program, so they make the same
-collectives in the same order. The ops take the lane as a resource, so TensorFlow runs them one after another,
-in the order in which they were traced, and neither merges nor drops one.
+Horovod starts the ranks, introduces them and restarts them; a lane carries tensors between them: those in
+host memory over TCP, those on GPUs by NCCL (``ops/lane``). Horovod's ranks first agree which tensor each of
+them has ready, and a small exchange takes it a millisecond. A lane agrees on nothing: all ranks run the same
+program, so they make the same collectives in the same order. The ops take the lane as a resource, so
+TensorFlow runs them one after another, in the order in which they were traced, and neither merges nor drops
+one. Each lane keeps its own order; ``ops/lane/nccl_lane.h`` says why two can't wait for each other.
 
 Only the thread that called `gmeta.init` has a place in this order. What another thread exchanges, such as the
-next batch, goes through Horovod, and so does everything in a process that sees a GPU.
-
-``GMETA_LANE=tcp`` chooses the lane, ``GMETA_LANE=horovod`` leaves everything to Horovod.
+next batch, goes through Horovod.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import platform
+import contextlib
 import re
-import secrets
-import socket
-import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
-from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.counting import LaneCounts, add_counts
-from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.objects import allgather_objects
-from gmeta.core.collectives.place import World
-from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 
-VARIABLE = "GMETA_LANE"
-LANES = ("horovod", "tcp")
-DEFAULT = "horovod"
+Place = Literal["cpu", "gpu"]
+"""Where a collective's tensors are: in host memory or on this process's GPU."""
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
-"""Types that the lane sums; others are summed as wider ones."""
+"""Types that a lane sums; others are summed as wider ones."""
+
+DEVICES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
 
 
 @dataclass(frozen=True)
-class _Lane:
+class Lane:
+    """An open lane.
+
+    Attributes:
+      handle: The resource.
+      place: Where its tensors are.
+      way: How they travel, for people.
+    """
+
     handle: tf.Tensor
-    thread: int
+    place: Place
+    way: str
+
+    @property
+    def kind(self) -> str:
+        """``"tcp"`` or ``"nccl"``."""
+        return "tcp" if self.place == "cpu" else "nccl"
 
 
-_lane: _Lane | None = None
+_lanes: dict[Place, Lane] = {}
+_thread = 0
 
 
-def choose_lane() -> str:
-    """Return which lane this process's environment chooses.
+def use_lanes(lanes: dict[Place, Lane]) -> None:
+    """Let the calling thread's collectives use these lanes, by the place of their tensors."""
+    global _thread
+    _thread = threading.get_ident()
+    _lanes.update(lanes)
+    if lanes:
+        add_counts(_read_counts)
 
-    Raises:
-      ConfigError: It names none.
+
+def lane_kind(place: Place = "cpu") -> str:
+    """Return which lane the steps' collectives of tensors in a place use: tcp, nccl or horovod."""
+    return _lanes[place].kind if place in _lanes else "horovod"
+
+
+def describe_way(place: Place) -> str:
+    """Say how tensors in a place travel between ranks."""
+    return _lanes[place].way if place in _lanes else "Horovod"
+
+
+def find_lane(place: Place) -> Lane | None:
+    """Return the lane for tensors in a place; None if the calling thread's collectives go through Horovod."""
+    return _lanes.get(place) if _thread == threading.get_ident() else None
+
+
+def beside_lanes() -> Any:
+    """Return the device scope for Horovod's collectives: host memory, if a lane of GPUs is open.
+
+    Two communicators of NCCL at work on one GPU may hang.
     """
-    name = os.environ.get(VARIABLE, DEFAULT)
-    if name not in LANES:
-        raise ConfigError(f"{VARIABLE}={name!r}: give one of {', '.join(LANES)}")
-    return name
+    return tf.device("CPU:0") if lane_kind("gpu") == "nccl" else contextlib.nullcontext()
 
 
-def lane_kind() -> str:
-    """Return which lane the collectives of this process's steps use."""
-    return "horovod" if _lane is None else "tcp"
+def exchange(
+    lane: Lane, rows: tf.Tensor, splits: tf.Tensor, expected: tf.Tensor | None, name: str
+) -> tuple[Any, Any]:
+    """Exchange rows through a lane; arguments and results are those of `tensors.alltoall`."""
+    return _exchange(lane.handle, lane.place, rows, splits, [] if expected is None else expected, name)
 
 
-def find_handle() -> tf.Tensor | None:
-    """Return the lane's handle; None if the calling thread's collectives go through Horovod."""
-    return _lane.handle if _lane is not None and _lane.thread == threading.get_ident() else None
+def add_up(lane: Lane, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Sum tensors of one of the types `SUMMED` over all ranks, through a lane."""
+    return _add_up(lane.handle, lane.place, terms, name)
 
 
-def open_lane(here: World) -> None:
-    """Connect this rank with the others, if the lane is chosen; all ranks call it, in `gmeta.init`.
-
-    Raises:
-      ConfigError: The ranks choose different lanes, or ``HOROVOD_GLOO_IFACE`` has no address.
-      CollectiveError: A rank can't be reached.
-    """
-    global _lane
-    name = choose_lane()
-    check_agreement({VARIABLE: name}, advice="set it alike on every rank")
-    machine = platform.node(), _BOOT.read_text().strip() if _BOOT.exists() else ""
-    gpus = bool(tf.config.get_visible_devices("GPU"))
-    ranks = allgather_objects({"machine": machine, "gpus": gpus})
-    if name == "horovod" or here.size == 1 or any(rank["gpus"] for rank in ranks):
-        return
-    bound, told = _place(all(rank["machine"] == machine for rank in ranks))
-    native = load_op_library("ops")
-    with name_failures("gmeta.init()"), tf.device("CPU:0"):
-        handle, port = native.gmeta_lane(host=bound)
-        found = allgather_objects({"host": told, "port": int(port), "token": secrets.token_hex(32)})
-        native.gmeta_lane_connect(
-            lane=handle,
-            rank=here.rank,
-            hosts=[rank["host"] for rank in found],
-            ports=[rank["port"] for rank in found],
-            token=found[0]["token"],
-            start=int(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "50")),
-            patience=int(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")),
-        )
-    _lane = _Lane(handle, threading.get_ident())
-    add_counts(_read_counts)
-
-
-def exchange(handle: tf.Tensor, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[Any, Any]:
-    """Exchange rows through the lane; arguments and results are those of `tensors.alltoall`."""
-    with tf.device("CPU:0"):
+def _exchange(
+    handle: tf.Tensor, place: Place, rows: tf.Tensor, splits: tf.Tensor, expected: Any, name: str
+) -> tuple[Any, Any]:
+    with tf.device("CPU:0"):  # sizes are in host memory
+        expected = tf.convert_to_tensor(expected, tf.int32)
+    with tf.device(DEVICES[place]):
         return load_op_library("ops").gmeta_lane_alltoall(
-            lane=handle, rows=rows, splits=splits, label=name, name=_node(name)
+            lane=handle,
+            rows=rows,
+            splits=splits,
+            expected=expected,
+            label=name,
+            place=place,
+            name=_node(name),
         )
 
 
-def add_up(handle: tf.Tensor, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    """Sum tensors of one of the types `SUMMED` over all ranks, through the lane."""
-    with tf.device("CPU:0"):
+def _add_up(handle: tf.Tensor, place: Place, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    with tf.device(DEVICES[place]):
         return list(
             load_op_library("ops").gmeta_lane_allreduce(
-                lane=handle, terms=terms, label=name, name=_node(name)
+                lane=handle, terms=terms, label=name, place=place, name=_node(name)
             )
         )
 
 
 def _read_counts() -> dict[str, LaneCounts]:
-    assert _lane is not None
-    with tf.device("CPU:0"):
-        counts = load_op_library("ops").gmeta_lane_counts(lane=_lane.handle).numpy().tolist()
-    return {
-        kind: LaneCounts(begun - ended, calls, size)
-        for kind, (begun, ended, calls, size) in zip(("alltoall", "allreduce"), counts, strict=True)
-    }
+    found = {"alltoall": LaneCounts(), "allreduce": LaneCounts()}
+    for lane in {lane.place: lane for lane in _lanes.values()}.values():
+        with tf.device(DEVICES[lane.place]):
+            counts = load_op_library("ops").gmeta_lane_counts(lane=lane.handle).numpy().tolist()
+        for kind, (begun, ended, calls, size) in zip(found, counts, strict=True):
+            before = found[kind]
+            found[kind] = LaneCounts(
+                before.under_way + begun - ended, before.calls + calls, before.bytes + size
+            )
+    return found
 
 
 @tf.RegisterGradient("GmetaLaneAlltoall")
 def _exchange_back(op: tf.Operation, rows: tf.Tensor, _: Any) -> list[Any]:
-    name = f"{op.get_attr('label').decode()}/back"
-    return [None, exchange(op.inputs[0], rows, op.outputs[1], name)[0], None]
+    sent, place, name = _of(op)
+    back, _ = _exchange(op.inputs[0], place, rows, op.outputs[1], sent[1], f"{name}/back")
+    return [None, back, None, None]
 
 
 @tf.RegisterGradient("GmetaLaneAllreduce")
 def _add_up_back(op: tf.Operation, *sums: tf.Tensor) -> list[Any]:
-    return [None, *add_up(op.inputs[0], sums, f"{op.get_attr('label').decode()}/back")]
+    _, place, name = _of(op)
+    return [None, *_add_up(op.inputs[0], place, sums, f"{name}/back")]
+
+
+def _of(op: tf.Operation) -> tuple[Any, Place, str]:
+    """Return an op's inputs after the lane, its place and its label."""
+    return op.inputs[1:], op.get_attr("place").decode(), op.get_attr("label").decode()
 
 
 def _node(name: str) -> str:
     """Make the name of an op, as Horovod does: errors show it."""
     return re.sub(r"[^A-Za-z0-9_]", "_", f"gmeta_{name}")
-
-
-def _place(local: bool) -> tuple[str, str]:
-    """Choose the address at which this rank listens, and that at which the others reach it."""
-    if local:
-        return "127.0.0.1", "127.0.0.1"
-    interface = os.environ.get("HOROVOD_GLOO_IFACE")
-    if not interface:
-        return "0.0.0.0", platform.node()
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            request = struct.pack("256s", interface.encode()[:15])
-            answer = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF_INTERFACE, request)
-    except OSError as error:
-        raise ConfigError(
-            f"HOROVOD_GLOO_IFACE={interface!r} on {platform.node()} has no IPv4 address: {error}; name an "
-            f"interface that has one, or set {VARIABLE}=horovod"
-        ) from error
-    address = socket.inet_ntoa(answer[20:24])
-    return address, address

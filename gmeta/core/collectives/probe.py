@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from gmeta.core.collectives.lane import DEVICES, Place, describe_way, lane_kind
 from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
 from gmeta.core.collectives.place import world
 from gmeta.core.collectives.tensors import allreduce_sum, alltoall
@@ -27,11 +28,13 @@ class Measurement:
 
     Attributes:
       collective: Its name in `gmeta.core.collectives`.
+      place: Where its tensors are.
       bytes: How many bytes each rank gives to it.
       seconds: Median over 7 calls of the slowest rank's time.
     """
 
     collective: str
+    place: Place
     bytes: int
     seconds: float
 
@@ -41,26 +44,61 @@ class Measurement:
         return self.bytes / self.seconds
 
 
+@dataclass(frozen=True)
+class Way:
+    """How small tensors in one place travel.
+
+    Attributes:
+      place: Where they are.
+      lane: What carries them: ``tcp``, ``nccl`` or ``horovod``.
+      way: How this rank reaches the others, for people.
+      seconds: Median of an alltoall and of an allreduce of a kilobyte, one of `SIZES`.
+    """
+
+    place: Place
+    lane: str
+    way: str
+    seconds: tuple[float, float]
+
+
+def ways(found: list[Measurement]) -> list[Way]:
+    """Say for each measured place how its tensors travel."""
+    small = {(one.place, one.collective): one.seconds for one in found if one.bytes == SIZES[0]}
+    return [
+        Way(
+            place,
+            lane_kind(place),
+            describe_way(place),
+            (small[place, "alltoall"], small[place, "allreduce_sum"]),
+        )
+        for place in DEVICES
+        if (place, "alltoall") in small
+    ]
+
+
 def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
     """Time each collective at each size on all ranks; all ranks call this and get the same answer.
 
     Raises:
       CollectiveError: A collective fails or returns wrong values; the message names it and this rank.
     """
-    found = [_measure("barrier", 0, barrier)]
+    found = [_measure("barrier", "cpu", 0, barrier)]
+    gpus = all(allgather_objects(bool(tf.config.get_visible_devices("GPU"))))
+    places: tuple[Place, ...] = ("cpu", "gpu") if gpus else ("cpu",)
     for size in sizes:
+        for place in places:
+            found.append(_measure("alltoall", place, size, _alltoall(size, place)))
+            found.append(_measure("allreduce_sum", place, size, _allreduce(size, place)))
         for name, make in (
-            ("alltoall", _alltoall),
-            ("allreduce_sum", _allreduce),
             ("broadcast_variables", _broadcast_variables),
             ("allgather_objects", _allgather_objects),
             ("broadcast_object", _broadcast_object),
         ):
-            found.append(_measure(name, size, make(size)))
+            found.append(_measure(name, "cpu", size, make(size)))
     return found
 
 
-def _measure(name: str, size: int, run: Callable[[], None]) -> Measurement:
+def _measure(name: str, place: Place, size: int, run: Callable[[], None]) -> Measurement:
     run()  # traces the function, and lets Horovod cache its response
     times = []
     for _ in range(_REPEATS):
@@ -70,7 +108,7 @@ def _measure(name: str, size: int, run: Callable[[], None]) -> Measurement:
         times.append(time.perf_counter() - start)
     by_rank = allgather_objects(times)
     slowest = [max(calls) for calls in zip(*by_rank, strict=True)]
-    return Measurement(name, size, statistics.median(slowest))
+    return Measurement(name, place, size, statistics.median(slowest))
 
 
 def _check(name: str, right: bool) -> None:
@@ -82,28 +120,31 @@ def _check(name: str, right: bool) -> None:
         )
 
 
-def _alltoall(size: int) -> Callable[[], None]:
+def _alltoall(size: int, place: Place) -> Callable[[], None]:
     here = world()
     rows = max(1, size // 8 // here.size)
-    keys = tf.repeat(tf.range(here.size, dtype=tf.int64), rows) + here.rank
-    splits = tf.fill([here.size], rows)
-    expected = tf.repeat(tf.range(here.size, dtype=tf.int64), rows) + here.rank
+    with tf.device(DEVICES[place]):
+        keys = tf.repeat(tf.range(here.size, dtype=tf.int64), rows) + here.rank
+        expected = tf.identity(keys)
+    with tf.device("CPU:0"):
+        splits = tf.fill([here.size], rows)
 
     @tf.function
     def exchange(keys: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-        return alltoall(keys, splits, name="probe")[0]
+        return alltoall(keys, splits, name="probe", place=place, received_splits=splits)[0]
 
     return lambda: _check("alltoall", bool(tf.reduce_all(exchange(keys, splits) == expected)))
 
 
-def _allreduce(size: int) -> Callable[[], None]:
+def _allreduce(size: int, place: Place) -> Callable[[], None]:
     here = world()
-    halves = [tf.fill([max(1, size // 8)], float(here.rank + part)) for part in (0, 1)]
+    with tf.device(DEVICES[place]):
+        halves = [tf.fill([max(1, size // 8)], float(here.rank + part)) for part in (0, 1)]
     total = here.size * (here.size - 1) / 2
 
     @tf.function
     def reduce(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-        sums = allreduce_sum([first, second], name="probe")
+        sums = allreduce_sum([first, second], name="probe", place=place)
         return tf.reduce_all(sums[0] == total) & tf.reduce_all(sums[1] == total + here.size)
 
     return lambda: _check("allreduce_sum", bool(reduce(*halves)))

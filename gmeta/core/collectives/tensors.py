@@ -9,7 +9,7 @@ input, drops one whose result nobody reads, and may run one by itself if its inp
 therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
 (`counting`), and counting is a side effect.
 
-If there is a lane (`lane`), it takes Horovod's place here.
+If there is a lane (`lane`) for the place of the tensors, it takes Horovod's place here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,29 @@ _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
 
 
 @tf.autograph.experimental.do_not_convert
-def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(
+    tensor: tf.Tensor,
+    splits: tf.Tensor,
+    *,
+    name: str,
+    place: lane.Place = "cpu",
+    received_splits: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Give every rank its part of a tensor's rows, and receive a part from every rank.
 
     Rank r receives, from each rank s in order, the ``splits[r]`` rows of s that follow those for the ranks
     before r. With one rank this is the identity. It is a single collective, in which the ranks also agree on
-    the sizes.
+    the sizes; on a lane of GPUs they need another one for that, unless ``received_splits`` says them.
 
     Args:
       tensor: (rows, ...) of any numeric type or bool; the other dimensions are the same on all ranks.
       splits: int32 (world size,): how many rows each rank gets; they sum to `rows`. Zeros are fine.
       name: Identifies the collective. It is the same on all ranks, and no other collective that may run at
         the same time has it.
+      place: Where the rows are, and will be: ``"cpu"`` or ``"gpu"``; the same on all ranks. TensorFlow copies
+        rows that are elsewhere. The splits are always in host memory.
+      received_splits: int32 (world size,): how many rows come from each rank, if that is known: rank s must
+        give as many to this rank. The lane of host memory checks it, and that of GPUs hangs if it is wrong.
 
     Returns:
       The received rows, in the order of senders, and int32 (world size,): how many came from each rank.
@@ -61,30 +72,33 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Ten
     if here.size == 1:
         return tensor, splits
     splits.shape.assert_is_compatible_with([here.size])
-    handle = lane.find_handle()
-    if handle is not None:
+    own = lane.find_lane(place)
+    if own is not None:
+        if received_splits is None and own.kind == "nccl":
+            ones = tf.ones([here.size], tf.int32)
+            received_splits, _ = alltoall(splits, ones, name=f"{name}/splits", received_splits=ones)
         with name_failures(f"alltoall {name!r}"):
-            received, received_splits = lane.exchange(handle, tensor, splits, _unique(name))
-        received_splits.set_shape([here.size])
-        return received, received_splits
+            received, came = lane.exchange(own, tensor, splits, received_splits, _unique(name))
+        came.set_shape([here.size])
+        return received, came
     wire = _WIRE.get(tensor.dtype, tensor.dtype)
     sent = tensor if wire == tensor.dtype else tf.bitcast(tensor, wire)
-    with name_failures(f"alltoall {name!r}"):
+    with name_failures(f"alltoall {name!r}"), lane.beside_lanes():
         sent, sent_splits = count_start("alltoall", [sent, splits])
-        received, received_splits = import_horovod().alltoall(
+        received, came = import_horovod().alltoall(
             sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
         )
         away = _bytes_away(sent, splits)
-        count("alltoall", away, after=received_splits)
+        count("alltoall", away, after=came)
     received.set_shape([None, *tensor.shape[1:]])
-    received_splits.set_shape([here.size])
+    came.set_shape([here.size])
     if wire != tensor.dtype:
         received = tf.bitcast(received, tensor.dtype)
-    return received, received_splits
+    return received, came
 
 
 @tf.autograph.experimental.do_not_convert
-def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str, place: lane.Place = "cpu") -> list[tf.Tensor]:
     """Sum tensors over all ranks, in one grouped collective.
 
     There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and
@@ -94,6 +108,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
     Args:
       tensors: Any shapes, the same on all ranks; integer or floating.
       name: As in `alltoall`.
+      place: Where the tensors are, and the sums will be, as in `alltoall`.
 
     Returns:
       The sums, in the order and the types of `tensors`.
@@ -111,11 +126,11 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]
         return tensors
     results: list[tf.Tensor | None] = [None] * len(tensors)
     groups: dict[tf.DType, list[int]] = {}
-    handle = lane.find_handle()
+    own = lane.find_lane(place)
     for index, tensor in enumerate(tensors):
-        groups.setdefault(_summed_as(tensor.dtype, handle is not None), []).append(index)
+        groups.setdefault(_summed_as(tensor.dtype, own is not None), []).append(index)
     for dtype, members in groups.items():
-        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name, handle)
+        summed = _sum_group([tf.cast(tensors[i], dtype) for i in members], name, own)
         for index, total in zip(members, summed, strict=True):
             total.set_shape(tensors[index].shape)
             results[index] = tf.cast(total, tensors[index].dtype)
@@ -130,11 +145,11 @@ def _summed_as(dtype: tf.DType, by_lane: bool) -> tf.DType:
     return tf.int32 if dtype.size < 4 else tf.int64
 
 
-def _sum_group(tensors: list[tf.Tensor], name: str, handle: tf.Tensor | None) -> list[tf.Tensor]:
+def _sum_group(tensors: list[tf.Tensor], name: str, through: lane.Lane | None) -> list[tf.Tensor]:
     own = _unique(f"{name}_{tensors[0].dtype.name}")
-    with name_failures(f"allreduce {name!r}"):
-        if handle is not None:
-            return lane.add_up(handle, tensors, own)
+    with name_failures(f"allreduce {name!r}"), lane.beside_lanes():
+        if through is not None:
+            return lane.add_up(through, tensors, own)
         hvd = import_horovod()
         summed = hvd.mpi_ops._grouped_allreduce(
             count_start("allreduce", tensors), name=f"gmeta_{own}", op=hvd.Sum, ignore_name_scope=True

@@ -35,7 +35,7 @@ from gmeta.core import collectives
 from gmeta.ops.device import Place, compute_place
 from gmeta.ops.exchange.key_messages import receive_keys, route_keys
 from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
-from gmeta.ops.exchange.row_buffers import pack_rows, unpack_rows
+from gmeta.ops.exchange.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
 
 # Not a Python float: TensorFlow caches their tensors and would return that of 0.0 for -0.0, which is equal.
@@ -90,7 +90,7 @@ def send_keys(
         note = tf.reshape(tf.cast(samples, tf.int64), [1])
     size = collectives.world().size
     routed = route_keys(keys, note=note, world_size=size, dedup=dedup, device=device)
-    message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
+    message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys", place=device)
     owned = receive_keys(message, splits, tables=len(keys), note_size=1, dedup=dedup, device=device)
     return SentKeys(routed, owned)
 
@@ -128,7 +128,7 @@ def exchange_values(
       dims: The tables' widths.
       wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees
         (`gmeta.ops.pack_rows` says by how much).
-      device: Where the tables are.
+      device: Where the tables are. The rows travel where they are computed with, so they go to a GPU once.
       name: Name of the collective; the same on all ranks.
 
     Returns:
@@ -136,7 +136,13 @@ def exchange_values(
     """
     owned = sent.owned
     buffer, splits = pack_rows(rows, owned.positions, owned.counts, wire_dtype=wire_dtype, device=device)
-    received, _ = collectives.alltoall(buffer, splits, name=f"{name}/values")
+    received, _ = collectives.alltoall(
+        buffer,
+        splits,
+        name=f"{name}/values",
+        place=row_place(wire_dtype, compute_place()),
+        received_splits=count_numbers(sent.routed.counts, dims, wire_dtype),
+    )
     return unpack_rows(received, sent.routed.counts, dims=dims, device=compute_place())
 
 
@@ -174,8 +180,14 @@ def exchange_gradients(
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
     buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype, device=compute_place())
-    received, _ = collectives.alltoall(buffer, splits, name=f"{name}/gradients")
     dims = [value.shape[1] for value in values]
+    received, _ = collectives.alltoall(
+        buffer,
+        splits,
+        name=f"{name}/gradients",
+        place=row_place(wire_dtype, compute_place()),
+        received_splits=count_numbers(here, dims, wire_dtype),
+    )
     parts = unpack_rows(received, here, dims=dims, device=compute_place())
     for (lookup, table, gradient), part in zip(found, parts, strict=True):
         came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)

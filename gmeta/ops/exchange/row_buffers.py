@@ -130,6 +130,31 @@ def unpack_rows(
     return tuple(_native.gmeta_unpack_rows(buffer=buffer, counts=counts, dims=list(dims), tables=len(dims)))
 
 
+def row_place(wire_dtype: tf.DType, device: Place) -> Place:
+    """Return where rows of a dtype are packed and unpacked if that is wanted on ``device``."""
+    return device if wire_dtype in gpu_rows.DTYPES else "cpu"
+
+
+def count_numbers(counts: Any, dims: Sequence[int], wire_dtype: tf.DType) -> tf.Tensor:
+    """Compute how many numbers a buffer has from each rank, as `pack_rows` returns them for each rank.
+
+    Args:
+      counts: (W, T) int32, as in `unpack_rows`.
+      dims: The widths of the T tables.
+      wire_dtype: The buffer's dtype.
+
+    Returns:
+      (W,) int32.
+
+    Example:
+      >>> count_numbers([[1, 0], [2, 1]], [4, 3], tf.float16).numpy()
+      array([ 5, 14], dtype=int32)
+    """
+    widths = [dim + 1 if wire_dtype == tf.float16 else dim for dim in dims]  # a scale before each row
+    with tf.device("CPU:0"):
+        return tf.reduce_sum(tf.convert_to_tensor(counts, tf.int32) * tf.constant(widths), axis=1)
+
+
 def _require(tables: Sequence[Any], op: str) -> None:
     if len(tables) == 0:
         raise ConfigError(f"{op}: at least one table is needed")

@@ -44,6 +44,11 @@ def why_missing() -> str | None:
         return "there is no CUDA driver"
 
 
+def count_gpus() -> int:
+    """How many GPUs the CUDA driver shows to this process."""
+    return 0 if why_missing() else _driver().gpus
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The library; its functions return a status or a number."""

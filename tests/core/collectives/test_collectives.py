@@ -110,7 +110,7 @@ def test_a_rank_that_has_not_called_init_is_told_so_at_compile(
 
 def test_an_error_that_ends_a_rank_is_said_in_the_first_line() -> None:
     code = """
-from gmeta.core.collectives.first_words import say_errors_first
+from gmeta.core.collectives.driver.first_words import say_errors_first
 from gmeta.core.errors import ConfigError
 say_errors_first(1, 2)
 try:

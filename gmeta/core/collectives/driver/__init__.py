@@ -1,3 +1,3 @@
-"""Communication between a rank and its launcher: rendezvous, notes, membership of elastic jobs."""
+"""Communication of a rank with its launcher and the other ranks: rendezvous, addresses, notes."""
 
 __all__: list[str] = []

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.ops.device import compute_place
 
 Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
@@ -83,7 +84,8 @@ def global_means(
     dtype = present[0].dtype if present else tf.float32
     states = tf.cast(state, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
     tail = tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], states], axis=0)
-    *dense, tail = collectives.allreduce_sum([*present, tail], name="step/dense")
+    place = compute_place() if present else "cpu"
+    *dense, tail = collectives.allreduce_sum([*present, tail], name="step/dense", place=place)
     scale = tf.math.divide_no_nan(tf.constant(1, dtype), tail[0])
     means = iter([total * tf.cast(scale, total.dtype) for total in dense])
     return GlobalMeans(

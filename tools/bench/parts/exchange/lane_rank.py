@@ -1,15 +1,18 @@
-"""One rank of the lane's benchmark: the same collectives through the lane and through Horovod, in turn."""
+"""One rank of the lanes' benchmark: the same collectives through a lane and through Horovod, in turn.
+
+Tensors are on GPUs where each rank has one and NCCL, else in host memory. The lane of host memory is measured
+in both cases; with GPUs, this includes the copies that it needs.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import gmeta
 import tensorflow as tf
 from gmeta.core import collectives
-from gmeta.core.collectives.lane import lane_kind
+from gmeta.core.collectives.lane import DEVICES, Place, lane_kind
 from harness import WARM_UP
 from parts.exchange.rank import slowest, timed
 from parts.jobs import job_arguments
@@ -18,51 +21,62 @@ FEW = 1 << 16
 CHAIN = 10
 """Collectives of at most `FEW` bytes in a function, one after another: a call of a function takes as long."""
 
-Make = Callable[[int], Callable[[tf.Tensor], tf.Tensor]]
+Way = Callable[[tf.Tensor, int], tf.Tensor]
+"""A collective of a tensor of which each rank gets so many rows."""
 
 
-def alltoall(chain: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Equal parts to all ranks, so many times."""
-    here = collectives.world()
+def exchange(place: Place) -> Way:
+    """Equal parts to all ranks, through the lane of a place."""
 
-    @tf.function(input_signature=[tf.TensorSpec([None])])
-    def run(buffer: tf.Tensor) -> tf.Tensor:
-        splits = tf.fill([here.size], tf.size(buffer) // here.size)
-        for _ in range(chain):
-            buffer, splits = collectives.alltoall(buffer, splits, name="wire")
-        return tf.size(buffer)
+    def run(buffer: tf.Tensor, share: int) -> tf.Tensor:
+        splits = tf.constant([share] * collectives.world().size)
+        return collectives.alltoall(buffer, splits, name="wire", place=place, received_splits=splits)[0]
 
     return run
 
 
-def allreduce(chain: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """One tensor, so many times."""
+def exchange_by_horovod(buffer: tf.Tensor, share: int) -> tf.Tensor:
+    """The same through Horovod, where the buffer is."""
+    splits = tf.constant([share] * collectives.world().size)
+    return collectives.import_horovod().alltoall(buffer, splits=splits)[0]
 
-    @tf.function(input_signature=[tf.TensorSpec([None])])
+
+def add_up(place: Place) -> Way:
+    """The sum of a tensor, through the lane of a place."""
+    return lambda buffer, _: collectives.allreduce_sum([buffer], name="sum", place=place)[0]
+
+
+def add_up_by_horovod(buffer: tf.Tensor, share: int) -> tf.Tensor:
+    """The same through Horovod, where the buffer is."""
+    hvd = collectives.import_horovod()
+    return hvd.allreduce(buffer, op=hvd.Sum)
+
+
+def chain(way: Way, device: str, size: int, length: int) -> Callable[[], None]:
+    """So many collectives in one function, one after another."""
+    share = size // 4 // collectives.world().size
+    with tf.device(device):
+        start = tf.zeros([share * collectives.world().size])
+
+    @tf.function(input_signature=[tf.TensorSpec(start.shape)])
     def run(buffer: tf.Tensor) -> tf.Tensor:
-        for _ in range(chain):
-            (buffer,) = collectives.allreduce_sum([buffer], name="sum")
-        return tf.size(buffer)
+        with tf.device(device):
+            for _ in range(length):
+                buffer = tf.ensure_shape(way(buffer, share), start.shape)
+            return buffer[:1]
 
-    return run
+    return lambda: run(start).numpy()
 
 
-def beside(make: Make, size: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a collective by both ways."""
-    chain = CHAIN if size <= FEW else 1
-    ways = {"tcp": make(chain)}
-    ways["tcp"].get_concrete_function()
-    with ThreadPoolExecutor(1) as other:  # what another thread traces goes through Horovod
-        ways["horovod"] = make(chain)
-        other.submit(ways["horovod"].get_concrete_function).result()
-    ranks = collectives.world().size
-    buffer = tf.zeros([size // 4 // ranks * ranks])
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+def beside(ways: dict[str, Way], device: str, size: int, rounds: int) -> dict[str, float]:
+    """Median seconds of a collective by each way, of tensors on a device."""
+    length = CHAIN if size <= FEW else 1
+    runs = {name: chain(way, device, size, length) for name, way in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(WARM_UP + rounds):
-        for way, run in ways.items():
-            spent = timed(lambda run=run: [run(buffer).numpy() for _ in range(3)])
-            seconds[way].append(spent / 3 / chain)
-    return {way: slowest(times[WARM_UP:]) for way, times in seconds.items()}
+        for name, run in runs.items():
+            seconds[name].append(timed(lambda run=run: [run() for _ in range(3)]) / 3 / length)
+    return {name: slowest(times[WARM_UP:]) for name, times in seconds.items()}
 
 
 def main() -> None:
@@ -70,10 +84,14 @@ def main() -> None:
     out, settings = job_arguments()
     gmeta.init()
     found = {}
-    if lane_kind() == "tcp":
-        for name, make in (("alltoall", alltoall), ("allreduce", allreduce)):
-            for size_name, size in settings["sizes"].items():
-                found[f"{name}{size_name}"] = beside(make, size, settings["rounds"])
+    kinds = (("alltoall", exchange, exchange_by_horovod), ("allreduce", add_up, add_up_by_horovod))
+    place: Place = "gpu" if lane_kind("gpu") == "nccl" else "cpu"
+    for name, through, by_horovod in kinds:
+        for size_name, size in settings["sizes"].items():
+            ways: dict[str, Way] = {"tcp": through("cpu"), "horovod": by_horovod}
+            if place == "gpu":
+                ways["nccl"] = through("gpu")
+            found[f"{name}{size_name}"] = beside(ways, DEVICES[place], size, settings["rounds"])
     if collectives.world().rank == 0:
         out.write_text(json.dumps(found))
 

@@ -1,0 +1,155 @@
+"""Opens the lanes that carry the collectives of steps (`lane`), as the environment chooses.
+
+``GMETA_LANE`` is one of
+
+* ``auto``, the default: tensors in host memory go over TCP. Those on GPUs go by NCCL, if each rank has a GPU
+  of its own and finds NCCL, else through Horovod.
+* ``tcp``: as ``auto``, but all tensors on GPUs go through Horovod.
+* ``horovod``: everything goes through Horovod.
+
+If only some ranks see a GPU, tensors on GPUs go over TCP too: all ranks must take one way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from gmeta.core.collectives.agreement import check_agreement
+from gmeta.core.collectives.driver.addresses import choose_addresses, name_machine
+from gmeta.core.collectives.failures import name_failures
+from gmeta.core.collectives.lane import DEVICES, Lane, Place, use_lanes
+from gmeta.core.collectives.objects import allgather_objects
+from gmeta.core.collectives.place import World
+from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.core.native import build_info, library_path, load_op_library
+
+VARIABLE = "GMETA_LANE"
+CHOICES = ("auto", "tcp", "horovod")
+DEFAULT = "auto"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a rank knows of its GPU.
+
+    Attributes:
+      seen: Whether TensorFlow sees one.
+      address: Where it is on the machine's bus.
+      version: NCCL's version, as a number.
+      id: The communicator's id, made by rank 0.
+      why: What keeps this rank from using NCCL; "" if nothing does.
+    """
+
+    seen: bool
+    address: str = ""
+    version: int = 0
+    id: bytes = b""
+    why: str = ""
+
+
+def choose_lane() -> str:
+    """Return what this process's environment chooses.
+
+    Raises:
+      ConfigError: It names no lane.
+    """
+    name = os.environ.get(VARIABLE, DEFAULT)
+    if name not in CHOICES:
+        raise ConfigError(f"{VARIABLE}={name!r}: give one of {', '.join(CHOICES)}")
+    return name
+
+
+def open_lanes(here: World) -> None:
+    """Connect this rank with the others, as chosen; all ranks call it, in `gmeta.init`.
+
+    Raises:
+      ConfigError: The ranks choose differently, or ``HOROVOD_GLOO_IFACE`` has no address.
+      CollectiveError: A rank can't be reached.
+    """
+    name = choose_lane()
+    check_agreement({VARIABLE: name}, advice="set it alike on every rank")
+    if name == "horovod" or here.size == 1:
+        return
+    machine = name_machine()
+    gpu = _find_gpu(make_id=here.rank == 0) if name == "auto" else Gpu(_sees_gpu(), why=f"{VARIABLE}={name}")
+    ranks = allgather_objects((machine, asdict(gpu)))
+    machines, gpus = [rank[0] for rank in ranks], [Gpu(**rank[1]) for rank in ranks]
+    local = all(other == machine for other in machines)
+    try:
+        with name_failures("gmeta.init()"):
+            lanes: dict[Place, Lane] = {"cpu": _open("cpu", here, local)}
+            if not can_use_nccl(machines, gpus):
+                if any(gpu.seen for gpu in gpus) and not all(gpu.seen for gpu in gpus):
+                    lanes["gpu"] = lanes["cpu"]
+            else:
+                lanes["gpu"] = _open("gpu", here, local, gpus[0])
+    except CollectiveError as error:
+        raise CollectiveError(f"{error}; {VARIABLE}=horovod does without these connections") from error
+    use_lanes(lanes)
+
+
+def can_use_nccl(machines: Sequence[tuple[str, str]], gpus: Sequence[Gpu]) -> bool:
+    """Return whether every rank has NCCL, of one version, and a GPU of its own."""
+    own = {(machine, gpu.address) for machine, gpu in zip(machines, gpus, strict=True)}
+    return (
+        all(gpu.seen and not gpu.why for gpu in gpus)
+        and len({gpu.version for gpu in gpus}) == 1
+        and len(own) == len(gpus)
+    )
+
+
+def _open(place: Place, here: World, local: bool, first: Gpu | None = None) -> Lane:
+    """Open the lane of a place; ``first`` is the GPU of rank 0, if it is a lane of GPUs."""
+    bound, told = choose_addresses(local)
+    native = load_op_library("ops")
+    with tf.device(DEVICES[place]):
+        handle, port = native.gmeta_lane(host=bound)
+    found = allgather_objects({"host": told, "port": int(port), "token": secrets.token_hex(32)})
+    with tf.device(DEVICES[place]):
+        native.gmeta_lane_connect(
+            lane=handle,
+            rank=here.rank,
+            hosts=[rank["host"] for rank in found],
+            ports=[rank["port"] for rank in found],
+            token=found[0]["token"],
+            start=int(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "50")),
+            patience=int(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")),
+            id=b"" if first is None else first.id,
+        )
+    if first is None:
+        return Lane(handle, place, "TCP, loopback" if local else f"TCP, {told}")
+    major, minor = divmod(first.version // 100, 100)
+    return Lane(handle, place, f"NCCL {major}.{minor}.{first.version % 100}")
+
+
+def _sees_gpu() -> bool:
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+def _find_gpu(make_id: bool) -> Gpu:
+    if not _sees_gpu():
+        return Gpu(False)
+    if build_info(library_path("ops"))["cuda"] != "1":
+        return Gpu(True, why="gmeta was built without CUDA")
+    with tf.device("GPU:0"):
+        address, version, made, why = load_op_library("ops").gmeta_lane_find(
+            files=_nccl_files(), make_id=make_id
+        )
+    return Gpu(True, address.numpy().decode(), int(version), made.numpy(), why.numpy().decode())
+
+
+def _nccl_files() -> list[str]:
+    """List where NCCL may be: where the linker looks, then in its Python package."""
+    try:
+        package = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        package = None
+    folders = [] if package is None else package.submodule_search_locations or []
+    return ["libnccl.so.2", *(str(Path(folder) / "lib" / "libnccl.so.2") for folder in folders)]
