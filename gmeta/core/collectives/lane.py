@@ -42,6 +42,7 @@ LANES = ("horovod", "tcp")
 DEFAULT = "horovod"
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 """Types that the lane sums; others are summed as wider ones."""
@@ -88,7 +89,7 @@ def open_lane(here: World) -> None:
     global _lane
     name = choose_lane()
     check_agreement({VARIABLE: name}, advice="set it alike on every rank")
-    machine = platform.node(), _BOOT.read_text().strip() if _BOOT.exists() else ""
+    machine = _machine()
     gpus = bool(tf.config.get_visible_devices("GPU"))
     ranks = allgather_objects({"machine": machine, "gpus": gpus})
     if name == "horovod" or here.size == 1 or any(rank["gpus"] for rank in ranks):
@@ -153,6 +154,12 @@ def _add_up_back(op: tf.Operation, *sums: tf.Tensor) -> list[Any]:
 def _node(name: str) -> str:
     """Make the name of an op, as Horovod does: errors show it."""
     return re.sub(r"[^A-Za-z0-9_]", "_", f"gmeta_{name}")
+
+
+def _machine() -> tuple[str, ...]:
+    """Tell apart what has a loopback address of its own: machines, and containers of one machine."""
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    return platform.node(), boot, str(_NETWORK.readlink()) if _NETWORK.exists() else ""
 
 
 def _place(local: bool) -> tuple[str, str]:
