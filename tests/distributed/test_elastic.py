@@ -20,7 +20,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.shares import SHARES
 from gmeta.models import Model
 from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
-from gmeta.testing.hosts.rack import rack, why_no_rack
+from gmeta.testing.hosts.machines import rack, why_no_rack
 from gmeta.testing.jobs import warm
 from gmeta.testing.jobs.process_ranks import ranks_environment
 

@@ -25,8 +25,8 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import Adagrad
 from gmeta.testing.hosts.host_ranks import run_on_hosts, start_ranks, wait_for_ranks
-from gmeta.testing.hosts.rack import Rack, rack, why_no_rack
-from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment
+from gmeta.testing.hosts.machines import Rack, rack, why_no_rack
+from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records
 
@@ -111,6 +111,7 @@ def test_containers_of_one_machine_with_one_name_reach_each_other(tmp_path: Path
             host.run("umount", "/proc/sys/kernel/random/boot_id")
             host.run("sh", "-c", "echo twin > /proc/sys/kernel/hostname")
         wait_for_ranks(machines, run_in(machines, tmp_path, exchange, 64), timeout=120)
+    assert results(tmp_path, 2) == ["tcp", "tcp"]
 
 
 def step_until_the_end(folder: str) -> None:
@@ -149,7 +150,7 @@ def test_a_lost_host_ends_the_other(tmp_path: Path, fate: str, said: str) -> Non
 def test_nothing_outlives_who_made_the_rack(number: signal.Signals) -> None:
     script = """
 import sys, time
-from gmeta.testing.hosts.rack import rack
+from gmeta.testing.hosts.machines import rack
 with rack(2, gbit=1) as machines:
     sleeping = machines.hosts[0].start(["sleep", "600"])
     print(machines.head.process, *(host.process for host in machines.hosts), flush=True)

@@ -40,7 +40,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gmeta.testing.hosts.rack import why_no_rack
+from gmeta.testing.hosts.machines import why_no_rack
 from harness import Result, parser, report
 from parts.exchange.wire_model import WireModel, plot
 from parts.jobs import run_job

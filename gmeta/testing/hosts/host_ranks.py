@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import ConfigError, RanksError
-from gmeta.testing.hosts.rack import DEVICE, Machine, Rack, rack
+from gmeta.testing.hosts.machines import DEVICE, Machine, Rack, rack
 from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
 
 _LAUNCHER = "gmeta.core.collectives.launcher.horovodrun"

@@ -12,7 +12,7 @@ from typing import Any
 
 from gmeta.core.collectives.launcher.local_ranks import launch
 from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
-from gmeta.testing.hosts.rack import rack
+from gmeta.testing.hosts.machines import rack
 
 _BENCH = Path(__file__).resolve().parents[1]
 
@@ -34,7 +34,7 @@ def run_job(
       out: The file that rank 0 writes.
       environment: What is set besides this process's environment.
       gbit: If given, each rank has a machine of its own, in a rack whose wires carry so many 10^9 bits a
-        second (`gmeta.testing.hosts.rack`).
+        second (`gmeta.testing.hosts.machines`).
 
     Returns:
       What the file holds, from JSON.
