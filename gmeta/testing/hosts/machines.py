@@ -69,11 +69,13 @@ def why_no_rack() -> str:
         "ip link add name one type veth peer name other",
         "tc qdisc add dev one root tbf rate 1gbit burst 64kb latency 1ms",
         "ip link add name switch type bridge",
+        "mount --bind /etc/hosts /etc/hosts",
+        "env --ignore-signal=CHLD true",
     )
     tried = subprocess.run(
         [*_NEW, "sh", "-c", " && ".join(steps)], capture_output=True, text=True, check=False
     )
-    return f"this kernel has no namespaces, veth or tbf: {tried.stderr.strip()}" if tried.returncode else ""
+    return f"no namespaces, wires or mounts of one's own: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class Machine:
