@@ -225,7 +225,9 @@ def test_horovods_elastic_driver_runs_the_same_script(
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_rack()), reason=why_no_rack())
 def test_a_host_is_lost_and_another_joins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts, fewer, again = "host0:1 host1:1 host2:1", "host0:1 host2:1", "host0:1 host2:1 host3:1"
+    # Rank 1 may be on any of the hosts; Horovod gives up the one that it was on.
+    hosts = "host0:1 host1:1 host2:1"
+    fewer, again = f"{hosts} ", f"{hosts} host3:1"
     folder = job_folder(script, hosts)
     discover = script.with_name("discover.sh")
     discover.write_text(f"#!/bin/sh\ncat {folder}/slots\n")
