@@ -19,7 +19,10 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import SHARES
 from gmeta.models import Model
+from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
+from gmeta.testing.hosts.machines import rack, why_no_rack
 from gmeta.testing.jobs import warm
+from gmeta.testing.jobs.process_ranks import ranks_environment
 
 pytestmark = pytest.mark.ranks
 
@@ -217,6 +220,25 @@ def test_horovods_elastic_driver_runs_the_same_script(
     begins = re.findall(r"begins (\d+ \d+ \d+)$", job.stdout, re.MULTILINE)
     assert begins == ["0 0 0", "0 0 0", "0 8 4", "1 0 12", "1 0 12"]
     assert_same_results(folder, run_alone(script, 2, monkeypatch), [1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_rack()), reason=why_no_rack())
+def test_a_host_is_lost_and_another_joins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rank 1 may be on any of the hosts; Horovod gives up the one that it was on.
+    hosts = "host0:1 host1:1 host2:1"
+    fewer, again = f"{hosts} ", f"{hosts} host3:1"
+    folder = job_folder(script, hosts)
+    discover = script.with_name("discover.sh")
+    discover.write_text(f"#!/bin/sh\ncat {folder}/slots\n")
+    discover.chmod(0o755)
+    with rack(4, gbit=1) as machines:
+        elastic = ("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(discover))
+        command = [sys.executable, str(script), str(folder), hosts, fewer, again]
+        ways = ranks_environment({SHARES: "3", "GMETA_LANE": "tcp"})
+        job = start_ranks(machines, command, hosts=machines.hosts[:3], options=elastic, environment=ways)
+        wait_for_ranks(machines, job, timeout=300)
+    assert_same_results(folder, run_alone(script, 3, monkeypatch), [2, 3])
 
 
 def test_horovods_elastic_driver_has_to_be_told_what_a_step_is(monkeypatch: pytest.MonkeyPatch) -> None:

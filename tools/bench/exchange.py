@@ -3,6 +3,7 @@
     gmeta bench exchange --json FILE
     gmeta bench exchange --ranks 2 4 --dims 64 256
     gmeta bench exchange --ranks 2 --lane
+    gmeta bench exchange --ranks 2 --lane --gbit 1 10 25
 
 Ranks are processes of this machine, under Horovod on Gloo. Each draws batches of 4,096 samples with 26
 categorical features, ids by Zipf(1.05); ``criteo`` has the vocabularies of the Criteo data set, ``million`` a
@@ -17,7 +18,8 @@ scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 m
 
 pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lanes beside Horovod;
              small ones are tens in a function, whose call would take as long as they do; tensors are on
-             GPUs where each rank has one, else in host memory
+             GPUs where each rank has one, else in host memory; with ``--gbit``, ranks are on machines of their
+             own: namespaces joined by wires of so many 10^9 bits a second
 
 TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
 own, equally many whatever the number of ranks, if there are enough.
@@ -39,6 +41,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gmeta.testing.hosts.machines import why_no_rack
 from harness import Result, parser, report
 from parts.exchange.wire_model import WireModel, plot
 from parts.jobs import run_job
@@ -53,18 +56,21 @@ def measure(ranks: int, settings: dict[str, Any]) -> Any:
         return run_job("exchange.rank", ranks, settings, Path(folder) / "found.json")
 
 
-def beside_horovod(ranks: list[int], rounds: int, smoke: bool) -> list[Result]:
+def beside_horovod(ranks: list[int], rounds: int, smoke: bool, gbit: float | None = None) -> list[Result]:
     """The lanes beside Horovod, of tensors on GPUs where each rank has one."""
+    wire = "" if gbit is None else f"/{gbit:g}Gbit"
     sizes = {"": 1 << 10} if smoke else {"": 1 << 10, "/64kB": 1 << 16, "/1MB": 1 << 20, "/16MB": 1 << 24}
     results = []
     for size in ranks[1:]:
         with tempfile.TemporaryDirectory() as folder:
             settings, out = {"rounds": rounds, "sizes": sizes}, Path(folder) / "lane.json"
-            found = run_job("exchange.lane_rank", size, settings, out, {"GMETA_LANE": "auto"})
+            found = run_job("exchange.lane_rank", size, settings, out, {"GMETA_LANE": "auto"}, gbit)
         for name, one in found.items():
             for lane in (each for each in ("nccl", "tcp") if each in one):
                 figure, peer = 1e3 * one[lane], 1e3 * one["horovod"]
-                results.append(Result(f"pipeline/{name}/{lane}/np{size}", figure, "ms", "Horovod", peer))
+                results.append(
+                    Result(f"pipeline/{name}/{lane}/np{size}{wire}", figure, "ms", "Horovod", peer)
+                )
     return results
 
 
@@ -98,6 +104,7 @@ def main() -> None:
     options.add_argument("--ids", nargs="+", default=["criteo", "million"], choices=["criteo", "million"])
     options.add_argument("--batch", type=int, default=4096)
     options.add_argument("--lane", action="store_true", help="measure only the lane beside Horovod")
+    options.add_argument("--gbit", type=float, nargs="+", help="with --lane: over wires of such rates")
     options.add_argument("--plot", type=Path, help="draw time and bytes against ranks into this PNG")
     options.add_argument("--found", type=Path, help="measure nothing, take what this JSON has")
     given = options.parse_args()
@@ -114,8 +121,12 @@ def main() -> None:
     if given.smoke:
         settings |= {"batch": 64, "dims": [8], "ids": ["tiny"], "wire": [1 << 10, 1 << 16], "compute": 0.01}
         ranks = [1, 2]
-    if given.lane:
-        report("exchange", beside_horovod(ranks, given.rounds, given.smoke), given.json)
+    if given.gbit and (why := why_no_rack()):
+        raise SystemExit(f"--gbit: {why}")
+    if given.lane or given.gbit:
+        wires = given.gbit or [None]
+        results = [one for gbit in wires for one in beside_horovod(ranks, given.rounds, given.smoke, gbit)]
+        report("exchange", results, given.json)
         return
     if given.found:
         about = json.loads(given.found.read_text())[0]

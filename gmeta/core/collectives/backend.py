@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 from types import ModuleType
 
 from gmeta.core.errors import ConfigError
@@ -55,3 +56,16 @@ def built_backends() -> dict[str, bool]:
     """
     hvd = import_horovod()
     return {name: bool(getattr(hvd, f"{name}_built")()) for name in _BACKENDS}
+
+
+def node_name(name: str) -> str:
+    """Return the name of a collective's op, which errors show.
+
+    Horovod matches the ranks' ops by what follows the last slash of their names, so the name has none: with
+    one, the exchanges of two collections would be taken for the same.
+
+    Example:
+      >>> node_name("items/keys")
+      'gmeta_items_keys'
+    """
+    return re.sub(r"[^A-Za-z0-9_]", "_", f"gmeta_{name}")

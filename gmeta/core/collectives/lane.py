@@ -14,7 +14,6 @@ next batch, goes through Horovod.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from gmeta.core.collectives.backend import node_name
 from gmeta.core.collectives.counting import LaneCounts, add_counts
 from gmeta.core.native import load_op_library
 
@@ -115,7 +115,7 @@ def _exchange(
             expected=expected,
             label=name,
             place=place,
-            name=_node(name),
+            name=node_name(name),
         )
 
 
@@ -123,7 +123,7 @@ def _add_up(handle: tf.Tensor, place: Place, terms: Sequence[tf.Tensor], name: s
     with tf.device(DEVICES[place]):
         return list(
             load_op_library("ops").gmeta_lane_allreduce(
-                lane=handle, terms=terms, label=name, place=place, name=_node(name)
+                lane=handle, terms=terms, label=name, place=place, name=node_name(name)
             )
         )
 
@@ -157,8 +157,3 @@ def _add_up_back(op: tf.Operation, *sums: tf.Tensor) -> list[Any]:
 def _of(op: tf.Operation) -> tuple[Any, Place, str]:
     """Return an op's inputs after the lane, its place and its label."""
     return op.inputs[1:], op.get_attr("place").decode(), op.get_attr("label").decode()
-
-
-def _node(name: str) -> str:
-    """Make the name of an op, as Horovod does: errors show it."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", f"gmeta_{name}")

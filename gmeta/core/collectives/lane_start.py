@@ -22,7 +22,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
-from gmeta.core.collectives.driver.addresses import choose_addresses, name_machine
+from gmeta.core.collectives.driver.addresses import choose_addresses, name_loopback, name_machine
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.lane import DEVICES, Lane, Place, use_lanes
 from gmeta.core.collectives.objects import allgather_objects
@@ -77,11 +77,10 @@ def open_lanes(here: World) -> None:
     check_agreement({VARIABLE: name}, advice="set it alike on every rank")
     if name == "horovod" or here.size == 1:
         return
-    machine = name_machine()
     gpu = _find_gpu(make_id=here.rank == 0) if name == "auto" else Gpu(_sees_gpu(), why=f"{VARIABLE}={name}")
-    ranks = allgather_objects((machine, asdict(gpu)))
+    ranks = allgather_objects((name_machine(), asdict(gpu), name_loopback()))
     machines, gpus = [rank[0] for rank in ranks], [Gpu(**rank[1]) for rank in ranks]
-    local = all(other == machine for other in machines)
+    local = all(loopback == name_loopback() for *_, loopback in ranks)
     try:
         with name_failures("gmeta.init()"):
             lanes: dict[Place, Lane] = {"cpu": _open("cpu", here, local)}

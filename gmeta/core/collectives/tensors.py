@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.core.collectives import lane
-from gmeta.core.collectives.backend import import_horovod
+from gmeta.core.collectives.backend import import_horovod, node_name
 from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import world
@@ -86,7 +86,7 @@ def alltoall(
     with name_failures(f"alltoall {name!r}"), lane.beside_lanes():
         sent, sent_splits = count_start("alltoall", [sent, splits])
         received, came = import_horovod().alltoall(
-            sent, splits=sent_splits, name=_unique(f"gmeta_{name}"), ignore_name_scope=True
+            sent, splits=sent_splits, name=node_name(_unique(name)), ignore_name_scope=True
         )
         away = _bytes_away(sent, splits)
         count("alltoall", away, after=came)
@@ -152,7 +152,7 @@ def _sum_group(tensors: list[tf.Tensor], name: str, through: lane.Lane | None) -
             return lane.add_up(through, tensors, own)
         hvd = import_horovod()
         summed = hvd.mpi_ops._grouped_allreduce(
-            count_start("allreduce", tensors), name=f"gmeta_{own}", op=hvd.Sum, ignore_name_scope=True
+            count_start("allreduce", tensors), name=node_name(own), op=hvd.Sum, ignore_name_scope=True
         )
         count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
     return list(summed)

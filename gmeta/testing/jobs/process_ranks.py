@@ -55,18 +55,36 @@ def run_ranks(
       [0, 1]
     """
     with tempfile.TemporaryDirectory() as folder:
-        if callable(function_or_script):
-            _send(function_or_script, args, Path(folder))
-            command = [sys.executable, "-m", __name__, folder]
-        else:
-            command = [sys.executable, str(function_or_script), *map(str, args)]
-        job = command, np, timeout, dict(environment or {}), grace
+        command = rank_command(function_or_script, args, Path(folder))
+        job = command, np, timeout, ranks_environment(environment), grace
         said, error, ends = warm.call(_launch, *job, timeout=timeout + 300)
         if error:
             raise RanksError(error, ends=ends)
         if not callable(function_or_script):
             return ["\n".join(lines) for lines in said]
-        return [pickle.loads((Path(folder) / f"result.{rank}").read_bytes()) for rank in range(np)]
+        return results(Path(folder), np)
+
+
+def rank_command(
+    function_or_script: Callable[..., Any] | Path, args: tuple[Any, ...], folder: Path
+) -> list[str]:
+    """Make the command of each rank; a function is put into `folder`, and its results come there."""
+    if not callable(function_or_script):
+        return [sys.executable, str(function_or_script), *map(str, args)]
+    _send(function_or_script, args, folder)
+    return [sys.executable, "-m", __name__, str(folder)]
+
+
+def results(folder: Path, np: int) -> list[Any]:
+    """Read by rank what the function of `rank_command` returned."""
+    return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(np)]
+
+
+def ranks_environment(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what ranks of a test have in their environment besides this process's."""
+    paths = os.pathsep.join([str(_SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
+    return {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1", **(given or {})}
 
 
 def _launch(
@@ -81,13 +99,9 @@ def _launch(
         if stream == "stdout":
             said[rank].append(line)
 
-    paths = os.pathsep.join([str(_SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1"}
-    ranks_environment = {"PYTHONPATH": paths, **defaults, **environment}
     launching.GRACE = grace  # of this process, which is there for these ranks alone
     try:
-        launch(command, np, environment=ranks_environment, write=write, timeout=timeout)
+        launch(command, np, environment=environment, write=write, timeout=timeout)
     except RanksError as error:
         whole = "".join(f"\n--- output of rank {r} ---\n" + "\n".join(o) for r, o in enumerate(output))
         return said, f"{error}{whole}", error.ends

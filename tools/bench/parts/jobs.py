@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.core.collectives.launcher.local_ranks import launch
+from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
+from gmeta.testing.hosts.machines import rack
 
 _BENCH = Path(__file__).resolve().parents[1]
 
@@ -21,6 +23,7 @@ def run_job(
     settings: Mapping[str, Any],
     out: Path,
     environment: Mapping[str, str] | None = None,
+    gbit: float | None = None,
 ) -> Any:
     """Run ``parts.<module>`` on so many ranks.
 
@@ -30,6 +33,8 @@ def run_job(
       settings: What JSON can hold.
       out: The file that rank 0 writes.
       environment: What is set besides this process's environment.
+      gbit: If given, each rank has a machine of its own, in a rack whose wires carry so many 10^9 bits a
+        second (`gmeta.testing.hosts.machines`).
 
     Returns:
       What the file holds, from JSON.
@@ -37,8 +42,13 @@ def run_job(
     paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     shared = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-m", f"parts.{module}", str(out), json.dumps(settings)]
+    variables = {**shared, **(environment or {})}
+    if gbit is not None:
+        with rack(ranks, gbit) as machines:
+            wait_for_ranks(machines, start_ranks(machines, command, environment=variables), timeout=3600)
+        return json.loads(out.read_text())
     # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
-    launch(command, ranks, environment={**shared, **(environment or {})}, write=lambda *_: None, timeout=3600)
+    launch(command, ranks, environment=variables, write=lambda *_: None, timeout=3600)
     return json.loads(out.read_text())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from gmeta.core.errors import ConfigError
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 _IPV6 = Path("/proc/net/if_inet6")
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 
@@ -21,11 +22,16 @@ def name_machine() -> tuple[str, str]:
     return platform.node(), _BOOT.read_text().strip() if _BOOT.exists() else ""
 
 
+def name_loopback() -> tuple[str, ...]:
+    """Name what has this process's loopback address: a machine, or one of the containers on it."""
+    return (*name_machine(), str(_NETWORK.readlink()) if _NETWORK.exists() else "")
+
+
 def choose_addresses(local: bool) -> tuple[str, str]:
     """Choose the address to listen at, and the one to tell.
 
     Args:
-      local: Whether all ranks are on this machine.
+      local: Whether all ranks have the same loopback address.
 
     Raises:
       ConfigError: ``HOROVOD_GLOO_IFACE`` names an interface without an address.

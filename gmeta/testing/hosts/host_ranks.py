@@ -1,0 +1,126 @@
+"""Runs a function or a script on ranks of which each has a machine of its own, under ``horovodrun -H``.
+
+    run_on_hosts(function, 2, gbit=10, environment={"GMETA_LANE": "tcp"})
+
+The launcher runs on the head of a `rack`, as on a cluster's log-in machine, and starts the ranks by ssh, for
+which the rack has a substitute. So all that differs between one machine and several takes part: names,
+addresses, the choice of the network device, and a wire that is slower than memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import ConfigError, RanksError
+from gmeta.testing.hosts.machines import DEVICE, Machine, Rack, rack
+from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
+
+_LAUNCHER = "gmeta.core.collectives.launcher.horovodrun"
+
+
+def run_on_hosts(
+    function_or_script: Callable[..., Any] | Path,
+    np: int,
+    *args: Any,
+    gbit: float | None = None,
+    timeout: float = 300.0,
+    environment: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Run a function, or a Python script, on ranks that have a machine each, and return what each returned.
+
+    Args:
+      function_or_script: As for `gmeta.testing.jobs.process_ranks.run_ranks`.
+      np: How many ranks, which is how many hosts; at least 2.
+      *args: Pickled for the function; a script gets them as text.
+      gbit: 10^9 bits a second of each host's wire, in each direction; None for no limit.
+      timeout: Seconds after which all ranks are killed.
+      environment: What is set besides this process's environment.
+
+    Returns:
+      By rank, what the function returned; of a script, the text that it wrote to stdout.
+
+    Raises:
+      RanksError: A rank failed or time ran out; the message has the launcher's and all ranks' output.
+      OSError: This machine can't make a rack (`why_no_rack`).
+    """
+    with rack(np, gbit) as machines, tempfile.TemporaryDirectory(prefix="gmeta-ranks-") as folder:
+        command = rank_command(function_or_script, args, Path(folder))
+        job = start_ranks(machines, command, environment=ranks_environment(environment))
+        said = wait_for_ranks(machines, job, timeout)
+        return results(Path(folder), np) if callable(function_or_script) else said
+
+
+def start_ranks(
+    machines: Rack,
+    command: Sequence[str],
+    *,
+    hosts: Sequence[Machine] | None = None,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
+    """Start a command as one rank on each host, from the head.
+
+    Args:
+      machines: The rack.
+      command: The program and its arguments.
+      hosts: Where ranks start; all hosts by default.
+      options: For ``horovodrun``, in place of the fixed hosts: ``--host-discovery-script`` and its like.
+      environment: What is set besides this process's environment.
+
+    Returns:
+      The launcher's process, which leads a process group; `wait_for_ranks` waits for it.
+
+    Raises:
+      ConfigError: There is one host: Horovod can't number the output of a single rank.
+    """
+    names = [host.name for host in hosts or machines.hosts]
+    if len(names) < 2:
+        raise ConfigError(f"{len(names)} host: start ranks on at least 2, a single rank without a rack")
+    fixed = ["-H", ",".join(f"{name}:1" for name in names)]
+    launch = [
+        *(sys.executable, "-m", _LAUNCHER, "--network-interface", DEVICE, "--disable-cache"),
+        *("-np", str(len(names)), "--output-filename", str(_output(machines)), *(options or fixed)),
+    ]
+    path = os.pathsep.join([str(machines.folder), os.environ["PATH"]])  # of the substitute for ssh
+    with (machines.folder / "launcher").open("w") as said:
+        return machines.head.start(
+            [*launch, *command],
+            env={**os.environ, **(environment or {}), "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_for_ranks(machines: Rack, job: subprocess.Popen[str], timeout: float) -> list[str]:
+    """Wait for a job of `start_ranks`, and return by rank what it wrote to stdout.
+
+    Raises:
+      RanksError: It failed or time ran out, after which no process of it runs.
+    """
+    try:
+        code = job.wait(timeout)
+        why = f"the launcher ended with exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        why = f"the ranks had not ended after {timeout:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    if why:
+        raise RanksError(f"{why}\n{(machines.folder / 'launcher').read_text()}")
+    ranks = sorted(_output(machines).iterdir(), key=lambda place: int(place.suffix[1:]))
+    return [(place / "stdout").read_text() for place in ranks]
+
+
+def _output(machines: Rack) -> Path:
+    return machines.folder / "output"

@@ -1,0 +1,81 @@
+"""Pipelined steps: what lookups ahead of their turn and micro-batches save, simulated on any number of ranks.
+
+    gmeta bench pipeline --simulate --json FILE
+    gmeta bench pipeline --simulate --plot FILE
+
+simulated    what a model of a step's stages (`parts/pipeline_model`) says of NestPipe's cluster, beside the
+             published number; `parts/pipeline_model/paper.py` says what the model takes from there
+ablation     of it, a step on 1,536 ranks with the lookup so many batches ahead, and so many micro-batches
+own          the part of a step of gmeta's in which a rank computes, with wires and bytes as measured
+
+The JSON's first object lists which of the numbers were fitted or given; the others are predictions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness import Result, parser, report
+from parts.pipeline_model import own, paper
+from parts.pipeline_model.figure import SIZES, plot
+from parts.pipeline_model.schedules import Schedule
+
+PAPER = "NestPipe's paper"
+
+
+def simulated(checks: list[paper.Check]) -> list[Result]:
+    """Each published number beside the simulated one."""
+    return [
+        Result(f"pipeline/simulated/{one.name}", one.simulated, one.unit, PAPER, one.published)
+        for one in checks
+    ]
+
+
+def ablation() -> list[Result]:
+    """A step of the cluster of 1,536 ranks by both parts of the pipeline."""
+    ranks, work = paper.RANKS[-1], paper.work_of("NestPipe", paper.RANKS[-1])
+    return [
+        Result(
+            f"pipeline/ablation/depth{depth}/micro{micro}/ranks{ranks}",
+            paper.step_of(Schedule(depth, micro), work)[0],
+            "ms",
+        )
+        for depth in (0, 1, 2)
+        for micro in (1, paper.MICRO)
+    ]
+
+
+def own_steps(sizes: list[int]) -> list[Result]:
+    """Steps of gmeta's over two wires."""
+    return [
+        Result(
+            f"pipeline/own/depth{depth}/micro{micro}/{gbit}Gbit/ranks{ranks}",
+            100 * own.efficiency(Schedule(depth, micro), gbit, ranks),
+            "% of a step",
+        )
+        for gbit in (1, 10)
+        for depth, micro in ((0, 1), (1, 1), (1, 4))
+        for ranks in sizes
+    ]
+
+
+def main() -> None:
+    """Simulate."""
+    options = parser(__doc__)
+    options.add_argument("--simulate", action="store_true", help="simulate; there are no measured steps")
+    options.add_argument("--plot", type=Path, help="draw efficiency against ranks into this PNG")
+    given = options.parse_args()
+    checks = list(paper.checks())
+    kinds = {how: [one.name for one in checks if one.how == how] for how in ("fitted", "given")}
+    results = [*simulated(checks), *ablation(), *own_steps(SIZES[:1] if given.smoke else SIZES)]
+    report("Pipelined steps", results, given.json, **kinds)
+    far = [one for one in checks if one.how == "checked" and one.off > 0.03]
+    print(f"{sum(one.how == 'checked' for one in checks)} predictions; off by more than 3 %:")
+    for one in far:
+        print(f"  {one.name}: {one.simulated:.4g} for {one.published:.4g} {one.unit}, {100 * one.off:.1f} %")
+    if given.plot:
+        plot(given.plot)
+
+
+if __name__ == "__main__":
+    main()
