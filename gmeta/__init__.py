@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from gmeta import policies as policies
     from gmeta import preprocess as preprocess
     from gmeta.core.collectives import init as init
+    from gmeta.models.training.pipeline.settings import Pipeline as Pipeline
 
 __all__ = [
+    "Pipeline",
     "callbacks",
     "checkpoint",
     "core",
@@ -57,6 +59,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "init":
         return importlib.import_module("gmeta.core.collectives").init
+    if name == "Pipeline":
+        return importlib.import_module("gmeta.models.training.pipeline.settings").Pipeline
     if name in __all__:
         return importlib.import_module(f"gmeta.{name}")
     raise AttributeError(f"module 'gmeta' has no attribute {name!r}")

@@ -13,6 +13,7 @@ from gmeta.callbacks.step_advice import summary
 from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.models.training.pipeline.steps_ahead import StepsAhead
 
 Function = Callable[[Any], Any]
 
@@ -147,7 +148,8 @@ class StepTimes(tf.keras.callbacks.Callback):
                 clock.stop(*(variable.read_value() for variable in model.trainable_variables[:1]))
             return logs
 
-        return measure if model.run_eagerly else tf.function(measure, reduce_retracing=True)
+        graph = not (model.run_eagerly or isinstance(inside, StepsAhead))  # StepsAhead is not of one graph
+        return tf.function(measure, reduce_retracing=True) if graph else measure
 
     def _of_all_ranks(self, times: StepSeconds) -> StepSeconds:
         if collectives.world().size == 1:

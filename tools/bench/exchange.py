@@ -18,8 +18,8 @@ scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 m
 
 pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lanes beside Horovod;
              small ones are tens in a function, whose call would take as long as they do; tensors are on
-             GPUs where each rank has one, else in host memory; with ``--gbit``, ranks are on machines of their
-             own: namespaces joined by wires of so many 10^9 bits a second
+             GPUs where each rank has one, else in host memory; with ``--gbit``, ranks are on machines of
+             their own: namespaces joined by wires of so many 10^9 bits a second
 
 TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
 own, equally many whatever the number of ranks, if there are enough.

@@ -25,10 +25,12 @@ from gmeta.layers.embedding.pooling import pool
 from gmeta.layers.embedding.table_arrays import load_table, save_table
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
-from gmeta.layers.exchange.pieces import SentKeys, exchange_values, fetch_rows, send_keys
+from gmeta.layers.exchange.ahead import Fetched, active_fetched, note
+from gmeta.layers.exchange.fetch import Fetch, Requested
+from gmeta.layers.exchange.pieces import SentKeys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recording
 from gmeta.layers.exchange.sample_counts import active_step_samples
-from gmeta.ops.device import DEVICE_NAMES, Device, Place
+from gmeta.ops.device import DEVICE_NAMES, Device
 from gmeta.ops.keys.key_merge import merge_keys
 from gmeta.ops.portable import is_portable
 from gmeta.ops.table.hash_table import HashTable
@@ -52,15 +54,6 @@ class CollectionLookup(NamedTuple):
     keys: tuple[tf.Tensor, ...]
     positions: dict[str, Ids]
     sent: SentKeys | None = None
-
-
-class _Found(NamedTuple):
-    """For each table: rows, their keys, and the index of each requested key's row."""
-
-    rows: tuple[tf.Tensor, ...]
-    keys: tuple[tf.Tensor, ...]
-    inverse: tuple[tf.Tensor, ...]
-    sent: SentKeys | None
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -169,6 +162,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             if optimizer is None and merged.policy.optimizer is None:
                 table.chosen_by, table.take_records_of = "nobody", take_records_of
         self._plan_check = PlanCheck(self.name, self.merged)
+        self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features were merged into tables, one line for each physical table.
@@ -186,17 +180,25 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
           insert: Whether an unseen id gets a row of its own. If not, it reads the row that it would start
             with, and nothing is stored.
         """
-        ids = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
-        keys = [self._keys(merged, ids) for merged in self.merged]
-        found = self._lookup_here(keys, insert) if self._has_all_rows() else self._exchange(keys, insert)
+        ids, keys = self._read(inputs)
+        self._check_rows()
+        requested, rows = note(self.fetch, keys) or self._fetch(keys, insert)
         positions: dict[str, Ids] = {}
-        for merged, table, inverse in zip(self.merged, self.tables, found.inverse, strict=True):
+        for merged, table, inverse in zip(self.merged, self.tables, requested.inverse, strict=True):
             if table.device == "gpu":  # TensorFlow splits int32 tensors in host memory
                 inverse = tf.cast(inverse, tf.int64)
             sizes = [tf.shape(flat_ids(ids[feature.name]))[0] for feature in merged.features]
             for feature, part in zip(merged.features, tf.split(inverse, sizes, num=len(sizes)), strict=True):
                 positions[feature.name] = like_ids(ids[feature.name], part)
-        return CollectionLookup(found.rows, found.keys, positions, found.sent)
+        return CollectionLookup(rows, requested.keys, positions, requested.sent)
+
+    def keys_of(self, inputs: Mapping[str, Any]) -> list[tf.Tensor]:
+        """Compute for each merged table the keys, (n,) int64, that a `lookup` of these ids would look up."""
+        return self._read(inputs)[1]
+
+    def _read(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Ids], list[tf.Tensor]]:
+        ids = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
+        return ids, [self._keys(merged, ids) for merged in self.merged]
 
     def _keys(self, merged: MergedTable, ids: Mapping[str, Ids]) -> tf.Tensor:
         return merge_keys(
@@ -206,48 +208,28 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             id_bits=merged.id_bits,
         )
 
-    def _has_all_rows(self) -> bool:
-        """Return whether this rank holds all rows.
-
-        Raises:
-          ConfigError: An exported graph needs all rows, but this rank doesn't hold them.
-        """
+    def _check_rows(self) -> None:
         size = collectives.world().size
         if is_portable() and size > 1:
             raise ConfigError(
                 f"{self.name!r} can't be exported by one of {size} ranks, which has only the rows that it "
                 "owns: save a sharded checkpoint, and export from a process of one rank that has loaded it"
             )
-        return size == 1
 
-    def _lookup_here(self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor) -> _Found:
-        found = [table.lookup(each, insert) for table, each in zip(self.tables, keys, strict=True)]
-        return _Found(
-            tuple(each.rows for each in found),
-            tuple(each.keys for each in found),
-            tuple(each.inverse for each in found),
-            None,
-        )
-
-    def _exchange(self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor) -> _Found:
-        step = active_step_samples()
-        device = self._place()
-        sent = send_keys(keys, samples=0 if step is None else step.own, device=device, name=self.name)
-        if step is not None:
-            step.hear(sent.owned.notes)
-        rows = exchange_values(
-            sent,
-            fetch_rows(sent, self.tables, insert=insert),
-            [table.dim for table in self.tables],
-            wire_dtype=tf.as_dtype(self.wire_dtype),
-            device=device,
-            name=self.name,
-        )
-        return _Found(rows, sent.routed.keys, sent.routed.inverse, sent)
-
-    def _place(self) -> Place:
-        """Return the place of all tables; host memory if they are in different places."""
-        return "gpu" if {table.device for table in self.tables} == {"gpu"} else "cpu"
+    def _fetch(
+        self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor
+    ) -> tuple[Requested, tuple[tf.Tensor, ...]]:
+        step, lookups = active_step_samples(), active_fetched()
+        fetched = None if lookups is None else lookups.take(self.fetch)
+        if fetched is None:
+            fetched = Fetched(self.fetch, self.fetch.request(keys, 0 if step is None else step.own))
+        requested = fetched.requested
+        if step is not None and requested.sent is not None:
+            step.hear(requested.sent.owned.notes)
+        rows = self.fetch.rows(requested, insert, fetched.peeked)
+        if lookups is not None:
+            lookups.end_lookup()
+        return requested, rows
 
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
         """Gather and pool the lookup's rows: feature -> its float32 vectors."""
@@ -288,7 +270,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
     def _stack(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
         # Stack where the positions are: from host memory, a GPU then gets one copy, not one per feature.
-        with tf.device(DEVICE_NAMES[self._place()]):
+        with tf.device(DEVICE_NAMES[self.fetch.place]):
             return tf.stack([lookup.positions[name] for name in names], axis=axis)
 
     def apply_gradients(

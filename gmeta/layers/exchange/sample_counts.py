@@ -22,12 +22,14 @@ class StepSamples:
     Attributes:
       own: () int64, this rank's number.
       everywhere: () int64, the sum over all ranks; None until a key exchange has delivered it.
+      before_end: Tensors that a step which ends the data must wait for.
     """
 
     def __init__(self, own: tf.Tensor) -> None:
         with tf.device("CPU:0"):
             self.own = tf.cast(own, tf.int64)
         self.everywhere: tf.Tensor | None = None
+        self.before_end: list[tf.Tensor] = []
         self._graph = current_graph()
 
     def hear(self, notes: tf.Tensor) -> None:

@@ -146,6 +146,11 @@ class TaskModel(Model):
         weights = learner.adapt(view, steps=self.inner.steps_in("evaluation")).parameters
         return view, learner.task_outputs(view, "query", weights)
 
+    @tf.autograph.experimental.do_not_convert
+    def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
+        """Return the one lookup of a train step: of all samples, support and query together."""
+        return [(self.collection, self.learner.tasks_of(data)["features"])]
+
     # AutoGraph would needlessly rewrite 600 Keras functions before the first step, which takes 8 s.
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, data: Any) -> StepGradients:

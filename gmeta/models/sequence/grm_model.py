@@ -231,6 +231,11 @@ class GRM(Model):
         """Return feature -> the ids of all parts of a batch, one after another, for one lookup."""
         return self.columns.ids(x, set(self.labels.values()))
 
+    @tf.autograph.experimental.do_not_convert
+    def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
+        """Return the one lookup of a train step: of all parts of the batch."""
+        return [(self.collection, self.ids(only_columns(self.name, data)))]
+
     # AutoGraph would needlessly rewrite hundreds of functions, mostly Keras' own, before the first step.
     @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.host_ops import collect_ops
-from gmeta.layers import RecordedLookups, record_lookups
+from gmeta.layers import EmbeddingCollection, RecordedLookups, record_lookups
 from gmeta.models.training.compile_settings import check_compile, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
 from gmeta.models.training.faults.nan_guard import NanGuard
@@ -20,6 +20,8 @@ from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.mean_gradients import Gradient
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import follow
+from gmeta.models.training.pipeline.settings import Pipeline, check_pipeline
+from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.models.training.ranks.loops import RunsOnRanks
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.models.training.saves_tables import SavesTables
@@ -101,6 +103,11 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
       >>> model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))
     """
 
+    lookup_inputs: Callable[[Any], Sequence[tuple[EmbeddingCollection, Mapping[str, Any]]]] | None = None
+    """A method of a batch that returns the lookups of its train step, in their order: collections and their
+    inputs. A model defines it if `compile` with a pipeline can't find them in the forward pass."""
+
+    train_function: Any
     step_clock: Any = None
     """The clock that times the parts of a step, while `gmeta.callbacks.StepTimes` measures one."""
 
@@ -124,6 +131,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         *args: Any,
         accumulate_steps: int = 1,
         nan: Literal["raise", "allow"] = "raise",
+        pipeline: Pipeline | None = None,
         **kwargs: Any,
     ) -> None:
         """Configure training, as `tf.keras.Model.compile` does.
@@ -138,6 +146,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             than k. Lookups count as uses of a row once per batch, not once per step.
           nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
             what is at fault. ``"allow"``: train on.
+          pipeline: How `fit` fetches ahead of a batch; the numbers don't depend on it. None: it doesn't.
           **kwargs: As in Keras.
 
         Raises:
@@ -146,6 +155,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
         self._check_loss(loss, accumulate_steps)
+        self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
@@ -237,7 +247,17 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         if config is None:
             return None
         nan = {} if self._guard.raises else {"nan": "allow"}
-        return {**config, _ACCUMULATE: self._accumulate_steps, **nan}
+        ahead = {} if self._pipeline.depth == 0 else {"pipeline": self._pipeline}
+        return {**config, _ACCUMULATE: self._accumulate_steps, **nan, **ahead}
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Call `tf.keras.Model.make_train_function`, or make one that fetches ahead."""
+        if self._pipeline.depth == 0:
+            return super().make_train_function(force)
+        self._follow_late()
+        if self.train_function is None or force:
+            self.train_function = StepsAhead(self, self._pipeline.depth, self._queue)
+        return self.train_function
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Call `compile` with what `get_compile_config` returned."""

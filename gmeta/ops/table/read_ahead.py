@@ -96,7 +96,9 @@ class ReadsAhead:
         _free_of_order(peeked.rows)
         return peeked
 
-    def reread(self, keys: Any, peeked: Peeked, insert: bool | tf.Tensor = True) -> Reread:
+    def reread(
+        self, keys: Any, peeked: Peeked, insert: bool | tf.Tensor = True, *, distinct: bool = False
+    ) -> Reread:
         """Look up keys whose rows were peeked, and read again only the rows that may have changed since.
 
         The effects on the table and its statistics are those of `HashTable.lookup_keys`, and so are the rows,
@@ -108,6 +110,7 @@ class ReadsAhead:
           peeked: What `peek` returned for these keys, from this table. Rows with a stamp of 0 are read again
             in any case, so zeros stand for "nothing was peeked".
           insert: As in `HashTable.lookup`.
+          distinct: As in `HashTable.lookup_keys`.
 
         Returns:
           `Reread`. Its rows may be in the memory of ``peeked.rows``, if nothing else uses that.
@@ -125,6 +128,7 @@ class ReadsAhead:
                 peeked=float_matrix(peeked.rows, self._owner, "peeked rows", keys, self._dim),
                 stamps=tf.convert_to_tensor(peeked.stamps, tf.int64),
                 insert=tf.convert_to_tensor(insert, tf.bool),
+                distinct=distinct,
             )
         )
 

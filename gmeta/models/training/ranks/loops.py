@@ -150,9 +150,12 @@ class RunsOnRanks:
 
     def make_train_function(self, force: bool = False) -> Any:
         """Call `tf.keras.Model.make_train_function`; first, newly made tables follow the optimizer."""
+        self._follow_late()
+        return super().make_train_function(force)  # type: ignore[misc]
+
+    def _follow_late(self) -> None:
         if getattr(self, "_joint_optimizer", None) is not None:
             follow_late(self, self._joint_optimizer.optimizer)
-        return super().make_train_function(force)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
         """Evaluate one batch as `tf.keras.Model.test_step` does."""

@@ -44,7 +44,7 @@ class RankStep:
         restored = tf.cond(samples.own > 0, _nothing, self._restore)
         if samples.everywhere is None:  # no lookup has exchanged the numbers
             (samples.everywhere,) = collectives.allreduce_sum([samples.own], name="step/samples")
-        with tf.control_dependencies([restored]):
+        with tf.control_dependencies([restored, *samples.before_end]):
             over = tf.identity(samples.everywhere) <= 0
         ended = tf.cond(over, _end, _nothing)
         with tf.control_dependencies([ended]):

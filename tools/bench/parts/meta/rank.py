@@ -14,6 +14,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
+from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.optimizers import Adam
 from parts.jobs import job_arguments
 
@@ -85,12 +86,30 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
     ]
     layers = {f"fc{number}": width for number, width in enumerate(settings["hidden"])}
     model = MetaModel(
-        EmbeddingCollection(features, optimizer=Adam(1e-3), wire_dtype=settings["wire_dtype"]),
+        EmbeddingCollection(
+            features,
+            optimizer=Adam(1e-3),
+            wire_dtype=settings["wire_dtype"],
+            device=settings.get("tables", "cpu"),
+        ),
         MLP({**layers, "out": 1}, seed=1),
         inner=InnerLoop(steps=settings["inner_steps"], learning_rate=0.01, order=2),
     )
-    model.compile(tf.keras.optimizers.Adam(1e-3), "mse")
+    pipeline = gmeta.Pipeline(depth=settings.get("depth", 0))
+    model.compile(tf.keras.optimizers.Adam(1e-3), "mse", pipeline=pipeline)
+    if settings.get("stand_still"):
+        model.train_function = StandStill(model, pipeline.depth, Queue())
     return model
+
+
+class StandStill(StepsAhead):
+    """Makes steps on one batch again and again, whose keys and rows were fetched once.
+
+    Its pace is that of steps whose fetch ahead costs nothing.
+    """
+
+    def _advance(self, iterator: Any, wanted: Any, waiting: list[Any]) -> list[Any]:
+        return waiting
 
 
 def main() -> None:

@@ -1,0 +1,156 @@
+"""Lets a scheduler request the keys of a step's lookups before the step, and read their rows ahead.
+
+A scheduler has to know what a batch will look up. It runs the model's forward pass under `note_lookups`, in
+a graph that is thrown away: each lookup notes its keys and returns stand-ins. Later it runs the step itself
+under `use_fetched`: the step's lookups, in the same order, take what was fetched for them, and make no
+exchange of keys of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers.exchange.fetch import Fetch, Requested
+from gmeta.layers.exchange.sample_counts import current_graph
+from gmeta.ops.table.read_ahead import Peeked
+
+
+class Wanted(NamedTuple):
+    """A lookup that a batch will make.
+
+    Attributes:
+      fetch: Who makes it.
+      keys: For each table (n,) int64.
+      stand_ins: The tensors that `note_lookups` gave for its distinct keys, their places and their rows.
+    """
+
+    fetch: Fetch
+    keys: tuple[tf.Tensor, ...]
+    stand_ins: tuple[tf.Tensor, ...] = ()
+
+
+class Fetched(NamedTuple):
+    """What is known of a lookup before its step.
+
+    Attributes:
+      fetch: Who makes it.
+      requested: The keys.
+      peeked: The rows that were read ahead; None if only the keys were requested.
+    """
+
+    fetch: Fetch
+    requested: Requested
+    peeked: tuple[Peeked, ...] | None = None
+
+
+_notes: ContextVar[list[Wanted] | None] = ContextVar("wanted_lookups", default=None)
+_fetched: ContextVar[FetchedLookups | None] = ContextVar("fetched_lookups", default=None)
+
+
+@contextmanager
+def note_lookups() -> Iterator[list[Wanted]]:
+    """Note the lookups in a ``with`` block, which return stand-ins for the rows.
+
+    Yields:
+      The list of the lookups, which grows as they are made.
+    """
+    wanted: list[Wanted] = []
+    token = _notes.set(wanted)
+    try:
+        yield wanted
+    finally:
+        _notes.reset(token)
+
+
+def note(fetch: Fetch, keys: Sequence[tf.Tensor]) -> tuple[Requested, tuple[tf.Tensor, ...]] | None:
+    """Note a lookup and return stand-ins for its keys and rows, within `note_lookups`; else return None."""
+    wanted = _notes.get()
+    if wanted is None:
+        return None
+    stand_in = tf.compat.v1.placeholder
+    distinct = tuple(stand_in(tf.int64, [None]) for _ in keys)
+    inverse = tuple(stand_in(tf.int32, [None]) for _ in keys)
+    rows = tuple(stand_in(tf.float32, [None, table.dim]) for table in fetch.tables)
+    wanted.append(Wanted(fetch, tuple(keys), (*distinct, *inverse, *rows)))
+    return Requested(distinct, inverse, None), rows
+
+
+class FetchedLookups:
+    """The lookups of a step, whose keys were requested before it.
+
+    Args:
+      fetched: What is known of each lookup.
+      then: A function that is called once the rows of the last one are asked for.
+    """
+
+    def __init__(self, fetched: Sequence[Fetched], then: Callable[[], None]) -> None:
+        self._rest = list(fetched)
+        self._count = len(self._rest)
+        self._then: Callable[[], None] | None = then
+        self._graph = current_graph()
+
+    def take(self, fetch: Fetch) -> Fetched | None:
+        """Return what is known of the next lookup; None if nobody foresaw it.
+
+        Raises:
+          ConfigError: The lookup isn't the one that was foreseen.
+        """
+        if not self._rest:
+            return None
+        if self._rest[0].fetch is not fetch:
+            raise ConfigError(
+                f"pipeline: lookup {self._count - len(self._rest) + 1} of a step was foreseen in "
+                f"{self._rest[0].fetch.name!r} and is made in {fetch.name!r}: let the model's lookup_inputs "
+                "return its lookups in the order of the step"
+            )
+        return self._rest.pop(0)
+
+    def end_lookup(self) -> None:
+        """Say that a lookup's rows are asked for."""
+        if not self._rest and current_graph() is self._graph:
+            self._call_then()
+
+    def end_step(self) -> None:
+        """Say that the step is made.
+
+        Raises:
+          ConfigError: The step has left out a lookup that was foreseen.
+        """
+        if self._rest:
+            left = ", ".join(repr(fetch.name) for fetch, *_ in self._rest)
+            raise ConfigError(
+                f"pipeline: a step was to make {self._count} lookups and made none of the last ones, in "
+                f"{left}: let the model's lookup_inputs return the lookups of its train step, no others"
+            )
+        self._call_then()
+
+    def _call_then(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+
+@contextmanager
+def use_fetched(lookups: FetchedLookups) -> Iterator[None]:
+    """Let the lookups in the ``with`` block, which makes a whole step, take what was fetched for them.
+
+    Raises:
+      ConfigError: The step makes other lookups than were foreseen.
+    """
+    token = _fetched.set(lookups)
+    try:
+        yield
+    finally:
+        _fetched.reset(token)
+    lookups.end_step()
+
+
+def active_fetched() -> FetchedLookups | None:
+    """Return the lookups that `use_fetched` was given, or None outside of any."""
+    return _fetched.get()

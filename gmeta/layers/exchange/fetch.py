@@ -1,0 +1,104 @@
+"""Fetches the rows of several tables together, from this rank or from those that own them.
+
+A lookup has two halves. `Fetch.request` finds the distinct keys and, on several ranks, sends them to their
+owners. `Fetch.rows` has the effects of a lookup (rows are evicted, admitted, inserted and counted) and brings
+the rows. Between the two, `Fetch.peek` may read the rows where they are, without any effect. `Fetch.rows`
+then reads again only those that have changed since, and its result is the same, bit for bit. So a scheduler
+may request and peek for the next batch while this one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.layers.exchange.pieces import SentKeys, exchange_values, fetch_rows, send_keys
+from gmeta.ops.device import Place
+from gmeta.ops.keys.distinct import unique
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.read_ahead import Peeked
+
+
+class Requested(NamedTuple):
+    """The keys of a lookup.
+
+    Attributes:
+      keys: For each table (u,) int64, the distinct keys.
+      inverse: For each table (n,) int32, the index of each requested key among the distinct ones.
+      sent: The keys' exchange; None if this rank has all rows itself.
+    """
+
+    keys: tuple[tf.Tensor, ...]
+    inverse: tuple[tf.Tensor, ...]
+    sent: SentKeys | None
+
+
+class Fetch:
+    """The lookups of some tables.
+
+    Args:
+      tables: The tables.
+      wire_dtype: As in `exchange_values`.
+      name: Name of the collectives; the same on all ranks.
+    """
+
+    def __init__(self, tables: Sequence[HashTable], wire_dtype: tf.DType, name: str) -> None:
+        self.tables = tuple(tables)
+        self.wire_dtype = wire_dtype
+        self.name = name
+
+    @property
+    def place(self) -> Place:
+        """The place of all tables; host memory if they are in different places."""
+        return "gpu" if {table.device for table in self.tables} == {"gpu"} else "cpu"
+
+    def request(self, keys: Sequence[tf.Tensor], samples: tf.Tensor | int = 0) -> Requested:
+        """Find the distinct keys, and send them to their owners. The tables don't change.
+
+        Args:
+          keys: For each table (n,) int64.
+          samples: The number of samples in this rank's batch, which all ranks learn.
+        """
+        if collectives.world().size == 1:
+            found = [unique(each, device=t.device) for t, each in zip(self.tables, keys, strict=True)]
+            return Requested(tuple(key for key, _ in found), tuple(inverse for _, inverse in found), None)
+        sent = send_keys(keys, samples=samples, device=self.place, name=self.name)
+        return Requested(sent.routed.keys, sent.routed.inverse, sent)
+
+    def peek(self, requested: Requested) -> tuple[Peeked, ...]:
+        """Read the requested rows that this rank owns, without any effect."""
+        owned = requested.keys if requested.sent is None else requested.sent.owned.keys
+        return tuple(table.peek(keys) for table, keys in zip(self.tables, owned, strict=True))
+
+    def rows(
+        self, requested: Requested, insert: bool | tf.Tensor, peeked: Sequence[Peeked] | None = None
+    ) -> tuple[tf.Tensor, ...]:
+        """Bring the rows, with the effects of a lookup.
+
+        Args:
+          requested: The keys.
+          insert: As in `gmeta.ops.HashTable.lookup`; the same on all ranks.
+          peeked: What `peek` returned for these keys, if it was called.
+
+        Returns:
+          For each table the (u, dim) float32 rows of ``requested.keys``.
+        """
+        if requested.sent is None and peeked is None:
+            looked_up = zip(self.tables, requested.keys, strict=True)
+            return tuple(table.lookup_keys(keys, insert, distinct=True) for table, keys in looked_up)
+        if requested.sent is None:
+            read = zip(self.tables, requested.keys, peeked or (), strict=True)
+            return tuple(
+                table.reread(keys, before, insert, distinct=True).rows for table, keys, before in read
+            )
+        return exchange_values(
+            requested.sent,
+            fetch_rows(requested.sent, self.tables, insert=insert, peeked=peeked),
+            [table.dim for table in self.tables],
+            wire_dtype=self.wire_dtype,
+            device=self.place,
+            name=self.name,
+        )

@@ -1,0 +1,3 @@
+"""Fetches the rows of the batches to come while a batch computes."""
+
+__all__: list[str] = []
