@@ -1,7 +1,14 @@
 """Pipelined steps: what lookups ahead of their turn and micro-batches save, simulated on any number of ranks.
 
+    gmeta bench pipeline --json FILE
+    gmeta bench pipeline --cases small64 --ranks 2 --gbit 1
     gmeta bench pipeline --simulate --json FILE
     gmeta bench pipeline --simulate --plot FILE
+
+step         ms of a step of meta-training (`gmeta bench scaling` says of what), by the pipeline's depth, with
+             micro-batches, with steps whose fetch ahead costs nothing ("still"), and through Horovod
+speed_up     one rank's time over that of so many ranks, each in its best pipeline: 1 is ideal
+exposed      the part of a step at depth 1 that the fetch ahead takes in spite of it
 
 simulated    what a model of a step's stages (`parts/pipeline_model`) says of NestPipe's cluster, beside the
              published number; `parts/pipeline_model/paper.py` says what the model takes from there
@@ -19,6 +26,7 @@ from harness import Result, parser, report
 from parts.pipeline_model import own, paper
 from parts.pipeline_model.figure import SIZES, plot
 from parts.pipeline_model.schedules import Schedule
+from parts.pipeline_steps import CASES, measure
 
 PAPER = "NestPipe's paper"
 
@@ -60,11 +68,22 @@ def own_steps(sizes: list[int]) -> list[Result]:
 
 
 def main() -> None:
-    """Simulate."""
+    """Measure, or simulate."""
     options = parser(__doc__)
-    options.add_argument("--simulate", action="store_true", help="simulate; there are no measured steps")
+    options.add_argument("--cases", nargs="+", choices=CASES, default=["small64"])
+    options.add_argument("--ranks", type=int, default=2)
+    options.add_argument("--gbit", type=float, help="give each rank a machine, on wires of this rate")
+    options.add_argument("--tables", choices=("cpu", "gpu"), default="cpu")
+    options.add_argument("--simulate", action="store_true", help="simulate instead")
     options.add_argument("--plot", type=Path, help="draw efficiency against ranks into this PNG")
     given = options.parse_args()
+    if not (given.simulate or given.plot):
+        sizes = {"rounds": given.rounds, "tables": given.tables}
+        if given.smoke:
+            sizes |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 4, "distinct_steps": 2}
+        results = measure(given.cases, given.ranks, sizes, given.gbit)
+        report("Pipelined steps", results, given.json, settings=sizes)
+        return
     checks = list(paper.checks())
     kinds = {how: [one.name for one in checks if one.how == how] for how in ("fitted", "given")}
     results = [*simulated(checks), *ablation(), *own_steps(SIZES[:1] if given.smoke else SIZES)]

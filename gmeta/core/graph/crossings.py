@@ -14,14 +14,14 @@ _CROSS_AS_INT32 = (tf.int64, tf.float32, tf.float64)
 
 
 def to_caller(tensor: tf.Tensor) -> tf.Tensor:
-    """Return what a function should return for a tensor, so that it stays where it is.
+    """Return what a function should return for a tensor of host memory, so that it stays there.
 
     Example:
       >>> ids = tf.constant([3, 1 << 40], tf.int64)
       >>> from_caller(to_caller(ids), tf.int64).numpy()
       array([            3, 1099511627776])
     """
-    if not _crosses(tensor.dtype) or "GPU" in tensor.device:
+    if not _crosses(tensor.dtype):
         return tensor
     with tf.device("CPU:0"):
         return tf.bitcast(tensor, tf.int32)

@@ -25,7 +25,7 @@ from gmeta.layers.embedding.pooling import pool
 from gmeta.layers.embedding.table_arrays import load_table, save_table
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
-from gmeta.layers.exchange.ahead import Fetched, active_fetched, note
+from gmeta.layers.exchange.ahead import active_fetched, hear_samples, note
 from gmeta.layers.exchange.fetch import Fetch, Requested
 from gmeta.layers.exchange.pieces import SentKeys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recording
@@ -219,17 +219,14 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     def _fetch(
         self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor
     ) -> tuple[Requested, tuple[tf.Tensor, ...]]:
-        step, lookups = active_step_samples(), active_fetched()
-        fetched = None if lookups is None else lookups.take(self.fetch)
-        if fetched is None:
-            fetched = Fetched(self.fetch, self.fetch.request(keys, 0 if step is None else step.own))
-        requested = fetched.requested
-        if step is not None and requested.sent is not None:
-            step.hear(requested.sent.owned.notes)
-        rows = self.fetch.rows(requested, insert, fetched.peeked)
-        if lookups is not None:
-            lookups.end_lookup()
-        return requested, rows
+        lookups = active_fetched()
+        found = None if lookups is None else lookups.bring(self.fetch, insert)
+        if found is not None:
+            return found
+        step = active_step_samples()
+        requested = self.fetch.request(keys, 0 if step is None else step.own)
+        hear_samples(requested)
+        return requested, self.fetch.rows(requested, insert)
 
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
         """Gather and pool the lookup's rows: feature -> its float32 vectors."""

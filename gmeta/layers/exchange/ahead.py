@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.exchange.fetch import Fetch, Requested
-from gmeta.layers.exchange.sample_counts import current_graph
+from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
+from gmeta.layers.exchange.sample_counts import active_step_samples, current_graph
 from gmeta.ops.table.read_ahead import Peeked
 
 
@@ -45,12 +45,30 @@ class Fetched(NamedTuple):
     """
 
     fetch: Fetch
-    requested: Requested
+    requested: Any  # a Requested, or a WindowKeys
     peeked: tuple[Peeked, ...] | None = None
 
 
+class LookupsAhead(Protocol):
+    """The lookups of a step, whose keys were requested before it."""
+
+    def bring(self, fetch: Fetch, insert: bool | tf.Tensor) -> tuple[Requested, tuple[tf.Tensor, ...]] | None:
+        """Return the keys and rows of the step's next lookup; None if nobody foresaw it.
+
+        Raises:
+          ConfigError: The lookup isn't the one that was foreseen.
+        """
+
+    def end_step(self) -> None:
+        """Say that the step is made.
+
+        Raises:
+          ConfigError: The step has left out a lookup that was foreseen.
+        """
+
+
 _notes: ContextVar[list[Wanted] | None] = ContextVar("wanted_lookups", default=None)
-_fetched: ContextVar[FetchedLookups | None] = ContextVar("fetched_lookups", default=None)
+_fetched: ContextVar[LookupsAhead | None] = ContextVar("fetched_lookups", default=None)
 
 
 @contextmanager
@@ -95,26 +113,21 @@ class FetchedLookups:
         self._then: Callable[[], None] | None = then
         self._graph = current_graph()
 
-    def take(self, fetch: Fetch) -> Fetched | None:
-        """Return what is known of the next lookup; None if nobody foresaw it.
+    def bring(self, fetch: Fetch, insert: bool | tf.Tensor) -> tuple[Requested, tuple[tf.Tensor, ...]] | None:
+        """Return the keys and rows of the next lookup; None if nobody foresaw it.
 
         Raises:
           ConfigError: The lookup isn't the one that was foreseen.
         """
         if not self._rest:
             return None
-        if self._rest[0].fetch is not fetch:
-            raise ConfigError(
-                f"pipeline: lookup {self._count - len(self._rest) + 1} of a step was foreseen in "
-                f"{self._rest[0].fetch.name!r} and is made in {fetch.name!r}: let the model's lookup_inputs "
-                "return its lookups in the order of the step"
-            )
-        return self._rest.pop(0)
-
-    def end_lookup(self) -> None:
-        """Say that a lookup's rows are asked for."""
+        check_next(fetch, self._rest[0].fetch, self._count - len(self._rest) + 1)
+        _, requested, peeked = self._rest.pop(0)
+        hear_samples(requested)
+        rows = fetch.rows(requested, insert, peeked)
         if not self._rest and current_graph() is self._graph:
             self._call_then()
+        return requested, rows
 
     def end_step(self) -> None:
         """Say that the step is made.
@@ -122,12 +135,7 @@ class FetchedLookups:
         Raises:
           ConfigError: The step has left out a lookup that was foreseen.
         """
-        if self._rest:
-            left = ", ".join(repr(fetch.name) for fetch, *_ in self._rest)
-            raise ConfigError(
-                f"pipeline: a step was to make {self._count} lookups and made none of the last ones, in "
-                f"{left}: let the model's lookup_inputs return the lookups of its train step, no others"
-            )
+        check_end(self._count, [each.fetch for each in self._rest])
         self._call_then()
 
     def _call_then(self) -> None:
@@ -136,8 +144,51 @@ class FetchedLookups:
             then()
 
 
+def check_next(made: Fetch, foreseen: Fetch, number: int) -> None:
+    """Check that a step's next lookup is the one that was foreseen.
+
+    Args:
+      made: Who makes it.
+      foreseen: Who was to make it.
+      number: Its number in the step, from 1.
+
+    Raises:
+      ConfigError: Another one makes it.
+    """
+    if made is not foreseen:
+        raise ConfigError(
+            f"pipeline: lookup {number} of a step was foreseen in {foreseen.name!r} and is made in "
+            f"{made.name!r}: let the model's lookup_inputs return its lookups in the order of the step"
+        )
+
+
+def check_end(count: int, left: Sequence[Fetch]) -> None:
+    """Check that a step has made all lookups that were foreseen.
+
+    Args:
+      count: How many were foreseen.
+      left: Those that it hasn't made.
+
+    Raises:
+      ConfigError: There are any.
+    """
+    if left:
+        names = ", ".join(repr(fetch.name) for fetch in left)
+        raise ConfigError(
+            f"pipeline: a step was to make {count} lookups and made none of the last ones, in {names}: let "
+            "the model's lookup_inputs return the lookups of its train step, no others"
+        )
+
+
+def hear_samples(requested: Owned) -> None:
+    """Tell the step, if there is one, the numbers of samples that came with the keys."""
+    step = active_step_samples()
+    if step is not None and requested.sent is not None:
+        step.hear(requested.sent.owned.notes)
+
+
 @contextmanager
-def use_fetched(lookups: FetchedLookups) -> Iterator[None]:
+def use_fetched(lookups: LookupsAhead) -> Iterator[None]:
     """Let the lookups in the ``with`` block, which makes a whole step, take what was fetched for them.
 
     Raises:
@@ -151,6 +202,6 @@ def use_fetched(lookups: FetchedLookups) -> Iterator[None]:
     lookups.end_step()
 
 
-def active_fetched() -> FetchedLookups | None:
+def active_fetched() -> LookupsAhead | None:
     """Return the lookups that `use_fetched` was given, or None outside of any."""
     return _fetched.get()

@@ -10,7 +10,7 @@ may request and peek for the next batch while this one computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -34,6 +34,23 @@ class Requested(NamedTuple):
     keys: tuple[tf.Tensor, ...]
     inverse: tuple[tf.Tensor, ...]
     sent: SentKeys | None
+
+    @property
+    def owned(self) -> tuple[tf.Tensor, ...]:
+        """For each table (v,) int64, the distinct keys that this rank looks up."""
+        return self.keys if self.sent is None else self.sent.owned.keys
+
+
+class Owned(Protocol):
+    """The interface of a `Requested`, and of a `gmeta.layers.exchange.window.keys.WindowKeys`."""
+
+    @property
+    def owned(self) -> tuple[tf.Tensor, ...]:
+        """For each table (v,) int64, the distinct keys that this rank looks up."""
+
+    @property
+    def sent(self) -> SentKeys | None:
+        """The keys' exchange; None if this rank has all rows itself."""
 
 
 class Fetch:
@@ -68,10 +85,28 @@ class Fetch:
         sent = send_keys(keys, samples=samples, device=self.place, name=self.name)
         return Requested(sent.routed.keys, sent.routed.inverse, sent)
 
-    def peek(self, requested: Requested) -> tuple[Peeked, ...]:
+    def peek(self, requested: Owned) -> tuple[Peeked, ...]:
         """Read the requested rows that this rank owns, without any effect."""
-        owned = requested.keys if requested.sent is None else requested.sent.owned.keys
-        return tuple(table.peek(keys) for table, keys in zip(self.tables, owned, strict=True))
+        return tuple(table.peek(keys) for table, keys in zip(self.tables, requested.owned, strict=True))
+
+    def look_up(
+        self, requested: Owned, insert: bool | tf.Tensor, peeked: Sequence[Peeked] | None = None
+    ) -> tuple[tf.Tensor, ...]:
+        """Read the requested rows that this rank owns, with the effects of a lookup.
+
+        Args:
+          requested: The keys.
+          insert: As in `gmeta.ops.HashTable.lookup`; the same on all ranks.
+          peeked: What `peek` returned for these keys, if it was called.
+
+        Returns:
+          For each table the (v, dim) float32 rows of ``requested.owned``.
+        """
+        if peeked is None:
+            looked_up = zip(self.tables, requested.owned, strict=True)
+            return tuple(table.lookup_keys(keys, insert, distinct=True) for table, keys in looked_up)
+        read = zip(self.tables, requested.owned, peeked, strict=True)
+        return tuple(table.reread(keys, before, insert, distinct=True).rows for table, keys, before in read)
 
     def rows(
         self, requested: Requested, insert: bool | tf.Tensor, peeked: Sequence[Peeked] | None = None
@@ -86,14 +121,8 @@ class Fetch:
         Returns:
           For each table the (u, dim) float32 rows of ``requested.keys``.
         """
-        if requested.sent is None and peeked is None:
-            looked_up = zip(self.tables, requested.keys, strict=True)
-            return tuple(table.lookup_keys(keys, insert, distinct=True) for table, keys in looked_up)
         if requested.sent is None:
-            read = zip(self.tables, requested.keys, peeked or (), strict=True)
-            return tuple(
-                table.reread(keys, before, insert, distinct=True).rows for table, keys, before in read
-            )
+            return self.look_up(requested, insert, peeked)
         return exchange_values(
             requested.sent,
             fetch_rows(requested.sent, self.tables, insert=insert, peeked=peeked),

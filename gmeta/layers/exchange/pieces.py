@@ -189,7 +189,7 @@ def exchange_gradients(
     owned: list[list[OwnedGradient | None]] = [[None] * len(of_lookup) for of_lookup in gradients]
     if not found:
         return owned
-    values = [_by_key(gradient) for *_, gradient in found]
+    values = [by_key(gradient) for *_, gradient in found]
     away = tf.stack([sent[lookup].routed.counts[:, table] for lookup, table, _ in found], axis=1)
     here = tf.stack([sent[lookup].owned.counts[:, table] for lookup, table, _ in found], axis=1)
     buffer, splits = pack_rows(values, None, away, wire_dtype=wire_dtype, device=compute_place())
@@ -204,11 +204,11 @@ def exchange_gradients(
     parts = unpack_rows(received, here, dims=dims, device=compute_place())
     for (lookup, table, gradient), part in zip(found, parts, strict=True):
         came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
-        owned[lookup][table] = _present(came) if isinstance(gradient, tf.IndexedSlices) else came
+        owned[lookup][table] = present(came) if isinstance(gradient, tf.IndexedSlices) else came
     return owned
 
 
-def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+def by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """Sum a gradient by key: (distinct keys, dim), with negative zeros for keys without a gradient."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -218,7 +218,7 @@ def _by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return tf.where(times > 0, sums, _NEGATIVE_ZERO)
 
 
-def _present(came: OwnedGradient) -> OwnedGradient:
+def present(came: OwnedGradient) -> OwnedGradient:
     """Drop the rows of negative zeros."""
     negative_zero = tf.constant(_NEGATIVE_ZERO.view(np.int32))
 

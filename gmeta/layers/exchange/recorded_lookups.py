@@ -11,7 +11,7 @@ lookups to the rows' owners.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
@@ -63,6 +63,16 @@ class LookedUp(Protocol):
     @property
     def sent(self) -> SentKeys | None:
         """The exchange that brought the rows; None if this rank has all rows itself."""
+
+
+Part = tuple[tf.Tensor, tf.Tensor]
+
+
+class RowGradients(Protocol):
+    """The interface of a step's lookups: of `RecordedLookups`, and of a frozen window."""
+
+    def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
+        """Group gradients by physical table, at the rows' owners."""
 
 
 class _Recorded(NamedTuple):
@@ -120,25 +130,13 @@ class RecordedLookups:
             raise ConfigError(
                 f"{len(self.rows)} rows were looked up, but there are {len(gradients)} gradients"
             )
-        parts: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
-        tables: dict[int, HashTable] = {}
         rest = iter(gradients)
         split = [[next(rest) for _ in each.tables] for each in self._lookups]
-        for each, found in zip(self._lookups, _at_owners(self._lookups, split), strict=True):
-            for table, part in zip(each.tables, found, strict=True):
-                tables[id(table)] = table
-                parts.setdefault(id(table), []).extend([] if part is None else [part])
-        together = []
-        for identity, of_table in parts.items():
-            table = tables[identity]
-            if not of_table:
-                warnings.warn(
-                    f"no gradient for table {table.name!r}: the loss doesn't depend on it", stacklevel=2
-                )
-                continue
-            keys, values = zip(*of_table, strict=True)
-            together.append(TableGradient(table, _join(keys), _join(values)))
-        return together
+        return by_table(
+            pair
+            for each, found in zip(self._lookups, _at_owners(self._lookups, split), strict=True)
+            for pair in zip(each.tables, found, strict=True)
+        )
 
     def apply_gradients(
         self,
@@ -193,7 +191,27 @@ def active_recording() -> RecordedLookups | None:
     return _active.get()
 
 
-Part = tuple[tf.Tensor, tf.Tensor]
+def by_table(found: Iterable[tuple[HashTable, Part | None]]) -> list[TableGradient]:
+    """Put the keys and gradients of several lookups together, table by table.
+
+    A table without any gradient is left out, with a warning.
+    """
+    parts: dict[int, list[Part]] = {}
+    tables: dict[int, HashTable] = {}
+    for table, part in found:
+        tables[id(table)] = table
+        parts.setdefault(id(table), []).extend([] if part is None else [part])
+    together = []
+    for identity, of_table in parts.items():
+        table = tables[identity]
+        if not of_table:
+            warnings.warn(
+                f"no gradient for table {table.name!r}: the loss doesn't depend on it", stacklevel=2
+            )
+            continue
+        keys, values = zip(*of_table, strict=True)
+        together.append(TableGradient(table, _join(keys), _join(values)))
+    return together
 
 
 def _at_owners(

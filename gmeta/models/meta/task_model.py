@@ -31,9 +31,11 @@ from gmeta.models.meta.learner.outer_rules import (
 from gmeta.models.meta.learner.task_learner import OuterSamples, TaskLearner
 from gmeta.models.meta.learner.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
 from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
+from gmeta.models.meta.task_parts import split_tasks
 from gmeta.models.training.compile_settings import make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_tasks
-from gmeta.models.training.model import Model, StepGradients
+from gmeta.models.training.model import Model
+from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.ranks.step import rank_step
 
 
@@ -178,6 +180,16 @@ class TaskModel(Model):
         return found, lookup
 
     @tf.autograph.experimental.do_not_convert
+    def count_units(self, data: Any) -> tf.Tensor:
+        """Count the tasks of a batch, () int64."""
+        return tf.shape(data["task"], tf.int64)[0] if _has_indices(data) else super().count_units(data)
+
+    @tf.autograph.experimental.do_not_convert
+    def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
+        """Split a batch into micro-batches of whole tasks."""
+        return split_tasks(data, units) if _has_indices(data) else super().split_batch(data, units)
+
+    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         batch = self.learner.tasks_of(data)
@@ -283,3 +295,8 @@ class TaskModel(Model):
     def _report(self, loss: tf.Tensor, samples: tf.Tensor) -> dict[str, tf.Tensor]:
         self._loss_metric.update_state(loss, sample_weight=samples)
         return {metric.name: metric.result() for metric in self.metrics}
+
+
+def _has_indices(data: Any) -> bool:
+    """Return whether a batch is one of tasks, not of users that a learner makes tasks of."""
+    return isinstance(data, Mapping) and "support" in data

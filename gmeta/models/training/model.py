@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.host_ops import collect_ops
-from gmeta.layers import EmbeddingCollection, RecordedLookups, record_lookups
+from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.models.training.compile_settings import check_compile, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.training.optimizer.loss_scale import LossScale
-from gmeta.models.training.optimizer.mean_gradients import Gradient
 from gmeta.models.training.optimizer.rank_notes import RankNotes
+from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.optimizer.table_rule import follow
 from gmeta.models.training.pipeline.settings import Pipeline, check_pipeline
 from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
+from gmeta.models.training.pipeline.units import count_units, take_units
+from gmeta.models.training.pipeline.windows import Windows
 from gmeta.models.training.ranks.loops import RunsOnRanks
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.models.training.saves_tables import SavesTables
@@ -54,26 +56,6 @@ class _KeepsIds:
             )
             raise ConfigError(f"input {ref_input.name!r} takes {wanted.name}, got {given.name}: {remedy}")
         return super()._conform_to_reference_input(tensor, ref_input)  # type: ignore[misc]
-
-
-class StepGradients(NamedTuple):
-    """The loss and gradients of one batch.
-
-    Attributes:
-      loss: () the loss, a mean over the batch's samples.
-      samples: () the number of samples.
-      dense: For each trainable variable its gradient, or None.
-      rows: For each of ``lookups.rows`` its gradient, or None.
-      lookups: The lookups of the forward pass.
-      logs: Name -> value of what the step reports.
-    """
-
-    loss: tf.Tensor
-    samples: tf.Tensor
-    dense: Sequence[Gradient]
-    rows: Sequence[Gradient]
-    lookups: RecordedLookups
-    logs: dict[str, tf.Tensor]
 
 
 class Model(SavesTables, RunsOnRanks, tf.keras.Model):
@@ -146,7 +128,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             than k. Lookups count as uses of a row once per batch, not once per step.
           nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
             what is at fault. ``"allow"``: train on.
-          pipeline: How `fit` fetches ahead of a batch; the numbers don't depend on it. None: it doesn't.
+          pipeline: How `fit` fetches ahead of a batch, and in how many micro-batches a step computes it; see
+            `gmeta.Pipeline`. None: no fetches ahead, and no micro-batches.
           **kwargs: As in Keras.
 
         Raises:
@@ -156,6 +139,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
         self._check_loss(loss, accumulate_steps)
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
+        micro_batches = self._pipeline.micro_batches
+        self._windows = Windows(self, micro_batches) if micro_batches > 1 else None
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
@@ -177,7 +162,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Train on one batch: call `compute_gradients`, then update dense weights and tables."""
         with rank_step(self, data) as step:
-            found = self.compute_gradients(data)
+            windows = self._windows
+            found = self.compute_gradients(data) if windows is None else windows.compute_gradients(data)
             gradients = step.end_forward([*found.dense, *found.rows])
         self.mark("outer", *(gradient for gradient in gradients if gradient is not None))
         skips = self._loss_scale.skips_bad_steps
@@ -210,6 +196,27 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         gradients = scale.unscale(tape.gradient(scaled, [*variables, *lookups.rows]))
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
         return StepGradients(loss, samples, dense, rows, lookups, measure())
+
+    def count_units(self, data: Any) -> tf.Tensor:
+        """Count the units of a batch that `split_batch` doesn't divide, () int64: samples.
+
+        Args:
+          data: A batch, as Keras passes it to ``train_step``.
+
+        Raises:
+          ConfigError: Parts of the batch have different first dimensions, or none.
+        """
+        return count_units(self.name, data)
+
+    def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
+        """Split a batch into micro-batches; a model whose units aren't samples overrides this method.
+
+        Args:
+          data: A batch, as Keras passes it to ``train_step``.
+          units: For each micro-batch (n,) int64, the numbers of its units, in ascending order. Each unit of
+            `count_units` is in one of them; a micro-batch may have none.
+        """
+        return [take_units(data, chosen) for chosen in units]
 
     def find_fault(self, data: Any) -> str:
         """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""
@@ -247,7 +254,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         if config is None:
             return None
         nan = {} if self._guard.raises else {"nan": "allow"}
-        ahead = {} if self._pipeline.depth == 0 else {"pipeline": self._pipeline}
+        ahead = {} if self._pipeline == Pipeline(depth=0) else {"pipeline": self._pipeline}
         return {**config, _ACCUMULATE: self._accumulate_steps, **nan, **ahead}
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -41,6 +41,8 @@ def train_at_depth(
     kind: str,
     depth: int,
     *,
+    micro_batches: int = 1,
+    dropout: float = 0.2,
     epochs: int = 2,
     callbacks: Sequence[tf.keras.callbacks.Callback] = (),
     fit: dict[str, Any] | None = None,
@@ -51,6 +53,8 @@ def train_at_depth(
     Args:
       kind: One of `KINDS`.
       depth: The pipeline's depth.
+      micro_batches: The pipeline's number of micro-batches.
+      dropout: The rate of dropout in models that have one.
       epochs: How often the data is gone through.
       callbacks: More callbacks of `fit`.
       fit: More arguments of `fit`.
@@ -61,9 +65,9 @@ def train_at_depth(
     """
     random.seed(5)  # Keras draws seeds from it
     tf.random.set_seed(5)
-    model, batches = make_model(kind)
+    model, batches = make_model(kind, dropout)
     optimizer = settings.pop("optimizer", tf.keras.optimizers.Adam(0.02))
-    pipeline = gmeta.Pipeline(depth=depth)
+    pipeline = gmeta.Pipeline(depth=depth, micro_batches=micro_batches)
     if kind == "grm":
         model.compile(optimizer, pipeline=pipeline, **settings)
     else:
@@ -91,7 +95,24 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     return [] if np.array_equal(one, other, equal_nan=True) else [path]
 
 
-def make_model(kind: str) -> tuple[Any, Callable[[], Iterator[Any]]]:
+def distances(one: Any, other: Any, path: str = "") -> dict[str, float]:
+    """Return by how much two states differ, for each array relative to its largest number.
+
+    Arrays of other numbers than floats differ by 0 or 1.
+    """
+    if isinstance(one, dict):
+        return {k: d for n in one for k, d in distances(one[n], other[n], f"{path}/{n}").items()}
+    if isinstance(one, list):
+        pairs = enumerate(zip(one, other, strict=True))
+        return {k: d for i, pair in pairs for k, d in distances(*pair, f"{path}/{i}").items()}
+    first, second = np.asarray(one), np.asarray(other)
+    if first.shape != second.shape or first.dtype.kind != "f":
+        return {path: float(not np.array_equal(first, second))}
+    largest = np.abs(first).max(initial=0.0)
+    return {path: float(np.abs(first - second).max(initial=0.0) / (largest or 1.0))}
+
+
+def make_model(kind: str, dropout: float = 0.2) -> tuple[Any, Callable[[], Iterator[Any]]]:
     """Make a model and a function that draws this rank's batches."""
     if kind == "grm":
         return _grm(), _exposures
@@ -108,7 +129,7 @@ def make_model(kind: str) -> tuple[Any, Callable[[], Iterator[Any]]]:
         shared = _collection("recent", name="other")
         vectors += [*shared(x).values(), *shared({**x, "user": x["wide"]}).values()]
     hidden = tf.keras.layers.Dense(8, "tanh")(tf.keras.layers.Concatenate()(vectors))
-    hidden = tf.keras.layers.Dropout(0.2)(hidden)
+    hidden = tf.keras.layers.Dropout(dropout)(hidden)
     return Model(x, tf.keras.layers.Dense(1)(hidden)), _samples
 
 

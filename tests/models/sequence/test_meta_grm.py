@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import gmeta
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
@@ -211,3 +212,18 @@ def test_a_loss_or_metrics_are_refused():
     model = make_model()
     with pytest.raises(ConfigError, match="those of the ranker"):
         model.compile("adam", loss="mse")
+
+
+def test_micro_batches_of_users_make_the_step_of_all():
+    learnt = []
+    for pipeline in (None, gmeta.Pipeline(depth=1, micro_batches=3)):
+        tf.random.set_seed(2)
+        model = make_model()
+        model.compile("sgd", pipeline=pipeline)
+        data = tf.data.Dataset.from_tensors(draw_exposures(4, EVENTS, EXPOSURES))
+        losses = model.fit(data.repeat(3), verbose=0).history["loss"]
+        learnt.append([*(weight.numpy() for weight in model.weights), losses])
+    for one, other in zip(*learnt, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="micro_batches can't divide layout of a batch of tasks"):
+        model.train_on_batch(draw_exposures(4, EVENTS, EXPOSURES))

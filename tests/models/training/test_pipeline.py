@@ -11,6 +11,7 @@ import tensorflow as tf
 import gmeta
 from gmeta.callbacks import ShardedCheckpoint, StepTimes
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph import crossings
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.ops import HashTable
@@ -246,6 +247,19 @@ def test_a_model_that_says_something_else_than_it_does_is_refused(told, what):
     model.compile("adam", "mse", pipeline=gmeta.Pipeline())
     with pytest.raises(ConfigError, match=what):
         model.fit({"item": np.arange(8)}, np.zeros(8), verbose=0)
+
+
+def test_tables_on_a_gpu_are_refused(monkeypatch):
+    model = Chained("nothing")
+    model.compile("adam", "mse", pipeline=gmeta.Pipeline())
+    monkeypatch.setattr(HashTable, "device", "gpu")
+    with pytest.raises(ConfigError, match=r"is for tables in host memory, and 'first/item' is on a GPU"):
+        model.fit({"item": np.arange(8)}, np.zeros(8), verbose=0)
+
+
+def test_what_leaves_a_function_as_int32_enters_as_it_was(monkeypatch):
+    monkeypatch.setattr(crossings, "_crosses", lambda dtype: dtype in crossings._CROSS_AS_INT32)
+    assert differences(at_depth_0("ctr"), train_at_depth("ctr", 2)) == []
 
 
 def test_settings_that_mean_nothing_are_refused():

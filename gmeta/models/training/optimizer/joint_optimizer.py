@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.graph.variables import lift_variables
-from gmeta.layers import RecordedLookups, TableGradient
+from gmeta.layers import TableGradient
+from gmeta.layers.exchange.recorded_lookups import RowGradients
 from gmeta.models.training.faults.nan_guard import refusal
 from gmeta.models.training.optimizer.accumulator import GradientAccumulator
 from gmeta.models.training.optimizer.loss_scale import LossScale
@@ -86,7 +87,7 @@ class JointOptimizer:
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
-        lookups: RecordedLookups,
+        lookups: RowGradients,
         row_gradients: Sequence[Gradient],
         samples: tf.Tensor,
         allowed: tf.Tensor,
@@ -97,7 +98,7 @@ class JointOptimizer:
           gradients: The gradients of the dense variables.
           variables: The dense variables.
           lookups: The step's lookups.
-          row_gradients: The gradients of ``lookups.rows``.
+          row_gradients: The gradients of rows that ``lookups.by_table`` takes.
           samples: The number of samples that the loss is a mean of, a scalar. Only accumulation and several
             ranks use it.
           allowed: Whether a step may be made from the loss, () bool, as returned by `NanGuard.finite`.
@@ -114,7 +115,7 @@ class JointOptimizer:
         self,
         gradients: Sequence[Gradient],
         variables: Sequence[tf.Variable],
-        lookups: RecordedLookups,
+        lookups: RowGradients,
         row_gradients: Sequence[Gradient],
         samples: tf.Tensor,
         allowed: tf.Tensor,

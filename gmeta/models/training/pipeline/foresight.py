@@ -75,12 +75,18 @@ def _from_graph(model: Any, spec: Any) -> Callable[[Any], list[Wanted]]:
 
 
 def _some(model: Any, wanted: list[Wanted]) -> list[Wanted]:
-    if wanted:
-        return wanted
-    raise ConfigError(
-        f"{model.name}: compile(pipeline=...) fetches rows of the next batch, and the model looks up "
-        "none: leave pipeline out"
-    )
+    if not wanted:
+        raise ConfigError(
+            f"{model.name}: compile(pipeline=...) fetches rows of the next batch, and the model looks up "
+            "none: leave pipeline out"
+        )
+    on_gpu = [table.name for one in wanted for table in one.fetch.tables if table.device == "gpu"]
+    if on_gpu:
+        raise ConfigError(
+            f"{model.name}: compile(pipeline=...) is for tables in host memory, and {on_gpu[0]!r} is on a "
+            "GPU: leave pipeline out, or make the collection with device='cpu'"
+        )
+    return wanted
 
 
 def _dependence(graph: Any, key: tf.Tensor, batch: Sequence[tf.Tensor], lookups: Sequence[Wanted]) -> str:

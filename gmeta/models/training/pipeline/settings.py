@@ -9,33 +9,50 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
+from gmeta.layers.exchange.window.keys import MOST_MICRO_BATCHES
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 @dataclass(frozen=True)
 class Pipeline:
-    """How a training step fetches ahead of its batch (NestPipe, the dual buffer).
+    """How a training step fetches ahead of its batch, and computes it in parts (NestPipe).
 
-    Nothing that a step computes depends on the depth: rows, slots, frequencies, evictions, losses and
-    checkpoints are those of depth 0, bit for bit. What is fetched ahead has no effects, and a row that
-    changes between its fetch and its step is read again. Only an error in a batch, such as a bad id, is
-    raised up to `depth` steps earlier.
+    Depth (the paper's dual buffer): nothing that a step computes depends on it. Rows, slots, frequencies,
+    evictions, losses and checkpoints are those of depth 0, bit for bit. What is fetched ahead has no effects,
+    and a row that changes between its fetch and its step is read again. Only an error in a batch, such as a
+    bad id, is raised up to `depth` steps earlier.
+
+    Micro-batches (its frozen windows): parameters change only at the end of a step, so a step may compute its
+    batch in parts. Each row still travels once, before the first part that uses it, and its gradient once,
+    after the last; both travel while another part computes. A part takes the memory of its own forward and
+    backward pass. Gradients are sums over the parts, weighted by samples, and make one update, which equals
+    that of the whole batch up to rounding. So the loss must be a mean over samples. What relates samples of a
+    batch to each other sees only those of a part: the means and variances of ``BatchNormalization``, and
+    negatives that samples share. Random numbers, such as those of ``Dropout``, are drawn anew for each part.
+    Frequencies, evictions and statistics of tables are those of the whole batch, exactly.
+
+    A part has whole samples; of batches of tasks it has whole tasks, and of `gmeta.models.GRM` whole users.
+    `gmeta.models.Model.split_batch` makes the parts.
+
+    Both are for tables in host memory; tables on a GPU are refused.
 
     Args:
       depth: 0: a step begins with an exchange of its keys, then reads the rows. 1: while a batch computes,
         the keys of the next one go to the ranks that own them, and its rows are read there. 2: the keys are
         sent two batches ahead and the rows read one batch ahead, so that neither waits for the other. Each
         batch ahead takes the memory of its data, keys and rows.
+      micro_batches: The number of parts in which a step computes its batch, 1 to 8.
 
     Raises:
-      ConfigError: The depth isn't 0, 1 or 2.
+      ConfigError: The depth isn't 0, 1 or 2, or the number of micro-batches isn't within 1 to 8.
 
     Example:
-      >>> Pipeline(depth=1)
-      Pipeline(depth=1)
+      >>> Pipeline(depth=1, micro_batches=4)
+      Pipeline(depth=1, micro_batches=4)
     """
 
     depth: int = 1
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -44,10 +61,17 @@ class Pipeline:
             raise ConfigError(
                 f"Pipeline: depth must be 0, 1 or 2, got {self.depth}: a batch has two stages before its step"
             )
+        whole_number("Pipeline: micro_batches", self.micro_batches, least=1)
+        if self.micro_batches > MOST_MICRO_BATCHES:
+            raise ConfigError(
+                f"Pipeline: micro_batches must be 1 to {MOST_MICRO_BATCHES}, got {self.micro_batches}: keys "
+                "are divided by the first and the last micro-batch that uses them, and dividing them further "
+                "costs more than it hides"
+            )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this object, fit for JSON."""
-        return {"depth": self.depth}
+        return {"depth": self.depth, "micro_batches": self.micro_batches}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Pipeline:

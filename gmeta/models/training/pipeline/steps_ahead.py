@@ -8,7 +8,8 @@ It makes Keras' steps, one a call, and works on a queue of batches::
 A call is one `tf.function`. Its arguments and results carry the batches that wait, with what was fetched for
 them, so TensorFlow runs the two halves side by side, without a thread of ours. The exchange of keys is traced
 after the last exchange of rows and before the exchange of gradients: all ranks make their collectives in the
-order of the trace, and the keys of the next batch so delay no row of this one.
+order of the trace, and the keys of the next batch so delay no row of this one. With micro-batches, they are
+traced after the rows of the second one.
 
 The read-ahead ends where the data does. A batch that isn't there is stood in for by the last one, so that all
 ranks go on making the same collectives; nobody makes its step.
@@ -25,12 +26,12 @@ from tf_keras.src.engine import training
 
 from gmeta.core import collectives
 from gmeta.core.graph.crossings import from_caller, to_caller
-from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, Wanted, use_fetched
+from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
 from gmeta.layers.exchange.sample_counts import active_step_samples
+from gmeta.layers.exchange.window.frozen_window import FrozenWindow
 from gmeta.models.training.pipeline.foresight import foresee
 from gmeta.models.training.ranks.step import batch_size
 
-Foresight = Callable[[Any], list[Wanted]]
 Function = Callable[..., Any]
 
 
@@ -46,6 +47,9 @@ class Waiting(NamedTuple):
     real: tf.Tensor
     data: Any
     lookups: tuple[Fetched, ...]
+
+
+Request = Callable[[tf.Tensor, Any], Waiting]
 
 
 class Queue:
@@ -111,36 +115,40 @@ class StepsAhead:
 
         Functions take and return the tensors of a `Waiting` for each batch, one after another.
         """
-        wanted = foresee(self._model, iterator.element_spec)
-        forms: list[list[Waiting]] = []
+        request = self._request(iterator.element_spec)
+        windows = self._model._windows
+        forms: list[_Form] = []
 
         @tf.autograph.experimental.do_not_convert
         def begin(iterator: Any) -> list[tf.Tensor]:
-            waiting = [_request(wanted, tf.constant(True), next(iterator))]
+            waiting = [request(tf.constant(True), next(iterator))]
             while len(waiting) < self._depth:
-                waiting.append(_request(wanted, *_next(iterator, waiting[-1])))
+                waiting.append(request(*_next(iterator, waiting[-1])))
             waiting[0] = _peek(waiting[0])
-            forms[:] = [tf.nest.map_structure(_form, waiting)]
-            return _tensors(waiting)
+            forms[:] = [_Form(waiting)]
+            return forms[0].leave(waiting)
 
         def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
-            now, *later = _like(forms[0], tensors)
+            now, *later = forms[0].enter(tensors)
             rest: list[Waiting] = []
 
             @tf.autograph.experimental.do_not_convert
             def fetch() -> None:
                 with tf.control_dependencies(None):
-                    rest[:] = self._advance(iterator, wanted, [now, *later])
+                    rest[:] = self._advance(iterator, request, [now, *later])
                 samples = active_step_samples()
                 if samples is not None:  # a step that ends the data does so on all ranks after this exchange
                     sent = [each.requested.sent for each in rest[-1].lookups]
                     samples.before_end.extend(each.owned.notes for each in sent if each is not None)
 
-            with use_fetched(FetchedLookups(now.lookups, fetch)):
+            ahead: LookupsAhead = FetchedLookups(now.lookups, fetch)
+            if windows is not None:
+                ahead = FrozenWindow(now.lookups, windows.micro_batches, fetch)
+            with use_fetched(ahead):
                 logs = self._model.train_step(now.data)
             with tf.control_dependencies(training._minimum_control_deps(logs)):
                 self._model._train_counter.assign_add(1)
-            return logs, _tensors(rest)
+            return logs, forms[0].leave(rest)
 
         if self._model.run_eagerly:
             return begin, step
@@ -149,10 +157,24 @@ class StepsAhead:
         whole = tf.function(step, input_signature=[iterator._type_spec, *specs]).get_concrete_function()
         return _quick(first), _quick(whole)
 
-    def _advance(self, iterator: Any, wanted: Foresight, waiting: list[Waiting]) -> list[Waiting]:
+    def _advance(self, iterator: Any, request: Request, waiting: list[Waiting]) -> list[Waiting]:
         """Return the batches that wait in the next step, with what is to be fetched in this one."""
-        later = [*waiting[1:], _request(wanted, *_next(iterator, waiting[-1]))]
+        later = [*waiting[1:], request(*_next(iterator, waiting[-1]))]
         return [_peek(later[0]), *later[1:]]
+
+    def _request(self, spec: Any) -> Request:
+        """Return a function that sends the keys of a batch to their owners."""
+        windows = self._model._windows
+        wanted = foresee(self._model, spec) if windows is None else None
+
+        def request(real: tf.Tensor, data: Any) -> Waiting:
+            samples = batch_size(data) if collectives.world().size > 1 else 0
+            if wanted is None:
+                return Waiting(real, data, windows.request(data, samples))
+            lookups = [Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in wanted(data)]
+            return Waiting(real, data, tuple(lookups))
+
+        return request
 
 
 def _quick(concrete: Any) -> Function:
@@ -173,38 +195,42 @@ def _next(iterator: Any, last: Waiting) -> tuple[tf.Tensor, Any]:
         return real, tf.cond(real, found.get_value, lambda: last.data)
 
 
-def _request(wanted: Foresight, real: tf.Tensor, data: Any) -> Waiting:
-    """Send the keys of a batch to their owners."""
-    samples = batch_size(data) if collectives.world().size > 1 else 0
-    lookups = [Fetched(one.fetch, one.fetch.request(one.keys, samples), None) for one in wanted(data)]
-    return Waiting(real, data, tuple(lookups))
-
-
 def _peek(waiting: Waiting) -> Waiting:
     """Read the rows of a batch where they are, without any effect."""
     lookups = [each._replace(peeked=each.fetch.peek(each.requested)) for each in waiting.lookups]
     return waiting._replace(lookups=tuple(lookups))
 
 
+class _Form:
+    """How the tensors of some batches leave a function and enter the next call.
+
+    Args:
+      waiting: Such batches, in the function that computes them.
+    """
+
+    def __init__(self, waiting: list[Waiting]) -> None:
+        self._form = tf.nest.map_structure(_spec, waiting)
+        self._on_gpu = ["GPU" in part.device for part in _tensors(waiting)]
+
+    def leave(self, waiting: list[Waiting]) -> list[tf.Tensor]:
+        """Return all tensors, as they leave a function."""
+        pairs = zip(_tensors(waiting), self._on_gpu, strict=True)
+        return [part if on_gpu else to_caller(part) for part, on_gpu in pairs]
+
+    def enter(self, tensors: Sequence[tf.Tensor]) -> list[Waiting]:
+        """Return the batches whose tensors left a function."""
+        given = iter(tensors)
+        parts = [
+            from_caller(next(given), part.dtype) if isinstance(part, tf.TypeSpec) else part
+            for part in tf.nest.flatten(self._form, expand_composites=True)
+        ]
+        return tf.nest.pack_sequence_as(self._form, parts, expand_composites=True)
+
+
 def _tensors(waiting: list[Waiting]) -> list[tf.Tensor]:
-    """Return all tensors of some batches, as they leave a function."""
-    parts = tf.nest.flatten(waiting, expand_composites=True)
-    return [to_caller(part) for part in parts if tf.is_tensor(part)]
+    return [part for part in tf.nest.flatten(waiting, expand_composites=True) if tf.is_tensor(part)]
 
 
-def _form(part: Any) -> Any:
+def _spec(part: Any) -> Any:
     """Return the specification of a tensor of any size; a part that isn't a tensor stays as it is."""
-    if not tf.is_tensor(part):
-        return part
-    spec = tf.type_spec_from_value(part)
-    return spec._with_tensor_ranks_only()
-
-
-def _like(form: list[Waiting], tensors: Sequence[tf.Tensor]) -> list[Waiting]:
-    """Return the batches that some tensors belong to."""
-    given = iter(tensors)
-    parts = tf.nest.flatten(form, expand_composites=True)
-    parts = [
-        from_caller(next(given), part.dtype) if isinstance(part, tf.TypeSpec) else part for part in parts
-    ]
-    return tf.nest.pack_sequence_as(form, parts, expand_composites=True)
+    return tf.type_spec_from_value(part)._with_tensor_ranks_only() if tf.is_tensor(part) else part

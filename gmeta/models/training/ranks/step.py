@@ -18,13 +18,34 @@ from gmeta.core import collectives
 from gmeta.layers.exchange.sample_counts import StepSamples, step_samples
 
 
+class KeptState:
+    """The state of a model's layers and metrics as it was when this object was made.
+
+    Args:
+      model: The model; None: no state.
+    """
+
+    def __init__(self, model: tf.keras.Model | None) -> None:
+        # Reading a variable that the step doesn't write costs no copy.
+        self._kept = [] if model is None else [(v, v.read_value()) for v in _state(model)]
+
+    @tf.autograph.experimental.do_not_convert
+    def restore_unless(self, changed: tf.Tensor) -> tf.Tensor:
+        """Restore the state unless ``changed``, () bool; return a tensor that is computed after that."""
+        return tf.cond(changed, _nothing, self._restore)
+
+    def _restore(self) -> tf.Tensor:
+        for variable, value in self._kept:
+            variable.assign(value)
+        return _nothing()
+
+
 class RankStep:
     """A step of one rank among several. With only one rank it does nothing."""
 
     def __init__(self, model: tf.keras.Model, samples: StepSamples | None) -> None:
         self._samples = samples
-        # Reading a variable that the step doesn't write costs no copy.
-        self._kept = [] if samples is None else [(v, v.read_value()) for v in _state(model)]
+        self._kept = KeptState(None if samples is None else model)
 
     def end_forward(self, tensors: Any) -> Any:
         """End the forward pass and the metrics; call this before any weight is updated.
@@ -41,7 +62,7 @@ class RankStep:
         samples = self._samples
         if samples is None:
             return tensors
-        restored = tf.cond(samples.own > 0, _nothing, self._restore)
+        restored = self._kept.restore_unless(samples.own > 0)
         if samples.everywhere is None:  # no lookup has exchanged the numbers
             (samples.everywhere,) = collectives.allreduce_sum([samples.own], name="step/samples")
         with tf.control_dependencies([restored, *samples.before_end]):
@@ -53,11 +74,6 @@ class RankStep:
                 tensors,
                 expand_composites=True,
             )
-
-    def _restore(self) -> tf.Tensor:
-        for variable, value in self._kept:
-            variable.assign(value)
-        return _nothing()
 
 
 @contextmanager

@@ -1,0 +1,205 @@
+"""Routes the keys of a batch whose step computes one micro-batch after another.
+
+A step changes no row before its end, so a row that several micro-batches of a batch look up needs to travel
+only once: before the first of them, and its gradient after the last. The keys of a table are therefore
+divided into classes. The class (f, l) has the keys that micro-batch f is the first to look up, and l the
+last. With N micro-batches there are N (N + 1) / 2 classes, at most 36.
+
+In the exchange of keys each class is a table of its own (`gmeta.ops.route_keys`). Its message says how many
+keys of each class follow, so both ends know what each exchange of rows and of gradients carries, and the keys
+travel once a batch. A key may come from several ranks in several classes. The owner collects those of all
+classes and looks up each key once, so a lookup has the effects that it has on a whole batch.
+
+Micro-batch i computes on the rows of all classes with f <= i <= l, one class after another. That holds a row
+which it passes over between two uses, and saves a second numbering of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.layers.exchange.fetch import Fetch
+from gmeta.layers.exchange.pieces import SentKeys, send_keys
+from gmeta.ops.device import DEVICE_NAMES, Place
+from gmeta.ops.exchange.messages import OwnedKeys
+from gmeta.ops.keys.distinct import unique
+
+MOST_MICRO_BATCHES = 8
+
+
+class KeyClass(NamedTuple):
+    """The keys that micro-batch `first` is the first to look up, and `last` the last."""
+
+    first: int
+    last: int
+
+    def is_open(self, number: int) -> bool:
+        """Return whether the rows of these keys are at hand while a micro-batch computes."""
+        return self.first <= number <= self.last
+
+
+def key_classes(micro_batches: int) -> list[KeyClass]:
+    """Return all classes, in the order in which they are numbered."""
+    every = range(micro_batches)
+    return [KeyClass(first, last) for first in every for last in every if first <= last]
+
+
+class WindowKeys(NamedTuple):
+    """The keys of a lookup of a batch in micro-batches.
+
+    Attributes:
+      keys: For each table and class (u,) int64, the distinct keys.
+      places: For each micro-batch and table (n,) int32: the place of each requested key among the keys of the
+        classes that are open, one class after another.
+      owned: For each table (v,) int64: the distinct keys that this rank looks up, of all classes.
+      sources: For each table and class (w,) int32, the places among ``owned`` of the keys that were received,
+        in wire order; () on one rank.
+      sent: The keys' exchange, with a column for each table and class; None if this rank has all rows itself.
+    """
+
+    keys: tuple[tuple[tf.Tensor, ...], ...]
+    places: tuple[tuple[tf.Tensor, ...], ...]
+    owned: tuple[tf.Tensor, ...]
+    sources: tuple[tuple[tf.Tensor, ...], ...]
+    sent: SentKeys | None
+
+    def exchange_of(self, chosen: Sequence[int]) -> SentKeys:
+        """Return the exchange of only some classes, for `exchange_values` and `exchange_gradients`."""
+        assert self.sent is not None
+        routed, owned = self.sent
+        classes = len(self.keys[0])
+        columns = [table * classes + each for table in range(len(self.keys)) for each in chosen]
+        return SentKeys(
+            routed._replace(
+                keys=tuple(routed.keys[column] for column in columns),
+                counts=_columns(routed.counts, columns),
+                inverse=(),
+            ),
+            owned._replace(
+                keys=(),
+                positions=tuple(of_table[each] for of_table in self.sources for each in chosen),
+                counts=_columns(owned.counts, columns),
+                wire_keys=tuple(owned.wire_keys[column] for column in columns),
+            ),
+        )
+
+
+def request_window(
+    fetch: Fetch, keys: Sequence[Sequence[tf.Tensor]], samples: tf.Tensor | int = 0
+) -> WindowKeys:
+    """Find the classes of the keys, and send the keys to their owners. The tables don't change.
+
+    Args:
+      fetch: The lookup.
+      keys: For each micro-batch and each table (n,) int64.
+      samples: The number of samples in this rank's batch, which all ranks learn.
+    """
+    devices = [table.device for table in fetch.tables]
+    found = [_classify(parts, device) for parts, device in zip(zip(*keys, strict=True), devices, strict=True)]
+    if collectives.world().size == 1:
+        return WindowKeys(
+            tuple(each.keys for each in found),
+            _by_micro_batch([each.places([tf.range(tf.size(keys)) for keys in each.keys]) for each in found]),
+            tuple(tf.concat(each.keys, axis=0) for each in found),
+            (),
+            None,
+        )
+    of_all = [part for each in found for part in each.keys]
+    sent = send_keys(of_all, samples=samples, device=fetch.place, name=fetch.name)
+    wire, within = (_by_table(each, len(found)) for each in (sent.routed.keys, sent.routed.inverse))
+    owned = [_collect(sent.owned, table, len(found), device) for table, device in enumerate(devices)]
+    return WindowKeys(
+        tuple(wire),
+        _by_micro_batch([each.places(own) for each, own in zip(found, within, strict=True)]),
+        tuple(distinct for distinct, _ in owned),
+        tuple(sources for _, sources in owned),
+        sent,
+    )
+
+
+class _Classified(NamedTuple):
+    """The keys of a table by class.
+
+    Attributes:
+      keys: For each class its distinct keys.
+      members: For each class the numbers of its keys among the table's distinct keys.
+      of_class: (u,) int32, the class of each distinct key.
+      requested: For each micro-batch (n,) the numbers of its keys among the distinct keys.
+      device: Where they are.
+    """
+
+    keys: tuple[tf.Tensor, ...]
+    members: list[tf.Tensor]
+    of_class: tf.Tensor
+    requested: list[tf.Tensor]
+    device: Place
+
+    def places(self, within: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return for each micro-batch the places of its keys, given the place of each key in its class."""
+        number = len(self.requested)
+        open_ = [[each.is_open(i) for each in key_classes(number)] for i in range(number)]
+        with tf.device("CPU:0"):
+            sizes = tf.stack([tf.size(each) for each in self.members])
+            begins = tf.cumsum(tf.constant(open_, tf.int32) * sizes, axis=1, exclusive=True)
+        with tf.device(DEVICE_NAMES[self.device]):
+            place = tf.dynamic_stitch(self.members, list(within))
+            return [
+                tf.gather(begins[i], tf.gather(self.of_class, part)) + tf.gather(place, part)
+                for i, part in enumerate(self.requested)
+            ]
+
+
+def _classify(parts: Sequence[tf.Tensor], device: Place) -> _Classified:
+    """Divide a table's keys, given for each micro-batch, into classes."""
+    number = len(parts)
+    numbers = np.zeros([number, number], np.int32)
+    for index, each in enumerate(key_classes(number)):
+        numbers[each] = index
+    with tf.device(DEVICE_NAMES[device]):
+        sizes = [tf.size(part) for part in parts]
+        distinct, inverse = unique(tf.concat(parts, axis=0), device=device)
+        asks = tf.concat([tf.fill([size], index) for index, size in enumerate(sizes)], axis=0)
+        total = tf.size(distinct)
+        first = tf.math.unsorted_segment_min(asks, inverse, total)
+        last = tf.math.unsorted_segment_max(asks, inverse, total)
+        of_class = tf.gather(tf.constant(numbers.reshape(-1)), first * number + last)
+        members = tf.dynamic_partition(tf.range(total), of_class, number * (number + 1) // 2)
+        keys = tuple(tf.gather(distinct, each) for each in members)
+        requested = tf.split(_splittable(inverse, device), sizes, num=number)
+        return _Classified(keys, members, of_class, requested, device)
+
+
+def _collect(
+    owned: OwnedKeys, table: int, tables: int, device: Place
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+    """Collect the distinct keys that came in any class, and the place among them of each received key."""
+    keys, positions = (_by_table(each, tables)[table] for each in (owned.keys, owned.positions))
+    with tf.device(DEVICE_NAMES[device]):
+        distinct, inverse = unique(tf.concat(keys, axis=0), device=device)
+        own = tf.split(_splittable(inverse, device), [tf.size(each) for each in keys], num=len(keys))
+        places = zip(own, positions, strict=True)
+        return distinct, tuple(tf.cast(tf.gather(part, each), tf.int32) for part, each in places)
+
+
+def _splittable(numbers: tf.Tensor, device: Place) -> tf.Tensor:
+    """Return numbers that TensorFlow splits where they are; it splits int32 tensors in host memory."""
+    return tf.cast(numbers, tf.int64) if device == "gpu" else numbers
+
+
+def _by_table(columns: Sequence[tf.Tensor], tables: int) -> list[tuple[tf.Tensor, ...]]:
+    classes = len(columns) // tables
+    return [tuple(columns[table * classes : (table + 1) * classes]) for table in range(tables)]
+
+
+def _by_micro_batch(places: Sequence[Sequence[tf.Tensor]]) -> tuple[tuple[tf.Tensor, ...], ...]:
+    return tuple(zip(*places, strict=True))
+
+
+def _columns(counts: tf.Tensor, columns: Sequence[int]) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.gather(counts, columns, axis=1)

@@ -1,0 +1,117 @@
+"""Micro-batches on several ranks: every row and gradient travels once, in time, and a step is the batch's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.layers.exchange.window import gradients
+from gmeta.layers.exchange.window.keys import key_classes
+from gmeta.testing.jobs.pipeline_runs import (
+    KINDS,
+    STEPS,
+    collections_of,
+    distances,
+    make_model,
+    train_at_depth,
+)
+from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+
+pytestmark = pytest.mark.ranks
+
+STRICT = 1e-6
+Cases = dict[str, tuple[tuple[int, int], ...]]  # kind -> micro-batches and depths
+CASES: dict[tuple[int, str], Cases] = {  # ranks and lane
+    (2, "horovod"): {"towers": ((2, 1),)},
+    (2, "tcp"): {"rows": ((2, 0),), "grm": ((2, 1),), "frequent": ((3, 2),)},
+    (3, "tcp"): {"ctr": ((8, 1),), "maml": ((2, 2),)},
+}
+if "GMETA_ALL_CASES" in os.environ:
+    every = tuple((micro_batches, depth) for micro_batches in (2, 4, 8) for depth in (0, 1, 2))
+    CASES = {(np_, lane): dict.fromkeys(KINDS, every) for np_ in (2, 3) for lane in ("horovod", "tcp")}
+
+
+def train(kind: str, depth: int = 0, micro_batches: int = 1) -> dict[str, Any]:
+    found = train_at_depth(
+        kind,
+        depth,
+        micro_batches=micro_batches,
+        dropout=0.0,
+        epochs=1,
+        optimizer=tf.keras.optimizers.SGD(0.05),  # Adam's first steps would show how sums are rounded
+    )
+    del found["slots"]  # its last step, which may be a small difference of large numbers
+    return found
+
+
+def differ(cases: Cases) -> dict[str, Any]:
+    """Runs on every rank: where micro-batches differ from the undivided batch."""
+    leave_keras_as_it_is()
+    found: dict[str, Any] = {}
+    for kind, of_kind in cases.items():
+        whole = train(kind)
+        for micro_batches, depth in of_kind:
+            apart = distances(whole, train(kind, depth, micro_batches))
+            found[f"{kind} {micro_batches} {depth}"] = {k: v for k, v in apart.items() if not v <= STRICT}
+    return found
+
+
+@pytest.mark.parametrize(("np_", "lane"), CASES)
+def test_a_step_of_micro_batches_is_the_step_of_the_batch(np_: int, lane: str) -> None:
+    cases = CASES[np_, lane]
+    for found in run_ranks(differ, np_, cases, environment={"GMETA_LANE": lane}, timeout=900):
+        assert found == {f"{kind} {n} {depth}": {} for kind, of_kind in cases.items() for n, depth in of_kind}
+
+
+def measure() -> dict[str, Any]:
+    """Runs on every rank: bytes of exchanges, their order in the trace, and a step that sends too early."""
+    leave_keras_as_it_is()
+    found: dict[str, Any] = {"bytes": {}}
+    for micro_batches in (1, 4):
+        with collectives.count_collectives() as counts:
+            whole = train("towers", 0, micro_batches)
+        found["bytes"][micro_batches] = counts.bytes["alltoall"]
+        found.setdefault("whole", whole)
+    names: list[str] = []
+    plain = collectives.alltoall
+
+    def note(*args: Any, name: str, **kwargs: Any) -> Any:
+        names.append(name)
+        return plain(*args, name=name, **kwargs)
+
+    collectives.alltoall = note
+    train("ctr", 1, 3)
+    collectives.alltoall = plain
+    found["names"] = names[2:]  # before training, all ranks run the model once
+    gradients.leaves_after = lambda keys: keys.first  # type: ignore[assignment]
+    early = train("towers", 0, 2)
+    found["early"] = max(distances(found.pop("whole"), early).values())
+    model, _ = make_model("towers")
+    # Its second collection is looked up twice a step.
+    lookups = [each for each in collections_of(model) for _ in range(1 + (each.name == "other"))]
+    found["tables"] = sum(len(each.tables) for each in lookups)
+    return found
+
+
+def test_every_row_and_gradient_travels_once_and_in_time() -> None:
+    for found in run_ranks(measure, 2, environment={"GMETA_LANE": "tcp"}, timeout=900):
+        # The data of rank 0 has STEPS batches, and a step more finds that it has ended. In each, messages to
+        # the other rank say for each table how many keys of each class follow, not how many keys.
+        counts = 8 * found["tables"] * (len(key_classes(4)) - 1) * (STEPS + 1)
+        assert found["bytes"][4] == found["bytes"][1] + counts
+        assert found["names"] == [
+            "collection/keys",  # of the first batch
+            "collection/0/values",
+            "collection/1/values",
+            "collection/keys",  # of the next batch
+            "step/0/gradients",
+            "collection/2/values",
+            "step/1/gradients",
+            "step/2/gradients",
+        ]
+        assert found["early"] > 1e-3

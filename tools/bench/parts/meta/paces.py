@@ -1,0 +1,37 @@
+"""One rank of the pipeline benchmark: trains a model by several pipelines in turn, and tells their paces."""
+
+from __future__ import annotations
+
+import json
+
+import gmeta
+import tensorflow as tf
+from gmeta.core.collectives.lane import lane_kind
+from parts.jobs import job_arguments
+from parts.meta.rank import Pace, dataset, meta_model
+
+
+def main() -> None:
+    """Train each variant for an epoch, again and again; rank 0 writes milliseconds a step."""
+    out, settings = job_arguments()
+    here = gmeta.init()
+    trainings = {}
+    for name, own in settings["variants"].items():
+        of_variant = {**settings, **own}
+        data = dataset(of_variant, settings["tasks"] * here.size)
+        trainings[name] = meta_model(of_variant), data, Pace()
+    for _ in range(1 + settings["rounds"]):  # the first traces
+        for model, data, pace in trainings.values():
+            model.fit(data, epochs=1, callbacks=[pace], verbose=0)
+    if here.rank == 0:
+        paces = {
+            name: [1e3 * seconds / settings["steps"] for seconds in pace.seconds[1:]]
+            for name, (*_, pace) in trainings.items()
+        }
+        lanes = [lane_kind("cpu"), lane_kind("gpu")]
+        gpus = len(tf.config.get_visible_devices("GPU"))
+        out.write_text(json.dumps({"paces": paces, "gpus": gpus, "lanes": lanes}))
+
+
+if __name__ == "__main__":
+    main()

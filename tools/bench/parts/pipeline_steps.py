@@ -1,0 +1,62 @@
+"""Measures steps of meta-training by several pipelines, on one rank and on several."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import Result
+from parts.jobs import run_job
+from scaling import MODELS, SIZES
+
+CASES = {
+    f"{model}{tasks}": {**SIZES, **MODELS[model], "tasks": tasks, "keep_rows": False}
+    for model, tasks in (("small", 64), ("small", 512), ("dlrm", 256), ("dlrm", 512))
+}
+ALONE: dict[str, dict[str, Any]] = {"depth0": {}, "depth1": {"depth": 1}}
+TOGETHER: dict[str, dict[str, Any]] = {
+    **ALONE,
+    "depth2": {"depth": 2},
+    "micro2": {"depth": 1, "micro_batches": 2},
+    "still": {"depth": 1, "stand_still": True},
+}
+
+
+def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: float | None) -> list[Result]:
+    """Return the steps' times, and how near so many ranks come to that many times one rank.
+
+    Args:
+      cases: Some of `CASES`.
+      ranks: How many.
+      given: Settings in place of the cases' own.
+      gbit: The wires between the ranks' machines, if each has one of its own.
+    """
+    results = []
+    for case in cases:
+        settings = {**CASES[case], **given}
+        alone = _medians(1, {**settings, "variants": ALONE})
+        together = _medians(ranks, {**settings, "variants": TOGETHER}, gbit)
+        (plain,) = _medians(ranks, {**settings, "variants": {"depth0": {}}}, gbit, "horovod").values()
+        where = f"np{ranks}" if gbit is None else f"np{ranks}/{gbit:g}Gbit"
+        results += [Result(f"pipeline/step/{case}/{name}/np1", ms, "ms") for name, ms in alone.items()]
+        results += [Result(f"pipeline/step/{case}/{name}/{where}", ms, "ms") for name, ms in together.items()]
+        results.append(Result(f"pipeline/step/{case}/horovod/{where}", plain, "ms"))
+        best = min(ms for name, ms in together.items() if name != "still")
+        for name, ms in alone.items():
+            results.append(Result(f"pipeline/speed_up/{case}/{where}/of_{name}", ms / best, "of ideal"))
+        results.append(Result(f"pipeline/speed_up/{case}/{where}", min(alone.values()) / best, "of ideal"))
+        exposed = 100 * (together["depth1"] - together["still"]) / together["depth1"]
+        results.append(Result(f"pipeline/exposed/keys/{case}/{where}", exposed, "% of a step"))
+    return results
+
+
+def _medians(
+    ranks: int, settings: Mapping[str, Any], gbit: float | None = None, lane: str = "auto"
+) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        out, environment = Path(folder) / "found.json", {"GMETA_LANE": lane}
+        found = run_job("meta.paces", ranks, settings, out, environment, gbit if ranks > 1 else None)
+    return {name: statistics.median(paces) for name, paces in found["paces"].items()}
