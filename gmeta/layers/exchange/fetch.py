@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.layers.exchange.pieces import SentKeys, exchange_values, fetch_rows, send_keys
+from gmeta.layers.exchange.pieces import SentKeys, exchange_values, send_keys
 from gmeta.ops.device import Place
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.table.hash_table import HashTable
@@ -111,21 +111,17 @@ class Fetch:
     def rows(
         self, requested: Requested, insert: bool | tf.Tensor, peeked: Sequence[Peeked] | None = None
     ) -> tuple[tf.Tensor, ...]:
-        """Bring the rows, with the effects of a lookup.
-
-        Args:
-          requested: The keys.
-          insert: As in `gmeta.ops.HashTable.lookup`; the same on all ranks.
-          peeked: What `peek` returned for these keys, if it was called.
+        """Look up the requested rows where they are (see `look_up`), and bring them to the ranks that asked.
 
         Returns:
           For each table the (u, dim) float32 rows of ``requested.keys``.
         """
+        rows = self.look_up(requested, insert, peeked)
         if requested.sent is None:
-            return self.look_up(requested, insert, peeked)
+            return rows
         return exchange_values(
             requested.sent,
-            fetch_rows(requested.sent, self.tables, insert=insert, peeked=peeked),
+            rows,
             [table.dim for table in self.tables],
             wire_dtype=self.wire_dtype,
             device=self.place,

@@ -37,7 +37,6 @@ from gmeta.ops.exchange.key_messages import receive_keys, route_keys
 from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
 from gmeta.ops.exchange.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.read_ahead import Peeked
 
 # Not a Python float: TensorFlow caches their tensors and would return that of 0.0 for -0.0, which is equal.
 _NEGATIVE_ZERO = np.float32(-0.0)
@@ -97,11 +96,7 @@ def send_keys(
 
 
 def fetch_rows(
-    sent: SentKeys,
-    tables: Sequence[HashTable],
-    *,
-    insert: bool | tf.Tensor = True,
-    peeked: Sequence[Peeked] | None = None,
+    sent: SentKeys, tables: Sequence[HashTable], *, insert: bool | tf.Tensor = True
 ) -> tuple[tf.Tensor, ...]:
     """Read the rows that the ranks requested from this one, each once.
 
@@ -109,19 +104,11 @@ def fetch_rows(
       sent: The keys.
       tables: In the order of the keys.
       insert: As in `gmeta.ops.HashTable.lookup`; the same on all ranks.
-      peeked: For each table what `gmeta.ops.HashTable.peek` returned for ``sent.owned.keys`` at some earlier
-        time, if it was called. Only rows that have changed since are then read, and the result is the same.
 
     Returns:
       For each table the (distinct keys, dim) rows of ``sent.owned.keys``.
     """
-    owned = sent.owned.keys
-    if peeked is None:
-        return tuple(table.lookup_keys(keys, insert) for table, keys in zip(tables, owned, strict=True))
-    return tuple(
-        table.reread(keys, before, insert).rows
-        for table, keys, before in zip(tables, owned, peeked, strict=True)
-    )
+    return tuple(table.lookup_keys(keys, insert) for table, keys in zip(tables, sent.owned.keys, strict=True))
 
 
 def exchange_values(
