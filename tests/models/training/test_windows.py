@@ -66,7 +66,14 @@ def test_a_step_of_micro_batches_is_the_step_of_the_batch(kind, micro_batches, d
     assert all(np.isfinite(found["history"]["loss"]))
 
 
-@pytest.mark.parametrize("kind", ["counted", "by chance", "recent", "frequent", "expiring"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "by chance",
+        "recent",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("counted", "frequent", "expiring")),
+    ],
+)
 def test_admissions_evictions_frequencies_and_statistics_are_exactly_those_of_the_batch(kind):
     assert far(train(kind, fit={"steps_per_epoch": 14}), train(kind, 0, 3, fit={"steps_per_epoch": 14})) == {}
 
