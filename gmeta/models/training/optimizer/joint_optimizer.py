@@ -22,6 +22,7 @@ from gmeta.models.training.optimizer.mean_gradients import (
     global_means,
     state_of,
     times_samples,
+    with_number,
 )
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import Clipping
@@ -216,7 +217,9 @@ class JointOptimizer:
             finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
         # The optimizer checks only the dense gradients, so make them NaN if the rows' aren't finite.
         verdict = tf.where(finite, 0.0, float("nan"))
-        self.optimizer.apply_gradients([(_plus(gradient, verdict), variable) for gradient, variable in pairs])
+        self.optimizer.apply_gradients(
+            [(with_number(tf.add, gradient, verdict), variable) for gradient, variable in pairs]
+        )
         tf.cond(finite, lambda: _update(tables, rate), _nothing)
 
 
@@ -260,11 +263,3 @@ def _held(gradients: Sequence[Gradient]) -> list[Gradient]:
         None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
         for each in gradients
     ]
-
-
-def _plus(gradient: Gradient, number: tf.Tensor) -> Gradient:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_plus(gradient.values, number), gradient.indices, gradient.dense_shape)
-    return gradient + tf.cast(number, gradient.dtype)

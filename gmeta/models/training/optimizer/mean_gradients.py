@@ -13,7 +13,7 @@ rows' gradients (`gmeta.layers.exchange.pieces`). Task parameters never leave th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -49,7 +49,23 @@ def times_samples(gradients: Sequence[Gradient], samples: tf.Tensor) -> list[Gra
 
     That holds even if the gradient is NaN, as that of a mean over no samples may be.
     """
-    return [_times(gradient, samples) for gradient in gradients]
+    return [with_number(tf.math.multiply_no_nan, gradient, samples) for gradient in gradients]
+
+
+def with_number(operation: Callable[[Any, Any], Any], gradient: Gradient, number: tf.Tensor) -> Gradient:
+    """Return ``operation(values, number)`` as a gradient like the given one, whose values these are.
+
+    Args:
+      operation: An elementwise op, such as `tf.multiply`.
+      gradient: The gradient; None stays None.
+      number: A scalar, which is cast to the gradient's dtype.
+    """
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = with_number(operation, gradient.values, number)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return operation(gradient, tf.cast(number, gradient.dtype))
 
 
 def state_of(gradients: Sequence[Gradient], allowed: tf.Tensor) -> tf.Tensor:
@@ -94,11 +110,3 @@ def global_means(
         tf.cast(tail[2:], tf.int32),
         tail[1] > 0,
     )
-
-
-def _times(gradient: Gradient, samples: tf.Tensor) -> Gradient:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, samples), gradient.indices, gradient.dense_shape)
-    return tf.math.multiply_no_nan(gradient, tf.cast(samples, gradient.dtype))

@@ -17,7 +17,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.layers import TableGradient
 from gmeta.layers.embedding.table_weights import tables_of
-from gmeta.models.training.optimizer.mean_gradients import Gradient
+from gmeta.models.training.optimizer.mean_gradients import Gradient, with_number
 from gmeta.ops import unique
 from gmeta.ops.table.optimizer_change import change_optimizer
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, SparseOptimizer
@@ -182,7 +182,7 @@ class Clipping:
         )
         scale = limit / tf.maximum(both, limit)
         return (
-            [_times(gradient, scale) for gradient in dense],
+            [with_number(tf.multiply, gradient, scale) for gradient in dense],
             _replace(parts, [each.values * scale for each in parts], mine),
         )
 
@@ -200,11 +200,3 @@ def _replace(
         part._replace(values=value) if own else part
         for part, value, own in zip(parts, values, mine, strict=True)
     ]
-
-
-def _times(gradient: Gradient, scale: tf.Tensor) -> Gradient:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, scale), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(scale, gradient.dtype)

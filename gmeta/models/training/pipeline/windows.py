@@ -16,7 +16,7 @@ from gmeta.layers.exchange.ahead import Fetched, Wanted, active_fetched, use_fet
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.layers.exchange.window.frozen_window import FrozenWindow
 from gmeta.layers.exchange.window.keys import request_window
-from gmeta.models.training.optimizer.mean_gradients import Gradient, times_samples
+from gmeta.models.training.optimizer.mean_gradients import Gradient, times_samples, with_number
 from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.pipeline.foresight import foresee
 from gmeta.models.training.pipeline.units import even_units
@@ -144,8 +144,8 @@ class _Sums:
         return StepGradients(
             loss / tf.cast(samples, loss.dtype),
             samples,
-            [_over(each, samples) for each in dense],
-            [_over(each, samples) for each in window.sums()],
+            [with_number(tf.math.divide_no_nan, each, samples) for each in dense],
+            [with_number(tf.math.divide_no_nan, each, samples) for each in window.sums()],
             window,
             logs,
         )
@@ -178,11 +178,3 @@ def _plus(one: Gradient, other: Gradient) -> Gradient:
         values, indices = ((getattr(one, n), getattr(other, n)) for n in ("values", "indices"))
         return tf.IndexedSlices(tf.concat(values, axis=0), tf.concat(indices, axis=0), one.dense_shape)
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
-
-
-def _over(gradient: Gradient, samples: tf.Tensor) -> Gradient:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_over(gradient.values, samples), gradient.indices, gradient.dense_shape)
-    return tf.math.divide_no_nan(gradient, tf.cast(samples, gradient.dtype))
