@@ -134,12 +134,13 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
         Raises:
           ConfigError: Tables can't support the settings: XLA, several replicas in one process, accumulation
-            of fewer than one batch, or a loss reduced by a sum with accumulation or on several ranks.
+            of fewer than one batch, or a loss reduced by a sum with accumulation, micro-batches or on several
+            ranks.
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
-        self._check_loss(loss, accumulate_steps)
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         micro_batches = self._pipeline.micro_batches
+        self._check_loss(loss, accumulate_steps)
         self._windows = Windows(self, micro_batches) if micro_batches > 1 else None
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
@@ -152,11 +153,15 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
         ranks = collectives.world().size
-        if (accumulate_steps > 1 or ranks > 1) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
-            who = "accumulate_steps" if ranks == 1 else f"training on {ranks} ranks"
+        who = {
+            f"training on {ranks} ranks": ranks > 1,
+            "accumulate_steps": accumulate_steps > 1,
+            "micro_batches": self._pipeline.micro_batches > 1,
+        }
+        if any(who.values()) and any(_is_sum(each) for each in tf.nest.flatten(loss)):
             raise ConfigError(
-                f"{who} makes means over the samples of several batches, but a loss is reduced by SUM: use "
-                "SUM_OVER_BATCH_SIZE"
+                f"{next(name for name in who if who[name])} makes means over the samples of several batches, "
+                "but a loss is reduced by SUM: use SUM_OVER_BATCH_SIZE"
             )
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

@@ -78,6 +78,13 @@ def test_admissions_evictions_frequencies_and_statistics_are_exactly_those_of_th
     assert far(train(kind, fit={"steps_per_epoch": 14}), train(kind, 0, 3, fit={"steps_per_epoch": 14})) == {}
 
 
+def test_a_loss_that_is_a_sum_is_refused():
+    model, _ = make_model("ctr")
+    loss = tf.keras.losses.MeanSquaredError(reduction="sum")
+    with pytest.raises(ConfigError, match=r"micro_batches makes means .* reduced by SUM"):
+        model.compile("sgd", loss, pipeline=gmeta.Pipeline(depth=0, micro_batches=2))
+
+
 @pytest.mark.parametrize("kind", ["ctr", "maml"])
 def test_gradients_that_leave_too_early_are_noticed(kind, monkeypatch):
     monkeypatch.setattr(gradients, "leaves_after", lambda keys: keys.first)
