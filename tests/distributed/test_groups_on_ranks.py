@@ -19,7 +19,7 @@ from gmeta.core.collectives.place import choose_groups
 from gmeta.core.errors import ConfigError, RanksError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.ops.table.statistics import Statistics
-from gmeta.optimizers import SGD
+from gmeta.optimizers import Momentum
 from gmeta.testing.jobs import pipeline_runs
 from gmeta.testing.jobs.pipeline_runs import (
     KINDS,
@@ -216,15 +216,23 @@ def test_checkpoints_load_with_any_number_of_groups(job: Any, tmp_path: Path) ->
 DIM = 4
 
 
-def ids_of(rank: int) -> np.ndarray:
-    return np.random.default_rng(rank).integers(0, 60, 40)
+def ids_of(rank: int) -> dict[str, np.ndarray]:
+    """A feature that the loss depends on, and one that is only read."""
+    draw = np.random.default_rng(rank)
+    return {name: draw.integers(0, 60, 20) for name in ("used", "read")}
+
+
+def by_hand() -> EmbeddingCollection:
+    table = TableConfig("ids", DIM)
+    features = [FeatureConfig(name, table) for name in ("used", "read")]
+    return EmbeddingCollection(features, optimizer=Momentum(0.1, 0.5))
 
 
 def step_by_hand() -> dict[str, Any]:
     """Runs on every rank: one lookup and update, and what they send; then an exchange of only some ranks."""
     here = collectives.world()
-    collection = EmbeddingCollection([FeatureConfig("id", TableConfig("id", DIM))], optimizer=SGD(0.1))
-    collection({"id": tf.constant(ids_of(here.rank))}, training=False)  # makes tables
+    collection = by_hand()
+    ids = {name: tf.constant(of_feature) for name, of_feature in ids_of(here.rank).items()}
     found: dict[str, Any] = {"sent": {}}
     plain = collectives.alltoall
 
@@ -236,11 +244,11 @@ def step_by_hand() -> dict[str, Any]:
 
     collectives.alltoall = count
     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
-        vectors = collection({"id": tf.constant(ids_of(here.rank))}, training=True)["id"]
-        loss = tf.reduce_sum(vectors * (here.rank + 1.0))
+        loss = tf.reduce_sum(collection(ids, training=True)["used"] * (here.rank + 1.0))
     lookups.apply_gradients(tape.gradient(loss, lookups.rows))
     collectives.alltoall = plain
     found["records"] = sorted_records(collection.tables[0])
+    found["updates"] = int(collection.tables[0].statistics().updates)
     rows = tf.Variable([[float(here.rank)], [10.0 + here.rank]])
     with tf.GradientTape() as tape:
         came, splits = collectives.alltoall(rows, tf.constant([1, 1]), name="some", ranks=here.replicas)
@@ -252,10 +260,11 @@ def step_by_hand() -> dict[str, Any]:
 
 @pytest.mark.parametrize("lane", ["horovod", "tcp"] if ALL else ["tcp"])
 def test_rows_travel_within_a_group_and_sums_once_between_groups(lane: str) -> None:
-    collection = EmbeddingCollection([FeatureConfig("id", TableConfig("id", DIM))])
+    collection = by_hand()
     prefix = collection.merged[0].key_prefix(collection.features[0])
     owners = {key: int(logical_shards([key | prefix])[0]) // 512 for key in range(60)}
-    keys = [set(ids_of(rank).tolist()) for rank in range(4)]
+    used = [set(ids_of(rank)["used"].tolist()) for rank in range(4)]
+    keys = [used[rank] | set(ids_of(rank)["read"].tolist()) for rank in range(4)]
     owned = [{k for k in keys[r // 2 * 2] | keys[r // 2 * 2 + 1] if owners[k] == r % 2} for r in range(4)]
     ranks = run_ranks(step_by_hand, 4, environment=environment(2, lane))
     for rank, found in enumerate(ranks):
@@ -272,6 +281,9 @@ def test_rows_travel_within_a_group_and_sums_once_between_groups(lane: str) -> N
         copy = ranks[rank ^ 2]
         assert differences(found["records"], copy["records"]) == []
         assert len(found["records"]["keys"]) == len(owned[rank] | owned[rank ^ 2])
+        moved = {key for key in set().union(*used) if owners[key] == rank % 2}
+        assert found["updates"] == len(moved) < len(owned[rank] | owned[rank ^ 2])
+        assert np.count_nonzero(found["records"]["slots"].any(axis=1)) == len(moved)
         first, second = sorted([rank, rank ^ 2])
         place = 0 if rank < 2 else 1
         assert found["some"] == ([[first + 10.0 * place], [second + 10.0 * place]], [1, 1])
