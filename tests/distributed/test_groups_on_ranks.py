@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import gmeta
 from gmeta.checkpoint import CheckpointStore, ShardedCheckpoint
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.files.manifest import Manifest
@@ -230,7 +231,9 @@ def by_hand() -> EmbeddingCollection:
 
 def step_by_hand() -> dict[str, Any]:
     """Runs on every rank: one lookup and update, and what they send; then an exchange of only some ranks."""
-    here = collectives.world()
+    here = gmeta.init(groups=2)  # as the environment says
+    with pytest.raises(ConfigError, match="one of 2 groups already"):
+        gmeta.init(groups=4)
     collection = by_hand()
     ids = {name: tf.constant(of_feature) for name, of_feature in ids_of(here.rank).items()}
     found: dict[str, Any] = {"sent": {}}

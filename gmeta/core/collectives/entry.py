@@ -55,7 +55,8 @@ def init(groups: int | None = None) -> World:
     memory, and send rows only within a group.
 
     Args:
-      groups: G. None: what the environment variable ``GMETA_GROUPS`` says, or 1.
+      groups: G. None: what the environment variable ``GMETA_GROUPS`` says, or 1. One rank can't form several
+        groups, so a script that runs on one rank too leaves this to the launcher's environment.
 
     Returns:
       The world, which `world` returns from now on.
