@@ -71,7 +71,8 @@ class CheckpointInfo:
     Attributes:
       folder: The checkpoint's folder.
       id: Unique id of the checkpoint.
-      kinds: Table -> ``"full"`` or ``"increment"``, for this rank.
+      kinds: Table -> ``"full"`` or ``"increment"``, for this rank; empty if it has saved nothing, as its rows
+        are copies of those of another group.
       rows: Table -> how many records this rank wrote or read.
       waiting: Table -> how many ids that wait for admission with exact counts this rank wrote or read.
       bytes: Bytes of the records that this rank wrote or read.
@@ -106,6 +107,8 @@ def save(
     gather: Gather | None = None,
 ) -> CheckpointInfo:
     """Save tables. Each rank saves the logical shards that it owns; all ranks call it together.
+
+    In groups of ranks (`gmeta.init`) those of the first group write, and the others wait for them.
 
     Args:
       folder: The checkpoint to make; a missing parent folder is made too. All ranks name the same folder, in
@@ -146,7 +149,7 @@ def save(
     """
     started = time.perf_counter()
     target, ranks = Path(folder).resolve(), Ranks.of(rank, world_size, gather)
-    shards = owned_shards(ranks.rank, ranks.size)
+    shards = owned_shards(ranks.owner, ranks.owners)
     if ranks.gather is None and ranks.size > 1:
         raise ConfigError(
             f"{ranks.size} ranks save together: pass gather=, which gives every rank's object to all"
@@ -162,20 +165,21 @@ def save(
                     staging,
                     name,
                     table,
-                    rank=ranks.rank,
-                    world_size=ranks.size,
+                    rank=ranks.owner,
+                    world_size=ranks.owners,
                     base=base_manifest,
                     journal=journal,
                 )
-                for name, table in tables.items()
+                for name, table in (tables.items() if ranks.writes else ())
             }
-            parts = {name: entry.to_json() for name, (entry, _) in written.items()}
-            write_atomically(staging / _part_name(ranks.rank), json.dumps(parts))
+            if ranks.writes:
+                parts = {name: entry.to_json() for name, (entry, _) in written.items()}
+                write_atomically(staging / _part_name(ranks.owner), json.dumps(parts))
         with _together(target, ranks):
             if ranks.rank == 0:
                 _commit(
                     target,
-                    ranks.size,
+                    ranks.owners,
                     base_manifest,
                     None if base is None else Path(base).resolve().name,
                     dense,
@@ -183,9 +187,9 @@ def save(
                 )
     with ranks.together():
         manifest = Manifest.load(target)
-    for name, table in tables.items():
-        table.journal_saved()
-        baselines[table] = Baseline(manifest.id, written[name][1], shards)
+    for name, (_, step) in written.items():
+        tables[name].journal_saved()
+        baselines[tables[name]] = Baseline(manifest.id, step, shards)
     own = {name: entry.parts[0] for name, (entry, _) in written.items()}
     return CheckpointInfo(
         folder=target,
@@ -233,7 +237,7 @@ def load(
     """
     started, path = time.perf_counter(), Path(folder).resolve()
     ranks = Ranks.of(rank, world_size, gather)
-    shards = owned_shards(ranks.rank, ranks.size)
+    shards = owned_shards(ranks.owner, ranks.owners)
     with ranks.together(), CheckpointReader(path) as reader:
         for name, table in tables.items():
             check_layout(reader, name, table)
@@ -246,7 +250,7 @@ def load(
             stacklevel=2,
         )
     for name, table in tables.items():
-        table.start_journal(journal)
+        table.start_journal(journal if ranks.writes else 0)
         baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
     return CheckpointInfo(
         folder=path,

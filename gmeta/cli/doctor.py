@@ -72,9 +72,11 @@ def _prove_collectives() -> None:
         way = f"{kilobyte.way}: {', '.join(seen)}" if on_gpus and seen else kilobyte.way
         name = "on GPUs" if on_gpus else "in host memory"
         places.add_row(name, kilobyte.lane, way, *(f"{1e3 * each:.2f}" for each in kilobyte.seconds))
-    ranks = Table("rank", *by_rank[0], title="Ranks")
+    here = world()
+    title = "Ranks" if here.groups == 1 else f"Ranks, in {here.groups} groups of {here.group_size}"
+    ranks = Table("rank", *by_rank[0], title=title)
     for rank, values in enumerate(by_rank):
-        ranks.add_row(str(rank), *values.values())
+        ranks.add_row(str(rank), *values.values(), end_section=(rank + 1) % here.group_size == 0)
     table = Table(
         "collective", "tensors", title=f"Collectives on {len(by_rank)} ranks, median of 7, slowest rank"
     )

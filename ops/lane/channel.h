@@ -7,10 +7,12 @@
 // Invariants. The order of collectives is the program's, the same on all ranks: nobody negotiates
 // it, and it is checked, because a frame carries its number in the order, its kind, its type and
 // its name. A rank sends exactly one frame a peer and exchange, and ends an exchange when it has
-// all that the others sent in it, so what it reads next is the next exchange's. After a failure the
-// channel stays failed: it says why in a last frame, if it isn't amid data, and stops sending,
-// which the other ranks notice at once. So they name the rank that was lost first: who closes
-// between frames without a word is that rank, and who closes amid data may be, if no other is.
+// all that the others sent in it, so what it reads next is the next exchange's. If only some ranks
+// take part in an alltoall (`Call::ranks`), the others get no frame; they make one of their own, so
+// numbers agree. After a failure the channel stays failed: it says why in a last frame, if it isn't
+// amid data, and stops sending, which the other ranks notice at once. So they name the rank that
+// was lost first: who closes between frames without a word is that rank, and who closes amid data
+// may be, if no other is.
 //
 // Operations. Alltoallv: the frames carry the sizes, so a rank allocates when the last frame is
 // there, and no round is spent on sizes. Allreduce: if the data are few, everybody sends them to
@@ -77,7 +79,7 @@ class Channel {
   // nullptr fails the channel.
   using Allocate = std::function<char*(const std::vector<uint64_t>& bytes)>;
 
-  // Sends `parts[r]` to rank r. Returns why it failed, or "".
+  // Sends `parts[r]` to rank r; those who take no part get nothing. Returns why it failed, or "".
   std::string Alltoallv(const Call& call, std::vector<Part> parts, const Allocate& allocate) {
     BeginAlltoallv(call, std::move(parts), allocate);
     Advance(true);
@@ -184,12 +186,12 @@ class Channel {
     for (int r = 0; r < size(); ++r) Tell(r, Frame::Notice(Kind::kWaiting, number, ""));
   }
 
-  // The ranks that haven't told that they wait in it; those that have begun another exchange say
-  // which.
-  std::string AbsentFrom(uint64_t number) {
+  // The ranks of `call` that haven't told that they wait in it; those that have begun another
+  // exchange say which.
+  std::string AbsentFrom(uint64_t number, const Call& call) {
     std::string text, why;
     for (int r = 0; r < size(); ++r) {
-      if (r == rank_) continue;
+      if (r == rank_ || !call.Has(r)) continue;
       Peer& peer = *peers_[r];
       const bool is_elsewhere = PeekFrame(r, &why);
       if (!is_elsewhere && peer.waits_in == number) continue;
@@ -248,10 +250,11 @@ class Channel {
     for (int r = 0; r < size(); ++r) {
       Peer& peer = *peers_[r];
       peer.sent = peer.got = here_;
+      const bool is_peer = r != rank_ && call.Has(r);
       peer.sent.bytes = peer.got.bytes = parts_[r].bytes;
-      peer.has_frame = r == rank_;
+      peer.has_frame = !is_peer;
       peer.missing = 0;
-      peer.unsent = r == rank_ ? 0 : sizeof(Frame) + parts_[r].bytes;
+      peer.unsent = is_peer ? sizeof(Frame) + parts_[r].bytes : 0;
     }
   }
 

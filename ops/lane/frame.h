@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gmeta::lane {
 
@@ -28,6 +29,11 @@ struct Call {
   uint64_t width;    // of an alltoall, the bytes of a row; of an allreduce, its elements
   std::string type;  // of the elements, for messages and comparison
   std::string name;
+  std::vector<int32_t> ranks = {};  // that take part, this one among them; empty: all
+
+  bool Has(int rank) const {
+    return ranks.empty() || std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  }
 };
 
 struct Frame {

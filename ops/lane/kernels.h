@@ -124,6 +124,9 @@ class CollectiveOp : public AsyncOpKernel {
                 absl::InvalidArgumentError(
                     absl::StrCat("'", call_.name, "' can't be sent to other ranks: its type is ",
                                  tensorflow::DataTypeString(type))));
+    if constexpr (Exchange::kKind == Kind::kAlltoall) {
+      OP_REQUIRES_OK(context, context->GetAttr("ranks", &call_.ranks));
+    }
     call_.kind = Exchange::kKind;
     call_.type = tensorflow::DataTypeString(type);
   }
@@ -201,6 +204,14 @@ struct Division {
       return absl::InvalidArgumentError(absl::StrCat(
           "alltoall '", call.name, "' on rank ", lane.rank(), ": received_splits are ",
           expected.SummarizeValue(16), ", no numbers of rows from ", lane.size(), " ranks"));
+    }
+    for (int r = 0; r < lane.size(); ++r) {
+      const bool has_rows = splits[r] > 0 || (!expects.empty() && expects[r] > 0);
+      if (!call.Has(r) && (has_rows || r == lane.rank())) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("alltoall '", call.name, "' on rank ", lane.rank(), ": rank ", r,
+                         has_rows ? " has rows in it" : " calls it", ", but takes no part"));
+      }
     }
     return absl::OkStatus();
   }

@@ -170,6 +170,7 @@ class NcclLane {
 
   void Begin(const Call& call, void* compute, std::function<int()> launch) {
     if (!failed_.empty()) return;
+    call_ = call;
     here_ = Frame(call, number_++);
     launch_ = std::move(launch);
     is_ready_ = has_told_ = false;
@@ -250,7 +251,7 @@ class NcclLane {
       has_told_ = true;
     }
     if (now - ready_at_ < patience_) return false;
-    const std::string absent = channel.AbsentFrom(here_.sequence);
+    const std::string absent = channel.AbsentFrom(here_.sequence, call_);
     return Fail("timed out: " + (absent.empty() ? "NCCL, in which all ranks are," : absent) +
                     " did not come within " + std::to_string(patience_.count() / 1000) + " s",
                 " to " + here_.Text());
@@ -349,6 +350,7 @@ class NcclLane {
   std::string failed_;
   // The collective that is under way.
   Phase phase_ = Phase::kIdle;
+  Call call_;
   Frame here_;
   std::function<int()> launch_;
   Clock::time_point queued_, ready_at_, watched_, lost_at_;

@@ -56,7 +56,8 @@ REGISTER_OP("GmetaLaneConnect")
 
 // Gives rank r the `splits[r]` rows after those for the ranks before r. All ranks give the same
 // `label`, type and shape of a row. `expected` says how many rows come from each rank, and is
-// checked on a CPU, where it may be empty. `place` is that of the lane, for the gradient.
+// checked on a CPU, where it may be empty. `place` is that of the lane, for the gradient. If only
+// some `ranks` take part, the others have no rows, and no frame is sent to them.
 REGISTER_OP("GmetaLaneAlltoall")
     .Input("lane: resource")
     .Input("rows: T")
@@ -67,6 +68,7 @@ REGISTER_OP("GmetaLaneAlltoall")
     .Attr("T: type")
     .Attr("label: string")
     .Attr("place: {'cpu', 'gpu'}")
+    .Attr("ranks: list(int) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle rows;

@@ -55,24 +55,26 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Sends rows[r] to rank r; what came from each is in `received`.
+// Sends rows[r] to rank r of `ranks`; what came from each is in `received`.
 std::string Alltoall(Channel& channel, const std::string& name,
                      const std::vector<std::vector<int64_t>>& rows,
-                     std::vector<std::vector<int64_t>>* received) {
+                     std::vector<std::vector<int64_t>>* received,
+                     const std::vector<int32_t>& ranks = {}) {
+  Call call = Rows(name);
+  call.ranks = ranks;
   std::vector<Part> parts;
   for (const auto& part : rows) {
     parts.push_back({reinterpret_cast<const char*>(part.data()), part.size() * 8});
   }
   std::vector<int64_t> all;
   std::vector<uint64_t> sizes;
-  const std::string why =
-      channel.Alltoallv(Rows(name), parts, [&](const std::vector<uint64_t>& bytes) {
-        sizes = bytes;
-        size_t total = 1;  // so that there is a place even for nothing
-        for (const uint64_t b : bytes) total += b / 8;
-        all.resize(total);
-        return reinterpret_cast<char*>(all.data());
-      });
+  const std::string why = channel.Alltoallv(call, parts, [&](const std::vector<uint64_t>& bytes) {
+    sizes = bytes;
+    size_t total = 1;  // so that there is a place even for nothing
+    for (const uint64_t b : bytes) total += b / 8;
+    all.resize(total);
+    return reinterpret_cast<char*>(all.data());
+  });
   received->clear();
   const int64_t* at = all.data();
   for (const uint64_t bytes : sizes) {
@@ -108,6 +110,33 @@ void TestAlltoallGivesEveryRankItsRowsInTheOrderOfSenders() {
       }
     });
   }
+}
+
+void TestOnlySomeRanksTakePartAndWaitForNoOthers() {
+  std::atomic<int> done{0};
+  RunRanks(4, milliseconds(60000), [&](Channel& channel) {
+    const int own = channel.rank(), first = own / 2 * 2;
+    for (int round = 0; round < 60; ++round) {
+      // Ranks 2 and 3 come when 0 and 1 have ended.
+      while (first == 2 && done < 2 * (round + 1)) std::this_thread::yield();
+      std::vector<std::vector<int64_t>> rows(4), received;
+      for (int to = first; to < first + 2; ++to) rows[to] = Sent(own, to, round);
+      CHECK_EQ(Alltoall(channel, "rows", rows, &received, {first, first + 1}), "");
+      for (int from = 0; from < 4; ++from) {
+        const bool is_peer = from / 2 * 2 == first;
+        CHECK(received[from] == (is_peer ? Sent(from, own, round) : std::vector<int64_t>()));
+      }
+      if (first == 0) ++done;
+      const std::vector<int32_t> across = {own % 2, own % 2 + 2};
+      rows.assign(4, {});
+      for (const int32_t to : across) rows[to] = Sent(own, to, round + 1);
+      CHECK_EQ(Alltoall(channel, "rows", rows, &received, across), "");
+      for (const int32_t from : across) CHECK(received[from] == Sent(from, own, round + 1));
+      float value = 1;
+      CHECK_EQ(channel.Allreduce(Sum("dense", 1), &value, 1), "");
+      CHECK(value == 4);
+    }
+  });
 }
 
 void TestSumsHaveEqualBitsAndAreInTheOrderOfRanks() {
@@ -210,7 +239,7 @@ void TestRanksKnowWhoWaitsInWhat() {
     while (done < 4) std::this_thread::sleep_for(milliseconds(1));
     std::this_thread::sleep_for(milliseconds(50));
     if (channel.rank() < 2) {
-      const std::string absent = channel.AbsentFrom(7);
+      const std::string absent = channel.AbsentFrom(7, Rows("rows"));
       CHECK(Contains(absent, channel.rank() == 0 ? "rank 1, rank 3" : "rank 0, rank 3"));
       CHECK(Contains(absent, "rank 3, which is in alltoall 'elsewhere'"));
     }
@@ -369,6 +398,7 @@ void TestARankThatDoesNotConnectIsNamed() {
 
 int main() {
   TestAlltoallGivesEveryRankItsRowsInTheOrderOfSenders();
+  TestOnlySomeRanksTakePartAndWaitForNoOthers();
   TestSumsHaveEqualBitsAndAreInTheOrderOfRanks();
   TestManyStepsWithDelaysEndWithEqualBits();
   TestRanksInDifferentCollectivesAreToldBothNames();

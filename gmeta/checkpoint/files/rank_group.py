@@ -35,11 +35,28 @@ class Ranks:
       rank: This rank.
       size: Number of ranks.
       gather: How the ranks exchange objects; None: they can't.
+      groups: How many groups they form, of which each has all rows (`gmeta.core.collectives.World`).
     """
 
     rank: int
     size: int
     gather: Gather | None
+    groups: int = 1
+
+    @property
+    def owners(self) -> int:
+        """Among how many ranks the rows are divided: the ranks of a group."""
+        return self.size // self.groups
+
+    @property
+    def owner(self) -> int:
+        """The number of this rank among them."""
+        return self.rank % self.owners
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank saves what it owns; the others have copies."""
+        return self.rank < self.owners
 
     @classmethod
     def of(cls, rank: int | None = None, size: int | None = None, gather: Gather | None = None) -> Ranks:
@@ -48,7 +65,7 @@ class Ranks:
         rank, size = here.rank if rank is None else rank, here.size if size is None else size
         if gather is None and (rank, size) == (here.rank, here.size):
             gather = collectives.allgather_objects
-        return cls(rank, size, gather)
+        return cls(rank, size, gather, here.groups if (rank, size) == (here.rank, here.size) else 1)
 
     @contextmanager
     def together(self) -> Iterator[None]:

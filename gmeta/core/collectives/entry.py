@@ -13,7 +13,16 @@ from gmeta.core.collectives import backend
 from gmeta.core.collectives.driver import horovod_elastic, rendezvous
 from gmeta.core.collectives.driver import notes as telling
 from gmeta.core.collectives.driver.first_words import say_errors_first
-from gmeta.core.collectives.place import LAUNCHER, World, enter, has_entered, launched_size, world
+from gmeta.core.collectives.place import (
+    GROUPS,
+    LAUNCHER,
+    World,
+    choose_groups,
+    enter,
+    has_entered,
+    launched_size,
+    world,
+)
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.shares import total_shares
 from gmeta.core.version import __version__
@@ -30,7 +39,7 @@ DEFAULTS = {
 """Environment variables of Horovod that `init` sets unless the user has set them."""
 
 
-def init() -> World:
+def init(groups: int | None = None) -> World:
     """Become a rank of the job that the launcher started; a user's script calls it as ``gmeta.init()``.
 
     Call it once, before TensorFlow has touched a GPU. Under ``horovodrun``, ``mpirun`` or
@@ -38,26 +47,44 @@ def init() -> World:
     the same versions; without a launcher it does nothing, so a script runs unchanged on one rank. A second
     call returns the same world.
 
+    In G groups, N ranks keep the rows of tables G times: the N / G ranks of a group divide them among each
+    other, ask only each other for rows, and the groups train on different data. The owners of the same rows
+    tell each other which keys their groups have looked up, and add up their groups' gradients. All copies
+    of a row stay equal to the last bit, and a step equals that of one group up to the rounding of sums.
+    Ranks 0 to N / G - 1 are the first group, so a machine can be a group. More groups take G times the
+    memory, and send rows only within a group.
+
+    Args:
+      groups: G. None: what the environment variable ``GMETA_GROUPS`` says, or 1. One rank can't form several
+        groups, so a script that runs on one rank too leaves this to the launcher's environment.
+
     Returns:
       The world, which `world` returns from now on.
 
     Raises:
       ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank;
-        ``GMETA_LANE`` names no lane (`lane_start`).
+        ``GMETA_LANE`` names no lane (`lane_start`); the number of ranks is no multiple of ``groups``, ranks
+        differ in it, or another call has set another number.
       CollectiveError: The other ranks can't be reached.
 
     Example:
       >>> from gmeta.core import collectives
       >>> collectives.init()
-      World(rank=0, size=1, local_rank=0)
+      World(rank=0, size=1, local_rank=0, groups=1)
     """
     if has_entered():
+        if groups not in (None, world().groups):
+            raise ConfigError(
+                f"gmeta.init(groups={groups}), but this rank is one of {world().groups} groups already: "
+                "pass groups in the first call"
+            )
         return world()
     _end_with_launcher()
     driven = horovod_elastic.is_driven()
     if driven:
         horovod_elastic.find_place()
     total_shares(launched_size())  # refuses too many ranks
+    groups = choose_groups(groups, launched_size())
     # Under Horovod's driver even a single rank must hear of new hosts.
     if launched_size() == 1 and not driven:
         return world()
@@ -78,7 +105,7 @@ def init() -> World:
         ) from error
     if driven:
         horovod_elastic.watch_hosts()
-    here = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank())
+    here = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(), groups=groups)
     enter(here)
     say_errors_first(here.rank, here.size)
     # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
@@ -90,6 +117,7 @@ def init() -> World:
 
     watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     check_agreement(versions(), advice="install the same on every machine")
+    check_agreement({GROUPS: str(groups)}, advice="give every rank the same number of groups")
     open_lanes(here)
     return here
 

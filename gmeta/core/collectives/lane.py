@@ -91,10 +91,19 @@ def beside_lanes() -> Any:
 
 
 def exchange(
-    lane: Lane, rows: tf.Tensor, splits: tf.Tensor, expected: tf.Tensor | None, name: str
+    lane: Lane,
+    rows: tf.Tensor,
+    splits: tf.Tensor,
+    expected: tf.Tensor | None,
+    name: str,
+    ranks: Sequence[int] = (),
 ) -> tuple[Any, Any]:
-    """Exchange rows through a lane; arguments and results are those of `tensors.alltoall`."""
-    return _exchange(lane.handle, lane.place, rows, splits, [] if expected is None else expected, name)
+    """Exchange rows through a lane; arguments and results are those of `tensors.alltoall`.
+
+    Splits are for all ranks even if only some ``ranks`` take part.
+    """
+    expected = [] if expected is None else expected
+    return _exchange(lane.handle, lane.place, rows, splits, expected, name, ranks)
 
 
 def add_up(lane: Lane, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -103,7 +112,13 @@ def add_up(lane: Lane, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]
 
 
 def _exchange(
-    handle: tf.Tensor, place: Place, rows: tf.Tensor, splits: tf.Tensor, expected: Any, name: str
+    handle: tf.Tensor,
+    place: Place,
+    rows: tf.Tensor,
+    splits: tf.Tensor,
+    expected: Any,
+    name: str,
+    ranks: Sequence[int],
 ) -> tuple[Any, Any]:
     with tf.device("CPU:0"):  # sizes are in host memory
         expected = tf.convert_to_tensor(expected, tf.int32)
@@ -115,6 +130,7 @@ def _exchange(
             expected=expected,
             label=name,
             place=place,
+            ranks=list(ranks),
             name=node_name(name),
         )
 
@@ -144,7 +160,8 @@ def _read_counts() -> dict[str, LaneCounts]:
 @tf.RegisterGradient("GmetaLaneAlltoall")
 def _exchange_back(op: tf.Operation, rows: tf.Tensor, _: Any) -> list[Any]:
     sent, place, name = _of(op)
-    back, _ = _exchange(op.inputs[0], place, rows, op.outputs[1], sent[1], f"{name}/back")
+    ranks = op.get_attr("ranks")
+    back, _ = _exchange(op.inputs[0], place, rows, op.outputs[1], sent[1], f"{name}/back", ranks)
     return [None, back, None, None]
 
 

@@ -11,6 +11,9 @@ from gmeta.core.shares import Shares, total_shares
 LAUNCHER = "GMETA_LAUNCHER_PID"
 """Environment variable: the id of the process that started this rank; the rank must end with it."""
 
+GROUPS = "GMETA_GROUPS"
+"""Environment variable: the number of groups that the ranks form; by default 1."""
+
 _SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # horovodrun, Open MPI, other MPIs
 
 
@@ -22,11 +25,39 @@ class World:
       rank: The number of this process's rank, from 0.
       size: How many ranks there are.
       local_rank: The number of this rank among those on this machine, which is the number of its GPU.
+      groups: How many groups the ranks form. The ranks of a group are consecutive. They divide the rows of
+        tables among them, and each group has all rows.
     """
 
     rank: int
     size: int
     local_rank: int
+    groups: int = 1
+
+    @property
+    def group(self) -> int:
+        """The number of this rank's group, from 0."""
+        return self.rank // self.group_size
+
+    @property
+    def group_size(self) -> int:
+        """How many ranks a group has."""
+        return self.size // self.groups
+
+    @property
+    def group_rank(self) -> int:
+        """The number of this rank within its group, from 0, which says what rows it owns."""
+        return self.rank % self.group_size
+
+    @property
+    def group_ranks(self) -> range:
+        """The ranks of this rank's group."""
+        return range(self.group * self.group_size, (self.group + 1) * self.group_size)
+
+    @property
+    def replicas(self) -> range:
+        """The ranks that own the same rows as this one, itself among them: one of each group, in order."""
+        return range(self.group_rank, self.size, self.group_size)
 
     @property
     def shares(self) -> Shares:
@@ -78,6 +109,33 @@ def launched_size() -> int:
                 raise ConfigError(f"{variable}={text!r} is no number of ranks; unset it, or use a launcher")
             return int(text)
     return 1
+
+
+def choose_groups(given: int | None, size: int) -> int:
+    """Return how many groups the ranks form.
+
+    Args:
+      given: What the caller of `init` says; None: what the environment variable ``GMETA_GROUPS`` says.
+      size: How many ranks there are.
+
+    Raises:
+      ConfigError: It is no number of groups, they differ, or the ranks can't be divided into so many.
+    """
+    text = os.environ.get(GROUPS)
+    if text is not None and (not text.isdecimal() or int(text) < 1):
+        raise ConfigError(f"{GROUPS}={text!r} is no number of groups; unset it, or give at least 1")
+    if given is not None and given < 1:
+        raise ConfigError(f"groups={given} is no number of groups; give at least 1")
+    if given is not None and text is not None and int(text) != given:
+        raise ConfigError(f"groups={given}, but {GROUPS}={text}: unset it, or give the same number")
+    groups = given if given is not None else int(text or 1)
+    if size % groups:
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        raise ConfigError(
+            f"{ranks} can't form {groups} groups of equal size: start a multiple of {groups} ranks, or set "
+            f"another number of groups by gmeta.init(groups=...) or {GROUPS}"
+        )
+    return groups
 
 
 def check_init() -> None:

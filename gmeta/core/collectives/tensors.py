@@ -15,6 +15,7 @@ If there is a lane (`lane`) for the place of the tensors, it takes Horovod's pla
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -36,6 +37,7 @@ def alltoall(
     name: str,
     place: lane.Place = "cpu",
     received_splits: tf.Tensor | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Give every rank its part of a tensor's rows, and receive a part from every rank.
 
@@ -52,6 +54,9 @@ def alltoall(
         rows that are elsewhere. The splits are always in host memory.
       received_splits: int32 (world size,): how many rows come from each rank, if that is known: rank s must
         give as many to this rank. The lane of host memory checks it, and that of GPUs hangs if it is wrong.
+      ranks: The ranks that take part, in ascending order, this rank among them; all of them pass the same,
+        and the other ranks call it with their own. Splits then have an element for each of these. A lane
+        sends nothing to others. None: all ranks.
 
     Returns:
       The received rows, in the order of senders, and int32 (world size,): how many came from each rank.
@@ -69,16 +74,42 @@ def alltoall(
     tensor = tf.convert_to_tensor(tensor)
     splits = tf.convert_to_tensor(splits, tf.int32)
     here = world()
-    if here.size == 1:
+    size = here.size if ranks is None else len(ranks)
+    if size == 1:
         return tensor, splits
-    splits.shape.assert_is_compatible_with([here.size])
+    splits.shape.assert_is_compatible_with([size])
     own = lane.find_lane(place)
+    if own is not None and received_splits is None and own.kind == "nccl":
+        ones = tf.ones([size], tf.int32)
+        received_splits, _ = alltoall(splits, ones, name=f"{name}/splits", received_splits=ones, ranks=ranks)
+    if ranks is None or size == here.size:
+        return _alltoall(tensor, splits, received_splits, name, own, ())
+    expected = None if received_splits is None else _of_world(received_splits, ranks)
+    received, came = _alltoall(tensor, _of_world(splits, ranks), expected, name, own, ranks)
+    with tf.device("CPU:0"):
+        return received, tf.gather(came, list(ranks))
+
+
+def _of_world(splits: Any, ranks: Sequence[int]) -> tf.Tensor:
+    """Return the splits of some ranks as those of all; the others have none."""
+    with tf.device("CPU:0"):
+        splits = tf.convert_to_tensor(splits, tf.int32)
+        return tf.scatter_nd([[rank] for rank in ranks], splits, [world().size])
+
+
+def _alltoall(
+    tensor: tf.Tensor,
+    splits: tf.Tensor,
+    received_splits: tf.Tensor | None,
+    name: str,
+    own: lane.Lane | None,
+    ranks: Sequence[int],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Make an `alltoall` with splits for all ranks; on a lane only ``ranks``, if there are any, take part."""
+    here = world()
     if own is not None:
-        if received_splits is None and own.kind == "nccl":
-            ones = tf.ones([here.size], tf.int32)
-            received_splits, _ = alltoall(splits, ones, name=f"{name}/splits", received_splits=ones)
         with name_failures(f"alltoall {name!r}"):
-            received, came = lane.exchange(own, tensor, splits, received_splits, _unique(name))
+            received, came = lane.exchange(own, tensor, splits, received_splits, _unique(name), ranks)
         came.set_shape([here.size])
         return received, came
     wire = _WIRE.get(tensor.dtype, tensor.dtype)

@@ -10,17 +10,14 @@ lookup needs several exchanges (G-Meta, algorithm 1; MTGenRec, section 3.3)::
     exchange_gradients  gradients go the way that the keys went                    one exchange
     update              an owner sums those of equal keys, in the order of ranks   no exchange
 
+In groups of ranks, the exchanges are among the ranks of a group, and `gmeta.layers.exchange.groups` makes two
+more.
+
 All tables of a lookup travel together, whatever their number and widths; so do the gradients of all lookups
 of a step. The handle `SentKeys` carries what a later piece needs from an earlier one. It is a plain tuple of
 tensors, so a scheduler may run pieces of one batch beside those of another.
 
 Every rank must call each piece equally often; a rank without keys calls it with none.
-
-A step may look up keys that the loss doesn't depend on, for example if a feature is read but not used.
-TensorFlow leaves such a key out of the `tf.IndexedSlices` of the table's gradient, and the key's row must
-stay as it is: with momentum, even an update by zeros would move it. Both ends know the keys, but which keys
-have a gradient is known only after the forward pass. So a row of negative zeros travels for each key without
-a gradient. A sum of gradients starts from a positive zero and is never a negative zero.
 """
 
 from __future__ import annotations
@@ -28,18 +25,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.ops.device import Place, compute_place
+from gmeta.layers.exchange.groups import CameGradient, JoinedKeys, join_gradients, join_keys
+from gmeta.layers.exchange.owned_gradients import OwnedGradient, by_key, present
+from gmeta.ops.device import DEVICE_NAMES, Place, compute_place
 from gmeta.ops.exchange.key_messages import receive_keys, route_keys
 from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
 from gmeta.ops.exchange.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
-
-# Not a Python float: TensorFlow caches their tensors and would return that of 0.0 for -0.0, which is equal.
-_NEGATIVE_ZERO = np.float32(-0.0)
 
 
 class SentKeys(NamedTuple):
@@ -49,23 +44,13 @@ class SentKeys(NamedTuple):
       routed: The keys that this rank requested. ``routed.keys[t]`` are table t's distinct keys by owner, and
         ``routed.inverse[t]`` gives the index among them of each input key.
       owned: The keys that the ranks requested from this rank as their owner. ``owned.notes[r, 0]`` is the
-        number of samples in rank r's batch.
+        number of samples in rank r's batch. In groups of ranks, ``owned.keys`` are those of all groups.
+      joined: What the groups have looked up; None if there is only one.
     """
 
     routed: RoutedKeys
     owned: OwnedKeys
-
-
-class OwnedGradient(NamedTuple):
-    """The gradients that an owner received for one table.
-
-    Attributes:
-      keys: (n,) int64, as received: by rank, each key once for each rank that has a gradient for it.
-      values: (n, dim) float32.
-    """
-
-    keys: tf.Tensor
-    values: tf.Tensor
+    joined: JoinedKeys | None = None
 
 
 def send_keys(
@@ -76,7 +61,7 @@ def send_keys(
     device: Place = "cpu",
     name: str = "lookup",
 ) -> SentKeys:
-    """Send this rank's keys to their owners.
+    """Send this rank's keys to their owners, which tell those of other groups.
 
     Args:
       keys: For each table its keys, (n,) int64; a key may occur any number of times.
@@ -86,11 +71,35 @@ def send_keys(
       device: Where the tables are and where keys are deduplicated.
       name: Name of the collective; the same on all ranks.
     """
+    sent = send_in_group(keys, samples=samples, dedup=dedup, device=device, name=name)
+    if collectives.world().groups == 1:
+        return sent
+    owned = sent.owned
+    joined = join_keys(owned.keys, owned.notes, dedup=dedup, device=device, name=name)
+    with tf.device(DEVICE_NAMES[device]):
+        places = zip(joined.places, owned.positions, strict=True)
+        positions = tuple(tf.gather(of_table, each) for of_table, each in places)
+    return SentKeys(
+        sent.routed, owned._replace(keys=joined.keys, positions=positions, notes=joined.notes), joined
+    )
+
+
+def send_in_group(
+    keys: Sequence[tf.Tensor],
+    *,
+    samples: tf.Tensor | int = 0,
+    dedup: bool = True,
+    device: Place = "cpu",
+    name: str = "lookup",
+) -> SentKeys:
+    """Send this rank's keys to their owners in its group, which tell nobody; arguments as in `send_keys`."""
     with tf.device("CPU:0"):  # nothing here waits for the batch to be on a GPU
         note = tf.reshape(tf.cast(samples, tf.int64), [1])
-    size = collectives.world().size
-    routed = route_keys(keys, note=note, world_size=size, dedup=dedup, device=device)
-    message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys", place=device)
+    here = collectives.world()
+    routed = route_keys(keys, note=note, world_size=here.group_size, dedup=dedup, device=device)
+    message, splits = collectives.alltoall(
+        routed.message, routed.splits, name=f"{name}/keys", place=device, ranks=here.group_ranks
+    )
     owned = receive_keys(message, splits, tables=len(keys), note_size=1, dedup=dedup, device=device)
     return SentKeys(routed, owned)
 
@@ -142,6 +151,7 @@ def exchange_values(
         name=f"{name}/values",
         place=row_place(wire_dtype, compute_place()),
         received_splits=count_numbers(sent.routed.counts, dims, wire_dtype),
+        ranks=collectives.world().group_ranks,
     )
     return unpack_rows(received, sent.routed.counts, dims=dims, device=compute_place())
 
@@ -165,7 +175,8 @@ def exchange_gradients(
 
     Returns:
       For each lookup and each table the gradients that this rank must apply. A table sums the gradients of
-      equal keys in the given order, which is the order of ranks, so the sums are the same in every run.
+      equal keys in the given order, which is the order of ranks, or of groups, so the sums are the same in
+      every run.
     """
     found = [
         (lookup, table, gradient)
@@ -187,32 +198,22 @@ def exchange_gradients(
         name=f"{name}/gradients",
         place=row_place(wire_dtype, compute_place()),
         received_splits=count_numbers(here, dims, wire_dtype),
+        ranks=collectives.world().group_ranks,
     )
     parts = unpack_rows(received, here, dims=dims, device=compute_place())
-    for (lookup, table, gradient), part in zip(found, parts, strict=True):
-        came = OwnedGradient(sent[lookup].owned.wire_keys[table], part)
-        owned[lookup][table] = present(came) if isinstance(gradient, tf.IndexedSlices) else came
+    places = [(lookup, table) for lookup, table, _ in found]
+    partial = [isinstance(gradient, tf.IndexedSlices) for *_, gradient in found]
+    came = []
+    for (lookup, table), part, some in zip(places, parts, partial, strict=True):
+        keys, joined = sent[lookup].owned, sent[lookup].joined
+        if joined is not None:
+            came.append(CameGradient(joined, table, keys.positions[table], part, some))
+        else:
+            whole = OwnedGradient(keys.wire_keys[table], part)
+            owned[lookup][table] = present(whole) if some else whole
+    if came:
+        for (lookup, table), sums in zip(
+            places, join_gradients(came, wire_dtype=wire_dtype, name=name), strict=True
+        ):
+            owned[lookup][table] = sums
     return owned
-
-
-def by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """Sum a gradient by key: (distinct keys, dim), with negative zeros for keys without a gradient."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    keys = gradient.dense_shape[0]
-    sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, keys)
-    times = tf.math.unsorted_segment_sum(tf.ones_like(gradient.values[:, :1]), gradient.indices, keys)
-    return tf.where(times > 0, sums, _NEGATIVE_ZERO)
-
-
-def present(came: OwnedGradient) -> OwnedGradient:
-    """Drop the rows of negative zeros."""
-    negative_zero = tf.constant(_NEGATIVE_ZERO.view(np.int32))
-
-    def some() -> OwnedGradient:
-        present = tf.reduce_any(tf.bitcast(came.values, tf.int32) != negative_zero, axis=1)
-        return OwnedGradient(tf.boolean_mask(came.keys, present), tf.boolean_mask(came.values, present))
-
-    # Usually no gradient is missing. Each row's first number shows that without a pass over all numbers.
-    missing = tf.reduce_any(tf.bitcast(came.values[:, 0], tf.int32) == negative_zero)
-    return OwnedGradient(*tf.cond(missing, some, lambda: came))

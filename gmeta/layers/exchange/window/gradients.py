@@ -4,18 +4,23 @@ The gradients of a class of keys (`gmeta.layers.exchange.window.keys`) are summe
 micro-batches, so a step is the same in every run. It equals the undivided step up to the rounding of sums.
 
 A key may be without a gradient in some micro-batches, or in all, and then its row must stay as it is. As in
-`gmeta.layers.exchange.pieces`, a row of negative zeros stands for none; the sum of two is one again.
+`gmeta.layers.exchange.owned_gradients`, a row of negative zeros stands for none; the sum of two is one again.
+
+In groups of ranks, owners sum the gradients of all classes and exchange them (`gmeta.layers.exchange.groups`)
+after the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.ahead import Fetched
-from gmeta.layers.exchange.pieces import OwnedGradient, by_key, exchange_gradients, present
+from gmeta.layers.exchange.groups import CameGradient, join_gradients
+from gmeta.layers.exchange.owned_gradients import OwnedGradient, by_key, present
+from gmeta.layers.exchange.pieces import exchange_gradients
 from gmeta.layers.exchange.recorded_lookups import TableGradient, by_table
 from gmeta.layers.exchange.window.keys import KeyClass, WindowKeys, key_classes
 
@@ -42,12 +47,12 @@ class WindowGradients:
         self._sums: dict[tuple[int, int, int], tf.Tensor] = {}  # by lookup, table and class
         self._slices: dict[_Table, bool] = {}  # whether keys may be without a gradient
         self._own: dict[_Table, list[OwnedGradient]] = {}
-        self._arrived: dict[_Table, list[OwnedGradient]] = {}
+        self._arrived: dict[_Table, dict[int, OwnedGradient]] = {}  # by class
 
     @property
     def arrived(self) -> list[tf.Tensor]:
         """All gradients that have come from other ranks."""
-        return [each.values for parts in self._arrived.values() for each in parts]
+        return [each.values for parts in self._arrived.values() for each in parts.values()]
 
     def add(
         self,
@@ -96,9 +101,9 @@ class WindowGradients:
                 name=f"step/{micro_batch}",
             )
             for of_lookup, came in zip(columns, owned, strict=True):
-                for (n, t, _), part in zip(of_lookup, came, strict=True):
+                for (n, t, c), part in zip(of_lookup, came, strict=True):
                     if part is not None:
-                        self._arrived.setdefault((n, t), []).append(part)
+                        self._arrived.setdefault((n, t), {})[c] = part
 
     def sums(self) -> list[tf.Tensor]:
         """Return the sums of this rank's gradients, (u, dim) for each table of each lookup that has any."""
@@ -107,16 +112,33 @@ class WindowGradients:
     def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
         """Group gradients by physical table; see `FrozenWindow.by_table`."""
         alone = collectives.world().size == 1
-        given = dict(zip(self._own, gradients, strict=True))
-        found: list[tuple[_Table, OwnedGradient | None]] = []
-        for table, slices in self._slices.items():
-            parts = (self._own if alone else self._arrived).get(table)
-            came = None
-            if parts is not None:
-                keys = tf.concat([each.keys for each in parts], axis=0)
-                with tf.control_dependencies(list(gradients)):
-                    values = given[table] if alone else tf.concat([each.values for each in parts], axis=0)
-                came = OwnedGradient(keys, values)
-                came = present(came) if slices else came
-            found.append((table, came))
-        return by_table((self._fetches[lookup].tables[place], part) for (lookup, place), part in found)
+        arrived = {table: list(by_class.values()) for table, by_class in self._arrived.items()}
+        parts = self._own if alone else arrived
+        with tf.control_dependencies(list(gradients)):
+            sums = {} if alone else {t: tf.concat([e.values for e in each], 0) for t, each in parts.items()}
+        values = dict(zip(self._own, gradients, strict=True)) if alone else sums
+        if collectives.world().groups > 1:
+            found = self._join(values)
+        else:
+            keys = {table: tf.concat([e.keys for e in each], axis=0) for table, each in parts.items()}
+            came = {table: OwnedGradient(keys[table], values[table]) for table in parts}
+            found = {t: present(each) if self._slices[t] else each for t, each in came.items()}
+        return by_table((self._fetches[n].tables[t], found.get((n, t))) for n, t in self._slices)
+
+    def _join(self, values: Mapping[_Table, tf.Tensor]) -> dict[_Table, OwnedGradient]:
+        """Exchange the gradients that have arrived between groups of ranks."""
+        found: dict[_Table, OwnedGradient] = {}
+        for wire_dtype in dict.fromkeys(self._fetches[lookup].wire_dtype for lookup, _ in values):
+            alike = [each for each in values if self._fetches[each[0]].wire_dtype == wire_dtype]
+            came = [self._came(table, values[table]) for table in alike]
+            found.update(zip(alike, join_gradients(came, wire_dtype=wire_dtype, name="step"), strict=True))
+        return found
+
+    def _came(self, table: _Table, values: tf.Tensor) -> CameGradient:
+        """Describe all gradients that have arrived for a table of a lookup."""
+        lookup, number = table
+        keys = self._keys[lookup]
+        assert keys.sent is not None
+        assert keys.sent.joined is not None
+        places = tf.concat([keys.sources[number][each] for each in self._arrived[table]], axis=0)
+        return CameGradient(keys.sent.joined, number, places, values, self._slices[table])

@@ -8,7 +8,8 @@ last. With N micro-batches there are N (N + 1) / 2 classes, at most 36.
 In the exchange of keys each class is a table of its own (`gmeta.ops.route_keys`). Its message says how many
 keys of each class follow, so both ends know what each exchange of rows and of gradients carries, and the keys
 travel once a batch. A key may come from several ranks in several classes. The owner collects those of all
-classes and looks up each key once, so a lookup has the effects that it has on a whole batch.
+classes and looks up each key once, so a lookup has the effects that it has on a whole batch. In groups of
+ranks, owners exchange these collected keys (`gmeta.layers.exchange.groups`), once a batch.
 
 Micro-batch i computes on the rows of all classes with f <= i <= l, one class after another. That holds a row
 which it passes over between two uses, and saves a second numbering of the rows.
@@ -24,7 +25,8 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.fetch import Fetch
-from gmeta.layers.exchange.pieces import SentKeys, send_keys
+from gmeta.layers.exchange.groups import join_keys
+from gmeta.layers.exchange.pieces import SentKeys, send_in_group
 from gmeta.ops.device import DEVICE_NAMES, Place
 from gmeta.ops.exchange.messages import OwnedKeys
 from gmeta.ops.keys.distinct import unique
@@ -59,7 +61,8 @@ class WindowKeys(NamedTuple):
       owned: For each table (v,) int64: the distinct keys that this rank looks up, of all classes.
       sources: For each table and class (w,) int32, the places among ``owned`` of the keys that were received,
         in wire order; () on one rank.
-      sent: The keys' exchange, with a column for each table and class; None if this rank has all rows itself.
+      sent: The keys' exchange, with a column for each table and class, and ``sent.joined`` with one for each
+        table; None if this rank has all rows itself.
     """
 
     keys: tuple[tuple[tf.Tensor, ...], ...]
@@ -69,9 +72,12 @@ class WindowKeys(NamedTuple):
     sent: SentKeys | None
 
     def exchange_of(self, chosen: Sequence[int]) -> SentKeys:
-        """Return the exchange of only some classes, for `exchange_values` and `exchange_gradients`."""
+        """Return the exchange of only some classes within the group of ranks.
+
+        `exchange_values` and `exchange_gradients` take it.
+        """
         assert self.sent is not None
-        routed, owned = self.sent
+        routed, owned, _ = self.sent
         classes = len(self.keys[0])
         columns = [table * classes + each for table in range(len(self.keys)) for each in chosen]
         return SentKeys(
@@ -110,9 +116,17 @@ def request_window(
             None,
         )
     of_all = [part for each in found for part in each.keys]
-    sent = send_keys(of_all, samples=samples, device=fetch.place, name=fetch.name)
+    sent = send_in_group(of_all, samples=samples, device=fetch.place, name=fetch.name)
     wire, within = (_by_table(each, len(found)) for each in (sent.routed.keys, sent.routed.inverse))
     owned = [_collect(sent.owned, table, len(found), device) for table, device in enumerate(devices)]
+    if collectives.world().groups > 1:
+        distinct = [keys for keys, _ in owned]
+        joined = join_keys(distinct, sent.owned.notes, device=fetch.place, name=fetch.name)
+        sent = sent._replace(owned=sent.owned._replace(notes=joined.notes), joined=joined)
+        owned = [
+            (keys, tuple(tf.gather(places, each) for each in sources))
+            for keys, places, (_, sources) in zip(joined.keys, joined.places, owned, strict=True)
+        ]
     return WindowKeys(
         tuple(wire),
         _by_micro_batch([each.places(own) for each, own in zip(found, within, strict=True)]),

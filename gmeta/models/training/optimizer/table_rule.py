@@ -165,8 +165,10 @@ class Clipping:
         squares = tf.stack(
             [tf.reduce_sum(tf.square(each.values)) for each, own in zip(parts, mine, strict=True) if own]
         )
-        if collectives.world().size > 1:
-            (squares,) = collectives.allreduce_sum([squares], name="step/row_norms")
+        here = collectives.world()
+        if here.size > 1:
+            # Each group has a copy of each row, and all add up.
+            (squares,) = collectives.allreduce_sum([squares / here.groups], name="step/row_norms")
         if self.norm:
             scales = iter(tf.unstack(self.norm / tf.maximum(tf.sqrt(squares), self.norm), num=sum(mine)))
             scaled = [
