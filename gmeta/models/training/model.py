@@ -20,6 +20,7 @@ from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.optimizer.table_rule import follow
+from gmeta.models.training.pipeline.numbering import step_number
 from gmeta.models.training.pipeline.settings import Pipeline, check_pipeline
 from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.models.training.pipeline.units import count_units, take_units
@@ -87,7 +88,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     lookup_inputs: Callable[[Any], Sequence[tuple[EmbeddingCollection, Mapping[str, Any]]]] | None = None
     """A method of a batch that returns the lookups of its train step, in their order: collections and their
-    inputs. A model defines it if `compile` with a pipeline can't find them in the forward pass."""
+    inputs. A model defines it if `compile` with a pipeline can't find them in the forward pass. They may
+    depend on the batch and on `step_number`."""
 
     train_function: Any
     step_clock: Any = None
@@ -226,6 +228,15 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def find_fault(self, data: Any) -> str:
         """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""
         return fault_of_samples(data)
+
+    @property
+    def step_number(self) -> tf.Tensor:
+        """The number of the optimizer step that trains the batch at hand, () int64, from 0 on.
+
+        Read it, and not ``optimizer.iterations``, where what a step looks up depends on this number: a
+        pipeline finds the lookups of a batch before its step.
+        """
+        return step_number(self.optimizer)
 
     def mark(self, part: str, *tensors: tf.Tensor) -> None:
         """Tell the step clock, if any, that a part of the step ends once the tensors are computed."""
