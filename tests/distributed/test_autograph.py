@@ -55,12 +55,16 @@ def main() -> None:
     settings = {"batch_size": 6 // size, "epochs": 3, "shuffle": False, "verbose": 0}
     found = model.fit(x, y, validation_data=(x, y), **settings).history
     off = float(np.abs(model.predict(x, verbose=0) - 1).mean())
+    summing = Branches(large=6 // size)
+    summing.compile(tf.keras.optimizers.SGD(Falls()), "mse", accumulate_steps=2)
+    summing.fit(x, y, **settings)
     tasks = MetaModel(
         EmbeddingCollection([FeatureConfig("user", dim=2), FeatureConfig("item", dim=2)]), MLP({"out": 1})
     )
     tasks.compile(tf.keras.optimizers.SGD(Falls()), "mse")
     losses = [tasks.train_on_batch(make_batch([2, 3])) for _ in range(4)]
-    said = {"many": int(model.many), "off": off, "tasks": float(losses[-1] - losses[0]), **found}
+    many = [int(each.many) for each in (model, summing)]
+    said = {"many": many, "off": off, "tasks": float(losses[-1] - losses[0]), **found}
     sys.stdout.write(json.dumps(said) + "\n")
 
 
@@ -69,7 +73,7 @@ def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
     """In processes of their own, where nothing has been traced yet, and of a file, which AutoGraph reads."""
     for said in run_ranks(Path(__file__), size):
         found = json.loads(said.splitlines()[-1])
-        assert found["many"] == 2 * 3  # of global batches of 6, 6 and 4
+        assert found["many"] == [2 * 3] * 2  # of global batches of 6, 6 and 4
         assert found["loss"][2] < found["loss"][0]
         assert found["tasks"] < 0
         assert found["val_mae"][2] == pytest.approx(found["off"], rel=1e-5)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from gmeta.testing.jobs.pipeline_runs import KINDS, differences, train_at_depth
 from gmeta.testing.jobs.process_ranks import run_ranks
@@ -13,7 +15,7 @@ from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 pytestmark = pytest.mark.ranks
 
 # (lane, ranks, kinds of models, depths). Tracing is what takes the time.
-CASES = [("horovod", 2, ["towers"], [1]), ("auto", 3, ["ctr"], [2])]
+CASES = [("horovod", 2, ["towers"], [1]), ("auto", 2, ["next item"], [1]), ("auto", 3, ["ctr"], [2])]
 if "GMETA_ALL_CASES" in os.environ:
     CASES = [(lane, ranks, list(KINDS), [1, 2]) for lane in ("horovod", "auto") for ranks in (2, 3, 4)]
 
@@ -32,3 +34,35 @@ def differ(kinds: list[str], depths: list[int]) -> dict[tuple[str, int], list[st
 def test_all_numbers_are_those_of_depth_0(lane: str, np_: int, kinds: list[str], depths: list[int]) -> None:
     for found in run_ranks(differ, np_, kinds, depths, environment={"GMETA_LANE": lane}, timeout=1800):
         assert found == {(kind, depth): [] for kind in kinds for depth in depths}
+
+
+class Renumber(tf.keras.callbacks.Callback):
+    """Sets the number of the next step, now and then, on all ranks."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch % 4 == 1:
+            self.model.optimizer.iterations.assign_add(100 * (batch + 1))
+
+
+def differ_where_predictions_are_wrong(kind: str, depths: list[int]) -> list[list[str]]:
+    """Runs on every rank: where depths differ if the number of a step is often not as predicted."""
+    leave_keras_as_it_is()
+    settings: dict[str, Any] = {"accumulate_steps": 3, "fit": {"steps_per_epoch": 5}}
+    of_all = []
+    for micro_batches in (1, 2):
+        plain, *others = (
+            train_at_depth(kind, depth, micro_batches=micro_batches, callbacks=[Renumber()], **settings)
+            for depth in (0, *depths)
+        )
+        of_all += [differences(plain, other) for other in others]
+    return of_all
+
+
+@pytest.mark.parametrize("lane", ["auto", "horovod"])
+def test_all_ranks_fetch_a_batch_anew_together(lane: str) -> None:
+    every = "GMETA_ALL_CASES" in os.environ
+    kind, depths = ("next item", [1, 2]) if every else ("drawn", [2])
+    of_all = run_ranks(
+        differ_where_predictions_are_wrong, 2, kind, depths, environment={"GMETA_LANE": lane}, timeout=900
+    )
+    assert of_all == [[[]] * 2 * len(depths)] * 2

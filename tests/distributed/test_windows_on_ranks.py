@@ -28,7 +28,7 @@ STRICT = 1e-6
 Cases = dict[str, tuple[tuple[int, int], ...]]  # kind -> micro-batches and depths
 CASES: dict[tuple[int, str], Cases] = {  # ranks and lane
     (2, "tcp"): {"rows": ((2, 1),), "grm": ((2, 0),)},
-    (3, "tcp"): {"ctr": ((3, 2),)},
+    (3, "tcp"): {"ctr": ((3, 2),), "next item of users": ((2, 1),)},
 }
 if "GMETA_ALL_CASES" in os.environ:
     every = tuple((micro_batches, depth) for micro_batches in (2, 4, 8) for depth in (0, 1, 2))

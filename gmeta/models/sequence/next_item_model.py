@@ -22,6 +22,7 @@ from gmeta.models.training.model import Model
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import Jagged, jagged
 
+_DRAWN = "gmeta/negatives"  # a column of a part of a batch: what was drawn for it as a part of the whole
 _REPEAT_SCALE = 32.0  # at Adam's rate of 1e-3, a hundred steps move the bias by 3
 _NEGATIVES = 8192
 
@@ -57,6 +58,10 @@ class NextItemModel(Model):
     columns; ``time`` names a column of int64 times for the backbone. A history longer than ``max_length + 1``
     is cut to its last items. Evaluation measures the rank of a history's last item in the whole catalogue
     (`gmeta.metrics.NextItem`): ``hr@10``, ``ndcg@10``, ``mrr``.
+
+    It trains with a `gmeta.Pipeline`: the negatives of a batch are known before its step. Micro-batches have
+    whole users, and a token sees the negatives that it would see in the undivided batch, except those of a
+    loss with ``in_batch``, which are the positives of its micro-batch.
 
     Args:
       collection: The embedding of ``item``, its only feature.
@@ -264,17 +269,10 @@ class NextItemModel(Model):
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of predicting each token's next item, and the number of tokens."""
-        x = only_columns(self.name, data)
-        ids, times = self._sequences(x, self.max_length + 1)
-        numbers = self.catalogue.numbers(ids.values)
-        # All ranks count the same optimizer steps, also a rank without users in a step.
-        step = self.optimizer.iterations
-        following = _but_first(Jagged(numbers, ids.offsets))
-        drawn = self.draw(following, step)
-        # Only ids that the catalogue has are embedded.
-        found = {self.item: self.catalogue.keys(tf.concat([numbers, tf.reshape(drawn, [-1])], axis=0))}
-        vectors, total = self.collection(found, training=True)[self.item], tf.size(ids.values)
-        queries, positives = self._ask(Jagged(vectors[:total], ids.offsets), times, training=True)
+        items, times, drawn = self._read(only_columns(self.name, data))
+        following, total = _but_first(items), tf.size(items.values)
+        vectors = self.collection(self._wanted(items, drawn), training=True)[self.item]
+        queries, positives = self._ask(items._replace(values=vectors[:total]), times, training=True)
         losses = self.loss_of(
             queries.values,
             positives.values,
@@ -283,7 +281,7 @@ class NextItemModel(Model):
             negative_ids=drawn,
             offsets=following.offsets if self.negatives_per == "user" else None,
             **self._corrections(following, drawn),
-            **self._look_back(Jagged(numbers, ids.offsets), vectors[:total]),
+            **self._look_back(items, vectors[:total]),
         )
         loss, samples = mean_loss(losses), tf.size(losses)
 
@@ -292,6 +290,38 @@ class NextItemModel(Model):
             return {"loss": self.mean.result()}
 
         return loss, samples, measure
+
+    def _read(self, x: Mapping[str, Any]) -> tuple[Jagged, Jagged | None, tf.Tensor]:
+        """Return the numbers of a batch's items, its times, and the numbers of its negatives."""
+        ids, times = self._sequences(x, self.max_length + 1)
+        items = ids._replace(values=self.catalogue.numbers(ids.values))
+        if _DRAWN not in x:
+            # All ranks count the same optimizer steps, also a rank without users in a step.
+            return items, times, self.draw(_but_first(items), self.step_number)
+        drawn = x[_DRAWN]
+        return items, times, drawn.values if isinstance(drawn, Jagged) else drawn
+
+    def _wanted(self, items: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Return the input of a step's lookup; only ids that the catalogue has are embedded."""
+        numbers = tf.concat([items.values, tf.reshape(drawn, [-1])], axis=0)
+        return {self.item: self.catalogue.keys(numbers)}
+
+    @tf.autograph.experimental.do_not_convert
+    def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
+        """Return the one lookup of a train step: of histories and negatives."""
+        items, _, drawn = self._read(only_columns(self.name, data))
+        return [(self.collection, self._wanted(items, drawn))]
+
+    @tf.autograph.experimental.do_not_convert
+    def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
+        """Split a batch into micro-batches of users; each user keeps the negatives of the whole batch."""
+        x = only_columns(self.name, data)
+        if self.negatives_per != "step":
+            positions = _but_first(self._sequences(x, self.max_length + 1)[0])
+            drawn = self.draw(positions, self.step_number)
+            own = drawn if self.negatives_per == "user" else positions._replace(values=drawn)
+            x = {**x, _DRAWN: own}
+        return super().split_batch(x, units)
 
     def _corrections(self, following: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
         if self.popularity is None:

@@ -20,6 +20,8 @@ from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.optimizer.table_rule import follow
+from gmeta.models.training.own_step import OwnStep
+from gmeta.models.training.pipeline.numbering import step_number
 from gmeta.models.training.pipeline.settings import Pipeline, check_pipeline
 from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.models.training.pipeline.units import count_units, take_units
@@ -87,7 +89,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     lookup_inputs: Callable[[Any], Sequence[tuple[EmbeddingCollection, Mapping[str, Any]]]] | None = None
     """A method of a batch that returns the lookups of its train step, in their order: collections and their
-    inputs. A model defines it if `compile` with a pipeline can't find them in the forward pass."""
+    inputs. A model defines it if `compile` with a pipeline can't find them in the forward pass. They may
+    depend on the batch and on `step_number`."""
 
     train_function: Any
     step_clock: Any = None
@@ -135,13 +138,15 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         Raises:
           ConfigError: Tables can't support the settings: XLA, several replicas in one process, accumulation
             of fewer than one batch, or a loss reduced by a sum with accumulation, micro-batches or on several
-            ranks.
+            ranks. `fit` raises it too, if the model's own ``train_step`` would ignore accumulation or
+            micro-batches.
         """
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         micro_batches = self._pipeline.micro_batches
         self._check_loss(loss, accumulate_steps)
         self._windows = Windows(self, micro_batches) if micro_batches > 1 else None
+        self._own_step = OwnStep(self, {"accumulate_steps": accumulate_steps, "micro_batches": micro_batches})
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
@@ -166,6 +171,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Train on one batch: call `compute_gradients`, then update dense weights and tables."""
+        self._own_step.note()
         with rank_step(self, data) as step:
             windows = self._windows
             found = self.compute_gradients(data) if windows is None else windows.compute_gradients(data)
@@ -227,6 +233,15 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""
         return fault_of_samples(data)
 
+    @property
+    def step_number(self) -> tf.Tensor:
+        """The number of the optimizer step that trains the batch at hand, () int64, from 0 on.
+
+        Read it, and not ``optimizer.iterations``, where what a step looks up depends on this number: a
+        pipeline finds the lookups of a batch before its step.
+        """
+        return step_number(self.optimizer)
+
     def mark(self, part: str, *tensors: tf.Tensor) -> None:
         """Tell the step clock, if any, that a part of the step ends once the tensors are computed."""
         if self.step_clock is not None:
@@ -264,11 +279,14 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Call `tf.keras.Model.make_train_function`, or make one that fetches ahead."""
+        if self.train_function is not None and not force:
+            return super().make_train_function()
         if self._pipeline.depth == 0:
-            return super().make_train_function(force)
-        self._follow_late()
-        if self.train_function is None or force:
-            self.train_function = StepsAhead(self, self._pipeline.depth, self._queue)
+            made = super().make_train_function(force)
+        else:
+            self._follow_late()
+            made = StepsAhead(self, self._pipeline.depth, self._queue)
+        self.train_function = self._own_step.watch(made)
         return self.train_function
 
     def compile_from_config(self, config: dict[str, Any]) -> None:

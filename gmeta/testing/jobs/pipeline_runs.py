@@ -12,14 +12,16 @@ import tensorflow as tf
 import gmeta
 from gmeta.core import collectives
 from gmeta.initializers import Normal
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.losses import uniform_negatives
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaModel, Model, grm
+from gmeta.models import MetaModel, Model, NextItemModel, grm
 from gmeta.policies import LFU, LRU, TTL, CountAdmission, ProbabilityAdmission, TwoPrecisions
 from gmeta.testing.data.exposure_batches import draw_exposures
 from gmeta.testing.tables import sorted_records
 
 STEPS, UNITS = 14, 12  # steps of an epoch, and samples or tasks that a rank has in each, at most
+_ITEMS = 200  # of the catalogue of a next-item model
 TASK = 5  # samples of a task, the last two of which are query
 _START = Normal(0.0, 0.3)
 _POLICIES: dict[str, Any] = {
@@ -34,7 +36,12 @@ _LOOPS = {
     "maml": InnerLoop(steps=2, learning_rate=0.05),
     "rows": InnerLoop(adapt="all", learning_rate=0.05, learn_learning_rate="layer", clip_norm=2.0),
 }
-KINDS = (*_POLICIES, "towers", *_LOOPS, "grm")
+_NEGATIVES_PER: dict[str, Any] = {
+    "next item": "step",
+    "next item of users": "user",
+    "next item of positions": "position",
+}
+KINDS = (*_POLICIES, "towers", *_LOOPS, "grm", "drawn", "next item")
 
 
 def train_at_depth(
@@ -51,7 +58,7 @@ def train_at_depth(
     """Train a model with what is drawn for this rank, and return its state.
 
     Args:
-      kind: One of `KINDS`.
+      kind: One of `KINDS`, or "next item of users" or "next item of positions", whose negatives are theirs.
       depth: The pipeline's depth.
       micro_batches: The pipeline's number of micro-batches.
       dropout: The rate of dropout in models that have one.
@@ -68,7 +75,7 @@ def train_at_depth(
     model, batches = make_model(kind, dropout)
     optimizer = settings.pop("optimizer", tf.keras.optimizers.Adam(0.02))
     pipeline = gmeta.Pipeline(depth=depth, micro_batches=micro_batches)
-    if kind == "grm":
+    if kind == "grm" or kind in _NEGATIVES_PER:
         model.compile(optimizer, pipeline=pipeline, **settings)
     else:
         model.compile(optimizer, "mse", pipeline=pipeline, **settings)
@@ -98,7 +105,8 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 def distances(one: Any, other: Any, path: str = "") -> dict[str, float]:
     """Return by how much two states differ, for each array relative to its largest number.
 
-    Arrays of other numbers than floats differ by 0 or 1.
+    A single number may pass 0 while it is learnt, so below 1 its difference isn't relative. Arrays of other
+    numbers than floats differ by 0 or 1.
     """
     if isinstance(one, dict):
         return {k: d for n in one for k, d in distances(one[n], other[n], f"{path}/{n}").items()}
@@ -108,7 +116,7 @@ def distances(one: Any, other: Any, path: str = "") -> dict[str, float]:
     first, second = np.asarray(one), np.asarray(other)
     if first.shape != second.shape or first.dtype.kind != "f":
         return {path: float(not np.array_equal(first, second))}
-    largest = np.abs(first).max(initial=0.0)
+    largest = np.abs(first).max(initial=0.0 if first.ndim else 1.0)
     return {path: float(np.abs(first - second).max(initial=0.0) / (largest or 1.0))}
 
 
@@ -116,9 +124,13 @@ def make_model(kind: str, dropout: float = 0.2) -> tuple[Any, Callable[[], Itera
     """Make a model and a function that draws this rank's batches."""
     if kind == "grm":
         return _grm(), _exposures
+    if kind in _NEGATIVES_PER:
+        return _next_item(kind, dropout), _histories
     if kind in _LOOPS:
         network = MLP({"fc": 8, "out": 1}, seed=3)
         return MetaModel(_collection("ctr"), network, inner=_LOOPS[kind]), _tasks
+    if kind == "drawn":
+        return Drawn(), _samples
     x = {
         "user": tf.keras.Input([], name="user", dtype=tf.int64),
         "tags": tf.keras.Input([None], name="tags", dtype=tf.int64, ragged=True),
@@ -131,6 +143,23 @@ def make_model(kind: str, dropout: float = 0.2) -> tuple[Any, Callable[[], Itera
     hidden = tf.keras.layers.Dense(8, "tanh")(tf.keras.layers.Concatenate()(vectors))
     hidden = tf.keras.layers.Dropout(dropout)(hidden)
     return Model(x, tf.keras.layers.Dense(1)(hidden)), _samples
+
+
+class Drawn(Model):
+    """A model whose lookup depends on the number of its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = TableConfig("user", 4, initializer=_START, **_POLICIES["recent"])
+        self.collection = EmbeddingCollection([FeatureConfig("user", table)])
+        self.head = tf.keras.layers.Dense(1)
+
+    def call(self, x: Any, training: bool | None = None) -> tf.Tensor:
+        """Compare each user with some that are drawn in each step."""
+        drawn = uniform_negatives(6, 50, seed=1, step=self.step_number)
+        ids = tf.concat([drawn, x["user"]], axis=0)
+        vectors = self.collection({"user": ids}, training=training)["user"]
+        return 3.0 * self.head(vectors[6:] * tf.reduce_mean(vectors[:6], axis=0))
 
 
 def collections_of(model: Any) -> list[EmbeddingCollection]:
@@ -204,6 +233,29 @@ def _exposures() -> Iterator[Any]:
         seed = int(draw.integers(1 << 30))
         events, shown = draw.integers(0, 6, [2, users]).tolist()
         yield draw_exposures(seed, events, shown)
+
+
+def _histories() -> Iterator[Any]:
+    for draw, users in _sizes():
+        lengths = draw.integers(0, 9, users)  # some are longer than what the model reads
+        item, time = draw.integers(0, _ITEMS, lengths.sum()), draw.integers(0, 10**6, lengths.sum())
+        columns = {"item": np.minimum(item, draw.integers(0, _ITEMS, len(item))), "time": time}
+        yield {name: tf.RaggedTensor.from_row_lengths(column, lengths) for name, column in columns.items()}
+
+
+def _next_item(kind: str, dropout: float) -> Any:
+    table = TableConfig("item", 4, initializer=_START, **_POLICIES["recent"])
+    backbone = HSTU(blocks=1, heads=1, attention_dim=4, value_dim=4, max_length=6)
+    return NextItemModel(
+        EmbeddingCollection([FeatureConfig("item", table)]),
+        backbone,
+        items=_ITEMS,
+        max_length=6,
+        time="time",
+        negatives=5,
+        negatives_per=_NEGATIVES_PER[kind],
+        dropout=dropout,
+    )
 
 
 def _grm() -> Any:

@@ -48,6 +48,12 @@ def test_all_numbers_are_those_of_depth_0(kind, depth):
     assert all(np.isfinite(found["history"]["loss"]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["next item of users", "next item of positions"])
+def test_all_numbers_are_those_of_depth_0_whoever_shares_negatives(kind):
+    assert differences(at_depth_0(kind), train_at_depth(kind, 2)) == []
+
+
 def test_rows_that_are_not_read_again_are_noticed(monkeypatch):
     def reread(table, keys, peeked, insert=True, **_):
         table.lookup_keys(keys, insert)

@@ -30,10 +30,15 @@ CASES = [
     ("maml", 2, 1),
     ("rows", 2, 2),
     ("grm", 2, 0),
+    ("next item", 2, 1),
+    ("next item of positions", 3, 1),
 ]
 EVERY = [
     (kind, micro_batches, depth)
-    for kind in ("ctr", "towers", "maml", "rows", "grm")
+    for kind in (
+        *("ctr", "towers", "maml", "rows", "grm", "drawn"),
+        *("next item", "next item of users", "next item of positions"),
+    )
     for micro_batches in (2, 4, 8)
     for depth in (0, 1, 2)
     if (kind, micro_batches, depth) not in CASES

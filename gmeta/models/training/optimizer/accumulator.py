@@ -31,7 +31,8 @@ class GradientAccumulator:
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_batches")
+        with tf.device("CPU:0"):  # where it is read
+            self._batches = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_batches")
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_samples")
         self._state = tf.Variable(SOUND, dtype=tf.int64, trainable=False, name="accumulated_state")
         self._variables: list[tf.Variable] = []
@@ -50,6 +51,11 @@ class GradientAccumulator:
     def is_empty(self) -> tf.Tensor:
         """Return whether there is nothing to `drain`."""
         return tf.equal(self._batches, 0)
+
+    def times_full(self, batches: int) -> tf.Tensor:
+        """Return how often it is time to `drain` while some more batches are added, () int64."""
+        with tf.device("CPU:0"):
+            return (self._batches + batches) // self._steps
 
     def add(
         self,

@@ -84,6 +84,13 @@ class JointOptimizer:
         """Whether several batches make one step."""
         return self._accumulator is not None
 
+    def predict_steps(self, batches: int) -> tf.Tensor | int:
+        """Predict how many steps some more batches make, unless `flush` makes another; a number, or () int64.
+
+        A step that loss scaling skips counts, as it does for Keras.
+        """
+        return batches if self._accumulator is None else self._accumulator.times_full(batches)
+
     def apply_gradients(
         self,
         gradients: Sequence[Gradient],

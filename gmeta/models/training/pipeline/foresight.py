@@ -2,7 +2,8 @@
 
 A model may say so itself (`gmeta.models.Model.lookup_inputs`). Else its forward pass is traced once, with
 stand-ins in place of rows, and of the graph only the part is kept that computes the lookups' keys from the
-batch. That works if the keys depend on the batch alone; if they don't, the error says what they depend on.
+batch. That works if the keys depend on the batch alone, and on the number of its step
+(`gmeta.models.Model.step_number`); if they don't, the error says what they depend on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers import record_lookups
 from gmeta.layers.exchange.ahead import Wanted, note_lookups
+from gmeta.models.training.pipeline.numbering import step_number, use_step_number
 
 _FUNCTIONS = frozenset({"EagerPyFunc", "If", "PyFunc", "StatefulPartitionedCall", "While"})
 _RANDOM = ("Random", "Multinomial", "SampleDistortedBoundingBox", "StatefulUniform", "StatefulStandardNormal")
@@ -28,8 +30,8 @@ def foresee(model: Any, spec: Any) -> Callable[[Any], list[Wanted]]:
       spec: The element specification of its data.
 
     Raises:
-      ConfigError: The model looks up nothing, or its lookups don't depend on the batch alone. The function
-        that is returned raises this too.
+      ConfigError: The model looks up nothing, or its lookups depend on more than the batch and the number of
+        its step. The function that is returned raises this too.
     """
     return _from_graph(model, spec) if model.lookup_inputs is None else _as_told(model)
 
@@ -45,17 +47,19 @@ def _as_told(model: Any) -> Callable[[Any], list[Wanted]]:
 def _from_graph(model: Any, spec: Any) -> Callable[[Any], list[Wanted]]:
     parts = tf.nest.flatten(spec, expand_composites=True)
     found: list[Wanted] = []
+    reads: list[str] = []
 
-    def forward(*tensors: tf.Tensor) -> list[tf.Tensor]:
+    def forward(number: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
         data = tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
-        with note_lookups() as wanted, record_lookups():
+        numbered = use_step_number(number, lambda: reads.append("number"))
+        with note_lookups() as wanted, record_lookups(), numbered:
             model.learn(data)
         found[:] = wanted
         return [key for one in wanted for key in one.keys]
 
-    whole = tf.compat.v1.wrap_function(forward, parts)
+    whole = tf.compat.v1.wrap_function(forward, [tf.TensorSpec([], tf.int64), *parts])
     _some(model, found)
-    batch, keys = whole.inputs[: len(parts)], whole.outputs
+    batch, keys = whole.inputs[: len(parts) + 1], whole.outputs
     for one in found:
         for key in one.keys:
             on = _dependence(keys[0].graph, key, batch, found)
@@ -63,12 +67,14 @@ def _from_graph(model: Any, spec: Any) -> Callable[[Any], list[Wanted]]:
                 raise ConfigError(
                     f"{model.name}: the ids that a step looks up in {one.fetch.name!r} depend on {on}, so "
                     "they can't be known before the step: let the model define lookup_inputs(data), which "
-                    "computes them from the batch, or compile without pipeline"
+                    "computes them from the batch and from the model's step_number, or compile without "
+                    "pipeline"
                 )
     only_keys = whole.prune(batch, keys)
 
     def wanted(data: Any) -> list[Wanted]:
-        rest = iter(only_keys(*tf.nest.flatten(data, expand_composites=True)))
+        number = step_number(model.optimizer) if reads else tf.constant(0, tf.int64)
+        rest = iter(only_keys(number, *tf.nest.flatten(data, expand_composites=True)))
         return [one._replace(keys=tuple(next(rest) for _ in one.keys)) for one in found]
 
     return wanted

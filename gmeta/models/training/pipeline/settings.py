@@ -19,8 +19,11 @@ class Pipeline:
 
     Depth (the paper's dual buffer): nothing that a step computes depends on it. Rows, slots, frequencies,
     evictions, losses and checkpoints are those of depth 0, bit for bit. What is fetched ahead has no effects,
-    and a row that changes between its fetch and its step is read again. Only an error in a batch, such as a
-    bad id, is raised up to `depth` steps earlier.
+    and a row that changes between its fetch and its step is read again. What is looked up may depend on the
+    number of the step, as the negatives of `gmeta.models.NextItemModel` do. It is predicted, and a batch for
+    which it was wrong is fetched anew: a callback has set ``optimizer.iterations`` (on several ranks all must
+    set the same), or an epoch has ended amid an accumulation. Only an error in a batch, such as a bad id, is
+    raised up to `depth` steps earlier.
 
     Micro-batches (its frozen windows): parameters change only at the end of a step, so a step may compute its
     batch in parts. Each row still travels once, before the first part that uses it, and its gradient once,
@@ -31,7 +34,8 @@ class Pipeline:
     negatives that samples share. Random numbers, such as those of ``Dropout``, are drawn anew for each part.
     Frequencies, evictions and statistics of tables are those of the whole batch, exactly.
 
-    A part has whole samples; of batches of tasks it has whole tasks, and of `gmeta.models.GRM` whole users.
+    A part has whole samples; of batches of tasks it has whole tasks, and of `gmeta.models.GRM` and
+    `gmeta.models.NextItemModel` whole users.
     `gmeta.models.Model.split_batch` makes the parts.
 
     Both are for tables in host memory; tables on a GPU are refused.

@@ -11,6 +11,12 @@ after the last exchange of rows and before the exchange of gradients: all ranks 
 order of the trace, and the keys of the next batch so delay no row of this one. With micro-batches, they are
 traced after the rows of the second one.
 
+What a batch looks up may depend on the number of its step (`numbering`), which is predicted when its keys
+are requested. The prediction is wrong if an epoch ends before as many batches are accumulated as make a step,
+or if a callback sets the optimizer's count. So if the model reads the number, a call begins with a comparison
+of the two. Where they differ, the batch's keys are requested and its rows are read anew. All ranks count the
+same steps, so they do so together.
+
 The read-ahead ends where the data does. A batch that isn't there is stood in for by the last one, so that all
 ranks go on making the same collectives; nobody makes its step.
 """
@@ -30,6 +36,7 @@ from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, u
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.layers.exchange.window.frozen_window import FrozenWindow
 from gmeta.models.training.pipeline.foresight import foresee
+from gmeta.models.training.pipeline.numbering import use_step_number
 from gmeta.models.training.ranks.step import batch_size
 
 Function = Callable[..., Any]
@@ -40,16 +47,32 @@ class Waiting(NamedTuple):
 
     Attributes:
       real: () bool, whether the data had it.
+      number: () int64, the number of the optimizer step that is expected to train it.
       data: The batch.
       lookups: What is known of its lookups.
     """
 
     real: tf.Tensor
+    number: tf.Tensor
     data: Any
     lookups: tuple[Fetched, ...]
 
 
-Request = Callable[[tf.Tensor, Any], Waiting]
+Request = Callable[[tf.Tensor, tf.Tensor, Any], Waiting]
+
+
+class _Functions(NamedTuple):
+    """What is traced for data of a form; functions take and return the tensors of the batches that wait.
+
+    Attributes:
+      begin: Fetches the first batches.
+      step: Makes a step.
+      again: Fetches the first of the batches that wait anew, for another number.
+    """
+
+    begin: Function
+    step: Function
+    again: Function
 
 
 class Queue:
@@ -85,7 +108,8 @@ class StepsAhead:
 
     def __init__(self, model: Any, depth: int, queue: Queue) -> None:
         self._model, self._depth, self._queue = model, depth, queue
-        self._functions: dict[str, tuple[Function, Function]] = {}
+        self._functions: dict[str, _Functions] = {}
+        self._reads_number = False  # whether the model does
 
     def __call__(self, iterator: Any) -> Any:
         """Make one step, or as many as ``steps_per_execution`` says.
@@ -102,40 +126,50 @@ class StepsAhead:
         form = repr(iterator.element_spec)
         if form not in self._functions:
             self._functions[form] = self._trace(iterator)
-        begin, step = self._functions[form]
+        begin, step, again = self._functions[form]
         waiting = self._queue.take(iterator) or begin(iterator)
-        if not waiting[0]:  # whether the first batch is real
+        real, number = waiting[:2]  # of the first batch
+        if not real:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+        if self._reads_number and not self._is_next(number):
+            waiting = again(iterator, *waiting)
         logs, waiting = step(iterator, *waiting)
         self._queue.put(iterator, waiting)
         return logs
 
-    def _trace(self, iterator: Any) -> tuple[Function, Function]:
-        """Make a function that fetches the first batches, and one that makes a step.
-
-        Functions take and return the tensors of a `Waiting` for each batch, one after another.
-        """
+    def _trace(self, iterator: Any) -> _Functions:
         request = self._request(iterator.element_spec)
         windows = self._model._windows
         forms: list[_Form] = []
 
         @tf.autograph.experimental.do_not_convert
         def begin(iterator: Any) -> list[tf.Tensor]:
-            waiting = [request(tf.constant(True), next(iterator))]
+            made = self._model.optimizer.iterations
+            waiting = [request(tf.constant(True), self._after(made, 0), next(iterator))]
             while len(waiting) < self._depth:
-                waiting.append(request(*_next(iterator, waiting[-1])))
+                real, data = _next(iterator, waiting[-1])
+                waiting.append(request(real, self._after(made, len(waiting)), data))
             waiting[0] = _peek(waiting[0])
             forms[:] = [_Form(waiting)]
             return forms[0].leave(waiting)
 
+        @tf.autograph.experimental.do_not_convert
+        def again(iterator: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            now, *later = forms[0].enter(tensors)
+            number = self._after(self._model.optimizer.iterations, 0)
+            return forms[0].leave([_peek(request(now.real, number, now.data)), *later])
+
         def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
             now, *later = forms[0].enter(tensors)
             rest: list[Waiting] = []
+            number = self._after(now.number, self._depth)  # before the step changes what it depends on
 
             @tf.autograph.experimental.do_not_convert
             def fetch() -> None:
                 with tf.control_dependencies(None):
-                    rest[:] = self._advance(iterator, request, [now, *later])
+                    real, data = _next(iterator, [now, *later][-1])
+                    waiting = [*later, request(real, number, data)]
+                    rest[:] = [_peek(waiting[0]), *waiting[1:]]
                 samples = active_step_samples()
                 if samples is not None:  # a step that ends the data does so on all ranks after this exchange
                     sent = [each.requested.sent for each in rest[-1].lookups]
@@ -144,35 +178,50 @@ class StepsAhead:
             ahead: LookupsAhead = FetchedLookups(now.lookups, fetch)
             if windows is not None:
                 ahead = FrozenWindow(now.lookups, windows.micro_batches, fetch)
-            with use_fetched(ahead):
+            with use_fetched(ahead), use_step_number(now.number, self._note_number):
                 logs = self._model.train_step(now.data)
             with tf.control_dependencies(training._minimum_control_deps(logs)):
                 self._model._train_counter.assign_add(1)
             return logs, forms[0].leave(rest)
 
         if self._model.run_eagerly:
-            return begin, step
+            return _Functions(begin, step, again)
         first = tf.function(begin, input_signature=[iterator._type_spec]).get_concrete_function()
-        specs = [tf.TensorSpec(out.shape, out.dtype) for out in first.outputs]
-        whole = tf.function(step, input_signature=[iterator._type_spec, *specs]).get_concrete_function()
-        return _quick(first), _quick(whole)
+        specs = [iterator._type_spec, *(tf.TensorSpec(out.shape, out.dtype) for out in first.outputs)]
+        whole = tf.function(step, input_signature=specs).get_concrete_function()
+        # Few trainings need this one, so it isn't traced before its first call.
+        return _Functions(_quick(first), _quick(whole), tf.function(again, input_signature=specs))
 
-    def _advance(self, iterator: Any, request: Request, waiting: list[Waiting]) -> list[Waiting]:
-        """Return the batches that wait in the next step, with what is to be fetched in this one."""
-        later = [*waiting[1:], request(*_next(iterator, waiting[-1]))]
-        return [_peek(later[0]), *later[1:]]
+    def _is_next(self, number: tf.Tensor) -> bool:
+        return int(from_caller(number, tf.int64)) == int(self._model.optimizer.iterations)
+
+    @tf.autograph.experimental.do_not_convert
+    def _after(self, made: tf.Tensor, batches: int) -> tf.Tensor:
+        """Predict the number of the step that trains a batch.
+
+        Args:
+          made: How many steps are made by now.
+          batches: How many batches are trained before it.
+        """
+        with tf.device("CPU:0"):
+            return made + tf.cast(self._model._joint_optimizer.predict_steps(batches), tf.int64)
+
+    def _note_number(self) -> None:
+        self._reads_number = True
 
     def _request(self, spec: Any) -> Request:
         """Return a function that sends the keys of a batch to their owners."""
         windows = self._model._windows
         wanted = foresee(self._model, spec) if windows is None else None
 
-        def request(real: tf.Tensor, data: Any) -> Waiting:
+        def request(real: tf.Tensor, number: tf.Tensor, data: Any) -> Waiting:
             samples = batch_size(data) if collectives.world().size > 1 else 0
-            if wanted is None:
-                return Waiting(real, data, windows.request(data, samples))
-            lookups = [Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in wanted(data)]
-            return Waiting(real, data, tuple(lookups))
+            with use_step_number(number, self._note_number):
+                if wanted is None:
+                    return Waiting(real, number, data, windows.request(data, samples))
+                found = wanted(data)
+            lookups = [Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in found]
+            return Waiting(real, number, data, tuple(lookups))
 
         return request
 

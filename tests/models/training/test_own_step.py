@@ -1,0 +1,109 @@
+"""A train step of a model's own obeys what `compile` was told, or is refused before it changes anything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import gmeta
+from gmeta.callbacks import StepTimes
+from gmeta.core.errors import ConfigError
+from gmeta.initializers import Normal
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
+from gmeta.models import Model
+
+X, Y = {"item": np.arange(24) % 7}, np.ones([24, 1], np.float32)
+
+
+class Plain(Model):
+    def __init__(self):
+        super().__init__()
+        table = TableConfig("item", 4, initializer=Normal(0.0, 0.3))
+        self.items = EmbeddingCollection([FeatureConfig("item", table)], optimizer=gmeta.optimizers.SGD(0.1))
+        self.head = tf.keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, x, training=None):
+        return self.head(self.items(x, training=training)["item"])
+
+
+class Alone(Plain):
+    """It makes the whole step itself."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        found = tape.gradient(loss, [*weights, *lookups.rows])
+        self.optimizer.apply_gradients(zip(found[: len(weights)], weights, strict=True))
+        lookups.apply_gradients(found[len(weights) :])
+        return {"loss": loss}
+
+
+class Around(Plain):
+    """It does something of its own around the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = tf.Variable(0, trainable=False)
+
+    def train_step(self, data):
+        self.seen.assign_add(1)
+        return super().train_step(data)
+
+
+def fit(model, callbacks=(), fit=None, **settings):
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", **settings)
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=list(callbacks), **(fit or {}))
+    return [weight.numpy() for weight in model.trainable_variables]
+
+
+IGNORED = {
+    "accumulation": {"accumulate_steps": 3},
+    "micro-batches": {"pipeline": gmeta.Pipeline(depth=0, micro_batches=2)},
+    "accumulation, ahead": {"accumulate_steps": 3, "pipeline": gmeta.Pipeline(depth=1)},
+    "eager": {"accumulate_steps": 3, "run_eagerly": True},
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_a_step_that_ignores_a_setting_is_refused(name):
+    model = Alone()
+    told = r"compile was told (accumulate_steps=3|micro_batches=2), and Alone.*call super\(\)\.train_step"
+    with pytest.raises(ConfigError, match=told):
+        fit(model, **IGNORED[name])
+    # Eager steps have no trace that could be checked before they run.
+    assert int(model.optimizer.iterations) == ("run_eagerly" in IGNORED[name])
+    with pytest.raises(ConfigError, match="ignores"):
+        model.train_on_batch(X, Y)
+
+
+def test_a_step_that_knows_no_micro_batches_cannot_look_up_what_was_fetched_for_them():
+    with pytest.raises(ConfigError, match="where micro-batches can't bring its rows: outside of"):
+        fit(Alone(), pipeline=gmeta.Pipeline(depth=1, micro_batches=2))
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_a_step_around_that_of_the_base_class_is_as_good(name):
+    around = Around()
+    times = StepTimes(every=2, print_fn=lambda text: None)
+    ours, plain = fit(around, [times], **IGNORED[name]), fit(Plain(), **IGNORED[name])
+    for one, other in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(around.seen) == 6
+    assert "train_step" not in vars(around)
+
+
+def test_a_step_that_is_refused_passes_once_it_is_compiled_without_the_setting():
+    model = Alone()
+    with pytest.raises(ConfigError):
+        fit(model, accumulate_steps=3)
+    fit(model)
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_a_step_of_its_own_may_fetch_ahead():
+    ahead, plain = fit(Alone(), pipeline=gmeta.Pipeline(depth=1)), fit(Alone())
+    for one, other in zip(ahead, plain, strict=True):
+        np.testing.assert_array_equal(one, other)
