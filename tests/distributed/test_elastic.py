@@ -22,6 +22,7 @@ from gmeta.models import Model
 from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
 from gmeta.testing.hosts.machines import rack, why_no_rack
 from gmeta.testing.jobs import warm
+from gmeta.testing.jobs.pipeline_runs import differences
 from gmeta.testing.jobs.process_ranks import ranks_environment
 
 pytestmark = pytest.mark.ranks
@@ -49,8 +50,8 @@ SCRIPT = """
     from gmeta.testing.tables import sorted_records
     from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
 
-    folder = Path(sys.argv[1])
-    first, fewer, again = (hosts.replace(" ", "\\n") for hosts in sys.argv[2:])
+    folder, depth = Path(sys.argv[1]), int(sys.argv[2])
+    first, fewer, again = (hosts.replace(" ", "\\n") for hosts in sys.argv[3:])
     gmeta.init()
     here = collectives.world()
     if here.shares.total > 1:  # AutoGraph would rewrite hundreds of Keras' functions first
@@ -79,7 +80,9 @@ SCRIPT = """
     kernel = tf.keras.initializers.GlorotUniform(seed=1)
     model = Model(x, tf.keras.layers.Dense(1, "sigmoid", kernel_initializer=kernel)(hidden))
     auc = tf.keras.metrics.AUC(name="auc")
-    model.compile(tf.keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=[auc])
+    ahead = gmeta.Pipeline(depth)
+    model.compile(tf.keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=[auc], pipeline=ahead)
+    joins = 7 if here.shares.total == 4 else 11
 
     class Fate(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -88,7 +91,7 @@ SCRIPT = """
             if done == 5 and whole and here.rank == 1 and slots.read_text() == first:
                 slots.write_text(fewer)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if done == 11 and not whole and here.rank == 0 and slots.exists():
+            if done == joins and not whole and here.rank == 0 and slots.exists():
                 slots.write_text(again)
                 while not find_driver().is_change_wanted():
                     time.sleep(0.05)
@@ -149,15 +152,15 @@ def run_alone(script: Path, shares: int, monkeypatch: pytest.MonkeyPatch) -> Pat
     folder.mkdir()
     with monkeypatch.context() as patched:
         patched.setenv(SHARES, str(shares))
-        patched.setattr(sys, "argv", [str(script), str(folder), "", "", ""])
+        patched.setattr(sys, "argv", [str(script), str(folder), "0", "", "", ""])
         for step in ("train_step", "test_step"):
             patched.setattr(Model, step, getattr(Model, step))
         runpy.run_path(str(script))
     return folder
 
 
-def job_folder(script: Path, hosts: str) -> Path:
-    folder = script.with_name("job")
+def job_folder(script: Path, hosts: str, name: str = "job") -> Path:
+    folder = script.with_name(name)
     folder.mkdir()
     (folder / "slots").write_text(hosts.replace(" ", "\n"))
     return folder
@@ -174,23 +177,43 @@ def assert_same_results(found: Path, expected: Path, sizes: list[int]) -> None:
     assert_same(state(found), state(expected))
 
 
-def test_a_users_script_outlives_a_killed_rank_and_takes_another_in(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = job_folder(script, "localhost:3")
+def run_elastic(script: Path, ranks: int, depth: int = 0) -> tuple[Path, list[str]]:
+    """A job of which a rank is killed and then replaced; its folder, and where each of its starts begins.
+
+    That is: epochs that are done, batches of the next one, steps.
+    """
+    hosts = [f"localhost:{ranks}", f"localhost:{ranks - 1}", f"localhost:{ranks + 1}"]
+    folder = job_folder(script, hosts[0], f"depth {depth}")
     job = gmeta_command(
-        *("launch", "--np", 3, "--elastic", "--host-discovery-script", f"cat {folder}/slots", "--"),
-        *(sys.executable, script, folder, "localhost:3", "localhost:2", "localhost:4"),
+        *("launch", "--np", ranks, "--elastic", "--host-discovery-script", f"cat '{folder}/slots'", "--"),
+        *(sys.executable, script, folder, depth, *hosts),
     )
     assert job.returncode == 0, job.stderr
     told = [line for line in job.stderr.splitlines() if line.startswith("gmeta: ")]
-    assert told[0].startswith("gmeta: rank 1 of 3 was killed by SIGKILL")
-    assert told[0].endswith("; the job goes on with 2 of 3 from the last checkpoint")
-    assert told[1].startswith("gmeta: there is room for 3 ranks in place of 2;")
-    begins = [line for line in job.stdout.splitlines() if line.startswith("[0] begins")]
-    # Epochs that are done, batches of the next one, steps: both starts are from the middle of an epoch.
-    assert begins == ["[0] begins 0 0 0", "[0] begins 0 12 4", "[0] begins 1 12 12"]
+    assert told[0].startswith(f"gmeta: rank 1 of {ranks} was killed by SIGKILL")
+    assert told[0].endswith(f"; the job goes on with {ranks - 1} of {ranks} from the last checkpoint")
+    assert told[1].startswith(f"gmeta: there is room for {ranks} ranks in place of {ranks - 1};")
+    return folder, re.findall(r"^\[0\] begins (\d+ \d+ \d+)$", job.stdout, re.MULTILINE)
+
+
+def test_a_users_script_outlives_a_killed_rank_and_takes_another_in(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, begins = run_elastic(script, 3)
+    assert begins == ["0 0 0", "0 12 4", "1 12 12"]  # twice from the middle of an epoch
     assert_same_results(folder, run_alone(script, 3, monkeypatch), [2, 3])
+
+
+@pytest.mark.slow
+def test_the_same_script_with_a_pipeline_ends_with_the_same_bits(script: Path) -> None:
+    # The rank is killed while its batches wait for their steps: none is lost, and none is trained twice.
+    plain, begins = run_elastic(script, 4)
+    assert begins == ["0 0 0", "0 16 4", "1 8 8"]
+    for depth in (1, 2):
+        folder, starts = run_elastic(script, 4, depth)
+        assert starts == begins
+        assert curves(folder) == curves(plain)
+        assert differences(state(folder), state(plain)) == []
 
 
 @pytest.mark.slow
@@ -208,7 +231,7 @@ def test_horovods_elastic_driver_runs_the_same_script(
         [
             *(sys.executable, "-m", launcher, "-np", "2", "--min-np", "1", "--max-np", "2"),
             *("--host-discovery-script", discover, "--network-interface", "lo"),
-            *(sys.executable, script, folder, hosts, hosts + " ", three),
+            *(sys.executable, script, folder, "0", hosts, hosts + " ", three),
         ],
         env={**os.environ, SHARES: "2"},
         capture_output=True,
@@ -234,7 +257,7 @@ def test_a_host_is_lost_and_another_joins(script: Path, monkeypatch: pytest.Monk
     discover.chmod(0o755)
     with rack(4, gbit=1) as machines:
         elastic = ("--min-np", "2", "--max-np", "3", "--host-discovery-script", str(discover))
-        command = [sys.executable, str(script), str(folder), hosts, fewer, again]
+        command = [sys.executable, str(script), str(folder), "0", hosts, fewer, again]
         ways = ranks_environment({SHARES: "3", "GMETA_LANE": "tcp"})
         job = start_ranks(machines, command, hosts=machines.hosts[:3], options=elastic, environment=ways)
         wait_for_ranks(machines, job, timeout=300)

@@ -25,6 +25,10 @@ class Pipeline:
     set the same), or an epoch has ended amid an accumulation. Only an error in a batch, such as a bad id, is
     raised up to `depth` steps earlier.
 
+    When training ends amid the data, up to `depth` batches have been read and not trained. Checkpoints count
+    the trained ones, so `gmeta.checkpoint.ShardedCheckpoint` reads the others again, on however many ranks an
+    elastic job goes on. Of data that can be read only once, such as a queue, they are lost.
+
     Micro-batches (its frozen windows): parameters change only at the end of a step, so a step may compute its
     batch in parts. Each row still travels once, before the first part that uses it, and its gradient once,
     after the last; both travel while another part computes. A part takes the memory of its own forward and
