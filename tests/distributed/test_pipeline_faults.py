@@ -1,0 +1,89 @@
+"""A rank is lost in the midst of a pipelined step: at whatever stage, the others end and name it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import gmeta
+from gmeta.core import collectives
+from gmeta.core.errors import CollectiveError, RanksError
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.models import Model
+from gmeta.testing.jobs.pipeline_runs import own_data
+from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.testing.jobs.step_stages import STAGES, act_at_stage
+from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+
+pytestmark = pytest.mark.ranks
+PATIENCE = "10"  # seconds that a rank waits for a stopped one; a busy machine keeps others waiting too
+ENVIRONMENT = {
+    "GMETA_LANE": "tcp",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": PATIENCE,
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "15",  # as the rank ends, Horovod waits for the stopped one too
+}
+
+# (signal, stage, pipeline)
+CASES = [
+    ("SIGKILL", "keys", gmeta.Pipeline(depth=2)),
+    ("SIGKILL", "gradients", gmeta.Pipeline(depth=1, micro_batches=2)),
+]
+if "GMETA_ALL_CASES" in os.environ:
+    PIPELINES = [gmeta.Pipeline(1), gmeta.Pipeline(2), gmeta.Pipeline(1, micro_batches=2)]
+    SIGNALS = ["SIGKILL", "SIGSTOP"]
+    CASES = [(name, stage, each) for name in SIGNALS for stage in STAGES for each in PIPELINES]
+
+
+def train(name: str, stage: str, pipeline: gmeta.Pipeline, folder: Path) -> None:
+    """Runs on every rank: rank 1 gets a signal at a stage; another writes how long it then went on."""
+
+    def act() -> None:
+        (folder / "when").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.Signals[name])
+
+    leave_keras_as_it_is()
+    if collectives.world().rank == 1:
+        act_at_stage(stage, 10, act)
+    item = tf.keras.Input([], name="item", dtype=tf.int64)
+    rows = EmbeddingCollection([FeatureConfig("item", TableConfig("item", 4))])({"item": item})
+    model = Model({"item": item}, tf.keras.layers.Dense(1)(rows["item"]))
+    model.compile("sgd", "mse", pipeline=pipeline)
+    batches = [({"item": tf.range(n, n + 8, dtype=tf.int64)}, tf.ones([8, 1])) for n in range(30)]
+    try:
+        model.fit(own_data(lambda: iter(batches)), verbose=0)
+    except CollectiveError:
+        seconds = time.time() - float((folder / "when").read_text())
+        (folder / "seconds").write_text(f"{seconds:.1f}")
+        raise
+
+
+@pytest.mark.parametrize(("name", "stage", "pipeline"), CASES, ids=str)
+def test_a_lost_rank_is_named(
+    name: str,
+    stage: str,
+    pipeline: gmeta.Pipeline,
+    tmp_path: Path,
+) -> None:
+    killed = name == "SIGKILL"
+    with pytest.raises(RanksError) as caught:
+        run_ranks(
+            *(train, 2, name, stage, pipeline, tmp_path),
+            environment=ENVIRONMENT,
+            grace=60 if killed else 2,
+        )
+    said = str(caught.value)
+    reason = "was killed by SIGKILL" if killed else "hung: the others waited for it in a collective"
+    assert said.startswith(f"the job was ended: rank 1 of 2 {reason}"), said
+    assert "\nrank 0 ended with exit code 1\n" in said  # by itself
+    lost = "connection closed by rank 1" if killed else f"timed out: rank 1 did not come within {PATIENCE} s"
+    assert re.search(rf"rank 0 of 2 lost its peers during fit, in gmeta_\S+: gmeta lane: {lost}", said), said
+    seconds = float((tmp_path / "seconds").read_text())
+    logging.getLogger(__name__).info("the error came %.1f s after the signal", seconds)
+    assert seconds <= 60  # what docs/ranks.md promises
