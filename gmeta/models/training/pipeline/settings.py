@@ -42,7 +42,8 @@ class Pipeline:
     `gmeta.models.NextItemModel` whole users.
     `gmeta.models.Model.split_batch` makes the parts.
 
-    Both are for tables in host memory; tables on a GPU are refused.
+    Fetching ahead works for tables in host memory and on a GPU; micro-batches are for tables in host memory,
+    and with a table on a GPU they are refused.
 
     Args:
       depth: 0: a step begins with an exchange of its keys, then reads the rows. 1: while a batch computes,

@@ -167,9 +167,7 @@ class StepsAhead:
             @tf.autograph.experimental.do_not_convert
             def fetch() -> None:
                 with tf.control_dependencies(None):
-                    real, data = _next(iterator, [now, *later][-1])
-                    waiting = [*later, request(real, number, data)]
-                    rest[:] = [_peek(waiting[0]), *waiting[1:]]
+                    rest[:] = self._advance(iterator, request, number, [now, *later])
                 samples = active_step_samples()
                 if samples is not None:  # a step that ends the data does so on all ranks after this exchange
                     sent = [each.requested.sent for each in rest[-1].lookups]
@@ -191,6 +189,14 @@ class StepsAhead:
         whole = tf.function(step, input_signature=specs).get_concrete_function()
         # Few trainings need this one, so it isn't traced before its first call.
         return _Functions(_quick(first), _quick(whole), tf.function(again, input_signature=specs))
+
+    def _advance(
+        self, iterator: Any, request: Request, number: tf.Tensor, waiting: list[Waiting]
+    ) -> list[Waiting]:
+        """Return the batches that wait in the next step, with what is to be fetched in this one."""
+        real, data = _next(iterator, waiting[-1])
+        later = [*waiting[1:], request(real, number, data)]
+        return [_peek(later[0]), *later[1:]]
 
     def _is_next(self, number: tf.Tensor) -> bool:
         return int(from_caller(number, tf.int64)) == int(self._model.optimizer.iterations)
@@ -264,7 +270,7 @@ class _Form:
     def leave(self, waiting: list[Waiting]) -> list[tf.Tensor]:
         """Return all tensors, as they leave a function."""
         pairs = zip(_tensors(waiting), self._on_gpu, strict=True)
-        return [part if on_gpu else to_caller(part) for part, on_gpu in pairs]
+        return [to_caller(part, on_gpu=on_gpu) for part, on_gpu in pairs]
 
     def enter(self, tensors: Sequence[tf.Tensor]) -> list[Waiting]:
         """Return the batches whose tensors left a function."""

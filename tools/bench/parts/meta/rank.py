@@ -108,7 +108,7 @@ class StandStill(StepsAhead):
     Its pace is that of steps whose fetch ahead costs nothing.
     """
 
-    def _advance(self, iterator: Any, wanted: Any, waiting: list[Any]) -> list[Any]:
+    def _advance(self, iterator: Any, request: Any, number: Any, waiting: list[Any]) -> list[Any]:
         return waiting
 
 
