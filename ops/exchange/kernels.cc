@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/common/kernels_vectors.h"
 #include "ops/exchange/key_exchange.h"
 #include "ops/exchange/row_exchange.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -25,24 +26,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::TensorShapeUtils;
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-
-// Allocates one output vector per table, and returns where each begins.
-template <class T, class Size>
-absl::Status AllocateVectors(OpKernelContext* context, const char* name, const Size& size,
-                             std::vector<T*>* data) {
-  OpOutputList list;
-  TF_RETURN_IF_ERROR(context->output_list(name, &list));
-  for (int table = 0; table < list.size(); ++table) {
-    Tensor* tensor;
-    TF_RETURN_IF_ERROR(
-        list.allocate(table, TensorShape({static_cast<int64_t>(size(table))}), &tensor));
-    data->push_back(tensor->flat<T>().data());
-  }
-  return absl::OkStatus();
-}
 
 template <class T>
 absl::Status Allocate(OpKernelContext* context, const char* name, const TensorShape& shape,
@@ -51,11 +36,6 @@ absl::Status Allocate(OpKernelContext* context, const char* name, const TensorSh
   TF_RETURN_IF_ERROR(context->allocate_output(name, shape, &tensor, NearGpu()));
   *data = tensor->flat<T>().data();
   return absl::OkStatus();
-}
-
-absl::Status CheckVector(const char* op, const std::string& what, const Tensor& tensor) {
-  if (TensorShapeUtils::IsVector(tensor.shape())) return absl::OkStatus();
-  return Invalid(op, ": ", what, " must be a vector, got shape ", tensor.shape().DebugString());
 }
 
 // Checks the counts of an exchange of rows of `tables` tables: a matrix without negative numbers.

@@ -7,7 +7,6 @@
 
 #include "ops/unique/host/by_owner.h"
 #include "ops/unique/host/parallel_unique.h"
-#include "ops/unique/host/unique.h"
 
 namespace gmeta {
 namespace {
@@ -21,14 +20,8 @@ class HostFinder {
 
   static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
                            int64_t* keys, int32_t* inverse, int32_t* counts, int64_t* found) {
-    const PoolParallelFor parallel_for(context);
-    if (n >= kManyIds && parallel_for.threads() >= kManyThreads) {
-      *found = static_cast<int64_t>(ParallelUnique(ids, n, keys, inverse, parallel_for));
-    } else {
-      UniqueFinder finder;
-      *found =
-          static_cast<int64_t>(finder.Find(n, [ids](size_t i) { return ids[i]; }, keys, inverse));
-    }
+    *found = static_cast<int64_t>(
+        FindUnique(ids, static_cast<size_t>(n), keys, inverse, PoolParallelFor(context)));
     if (ranks > 0) {
       OrderByOwner(static_cast<size_t>(ranks), keys, static_cast<size_t>(*found), inverse,
                    static_cast<size_t>(n), counts);
@@ -43,11 +36,6 @@ class HostFinder {
     std::copy_n(room.flat<int64_t>().data(), found, keys->flat<int64_t>().data());
     return absl::OkStatus();
   }
-
- private:
-  // From this many ids on, sharing the work among threads saves more than it adds.
-  static constexpr int64_t kManyIds = 65536;
-  static constexpr int kManyThreads = 4;
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_CPU), UniqueOp<HostFinder>);

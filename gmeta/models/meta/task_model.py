@@ -31,7 +31,7 @@ from gmeta.models.meta.learner.outer_rules import (
 from gmeta.models.meta.learner.task_learner import OuterSamples, TaskLearner
 from gmeta.models.meta.learner.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
 from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
-from gmeta.models.meta.task_parts import split_tasks
+from gmeta.models.meta.task_parts import split_tasks, task_keys
 from gmeta.models.training.compile_settings import make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_tasks
 from gmeta.models.training.model import Model
@@ -188,6 +188,11 @@ class TaskModel(Model):
     def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
         """Split a batch into micro-batches of whole tasks."""
         return split_tasks(data, units) if _has_indices(data) else super().split_batch(data, units)
+
+    @tf.autograph.experimental.do_not_convert
+    def unit_keys(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the keys of tasks: the integers and texts of their samples' features."""
+        return task_keys(data) if _has_indices(data) else super().unit_keys(data)
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:

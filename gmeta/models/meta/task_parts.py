@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.models.meta.learner.task_view import SUPPORT_AND_QUERY, TaskBatch
+from gmeta.models.training.pipeline.clusters import column_keys
 from gmeta.models.training.pipeline.units import take_units
 
 _OF_SAMPLES, _OF_TASKS = ("features", "label"), ("task", *SUPPORT_AND_QUERY)
@@ -40,6 +41,22 @@ def split_tasks(batch: TaskBatch, units: Sequence[tf.Tensor]) -> list[dict[str, 
         _with_samples(batch, tasks, _named(tasks, samples) | (nowhere if number == 0 else False))
         for number, tasks in enumerate(of_tasks)
     ]
+
+
+def task_keys(batch: TaskBatch) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the keys of tasks' features, and which task has each; see `gmeta.models.Model.unit_keys`.
+
+    A sample that several tasks name counts for the last of them.
+    """
+    keys, samples = column_keys(batch["features"])
+    index = [batch[part]["index"] for part in SUPPORT_AND_QUERY]
+    tasks = tf.concat(
+        [tf.repeat(tf.range(tf.shape(each, tf.int64)[0]), tf.shape(each)[1]) for each in index], axis=0
+    )
+    named = tf.concat([tf.reshape(each, [-1]) for each in index], axis=0)
+    task_of = tf.math.unsorted_segment_max(tasks, named, tf.shape(batch["label"], tf.int64)[0])
+    units = tf.gather(task_of, samples)
+    return tf.boolean_mask(keys, units >= 0), tf.boolean_mask(units, units >= 0)
 
 
 def _named(tasks: TaskBatch, samples: tf.Tensor) -> tf.Tensor:

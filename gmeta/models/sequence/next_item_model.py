@@ -19,6 +19,7 @@ from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.negative_draw import NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.models.training.compile_settings import only_columns, refuse_settings
 from gmeta.models.training.model import Model
+from gmeta.models.training.pipeline.clusters import column_keys
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import Jagged, jagged
 
@@ -322,6 +323,19 @@ class NextItemModel(Model):
             own = drawn if self.negatives_per == "user" else positions._replace(values=drawn)
             x = {**x, _DRAWN: own}
         return super().split_batch(x, units)
+
+    def unit_keys(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the keys of users: the items of their histories.
+
+        Raises:
+          ConfigError: Negatives are drawn for a user's place in the batch.
+        """
+        if self.negatives_per != "step":
+            raise ConfigError(
+                f"{self.name}: negatives_per={self.negatives_per!r} draws negatives for a user's place in "
+                "the batch, which Pipeline(cluster=True) changes: leave cluster out, or use 'step'"
+            )
+        return column_keys({self.item: only_columns(self.name, data)[self.item]})
 
     def _corrections(self, following: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
         if self.popularity is None:

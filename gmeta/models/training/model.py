@@ -21,6 +21,7 @@ from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.optimizer.table_rule import follow
 from gmeta.models.training.own_step import OwnStep
+from gmeta.models.training.pipeline.clusters import column_keys
 from gmeta.models.training.pipeline.numbering import step_number
 from gmeta.models.training.pipeline.settings import Pipeline, check_pipeline
 from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
@@ -145,7 +146,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         micro_batches = self._pipeline.micro_batches
         self._check_loss(loss, accumulate_steps)
-        self._windows = Windows(self, micro_batches) if micro_batches > 1 else None
+        self._windows = Windows(self, self._pipeline) if micro_batches > 1 else None
         self._own_step = OwnStep(self, {"accumulate_steps": accumulate_steps, "micro_batches": micro_batches})
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
@@ -224,10 +225,24 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
         Args:
           data: A batch, as Keras passes it to ``train_step``.
-          units: For each micro-batch (n,) int64, the numbers of its units, in ascending order. Each unit of
-            `count_units` is in one of them; a micro-batch may have none.
+          units: For each micro-batch (n,) int64, the numbers of its units, in the order that it gets them.
+            Each unit of `count_units` is in one of them; a micro-batch may have none.
         """
         return [take_units(data, chosen) for chosen in units]
+
+    def unit_keys(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return keys by which ``Pipeline(cluster=True)`` brings units together: those that they may share.
+
+        These are the integers and texts of a batch's inputs, each a key of its column. A model whose units
+        aren't samples overrides this method.
+
+        Args:
+          data: A batch, as Keras passes it to ``train_step``.
+
+        Returns:
+          (n,) int64 keys, and (n,) int64, for each key the number of the unit that has it.
+        """
+        return column_keys(tf.keras.utils.unpack_x_y_sample_weight(data)[0])
 
     def find_fault(self, data: Any) -> str:
         """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""

@@ -49,6 +49,7 @@ def train_at_depth(
     depth: int,
     *,
     micro_batches: int = 1,
+    cluster: bool = False,
     dropout: float = 0.2,
     epochs: int = 2,
     callbacks: Sequence[tf.keras.callbacks.Callback] = (),
@@ -61,6 +62,7 @@ def train_at_depth(
       kind: One of `KINDS`, or "next item of users" or "next item of positions", whose negatives are theirs.
       depth: The pipeline's depth.
       micro_batches: The pipeline's number of micro-batches.
+      cluster: Whether they get samples that share keys.
       dropout: The rate of dropout in models that have one.
       epochs: How often the data is gone through.
       callbacks: More callbacks of `fit`.
@@ -74,7 +76,7 @@ def train_at_depth(
     tf.random.set_seed(5)
     model, batches = make_model(kind, dropout)
     optimizer = settings.pop("optimizer", tf.keras.optimizers.Adam(0.02))
-    pipeline = gmeta.Pipeline(depth=depth, micro_batches=micro_batches)
+    pipeline = gmeta.Pipeline(depth, micro_batches, cluster)
     if kind == "grm" or kind in _NEGATIVES_PER:
         model.compile(optimizer, pipeline=pipeline, **settings)
     else:

@@ -9,7 +9,7 @@
 // before a slice. Nothing depends on the number of threads.
 //
 // Each id is hashed twice, moved once and looked up once, and 20 bytes of scratch an id are written
-// and read. On a single thread unique.h is quicker, which moves nothing.
+// and read. On a single thread unique.h is quicker, which moves nothing; FindUnique chooses.
 
 #ifndef GMETA_OPS_UNIQUE_HOST_PARALLEL_UNIQUE_H_
 #define GMETA_OPS_UNIQUE_HOST_PARALLEL_UNIQUE_H_
@@ -105,6 +105,20 @@ size_t ParallelUnique(const int64_t* ids, size_t n, int64_t* keys, int32_t* inve
     }
   });
   return before.back();
+}
+
+// Does the same on one thread, or on many if there are enough ids and threads for sharing the work
+// to save more than it adds. `parallel_for` also has threads(), their number.
+template <class ParallelFor>
+size_t FindUnique(const int64_t* ids, size_t n, int64_t* keys, int32_t* inverse,
+                  const ParallelFor& parallel_for) {
+  constexpr size_t kManyIds = 65536;
+  constexpr int kManyThreads = 4;
+  if (n >= kManyIds && parallel_for.threads() >= kManyThreads) {
+    return ParallelUnique(ids, n, keys, inverse, parallel_for);
+  }
+  UniqueFinder finder;
+  return finder.Find(n, [ids](size_t i) { return ids[i]; }, keys, inverse);
 }
 
 }  // namespace gmeta

@@ -12,7 +12,8 @@ V[i + 1] and G[i - 1] travel while C[i] computes. All ranks trace their collecti
 Micro-batches compute one after another, so that only one of them takes memory.
 
 The paper sends a key with each micro-batch that uses it, and therefore gathers samples of equal keys in one
-micro-batch. Here a key travels once however samples are divided, so they stay in their order.
+micro-batch. Here a key travels once however samples are divided. To gather them
+(`gmeta.models.training.pipeline.clusters`) saves no bytes; it lets fewer rows wait between two micro-batches.
 """
 
 from __future__ import annotations

@@ -20,16 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.fetch import Fetch
 from gmeta.layers.exchange.groups import join_keys
 from gmeta.layers.exchange.pieces import SentKeys, send_in_group
-from gmeta.ops.device import DEVICE_NAMES, Place
 from gmeta.ops.exchange.messages import OwnedKeys
-from gmeta.ops.keys.distinct import unique
+from gmeta.ops.keys.window import CollectedKeys, classify_keys, collect_keys, move_places
 
 MOST_MICRO_BATCHES = 8
 
@@ -101,108 +99,45 @@ def request_window(
     """Find the classes of the keys, and send the keys to their owners. The tables don't change.
 
     Args:
-      fetch: The lookup.
+      fetch: The lookup, in tables in host memory.
       keys: For each micro-batch and each table (n,) int64.
       samples: The number of samples in this rank's batch, which all ranks learn.
     """
-    devices = [table.device for table in fetch.tables]
-    found = [_classify(parts, device) for parts, device in zip(zip(*keys, strict=True), devices, strict=True)]
+    found = [classify_keys(parts) for parts in zip(*keys, strict=True)]
     if collectives.world().size == 1:
         return WindowKeys(
-            tuple(each.keys for each in found),
-            _by_micro_batch([each.places([tf.range(tf.size(keys)) for keys in each.keys]) for each in found]),
-            tuple(tf.concat(each.keys, axis=0) for each in found),
+            tuple(each.by_class for each in found),
+            _by_micro_batch([each.places for each in found]),
+            tuple(tf.concat(each.by_class, axis=0) for each in found),
             (),
             None,
         )
-    of_all = [part for each in found for part in each.keys]
+    of_all = [part for each in found for part in each.by_class]
     sent = send_in_group(of_all, samples=samples, device=fetch.place, name=fetch.name)
     wire, within = (_by_table(each, len(found)) for each in (sent.routed.keys, sent.routed.inverse))
-    owned = [_collect(sent.owned, table, len(found), device) for table, device in enumerate(devices)]
+    owned = [_collect(sent.owned, table, len(found)) for table in range(len(found))]
     if collectives.world().groups > 1:
-        distinct = [keys for keys, _ in owned]
-        joined = join_keys(distinct, sent.owned.notes, device=fetch.place, name=fetch.name)
+        joined = join_keys(
+            [each.distinct for each in owned], sent.owned.notes, device=fetch.place, name=fetch.name
+        )
         sent = sent._replace(owned=sent.owned._replace(notes=joined.notes), joined=joined)
         owned = [
-            (keys, tuple(tf.gather(places, each) for each in sources))
-            for keys, places, (_, sources) in zip(joined.keys, joined.places, owned, strict=True)
+            CollectedKeys(keys, tuple(tf.gather(places, each) for each in own.places))
+            for keys, places, own in zip(joined.keys, joined.places, owned, strict=True)
         ]
     return WindowKeys(
         tuple(wire),
-        _by_micro_batch([each.places(own) for each, own in zip(found, within, strict=True)]),
-        tuple(distinct for distinct, _ in owned),
-        tuple(sources for _, sources in owned),
+        _by_micro_batch([move_places(new, each.places) for each, new in zip(found, within, strict=True)]),
+        tuple(each.distinct for each in owned),
+        tuple(each.places for each in owned),
         sent,
     )
 
 
-class _Classified(NamedTuple):
-    """The keys of a table by class.
-
-    Attributes:
-      keys: For each class its distinct keys.
-      members: For each class the numbers of its keys among the table's distinct keys.
-      of_class: (u,) int32, the class of each distinct key.
-      requested: For each micro-batch (n,) the numbers of its keys among the distinct keys.
-      device: Where they are.
-    """
-
-    keys: tuple[tf.Tensor, ...]
-    members: list[tf.Tensor]
-    of_class: tf.Tensor
-    requested: list[tf.Tensor]
-    device: Place
-
-    def places(self, within: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return for each micro-batch the places of its keys, given the place of each key in its class."""
-        number = len(self.requested)
-        open_ = [[each.is_open(i) for each in key_classes(number)] for i in range(number)]
-        with tf.device("CPU:0"):
-            sizes = tf.stack([tf.size(each) for each in self.members])
-            begins = tf.cumsum(tf.constant(open_, tf.int32) * sizes, axis=1, exclusive=True)
-        with tf.device(DEVICE_NAMES[self.device]):
-            place = tf.dynamic_stitch(self.members, list(within))
-            return [
-                tf.gather(begins[i], tf.gather(self.of_class, part)) + tf.gather(place, part)
-                for i, part in enumerate(self.requested)
-            ]
-
-
-def _classify(parts: Sequence[tf.Tensor], device: Place) -> _Classified:
-    """Divide a table's keys, given for each micro-batch, into classes."""
-    number = len(parts)
-    numbers = np.zeros([number, number], np.int32)
-    for index, each in enumerate(key_classes(number)):
-        numbers[each] = index
-    with tf.device(DEVICE_NAMES[device]):
-        sizes = [tf.size(part) for part in parts]
-        distinct, inverse = unique(tf.concat(parts, axis=0), device=device)
-        asks = tf.concat([tf.fill([size], index) for index, size in enumerate(sizes)], axis=0)
-        total = tf.size(distinct)
-        first = tf.math.unsorted_segment_min(asks, inverse, total)
-        last = tf.math.unsorted_segment_max(asks, inverse, total)
-        of_class = tf.gather(tf.constant(numbers.reshape(-1)), first * number + last)
-        members = tf.dynamic_partition(tf.range(total), of_class, number * (number + 1) // 2)
-        keys = tuple(tf.gather(distinct, each) for each in members)
-        requested = tf.split(_splittable(inverse, device), sizes, num=number)
-        return _Classified(keys, members, of_class, requested, device)
-
-
-def _collect(
-    owned: OwnedKeys, table: int, tables: int, device: Place
-) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+def _collect(owned: OwnedKeys, table: int, tables: int) -> CollectedKeys:
     """Collect the distinct keys that came in any class, and the place among them of each received key."""
     keys, positions = (_by_table(each, tables)[table] for each in (owned.keys, owned.positions))
-    with tf.device(DEVICE_NAMES[device]):
-        distinct, inverse = unique(tf.concat(keys, axis=0), device=device)
-        own = tf.split(_splittable(inverse, device), [tf.size(each) for each in keys], num=len(keys))
-        places = zip(own, positions, strict=True)
-        return distinct, tuple(tf.cast(tf.gather(part, each), tf.int32) for part, each in places)
-
-
-def _splittable(numbers: tf.Tensor, device: Place) -> tf.Tensor:
-    """Return numbers that TensorFlow splits where they are; it splits int32 tensors in host memory."""
-    return tf.cast(numbers, tf.int64) if device == "gpu" else numbers
+    return collect_keys(keys, positions)
 
 
 def _by_table(columns: Sequence[tf.Tensor], tables: int) -> list[tuple[tf.Tensor, ...]]:

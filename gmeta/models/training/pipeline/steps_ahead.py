@@ -145,10 +145,10 @@ class StepsAhead:
         @tf.autograph.experimental.do_not_convert
         def begin(iterator: Any) -> list[tf.Tensor]:
             made = self._model.optimizer.iterations
-            waiting = [request(tf.constant(True), self._after(made, 0), next(iterator))]
+            waiting = [request(tf.constant(True), self._after(made, 0), self._arrange(next(iterator)))]
             while len(waiting) < self._depth:
                 real, data = _next(iterator, waiting[-1])
-                waiting.append(request(real, self._after(made, len(waiting)), data))
+                waiting.append(request(real, self._after(made, len(waiting)), self._arrange(data)))
             waiting[0] = _peek(waiting[0])
             forms[:] = [_Form(waiting)]
             return forms[0].leave(waiting)
@@ -195,8 +195,12 @@ class StepsAhead:
     ) -> list[Waiting]:
         """Return the batches that wait in the next step, with what is to be fetched in this one."""
         real, data = _next(iterator, waiting[-1])
-        later = [*waiting[1:], request(real, number, data)]
+        later = [*waiting[1:], request(real, number, self._arrange(data))]
         return [_peek(later[0]), *later[1:]]
+
+    def _arrange(self, data: Any) -> Any:
+        windows = self._model._windows
+        return data if windows is None else windows.arrange(data)
 
     def _is_next(self, number: tf.Tensor) -> bool:
         return int(from_caller(number, tf.int64)) == int(self._model.optimizer.iterations)

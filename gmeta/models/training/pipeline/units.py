@@ -40,7 +40,7 @@ def take_units(data: Any, units: tf.Tensor) -> Any:
 
     Args:
       data: The batch, as for `count_units`.
-      units: (n,) int64, the numbers of the units, in ascending order.
+      units: (n,) int64, the numbers of the units, each at most once.
     """
     return _map(lambda part: None if part is None else _take(part, units), data)
 
@@ -66,11 +66,12 @@ def _take(part: Any, units: tf.Tensor) -> Any:
         row = tf.gather(numbers, part.indices[:, 0])
         kept = row >= 0
         indices = tf.concat([row[:, tf.newaxis], part.indices[:, 1:]], axis=1)
-        return tf.SparseTensor(
+        taken = tf.SparseTensor(
             tf.boolean_mask(indices, kept),
             tf.boolean_mask(part.values, kept),
             tf.concat([[_length(units)], part.dense_shape[1:]], axis=0),
         )
+        return tf.sparse.reorder(taken)
     return tf.gather(part, units)
 
 

@@ -18,7 +18,9 @@ from gmeta.layers.exchange.window.frozen_window import FrozenWindow
 from gmeta.layers.exchange.window.keys import request_window
 from gmeta.models.training.optimizer.mean_gradients import Gradient, times_samples, with_number
 from gmeta.models.training.optimizer.step_gradients import StepGradients
+from gmeta.models.training.pipeline.clusters import cluster
 from gmeta.models.training.pipeline.foresight import foresee
+from gmeta.models.training.pipeline.settings import Pipeline
 from gmeta.models.training.pipeline.units import even_units
 from gmeta.models.training.ranks.step import KeptState
 
@@ -28,12 +30,18 @@ class Windows:
 
     Args:
       model: The model.
-      micro_batches: Their number, N, at least 2.
+      pipeline: Its settings, with N micro-batches, at least 2.
     """
 
-    def __init__(self, model: Any, micro_batches: int) -> None:
-        self._model, self.micro_batches = model, micro_batches
+    def __init__(self, model: Any, pipeline: Pipeline) -> None:
+        self._model, self._cluster = model, pipeline.cluster
+        self.micro_batches = pipeline.micro_batches
         self._wanted: dict[str, Callable[[Any], list[Wanted]]] = {}
+
+    @tf.autograph.experimental.do_not_convert
+    def arrange(self, data: Any) -> Any:
+        """Return a batch in the order in which `split` divides it; call this once a batch."""
+        return cluster(self._model, data, self.micro_batches) if self._cluster else data
 
     @tf.autograph.experimental.do_not_convert
     def split(self, data: Any) -> list[Any]:
@@ -47,7 +55,7 @@ class Windows:
         """Send the keys of a batch's lookups to their owners.
 
         Args:
-          data: The batch.
+          data: The batch, as `arrange` returned it.
           samples: The number of samples that other ranks learn.
 
         Raises:
@@ -60,11 +68,15 @@ class Windows:
         )
 
     def compute_gradients(self, data: Any) -> StepGradients:
-        """Compute the gradients of a batch, which are means over its samples, and update metrics."""
+        """Compute the gradients of a batch, which are means over its samples, and update metrics.
+
+        Args:
+          data: The batch; if its rows were fetched ahead, as `arrange` returned it.
+        """
         window = active_fetched()
         if isinstance(window, FrozenWindow):
             return self._compute(window, data)
-        step = active_step_samples()
+        data, step = self.arrange(data), active_step_samples()
         window = FrozenWindow(self.request(data, 0 if step is None else step.own), self.micro_batches)
         with use_fetched(window):
             return self._compute(window, data)
