@@ -76,7 +76,7 @@ def test_a_lost_rank_is_named(
         run_ranks(
             *(train, 2, name, stage, pipeline, tmp_path),
             environment=ENVIRONMENT,
-            grace=60 if killed else 2,
+            grace=60 if killed else 5,
         )
     said = str(caught.value)
     reason = "was killed by SIGKILL" if killed else "hung: the others waited for it in a collective"
