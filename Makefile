@@ -60,8 +60,8 @@ test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables 
 	GMETA_TABLE_DEVICE=gpu $(BIN)/pytest -n 0 tests/layers/embedding/test_collection.py \
 	  tests/layers/exchange/test_recorded_lookups.py tests/layers/exchange/test_pieces.py
 
-test-gpu-ranks: setup  ## What needs 2 GPUs or more: the collectives of ranks with a GPU each
-	$(BIN)/pytest -n 0 -m '' tests/distributed/test_gpu_lane.py
+test-gpu-ranks: setup  ## What needs 2 GPUs or more: ranks with a GPU each, their collectives and pipelines
+	$(BIN)/pytest -n 0 -m '' tests/distributed/test_gpu_*.py
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

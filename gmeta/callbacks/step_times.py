@@ -13,12 +13,13 @@ from gmeta.callbacks.step_advice import summary
 from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_callback import StepCallback
 from gmeta.models.training.pipeline.steps_ahead import StepsAhead
 
 Function = Callable[[Any], Any]
 
 
-class StepTimes(tf.keras.callbacks.Callback):
+class StepTimes(StepCallback):
     """Measures the parts of a `gmeta.models.MetaModel`'s step: data, lookup, inner, outer, update.
 
     Every k-th step is run in a graph of its own, in which a `gmeta.callbacks.step_clock.StepClock` marks
@@ -77,7 +78,6 @@ class StepTimes(tf.keras.callbacks.Callback):
         if self._log_dir is not None and collectives.world().rank == 0:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
-    # There is no on_train_batch_end: for it Keras would fetch the metrics from the GPU in every step.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Let the next step be measured, if it is one of those."""
         self._forget_first()

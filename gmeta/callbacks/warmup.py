@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_callback import StepCallback
 
 
-class LearningRateWarmup(tf.keras.callbacks.Callback):
+class LearningRateWarmup(StepCallback):
     r"""Raises the Keras optimizer's learning rate from 1/N-th of what it was compiled with, in equal steps.
 
     N ranks of equal batches make a step with N times as many samples, for which a rate N times that of one

@@ -20,6 +20,7 @@ from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.json_values import whole
+from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.saving import tables_saved_elsewhere
@@ -44,7 +45,7 @@ def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
     return tables
 
 
-class ShardedCheckpoint(tf.keras.callbacks.Callback):
+class ShardedCheckpoint(StepCallback):
     """Callback that saves a model in training: its tables in shards, the rest by ``tf.train.Checkpoint``.
 
     Tables, dense weights and optimizer state are all saved between the same two batches and appear under one

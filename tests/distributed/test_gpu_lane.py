@@ -22,7 +22,6 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.optimizers import Adagrad
-from gmeta.testing.jobs.pipeline_runs import differences, train_at_depth
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.tables import sorted_records
 
@@ -278,17 +277,3 @@ def test_a_dlrm_on_two_ranks_is_that_on_one(device: str) -> None:
         np.testing.assert_array_equal(keys[order], records["keys"])
         rows = np.concatenate([rank["tables"][table]["rows"] for rank in ranks])[order]
         np.testing.assert_allclose(rows, records["rows"], rtol=1e-4, atol=1e-5)
-
-
-def differ_by_depth(kind: str) -> list[str]:
-    """Runs on every rank: where a pipeline's numbers differ from depth 0's."""
-    plain = train_at_depth(kind, 0)
-    return [d for depth in (1, 2) for d in differences(plain, train_at_depth(kind, depth))]
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize("kind", ["ctr", "recent", "rows"])
-def test_a_pipeline_changes_no_bit(kind: str, device: str) -> None:
-    # Dropout is in the first two: a function made anew for arguments elsewhere would drop the same again.
-    environment = {"GMETA_TABLE_DEVICE": device, "TF_DETERMINISTIC_OPS": "1"}
-    assert run_ranks(differ_by_depth, 2, kind, environment=environment, timeout=900) == [[], []]

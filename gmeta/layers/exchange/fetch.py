@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_values, send_keys
-from gmeta.ops.device import Place
+from gmeta.ops.device import DEVICE_NAMES, Place
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.read_ahead import Peeked
@@ -87,7 +87,11 @@ class Fetch:
 
     def peek(self, requested: Owned) -> tuple[Peeked, ...]:
         """Read the requested rows that this rank owns, without any effect."""
-        return tuple(table.peek(keys) for table, keys in zip(self.tables, requested.owned, strict=True))
+        peeked = []
+        for table, keys in zip(self.tables, requested.owned, strict=True):
+            with tf.device(DEVICE_NAMES[table.device]):  # said, so that the rows stay there between two steps
+                peeked.append(table.peek(keys))
+        return tuple(peeked)
 
     def look_up(
         self, requested: Owned, insert: bool | tf.Tensor, peeked: Sequence[Peeked] | None = None

@@ -304,6 +304,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         self.train_function = self._own_step.watch(made)
         return self.train_function
 
+    def _configure_steps_per_execution(self, steps: int) -> None:
+        with tf.device("CPU:0"):  # Keras reads this number before each step, and on a GPU waits for the last
+            super()._configure_steps_per_execution(steps)
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Call `compile` with what `get_compile_config` returned."""
         self.compile(**tf.keras.saving.deserialize_keras_object(config))

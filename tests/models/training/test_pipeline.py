@@ -260,14 +260,6 @@ def test_a_model_that_says_something_else_than_it_does_is_refused(told, what):
         model.fit({"item": np.arange(8)}, np.zeros(8), verbose=0)
 
 
-def test_micro_batches_of_tables_on_a_gpu_are_refused(monkeypatch):
-    model = Chained("nothing")
-    model.compile("adam", "mse", pipeline=gmeta.Pipeline(micro_batches=2))
-    monkeypatch.setattr(HashTable, "device", "gpu")
-    with pytest.raises(ConfigError, match=r"are for tables in host memory, and 'first/item' is on a GPU"):
-        model.fit({"item": np.arange(8)}, np.zeros(8), verbose=0)
-
-
 def test_what_leaves_a_function_as_int32_enters_as_it_was(monkeypatch):
     monkeypatch.setattr(crossings, "_has_gpu", lambda: True)
     assert differences(at_depth_0("ctr"), train_at_depth("ctr", 2)) == []

@@ -49,7 +49,9 @@ def train(kind, depth=0, micro_batches=1, *, fit=None, **settings):
     """Train some steps without dropout, which draws other numbers for each micro-batch."""
     settings = {"optimizer": tf.keras.optimizers.SGD(0.05), "epochs": 1, **settings}
     fit = {"steps_per_epoch": 5, **(fit or {})}
-    return train_at_depth(kind, depth, micro_batches=micro_batches, dropout=0.0, fit=fit, **settings)
+    found = train_at_depth(kind, depth, micro_batches=micro_batches, dropout=0.0, fit=fit, **settings)
+    del found["slots"]  # its last step, which may be a small difference of large numbers
+    return found
 
 
 @functools.cache

@@ -98,8 +98,10 @@ def request_window(
 ) -> WindowKeys:
     """Find the classes of the keys, and send the keys to their owners. The tables don't change.
 
+    Keys are classified and collected in host memory, and travel from there, also those of tables on a GPU.
+
     Args:
-      fetch: The lookup, in tables in host memory.
+      fetch: The lookup.
       keys: For each micro-batch and each table (n,) int64.
       samples: The number of samples in this rank's batch, which all ranks learn.
     """
@@ -113,13 +115,11 @@ def request_window(
             None,
         )
     of_all = [part for each in found for part in each.by_class]
-    sent = send_in_group(of_all, samples=samples, device=fetch.place, name=fetch.name)
+    sent = send_in_group(of_all, samples=samples, name=fetch.name)
     wire, within = (_by_table(each, len(found)) for each in (sent.routed.keys, sent.routed.inverse))
     owned = [_collect(sent.owned, table, len(found)) for table in range(len(found))]
     if collectives.world().groups > 1:
-        joined = join_keys(
-            [each.distinct for each in owned], sent.owned.notes, device=fetch.place, name=fetch.name
-        )
+        joined = join_keys([each.distinct for each in owned], sent.owned.notes, name=fetch.name)
         sent = sent._replace(owned=sent.owned._replace(notes=joined.notes), joined=joined)
         owned = [
             CollectedKeys(keys, tuple(tf.gather(places, each) for each in own.places))

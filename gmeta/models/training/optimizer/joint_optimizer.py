@@ -17,13 +17,13 @@ from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.mean_gradients import (
     NOT_FINITE,
     SOUND,
-    Gradient,
     all_finite,
     global_means,
     state_of,
     times_samples,
     with_number,
 )
+from gmeta.models.training.optimizer.packed_gradients import Gradient, PackedGradients, pack_gradients
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import Clipping
 
@@ -132,14 +132,16 @@ class JointOptimizer:
         if collectives.world().size > 1:
             # The step that ends the data may or may not run this line; its number of samples is 0.
             self._notes.seen.assign_add(tf.cast(samples, tf.int64))
-            gradients = times_samples(gradients, samples)
+            packed = pack_gradients(gradients)
+            packed = packed._replace(parts=times_samples(packed.parts, samples))
             row_gradients = times_samples(row_gradients, samples)
-            state = state_of([*gradients, *row_gradients], allowed)
+            state = state_of([*packed.parts, *row_gradients], allowed)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
-                self._step_of_ranks(gradients, variables, tables, samples, state)
+                self._step_of_ranks(packed, variables, tables, samples, state)
             else:
-                accumulator.add_sums(gradients, variables, tables, samples, state)
+                sums = packed.unpack(packed.parts)
+                accumulator.add_sums(sums, variables, tables, samples, state)
         else:
             if self._raises:
                 with tf.control_dependencies([allowed]):
@@ -166,30 +168,33 @@ class JointOptimizer:
 
     def _step_of_mean(self, accumulator: GradientAccumulator) -> tf.Tensor:
         if collectives.world().size > 1:
-            self._step_of_ranks(*accumulator.drain_sums())
+            sums, *rest = accumulator.drain_sums()
+            self._step_of_ranks(pack_gradients(sums), *rest)
         else:
             self._step(*accumulator.drain())
         return _nothing()
 
     def _step_of_ranks(
         self,
-        sums: Sequence[Gradient],
+        sums: PackedGradients,
         variables: Sequence[tf.Variable],
         tables: Sequence[TableGradient],
         samples: tf.Tensor,
         state: tf.Tensor,
     ) -> None:
         """Make the step of all ranks' samples from this rank's sums over its own samples."""
-        means = global_means(sums, samples, state, self._notes.stop_asked)
+        means = global_means(sums.parts, samples, state, self._notes.stop_asked)
         self._notes.stop_agreed.assign(means.stop)
         dense, scale = means.dense, means.scale
         if self._raises:
-            passes = means.states <= (NOT_FINITE if self._skips_bad_steps else SOUND)
-            with tf.control_dependencies(refusal(tf.reduce_all(passes), ~passes)):
+            with tf.device("CPU:0"):
+                passes = means.states <= (NOT_FINITE if self._skips_bad_steps else SOUND)
+                checks = refusal(tf.reduce_all(passes), ~passes)
+            with tf.control_dependencies(checks):
                 dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
                 scale = tf.identity(scale)
         finite = tf.reduce_all(means.states <= SOUND)
-        self._step(dense, variables, [part.times(scale) for part in tables], finite)
+        self._step(sums.unpack(dense), variables, [part.times(scale) for part in tables], finite)
 
     def _step(
         self,

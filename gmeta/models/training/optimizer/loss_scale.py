@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.models.training.optimizer.mean_gradients import Gradient
+from gmeta.models.training.optimizer.packed_gradients import Gradient
 
 
 class LossScale:

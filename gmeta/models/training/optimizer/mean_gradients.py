@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.models.training.optimizer.packed_gradients import Gradient
 from gmeta.ops.device import compute_place
-
-Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
 SOUND, NOT_FINITE, REFUSED = 0, 1, 2
 """The state of a rank's gradients: finite; not finite, so loss scaling skips the step; or from a batch with
@@ -98,15 +97,22 @@ def global_means(
     here = collectives.world()
     present = [tf.convert_to_tensor(gradient) for gradient in sums if gradient is not None]
     dtype = present[0].dtype if present else tf.float32
-    states = tf.cast(state, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
-    tail = tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], states], axis=0)
+    with tf.device("CPU:0"):
+        states = tf.cast(state, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
+        tail = tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], states], axis=0)
     place = compute_place() if present else "cpu"
     *dense, tail = collectives.allreduce_sum([*present, tail], name="step/dense", place=place)
-    scale = tf.math.divide_no_nan(tf.constant(1, dtype), tail[0])
+    scale = _one_over(tail[0])
     means = iter([total * tf.cast(scale, total.dtype) for total in dense])
-    return GlobalMeans(
-        [None if gradient is None else next(means) for gradient in sums],
-        tf.cast(scale, tf.float32),
-        tf.cast(tail[2:], tf.int32),
-        tail[1] > 0,
-    )
+    with tf.device("CPU:0"):  # these numbers decide about ops, so they come here together, once
+        told = tf.identity(tail)
+        return GlobalMeans(
+            [None if gradient is None else next(means) for gradient in sums],
+            tf.cast(_one_over(told[0]), tf.float32),
+            tf.cast(told[2:], tf.int32),
+            told[1] > 0,
+        )
+
+
+def _one_over(samples: tf.Tensor) -> tf.Tensor:
+    return tf.math.divide_no_nan(tf.constant(1, samples.dtype), samples)

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_callback import StepCallback
 
 
-class OneCycle(tf.keras.callbacks.Callback):
+class OneCycle(StepCallback):
     r"""Raises the Keras optimizer's learning rate from 0 to what it was compiled with, and lowers it to 0.
 
     In step s of S, counted from 0, with w the share of steps in which the rate rises:

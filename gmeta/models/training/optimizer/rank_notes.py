@@ -18,6 +18,7 @@ class RankNotes:
     # Not a Trackable on purpose: checkpoints don't hold it.
 
     def __init__(self) -> None:
-        self.seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples_seen")
-        self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
-        self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")
+        with tf.device("CPU:0"):  # read between two steps, which needn't wait for a GPU
+            self.seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples_seen")
+            self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
+            self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gmeta.layers.exchange.recorded_lookups import RowGradients
-from gmeta.models.training.optimizer.mean_gradients import Gradient
+from gmeta.models.training.optimizer.packed_gradients import Gradient
 
 
 class StepGradients(NamedTuple):

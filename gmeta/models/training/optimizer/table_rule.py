@@ -17,7 +17,8 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.layers import TableGradient
 from gmeta.layers.embedding.table_weights import tables_of
-from gmeta.models.training.optimizer.mean_gradients import Gradient, with_number
+from gmeta.models.training.optimizer.mean_gradients import with_number
+from gmeta.models.training.optimizer.packed_gradients import Gradient
 from gmeta.ops import unique
 from gmeta.ops.table.optimizer_change import change_optimizer
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, SparseOptimizer

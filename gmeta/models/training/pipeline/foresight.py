@@ -86,12 +86,6 @@ def _some(model: Any, wanted: list[Wanted]) -> list[Wanted]:
             f"{model.name}: compile(pipeline=...) fetches rows of the next batch, and the model looks up "
             "none: leave pipeline out"
         )
-    on_gpu = [table.name for one in wanted for table in one.fetch.tables if table.device == "gpu"]
-    if on_gpu and model._windows is not None:
-        raise ConfigError(
-            f"{model.name}: micro_batches are for tables in host memory, and {on_gpu[0]!r} is on a GPU: "
-            "leave micro_batches out, or make the collection with device='cpu'"
-        )
     return wanted
 
 

@@ -39,11 +39,10 @@ class Pipeline:
     Frequencies, evictions and statistics of tables are those of the whole batch, exactly.
 
     A part has whole samples; of batches of tasks it has whole tasks, and of `gmeta.models.GRM` and
-    `gmeta.models.NextItemModel` whole users.
-    `gmeta.models.Model.split_batch` makes the parts.
+    `gmeta.models.NextItemModel` whole users. `gmeta.models.Model.split_batch` makes the parts.
 
-    Fetching ahead works for tables in host memory and on a GPU; micro-batches are for tables in host memory,
-    and with a table on a GPU they are refused.
+    Tables may be in host memory or on a GPU. The keys of micro-batches are divided in host memory, and travel
+    from there.
 
     Args:
       depth: 0: a step begins with an exchange of its keys, then reads the rows. 1: while a batch computes,
@@ -51,7 +50,6 @@ class Pipeline:
         sent two batches ahead and the rows read one batch ahead, so that neither waits for the other. Each
         batch ahead takes the memory of its data, keys and rows.
       micro_batches: The number of parts in which a step computes its batch, 1 to 8.
-
       cluster: Whether samples (tasks, users) that share keys come into the same part, in place of their order
         in the batch; `gmeta.models.Model.unit_keys` gives the keys. The bytes stay the same, because each row
         travels once in any case. Fewer rows are held from one part to a later one, and the first part waits

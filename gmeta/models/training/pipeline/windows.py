@@ -16,7 +16,8 @@ from gmeta.layers.exchange.ahead import Fetched, Wanted, active_fetched, use_fet
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.layers.exchange.window.frozen_window import FrozenWindow
 from gmeta.layers.exchange.window.keys import request_window
-from gmeta.models.training.optimizer.mean_gradients import Gradient, times_samples, with_number
+from gmeta.models.training.optimizer.mean_gradients import times_samples, with_number
+from gmeta.models.training.optimizer.packed_gradients import Gradient
 from gmeta.models.training.optimizer.step_gradients import StepGradients
 from gmeta.models.training.pipeline.clusters import cluster
 from gmeta.models.training.pipeline.foresight import foresee

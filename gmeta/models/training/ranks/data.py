@@ -23,6 +23,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import part_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
+from gmeta.core.step_callback import StepCallback
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
 _BATCH = 32  # samples, Keras' default
@@ -228,7 +229,7 @@ def _as_tuple(element: Any) -> tuple[Any, ...]:
     return element if isinstance(element, tuple) else (element,)
 
 
-class SameElements(tf.keras.callbacks.Callback):
+class SameElements(StepCallback):
     """A callback that checks in the first step that the data set that ranks share is the same on all of them.
 
     Args:

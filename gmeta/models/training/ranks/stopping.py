@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from gmeta.core import collectives
+from gmeta.core.step_callback import StepCallback
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 
 
-class StopTogether(tf.keras.callbacks.Callback):
+class StopTogether(StepCallback):
     """A callback that sets ``model.stop_training`` on all ranks, in the same step, if any rank sets it.
 
     Within an epoch, a rank that wants to stop says so in the all-reduce of its next optimizer step, and every
