@@ -8,7 +8,8 @@
 step         ms of a step of meta-training (`gmeta bench scaling` says of what), by the pipeline's depth, with
              micro-batches, with steps whose fetch ahead costs nothing ("still"), and through Horovod
 speed_up     one rank's time over that of so many ranks, each in its best pipeline: 1 is ideal
-exposed      the part of a step at depth 1 that the fetch ahead takes in spite of it
+exposed      the part of a step at depth 1 that the fetch ahead takes in spite of it; with --gbit also what of
+             the wire's time each pipeline waits for, of what depth 0 waits for
 
 simulated    what a model of a step's stages (`parts/pipeline_model`) says of NestPipe's cluster, beside the
              published number; `parts/pipeline_model/paper.py` says what the model takes from there
@@ -73,12 +74,13 @@ def main() -> None:
     options.add_argument("--cases", nargs="+", choices=CASES, default=["small64"])
     options.add_argument("--ranks", type=int, default=2)
     options.add_argument("--gbit", type=float, help="give each rank a machine, on wires of this rate")
+    options.add_argument("--steps", type=int, default=50, help="steps of an epoch")
     options.add_argument("--tables", choices=("cpu", "gpu"), default="cpu")
     options.add_argument("--simulate", action="store_true", help="simulate instead")
     options.add_argument("--plot", type=Path, help="draw efficiency against ranks into this PNG")
     given = options.parse_args()
     if not (given.simulate or given.plot):
-        sizes = {"rounds": given.rounds, "tables": given.tables}
+        sizes = {"rounds": given.rounds, "tables": given.tables, "steps": given.steps}
         if given.smoke:
             sizes |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 4, "distinct_steps": 2}
         results = measure(given.cases, given.ranks, sizes, given.gbit)

@@ -13,14 +13,22 @@ from parts.jobs import run_job
 from scaling import MODELS, SIZES
 
 CASES = {
-    f"{model}{tasks}": {**SIZES, **MODELS[model], "tasks": tasks, "keep_rows": False}
-    for model, tasks in (("small", 64), ("small", 512), ("dlrm", 256), ("dlrm", 512))
+    f"{model}{tasks}": {**SIZES, **own, "tasks": tasks, "keep_rows": False}
+    for model, own, tasks in (
+        ("small", MODELS["small"], 64),
+        ("small", MODELS["small"], 512),
+        ("dlrm", MODELS["dlrm"], 256),
+        ("dlrm", MODELS["dlrm"], 512),
+        ("wide", {"dim": 256, "hidden": [64]}, 64),  # much to send, little to compute
+    )
 }
 ALONE: dict[str, dict[str, Any]] = {"depth0": {}, "depth1": {"depth": 1}}
 TOGETHER: dict[str, dict[str, Any]] = {
     **ALONE,
     "depth2": {"depth": 2},
     "micro2": {"depth": 1, "micro_batches": 2},
+    "micro8": {"depth": 1, "micro_batches": 8},
+    "clusters8": {"depth": 1, "micro_batches": 8, "cluster": True},
     "still": {"depth": 1, "stand_still": True},
 }
 
@@ -48,9 +56,23 @@ def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: fl
         for name, ms in alone.items():
             results.append(Result(f"pipeline/speed_up/{case}/{where}/of_{name}", ms / best, "of ideal"))
         results.append(Result(f"pipeline/speed_up/{case}/{where}", min(alone.values()) / best, "of ideal"))
+        if gbit is not None:
+            results += _exposed(case, where, together, _medians(ranks, {**settings, "variants": TOGETHER}))
         exposed = 100 * (together["depth1"] - together["still"]) / together["depth1"]
         results.append(Result(f"pipeline/exposed/keys/{case}/{where}", exposed, "% of a step"))
     return results
+
+
+def _exposed(case: str, where: str, wired: Mapping[str, float], free: Mapping[str, float]) -> list[Result]:
+    """Return what of the wire's time each variant waits for; all of it is what depth 0 waits for."""
+    wire = wired["depth0"] - free["depth0"]
+    return [
+        Result(
+            f"pipeline/exposed/{name}/{case}/{where}", 100 * (ms - free[name]) / wire, "% of communication"
+        )
+        for name, ms in wired.items()
+        if name != "still"
+    ]
 
 
 def _medians(

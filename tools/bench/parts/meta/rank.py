@@ -95,7 +95,9 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
         MLP({**layers, "out": 1}, seed=1),
         inner=InnerLoop(steps=settings["inner_steps"], learning_rate=0.01, order=2),
     )
-    pipeline = gmeta.Pipeline(settings.get("depth", 0), micro_batches=settings.get("micro_batches", 1))
+    pipeline = gmeta.Pipeline(
+        settings.get("depth", 0), settings.get("micro_batches", 1), settings.get("cluster", False)
+    )
     model.compile(tf.keras.optimizers.Adam(1e-3), "mse", pipeline=pipeline)
     if settings.get("stand_still"):
         model.train_function = StandStill(model, pipeline.depth, Queue())
