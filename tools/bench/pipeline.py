@@ -6,7 +6,8 @@
     gmeta bench pipeline --simulate --plot FILE
 
 step         ms of a step of meta-training (`gmeta bench scaling` says of what), by the pipeline's depth, with
-             micro-batches, with steps whose fetch ahead costs nothing ("still"), and through Horovod
+             micro-batches, also of samples that share keys ("clusters"), also in groups of ranks, with steps
+             whose fetch ahead costs nothing ("still"), and through Horovod
 speed_up     one rank's time over that of so many ranks, each in its best pipeline: 1 is ideal
 exposed      the part of a step at depth 1 that the fetch ahead takes in spite of it; with --gbit also what of
              the wire's time each pipeline waits for, of what depth 0 waits for

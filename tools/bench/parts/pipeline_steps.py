@@ -31,6 +31,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "clusters8": {"depth": 1, "micro_batches": 8, "cluster": True},
     "still": {"depth": 1, "stand_still": True},
 }
+IN_GROUPS: dict[str, dict[str, Any]] = {"groups2": TOGETHER["clusters8"]}
 
 
 def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: float | None) -> list[Result]:
@@ -47,7 +48,10 @@ def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: fl
         settings = {**CASES[case], **given}
         alone = _medians(1, {**settings, "variants": ALONE})
         together = _medians(ranks, {**settings, "variants": TOGETHER}, gbit)
-        (plain,) = _medians(ranks, {**settings, "variants": {"depth0": {}}}, gbit, "horovod").values()
+        if ranks % 2 == 0:
+            together |= _medians(ranks, {**settings, "variants": IN_GROUPS}, gbit, GMETA_GROUPS="2")
+        synchronous = {**settings, "variants": {"depth0": {}}}
+        (plain,) = _medians(ranks, synchronous, gbit, GMETA_LANE="horovod").values()
         where = f"np{ranks}" if gbit is None else f"np{ranks}/{gbit:g}Gbit"
         results += [Result(f"pipeline/step/{case}/{name}/np1", ms, "ms") for name, ms in alone.items()]
         results += [Result(f"pipeline/step/{case}/{name}/{where}", ms, "ms") for name, ms in together.items()]
@@ -64,21 +68,26 @@ def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: fl
 
 
 def _exposed(case: str, where: str, wired: Mapping[str, float], free: Mapping[str, float]) -> list[Result]:
-    """Return what of the wire's time each variant waits for; all of it is what depth 0 waits for."""
+    """Return what of the wire's time each variant waits for; all of it is what depth 0 waits for.
+
+    With N micro-batches that compute for K in all and exchange for C, it is at least max(C / N, C - K).
+    """
     wire = wired["depth0"] - free["depth0"]
-    return [
-        Result(
-            f"pipeline/exposed/{name}/{case}/{where}", 100 * (ms - free[name]) / wire, "% of communication"
-        )
-        for name, ms in wired.items()
-        if name != "still"
-    ]
+    found = [Result(f"pipeline/step/{case}/{name}/without_wires", ms, "ms") for name, ms in free.items()]
+    found.append(Result(f"pipeline/communication/{case}/{where}", wire, "ms"))
+    for name, ms in wired.items():
+        if name in free and name != "still":
+            exposed = 100 * (ms - free[name]) / wire
+            found.append(Result(f"pipeline/exposed/{name}/{case}/{where}", exposed, "% of communication"))
+    least = 100 * max(1 / 8, 1 - free["micro8"] / wire)
+    found.append(Result(f"pipeline/exposed/least_of_micro8/{case}/{where}", least, "% of communication"))
+    return found
 
 
 def _medians(
-    ranks: int, settings: Mapping[str, Any], gbit: float | None = None, lane: str = "auto"
+    ranks: int, settings: Mapping[str, Any], gbit: float | None = None, **environment: str
 ) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        out, environment = Path(folder) / "found.json", {"GMETA_LANE": lane}
+        out = Path(folder) / "found.json"
         found = run_job("meta.paces", ranks, settings, out, environment, gbit if ranks > 1 else None)
     return {name: statistics.median(paces) for name, paces in found["paces"].items()}
