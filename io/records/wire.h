@@ -69,12 +69,16 @@ class WireReader {
     return true;
   }
 
-  bool ReadBytes(std::string_view* bytes) {
-    uint64_t size;
-    if (!ReadVarint(&size) || size > left()) return false;
+  bool Take(size_t size, std::string_view* bytes) {
+    if (size > left()) return false;
     *bytes = std::string_view(at_, size);
     at_ += size;
     return true;
+  }
+
+  bool ReadBytes(std::string_view* bytes) {
+    uint64_t size;
+    return ReadVarint(&size) && Take(size, bytes);
   }
 
   bool ReadFloat(float* value) {

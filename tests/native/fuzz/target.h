@@ -13,7 +13,8 @@
 
 namespace gmeta::fuzz {
 
-// The files that a reader is given: TFRecord files, or shards, each with its index behind it.
+// The files that a reader is given: TFRecord files, shards, each with its index behind it, or a
+// stripe.
 using Input = std::vector<std::string>;
 
 inline constexpr size_t kPlain = 256;
@@ -35,12 +36,13 @@ class Target {
 std::vector<std::unique_ptr<Target>> RecordTargets();
 std::vector<std::unique_ptr<Target>> GroupTargets();
 std::vector<std::unique_ptr<Target>> RangeTargets();
+std::vector<std::unique_ptr<Target>> StripeTargets();
 // One with a defect that is well hidden, to see the fuzzer find it.
 std::vector<std::unique_ptr<Target>> PlantedTargets();
 
 inline std::vector<std::unique_ptr<Target>> AllTargets() {
   std::vector<std::unique_ptr<Target>> all;
-  for (auto* make : {RecordTargets, GroupTargets, RangeTargets, PlantedTargets}) {
+  for (auto* make : {RecordTargets, GroupTargets, RangeTargets, StripeTargets, PlantedTargets}) {
     for (auto& target : make()) all.push_back(std::move(target));
   }
   return all;

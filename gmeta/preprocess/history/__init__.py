@@ -1,0 +1,3 @@
+"""Writes stores of users' histories."""
+
+__all__: list[str] = []

@@ -1,0 +1,166 @@
+"""Writes and reads stripes (``io/history``): some consecutive events of one user, in columns."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.errors import DataError, NativeLibraryError
+from gmeta.core.native import library_path
+
+MAX_EVENTS = 1 << 16
+"""The most events of a stripe."""
+
+_FAULTS = {  # the native enum
+    1: "it isn't a stripe of events",
+    2: "its version isn't known here: a newer gmeta wrote it",
+    3: "it ends early",
+    4: "its directory doesn't match its checksum",
+    5: "column {column} doesn't match its checksum",
+    6: "column {column} is malformed",
+}
+
+
+class StripeEncoder:
+    """An encoder of stripes, whose bytes depend on nothing but the events.
+
+    Raises:
+      NativeLibraryError: The native encoder was never built, or has another version.
+
+    Example:
+      >>> encoder = StripeEncoder()
+      >>> times, clicked = np.array([3, 5, 9, 4, 6]), np.array([0, 1, 0, 0, 0])
+      >>> data, ends = encoder.encode([times, clicked], [3, 5])
+      >>> [each.tolist() for each in read_stripe(data[: ends[0]])]
+      [[3, 5, 9], [0, 1, 0]]
+      >>> [each.tolist() for each in read_stripe(data[ends[0] :], columns=[0])]
+      [[4, 6]]
+      >>> encoder.close()
+    """
+
+    def __init__(self) -> None:
+        self._buffer = _library().gmeta_history_buffer_new()
+        if not self._buffer:
+            raise MemoryError("no memory for the stripe encoder")
+
+    def encode(
+        self, columns: Sequence[NDArray[Any]], ends: Sequence[int] | NDArray[np.int64]
+    ) -> tuple[bytes, NDArray[np.int64]]:
+        """Encode stripes.
+
+        Args:
+          columns: For each column the values of all events, (n,) int64 or float32.
+          ends: The event before which each stripe ends, ascending; the last one is n.
+
+        Returns:
+          The stripes' bytes, one after another, and the byte before which each of them ends.
+
+        Raises:
+          DataError: Columns have different lengths or other dtypes, or the ends don't divide them into
+            stripes of at most `MAX_EVENTS` events.
+        """
+        ends = np.ascontiguousarray(ends, np.int64)
+        count = len(columns[0]) if columns else 0
+        if any(np.ndim(column) != 1 or len(column) != count for column in columns):
+            raise DataError(f"stripe: columns have shapes {[np.shape(column) for column in columns]}")
+        sizes = np.diff(ends, prepend=0)
+        if (sizes < 0).any() or (sizes > MAX_EVENTS).any() or (ends[-1] if len(ends) else 0) != count:
+            raise DataError(
+                f"stripe: ends of stripes must rise to the {count} events by 0 to {MAX_EVENTS} each, got "
+                f"{ends.tolist()[:20]}"
+            )
+        words = [_words(column) for column in columns]
+        byte_ends = np.empty(len(ends), np.int64)
+        data = _library().gmeta_history_encode(
+            self._buffer,
+            len(words),
+            (ctypes.c_void_p * len(words))(*(word.ctypes.data for word in words)),
+            len(ends),
+            ends.ctypes.data,
+            byte_ends.ctypes.data,
+        )
+        if not data:
+            raise MemoryError("no memory for encoded stripes")
+        return ctypes.string_at(data, int(byte_ends[-1]) if len(ends) else 0), byte_ends
+
+    def close(self) -> None:
+        """Free the native encoder; a second call does nothing."""
+        if self._buffer:
+            _library().gmeta_history_buffer_free(self._buffer)
+            self._buffer = None
+
+
+def read_stripe(
+    data: bytes | memoryview, columns: Sequence[int] | None = None, *, where: str = "stripe"
+) -> list[NDArray[np.int64]]:
+    """Read columns of the stripe that some bytes begin with.
+
+    Args:
+      data: The bytes; what follows the stripe is passed over.
+      columns: The numbers of the columns; None: all.
+      where: What an error calls the stripe.
+
+    Returns:
+      For each of the columns its (events,) int64 values; those of float32 are the bits of the numbers
+      (`as_floats`).
+
+    Raises:
+      DataError: The stripe is damaged, or has fewer columns.
+    """
+    data = bytes(data)
+    count, events, size = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int64()
+    fault = _library().gmeta_history_open(
+        data, len(data), ctypes.byref(count), ctypes.byref(events), ctypes.byref(size)
+    )
+    if fault:
+        raise DataError(f"{where}: {_FAULTS[fault]}")
+    chosen = np.arange(count.value) if columns is None else np.asarray(columns, np.int64)
+    beyond = [each for each in chosen.tolist() if each not in range(count.value)]
+    if beyond:
+        raise DataError(f"{where}: it has {count.value} columns, and column {beyond[0]} is asked for")
+    found = [np.empty(events.value, np.int64) for _ in chosen]
+    at = ctypes.c_int64()
+    outs = (ctypes.c_void_p * len(found))(*(out.ctypes.data for out in found))
+    fault = _library().gmeta_history_read(
+        data, len(data), len(found), chosen.ctypes.data, outs, ctypes.byref(at)
+    )
+    if fault:
+        raise DataError(f"{where}: {_FAULTS[fault].format(column=at.value)}")
+    return found
+
+
+def as_floats(values: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the float32 numbers whose bits `read_stripe` has returned."""
+    return values.astype(np.uint32).view(np.float32)
+
+
+def _words(column: NDArray[Any]) -> NDArray[np.int64]:
+    if column.dtype == np.float32:
+        return np.ascontiguousarray(column).view(np.uint32).astype(np.int64)
+    if column.dtype != np.int64:
+        raise DataError(f"stripe: a column is of int64 or float32, got {column.dtype}")
+    return np.ascontiguousarray(column)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = library_path("records")
+    library = ctypes.CDLL(str(path))
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    try:
+        encode, open_, read = (getattr(library, f"gmeta_history_{n}") for n in ("encode", "open", "read"))
+    except AttributeError as error:
+        raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
+    library.gmeta_history_buffer_new.restype = pointer
+    library.gmeta_history_buffer_free.argtypes = [pointer]
+    library.gmeta_history_buffer_free.restype = None
+    encode.restype, encode.argtypes = pointer, [pointer, number, pointer, number, pointer, pointer]
+    open_.restype, open_.argtypes = ctypes.c_int32, [ctypes.c_char_p, number, pointer, pointer, pointer]
+    read.restype = ctypes.c_int32
+    read.argtypes = [ctypes.c_char_p, number, number, pointer, pointer, pointer]
+    return library

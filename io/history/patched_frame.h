@@ -1,0 +1,131 @@
+// A frame of numbers: the smallest of them, and by how much each is above it, in few bits.
+//
+// A frame whose width fits its largest number wastes bits on all others if that number is an
+// outlier, as the pauses between sessions are among the seconds between events. So the frame has
+// the width b that makes it smallest, and the numbers that don't fit b bits have their further bits
+// in a list of patches (PFOR: Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
+//
+//     varint   the smallest number, as zigzag
+//     byte     b: 0 to 56, or 64
+//     varint   how many patches
+//     bits     the low b bits of each number's distance from the smallest
+//     varints  the patched numbers' places: the first, then the distances between them
+//     varints  their further bits
+//
+// Distances are modulo 2^64, so a frame holds any 64-bit numbers. The width depends on nothing but
+// the numbers: equal numbers make equal bytes.
+
+#ifndef GMETA_IO_HISTORY_PATCHED_FRAME_H_
+#define GMETA_IO_HISTORY_PATCHED_FRAME_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/history/bit_packing.h"
+#include "io/records/wire.h"
+
+namespace gmeta::history {
+
+inline uint64_t ZigZag(int64_t number) {
+  return static_cast<uint64_t>(number) << 1 ^ static_cast<uint64_t>(number >> 63);
+}
+
+inline int64_t UnZigZag(uint64_t number) {
+  return static_cast<int64_t>(number >> 1 ^ (~(number & 1) + 1));
+}
+
+inline void AppendVarint(std::string* out, uint64_t number) {
+  std::array<char, 10> bytes;
+  out->append(bytes.data(), records::WriteVarint(bytes.data(), number));
+}
+
+// Returns the width that makes a frame smallest, the widest of those that do.
+//
+// Args:
+//   of_length: How many distances have so many bits, 0 to 64.
+//   count: The number of distances.
+inline int BestWidth(const std::array<size_t, 65>& of_length, size_t count) {
+  int best = 64;
+  size_t least = SIZE_MAX;
+  for (int width = 64; width >= 0; width = width == 64 ? kWidestLoad : width - 1) {
+    size_t size = PackedSize(count, width);
+    for (int length = width + 1; length <= 64; ++length) {
+      // A place, which mostly takes one byte, and the further bits.
+      const auto bytes = static_cast<size_t>(1 + (length - width + 6) / 7);
+      size += of_length[static_cast<size_t>(length)] * bytes;
+    }
+    if (size < least) {
+      least = size;
+      best = width;
+    }
+  }
+  return best;
+}
+
+// Appends a frame of the numbers.
+inline void AppendFrame(const int64_t* numbers, size_t count, std::string* out) {
+  const int64_t base = count == 0 ? 0 : *std::min_element(numbers, numbers + count);
+  std::vector<uint64_t> distances(count);
+  std::array<size_t, 65> of_length{};
+  for (size_t i = 0; i < count; ++i) {
+    distances[i] = static_cast<uint64_t>(numbers[i]) - static_cast<uint64_t>(base);
+    ++of_length[static_cast<size_t>(BitLength(distances[i]))];
+  }
+  const int width = BestWidth(of_length, count);
+  std::vector<size_t> patched;
+  for (size_t i = 0; i < count; ++i) {
+    if (BitLength(distances[i]) > width) patched.push_back(i);
+  }
+  AppendVarint(out, ZigZag(base));
+  out->push_back(static_cast<char>(width));
+  AppendVarint(out, patched.size());
+  const size_t begin = out->size();
+  out->resize(begin + PackedSize(count, width));
+  Pack(distances.data(), count, width, out->data() + begin);
+  size_t before = 0;
+  for (size_t place : patched) {
+    AppendVarint(out, place - before);
+    before = place;
+  }
+  for (size_t place : patched) AppendVarint(out, distances[place] >> width);
+}
+
+// Reads a frame of `count` numbers; returns false if it is malformed.
+inline bool ReadFrame(records::WireReader* reader, size_t count, int64_t* out) {
+  uint64_t base, patches;
+  std::string_view width, packed;
+  if (!reader->ReadVarint(&base) || !reader->Take(1, &width) || !reader->ReadVarint(&patches)) {
+    return false;
+  }
+  const auto bits = static_cast<uint8_t>(width[0]);
+  if (!IsWidth(bits) || patches > count || (bits == 64 && patches > 0)) return false;
+  if (!reader->Take(PackedSize(count, bits), &packed)) return false;
+  auto* distances = reinterpret_cast<uint64_t*>(out);
+  Unpack(packed.data(), count, bits, distances);
+  records::WireReader places = *reader;
+  uint64_t ignored;
+  for (uint64_t i = 0; i < patches; ++i) {
+    if (!reader->ReadVarint(&ignored)) return false;
+  }
+  uint64_t place = 0;
+  for (uint64_t i = 0; i < patches; ++i) {
+    uint64_t further, distance;
+    if (!places.ReadVarint(&distance) || !reader->ReadVarint(&further)) return false;
+    if (distance >= count - place || (i > 0 && distance == 0)) return false;
+    place += distance;
+    if (further == 0 || BitLength(further) > 64 - bits) return false;
+    distances[place] |= further << bits;
+  }
+  const auto start = static_cast<uint64_t>(UnZigZag(base));
+  for (size_t i = 0; i < count; ++i) distances[i] += start;
+  return true;
+}
+
+}  // namespace gmeta::history
+
+#endif  // GMETA_IO_HISTORY_PATCHED_FRAME_H_
