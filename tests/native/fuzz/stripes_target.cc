@@ -1,4 +1,4 @@
-// A stripe of events, and a column by itself, which no checksum covers.
+// A stripe of events, a column by itself, which no checksum covers, and the index of a shard.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/history/shard_index.h"
 #include "io/history/stripe.h"
 #include "tests/native/check.h"
 #include "tests/native/fuzz/target.h"
@@ -83,12 +84,34 @@ class ColumnsTarget : public Target {
   }
 };
 
+// The index of a shard.
+class IndexTarget : public Target {
+ public:
+  std::string name() const override { return "history_index"; }
+
+  std::vector<Input> Seeds() const override {
+    history::ShardIndex index;
+    const history::StripePlace place{0, 2, 400, 100, 50, -3, 12, 0, 2};
+    for (int64_t user = -2; user < 6; user += 3) index.Add(user, &place, 1);
+    return {{index.Encode()}, {history::ShardIndex().Encode()}};
+  }
+
+  void Run(const Input& input) override {
+    history::ShardIndex index, again;
+    if (index.Decode(input[0]) != history::IndexFault::kNone) return;
+    CHECK(again.Decode(index.Encode()) == history::IndexFault::kNone);
+    CHECK_EQ(again.users(), index.users());
+    CHECK_EQ(again.stripes(), index.stripes());
+  }
+};
+
 }  // namespace
 
 std::vector<std::unique_ptr<Target>> StripeTargets() {
   std::vector<std::unique_ptr<Target>> targets;
   targets.push_back(std::make_unique<StripesTarget>());
   targets.push_back(std::make_unique<ColumnsTarget>());
+  targets.push_back(std::make_unique<IndexTarget>());
   return targets;
 }
 

@@ -13,8 +13,8 @@
 
 namespace gmeta::fuzz {
 
-// The files that a reader is given: TFRecord files, shards, each with its index behind it, or a
-// stripe.
+// The files that a reader is given: TFRecord files, shards, each with its index behind it, or
+// what a store of histories has.
 using Input = std::vector<std::string>;
 
 inline constexpr size_t kPlain = 256;

@@ -1,0 +1,221 @@
+// A user's history as it was at a moment.
+//
+// An event has a time, when it happened, and a birth: the generation of the store that first held
+// it. The history at a moment (start, until, generation) is
+//
+//     the events with start <= time < until and birth <= generation, in the order of (time, birth),
+//
+// and of these the newest L. A later generation may hold more events, also some that happened
+// before `until` and arrived late; their birth leaves them out. So every later generation rebuilds
+// the same history, as long as none of its events is deleted.
+//
+//   Order        Events of one time and one birth keep the order in which they were appended. They
+//                lie in that order in their stripes, and stripes lie in the order in which they
+//                were written (shard_index.h), so a stable sort by (time, birth) restores it
+//                whatever was compacted. Most often nothing overlaps and nothing is sorted.
+//   Few stripes  A stripe of which all events count is known by its times and births alone. Let
+//   such
+//                stripes, the latest first, have L events, and T be the earliest time in them. Then
+//                the newest L events have a time of at least T, and all stripes that end before T
+//                are left unread. The others are read: they may overlap T because events came late.
+//   One read     Stripes that lie side by side in a file are read together. A user's stripes of a
+//                group are written side by side, so a history is one read unless it was appended
+//                to.
+
+#ifndef GMETA_IO_HISTORY_SNAPSHOT_H_
+#define GMETA_IO_HISTORY_SNAPSHOT_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/history/shard_index.h"
+#include "io/history/stripe.h"
+
+namespace gmeta::history {
+
+// The first columns of every stripe of events.
+enum EventColumn : size_t { kTime = 0, kBirth = 1, kFirstOwn = 2 };
+
+struct Moment {
+  int64_t start = INT64_MIN;  // the first time that counts
+  int64_t until = INT64_MAX;  // the first time that doesn't
+  int64_t generation = INT64_MAX;
+};
+
+// What a snapshot is read from.
+class StripeSource {
+ public:
+  virtual ~StripeSource() = default;
+  // Returns `bytes` bytes of a file from `offset` on, which stay valid until the next call; less if
+  // the file ends there, or can't be read.
+  virtual std::string_view Read(int64_t file, int64_t offset, size_t bytes) = 0;
+};
+
+// What went wrong, and in which stripe.
+struct SnapshotFault {
+  StripeFault fault = StripeFault::kNone;
+  StripePlace place{};
+
+  bool ok() const { return fault == StripeFault::kNone; }
+};
+
+// Chooses the stripes of a group that have the newest `longest` events of a moment.
+//
+// Args:
+//   places: The user's stripes.
+// Returns their numbers, ascending.
+inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count, int64_t group,
+                                         const Moment& moment, size_t longest) {
+  std::vector<size_t> chosen;
+  std::vector<const StripePlace*> whole;
+  for (size_t i = 0; i < count; ++i) {
+    const StripePlace& place = places[i];
+    if (place.group != group || place.first >= moment.until || place.last < moment.start ||
+        place.born_first > moment.generation) {
+      continue;
+    }
+    chosen.push_back(i);
+    if (place.first >= moment.start && place.last < moment.until &&
+        place.born_last <= moment.generation) {
+      whole.push_back(&place);
+    }
+  }
+  if (longest == 0) return {};
+  std::sort(whole.begin(), whole.end(),
+            [](const StripePlace* a, const StripePlace* b) { return a->first > b->first; });
+  size_t events = 0;
+  for (const StripePlace* place : whole) {
+    events += static_cast<size_t>(place->events);
+    if (events < longest) continue;
+    const auto is_older = [&](size_t i) { return places[i].last < place->first; };
+    chosen.erase(std::remove_if(chosen.begin(), chosen.end(), is_older), chosen.end());
+    break;
+  }
+  return chosen;
+}
+
+// Rebuilds histories, one after another; its buffers serve all of them.
+class Snapshot {
+ public:
+  // The most bytes between two stripes that are read and thrown away, to save a read.
+  static constexpr int64_t kMaxGap = 4096;
+
+  // Rebuilds the newest `longest` events of a user at a moment.
+  //
+  // Args:
+  //   columns: The numbers of the stripes' columns to rebuild, in any order.
+  //   out: For each of `columns` a vector, to whose end the events' values are added; after a fault
+  //     it is what it was.
+  SnapshotFault Read(const StripePlace* places, size_t count, int64_t group, const Moment& moment,
+                     size_t longest, const std::vector<size_t>& columns, StripeSource* source,
+                     std::vector<std::vector<int64_t>>* out) {
+    times_.clear();
+    births_.clear();
+    values_.resize(columns.size());
+    for (std::vector<int64_t>& column : values_) column.clear();
+    const std::vector<size_t> chosen = ChooseStripes(places, count, group, moment, longest);
+    for (size_t i = 0; i < chosen.size();) {
+      const SnapshotFault fault = ReadRun(places, chosen, columns, source, &i);
+      if (!fault.ok()) return fault;
+    }
+    Keep(moment, longest);
+    for (size_t c = 0; c < columns.size(); ++c) {
+      std::vector<int64_t>& to = (*out)[c];
+      to.reserve(to.size() + kept_.size());
+      for (size_t event : kept_) to.push_back(values_[c][event]);
+    }
+    return {};
+  }
+
+  // How often the source was asked, and for how many bytes, since the snapshot was made.
+  size_t reads() const { return reads_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  // Reads the stripes from `*i` on that lie side by side, and moves on behind them.
+  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& chosen,
+                        const std::vector<size_t>& columns, StripeSource* source, size_t* i) {
+    const StripePlace& first = places[chosen[*i]];
+    int64_t end = first.offset + first.bytes;
+    size_t after = *i + 1;
+    for (; after < chosen.size(); ++after) {
+      const StripePlace& next = places[chosen[after]];
+      if (next.file != first.file || next.offset < end || next.offset - end > kMaxGap) break;
+      end = next.offset + next.bytes;
+    }
+    const auto size = static_cast<size_t>(end - first.offset);
+    const std::string_view read = source->Read(first.file, first.offset, size);
+    ++reads_;
+    bytes_ += read.size();
+    for (; *i < after; ++*i) {
+      const StripePlace& place = places[chosen[*i]];
+      const auto at = static_cast<size_t>(place.offset - first.offset);
+      if (at + static_cast<size_t>(place.bytes) > read.size()) {
+        return {StripeFault::kTruncated, place};
+      }
+      const StripeFault fault =
+          Decode(read.substr(at, static_cast<size_t>(place.bytes)), place, columns);
+      if (fault != StripeFault::kNone) return {fault, place};
+    }
+    return {};
+  }
+
+  StripeFault Decode(std::string_view bytes, const StripePlace& place,
+                     const std::vector<size_t>& columns) {
+    Stripe stripe;
+    StripeFault fault = stripe.Open(bytes);
+    if (fault != StripeFault::kNone) return fault;
+    if (stripe.events() != static_cast<size_t>(place.events)) return StripeFault::kDirectoryCrc;
+    const auto add = [&](size_t column, std::vector<int64_t>* to) {
+      if (fault != StripeFault::kNone) return;
+      if (column >= stripe.columns()) {
+        fault = StripeFault::kBadColumn;
+        return;
+      }
+      to->resize(to->size() + stripe.events());
+      fault = stripe.Read(column, to->data() + to->size() - stripe.events());
+    };
+    add(kTime, &times_);
+    add(kBirth, &births_);
+    for (size_t c = 0; c < columns.size(); ++c) add(columns[c], &values_[c]);
+    return fault;
+  }
+
+  // Finds the places of the events to be kept, in their order.
+  void Keep(const Moment& moment, size_t longest) {
+    kept_.clear();
+    bool in_order = true;
+    for (size_t i = 0; i < times_.size(); ++i) {
+      if (times_[i] < moment.start || times_[i] >= moment.until) continue;
+      if (births_[i] > moment.generation) continue;
+      in_order = in_order && (kept_.empty() || !IsBefore(i, kept_.back()));
+      kept_.push_back(i);
+    }
+    if (!in_order) {
+      std::stable_sort(kept_.begin(), kept_.end(),
+                       [this](size_t a, size_t b) { return IsBefore(a, b); });
+    }
+    if (kept_.size() > longest) {
+      kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(longest));
+    }
+  }
+
+  bool IsBefore(size_t a, size_t b) const {
+    return std::pair(times_[a], births_[a]) < std::pair(times_[b], births_[b]);
+  }
+
+  std::vector<int64_t> times_, births_;
+  std::vector<std::vector<int64_t>> values_;
+  std::vector<size_t> kept_;
+  size_t reads_ = 0, bytes_ = 0;
+};
+
+}  // namespace gmeta::history
+
+#endif  // GMETA_IO_HISTORY_SNAPSHOT_H_
