@@ -4,6 +4,7 @@
     gmeta bench pipeline --cases small64 --ranks 2 --gbit 1
     gmeta bench pipeline --simulate --json FILE
     gmeta bench pipeline --simulate --plot FILE
+    gmeta bench pipeline --check --ranks 4
 
 step         ms of a step of meta-training (`gmeta bench scaling` says of what), by the pipeline's depth, with
              micro-batches, also of samples that share keys ("clusters"), also in groups of ranks, with steps
@@ -17,6 +18,9 @@ simulated    what a model of a step's stages (`parts/pipeline_model`) says of Ne
 ablation     of it, a step on 1,536 ranks with the lookup so many batches ahead, and so many micro-batches
 own          the part of a step of gmeta's in which a rank computes, with wires and bytes as measured
 
+check        a step of the model beside one of real exchanges, between machines on wires of .1 Gbit/s, and of
+             computation that sleeps
+
 The JSON's first object lists which of the numbers were fitted or given; the others are predictions.
 """
 
@@ -26,6 +30,7 @@ from pathlib import Path
 
 from harness import Result, parser, report
 from parts.pipeline_model import own, paper
+from parts.pipeline_model.check import check
 from parts.pipeline_model.figure import SIZES, plot
 from parts.pipeline_model.schedules import Schedule
 from parts.pipeline_steps import CASES, measure
@@ -78,8 +83,12 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=50, help="steps of an epoch")
     options.add_argument("--tables", choices=("cpu", "gpu"), default="cpu")
     options.add_argument("--simulate", action="store_true", help="simulate instead")
+    options.add_argument("--check", action="store_true", help="simulate beside measured steps instead")
     options.add_argument("--plot", type=Path, help="draw efficiency against ranks into this PNG")
     given = options.parse_args()
+    if given.check:
+        report("Pipelined steps", check(given.ranks, given.rounds), given.json, rounds=given.rounds)
+        return
     if not (given.simulate or given.plot):
         sizes = {"rounds": given.rounds, "tables": given.tables, "steps": given.steps}
         if given.smoke:

@@ -1,0 +1,38 @@
+"""The model beside measured steps: real exchanges, and computation that sleeps (`parts/sleeping_rank`)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from harness import Result
+from parts.jobs import run_job
+from parts.pipeline_model.events import simulate
+from parts.pipeline_model.own import wires
+from parts.pipeline_model.schedules import Schedule, Work
+from parts.pipeline_model.wires import Wires
+
+COMPUTE, BYTES, MICRO = 0.1, 1 << 20, (1, 2, 4, 8)
+GBIT = 0.1  # so that two cores carry what 8 ranks send
+
+
+def check(ranks: int, rounds: int) -> list[Result]:
+    """Return milliseconds of a step on so many machines, measured and simulated, by its micro-batches."""
+    settings = {"compute": COMPUTE, "bytes": BYTES, "micro": MICRO, "rounds": rounds}
+    with tempfile.TemporaryDirectory() as folder:
+        measured = run_job(
+            "sleeping_rank", ranks, settings, Path(folder) / "found.json", {"GMETA_LANE": "tcp"}, GBIT
+        )
+    at_1 = wires(1)
+    over = Wires(at_1.latency, at_1.gbit * GBIT, at_1.per_peer)
+    results = []
+    for micro in MICRO:
+        travel = over.carry(BYTES, ranks)
+        work = Work(rows=travel, compute=COMPUTE, gradients=travel, latency=over.start(ranks))
+        simulated = simulate(Schedule(micro=micro, eager=False).program(work, batches=8), ranks).step(2)
+        name = f"pipeline/check/np{ranks}/micro{micro}"
+        results += [
+            Result(f"{name}/measured", measured[str(micro)], "ms"),
+            Result(f"{name}/simulated", 1e3 * simulated, "ms"),
+        ]
+    return results
