@@ -28,8 +28,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -72,6 +70,7 @@ struct SnapshotFault {
 // Returns their numbers, ascending.
 inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count, int64_t group,
                                          const Moment& moment, size_t longest) {
+  if (longest == 0) return {};
   std::vector<size_t> chosen;
   std::vector<const StripePlace*> whole;
   for (size_t i = 0; i < count; ++i) {
@@ -86,7 +85,6 @@ inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count
       whole.push_back(&place);
     }
   }
-  if (longest == 0) return {};
   std::sort(whole.begin(), whole.end(),
             [](const StripePlace* a, const StripePlace* b) { return a->first > b->first; });
   size_t events = 0;

@@ -7,10 +7,14 @@ import sys
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from gmeta.core.collectives.lane import lane_kind
-from gmeta.testing.jobs.pipeline_runs import differences, distances, train_at_depth
+from gmeta.testing.jobs.pipeline_runs import (
+    differences,
+    distances,
+    train_at_depth,
+    train_to_compare_sums,
+)
 from gmeta.testing.jobs.process_ranks import run_ranks
 
 # Counted in a process of its own: a process that has touched a GPU can't be forked into ranks.
@@ -38,25 +42,12 @@ def test_a_pipeline_changes_no_bit(kind: str, device: str) -> None:
     assert run_ranks(differ_by_depth, 2, kind, environment=environment, timeout=900) == [[], []]
 
 
-def train(kind: str, depth: int = 0, micro_batches: int = 1) -> dict[str, Any]:
-    found = train_at_depth(
-        kind,
-        depth,
-        micro_batches=micro_batches,
-        dropout=0.0,
-        epochs=1,
-        optimizer=tf.keras.optimizers.SGD(0.05),
-    )
-    del found["slots"]
-    return found
-
-
 def differ_by_parts(kind: str) -> dict[str, float]:
     """Runs on every rank: how far micro-batches are from the undivided batch."""
-    whole = train(kind)
+    whole = train_to_compare_sums(kind)
     far: dict[str, float] = {}
     for micro_batches, depth in ((2, 1), (4, 0), (8, 2)):
-        for path, distance in distances(whole, train(kind, depth, micro_batches)).items():
+        for path, distance in distances(whole, train_to_compare_sums(kind, depth, micro_batches)).items():
             if not distance <= CLOSE:
                 far[f"{micro_batches}{path}"] = distance
     return far
@@ -70,7 +61,7 @@ def test_a_step_of_micro_batches_is_the_step_of_the_batch(kind: str, device: str
 
 
 def train_in_groups(kind: str) -> list[Any]:
-    return [lane_kind("gpu"), train(kind), train(kind, 1, 2)]
+    return [lane_kind("gpu"), train_to_compare_sums(kind), train_to_compare_sums(kind, 1, 2)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

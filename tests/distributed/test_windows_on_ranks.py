@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.window import gradients
@@ -17,7 +16,7 @@ from gmeta.testing.jobs.pipeline_runs import (
     collections_of,
     distances,
     make_model,
-    train_at_depth,
+    train_to_compare_sums,
 )
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
@@ -35,27 +34,14 @@ if "GMETA_ALL_CASES" in os.environ:
     CASES = {(np_, lane): dict.fromkeys(KINDS, every) for np_ in (2, 3) for lane in ("horovod", "tcp")}
 
 
-def train(kind: str, depth: int = 0, micro_batches: int = 1) -> dict[str, Any]:
-    found = train_at_depth(
-        kind,
-        depth,
-        micro_batches=micro_batches,
-        dropout=0.0,
-        epochs=1,
-        optimizer=tf.keras.optimizers.SGD(0.05),  # Adam's first steps would show how sums are rounded
-    )
-    del found["slots"]  # its last step, which may be a small difference of large numbers
-    return found
-
-
 def differ(cases: Cases) -> dict[str, Any]:
     """Runs on every rank: where micro-batches differ from the undivided batch."""
     leave_keras_as_it_is()
     found: dict[str, Any] = {}
     for kind, of_kind in cases.items():
-        whole = train(kind)
+        whole = train_to_compare_sums(kind)
         for micro_batches, depth in of_kind:
-            apart = distances(whole, train(kind, depth, micro_batches))
+            apart = distances(whole, train_to_compare_sums(kind, depth, micro_batches))
             found[f"{kind} {micro_batches} {depth}"] = {k: v for k, v in apart.items() if not v <= STRICT}
     return found
 
@@ -73,7 +59,7 @@ def measure() -> dict[str, Any]:
     found: dict[str, Any] = {"bytes": {}}
     for micro_batches in (1, 4):
         with collectives.count_collectives() as counts:
-            whole = train("towers", 0, micro_batches)
+            whole = train_to_compare_sums("towers", 0, micro_batches)
         found["bytes"][micro_batches] = counts.bytes["alltoall"]
         found.setdefault("whole", whole)
     names: list[str] = []
@@ -84,11 +70,11 @@ def measure() -> dict[str, Any]:
         return plain(*args, name=name, **kwargs)
 
     collectives.alltoall = note
-    train("ctr", 1, 3)
+    train_to_compare_sums("ctr", 1, 3)
     collectives.alltoall = plain
     found["names"] = names[2:]  # before training, all ranks run the model once
     gradients.leaves_after = lambda keys: keys.first  # type: ignore[assignment]
-    early = train("towers", 0, 2)
+    early = train_to_compare_sums("towers", 0, 2)
     found["early"] = max(distances(found.pop("whole"), early).values())
     model, _ = make_model("towers")
     # Its second collection is looked up twice a step.

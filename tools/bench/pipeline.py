@@ -4,7 +4,8 @@
     gmeta bench pipeline --cases small64 --ranks 2 --gbit 1
     gmeta bench pipeline --simulate --json FILE
     gmeta bench pipeline --simulate --plot FILE
-    gmeta bench pipeline --check --ranks 4
+    gmeta bench pipeline --check --ranks 8 --json FILE
+    gmeta bench pipeline --clusters
 
 step         ms of a step of meta-training (`gmeta bench scaling` says of what), by the pipeline's depth, with
              micro-batches, also of samples that share keys ("clusters"), also in groups of ranks, with steps
@@ -19,7 +20,10 @@ ablation     of it, a step on 1,536 ranks with the lookup so many batches ahead,
 own          the part of a step of gmeta's in which a rank computes, with wires and bytes as measured
 
 check        a step of the model beside one of real exchanges, between machines on wires of .1 Gbit/s, and of
-             computation that sleeps
+             computation that sleeps; on 2, 4 and 8 ranks
+
+clusters     how many of 8 micro-batches use a row, with samples in their order and with those together that
+             share keys
 
 The JSON's first object lists which of the numbers were fitted or given; the others are predictions.
 """
@@ -29,6 +33,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import Result, parser, report
+from parts.cluster_shares import cluster_shares
 from parts.pipeline_model import own, paper
 from parts.pipeline_model.check import check
 from parts.pipeline_model.figure import SIZES, plot
@@ -81,16 +86,24 @@ def main() -> None:
     options.add_argument("--ranks", type=int, default=2)
     options.add_argument("--gbit", type=float, help="give each rank a machine, on wires of this rate")
     options.add_argument("--steps", type=int, default=50, help="steps of an epoch")
+    options.add_argument("--dim", type=int, help="width of rows, in place of the cases' own")
     options.add_argument("--tables", choices=("cpu", "gpu"), default="cpu")
     options.add_argument("--simulate", action="store_true", help="simulate instead")
     options.add_argument("--check", action="store_true", help="simulate beside measured steps instead")
+    options.add_argument("--clusters", action="store_true", help="count the micro-batches of a row instead")
     options.add_argument("--plot", type=Path, help="draw efficiency against ranks into this PNG")
     given = options.parse_args()
+    if given.clusters:
+        report("Micro-batches of samples that share keys", cluster_shares(), given.json)
+        return
     if given.check:
-        report("Pipelined steps", check(given.ranks, given.rounds), given.json, rounds=given.rounds)
+        results = [one for ranks in (2, 4, 8) if ranks <= given.ranks for one in check(ranks, given.rounds)]
+        report("Pipelined steps", results, given.json, rounds=given.rounds)
         return
     if not (given.simulate or given.plot):
         sizes = {"rounds": given.rounds, "tables": given.tables, "steps": given.steps}
+        if given.dim:
+            sizes["dim"] = given.dim
         if given.smoke:
             sizes |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 4, "distinct_steps": 2}
         results = measure(given.cases, given.ranks, sizes, given.gbit)
