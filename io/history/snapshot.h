@@ -131,6 +131,8 @@ class Snapshot {
     return {};
   }
 
+  // The number of events of the last history, unless it had a fault.
+  size_t kept() const { return kept_.size(); }
   // How often the source was asked, and for how many bytes, since the snapshot was made.
   size_t reads() const { return reads_; }
   size_t bytes() const { return bytes_; }

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.errors import DataError, NativeLibraryError
-from gmeta.core.native import library_path
+from gmeta.core.errors import DataError
+from gmeta.preprocess.history.library import STRIPE_FAULTS, history_library
 
 MAX_EVENTS = 1 << 16
 """The most events of a stripe."""
-
-_FAULTS = {  # the native enum
-    1: "it isn't a stripe of events",
-    2: "its version isn't known here: a newer gmeta wrote it",
-    3: "it ends early",
-    4: "its directory doesn't match its checksum",
-    5: "column {column} doesn't match its checksum",
-    6: "column {column} is malformed",
-}
 
 
 class StripeEncoder:
@@ -44,7 +34,7 @@ class StripeEncoder:
     """
 
     def __init__(self) -> None:
-        self._buffer = _library().gmeta_history_buffer_new()
+        self._buffer = history_library().gmeta_history_buffer_new()
         if not self._buffer:
             raise MemoryError("no memory for the stripe encoder")
 
@@ -76,7 +66,7 @@ class StripeEncoder:
             )
         words = [_words(column) for column in columns]
         byte_ends = np.empty(len(ends), np.int64)
-        data = _library().gmeta_history_encode(
+        data = history_library().gmeta_history_encode(
             self._buffer,
             len(words),
             (ctypes.c_void_p * len(words))(*(word.ctypes.data for word in words)),
@@ -91,7 +81,7 @@ class StripeEncoder:
     def close(self) -> None:
         """Free the native encoder; a second call does nothing."""
         if self._buffer:
-            _library().gmeta_history_buffer_free(self._buffer)
+            history_library().gmeta_history_buffer_free(self._buffer)
             self._buffer = None
 
 
@@ -114,11 +104,11 @@ def read_stripe(
     """
     data = bytes(data)
     count, events, size = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int64()
-    fault = _library().gmeta_history_open(
+    fault = history_library().gmeta_history_open(
         data, len(data), ctypes.byref(count), ctypes.byref(events), ctypes.byref(size)
     )
     if fault:
-        raise DataError(f"{where}: {_FAULTS[fault]}")
+        raise DataError(f"{where}: {STRIPE_FAULTS[fault]}")
     chosen = np.arange(count.value) if columns is None else np.asarray(columns, np.int64)
     beyond = [each for each in chosen.tolist() if each not in range(count.value)]
     if beyond:
@@ -126,11 +116,11 @@ def read_stripe(
     found = [np.empty(events.value, np.int64) for _ in chosen]
     at = ctypes.c_int64()
     outs = (ctypes.c_void_p * len(found))(*(out.ctypes.data for out in found))
-    fault = _library().gmeta_history_read(
+    fault = history_library().gmeta_history_read(
         data, len(data), len(found), chosen.ctypes.data, outs, ctypes.byref(at)
     )
     if fault:
-        raise DataError(f"{where}: {_FAULTS[fault].format(column=at.value)}")
+        raise DataError(f"{where}: {STRIPE_FAULTS[fault].format(column=at.value)}")
     return found
 
 
@@ -145,22 +135,3 @@ def _words(column: NDArray[Any]) -> NDArray[np.int64]:
     if column.dtype != np.int64:
         raise DataError(f"stripe: a column is of int64 or float32, got {column.dtype}")
     return np.ascontiguousarray(column)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    path = library_path("records")
-    library = ctypes.CDLL(str(path))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    try:
-        encode, open_, read = (getattr(library, f"gmeta_history_{n}") for n in ("encode", "open", "read"))
-    except AttributeError as error:
-        raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
-    library.gmeta_history_buffer_new.restype = pointer
-    library.gmeta_history_buffer_free.argtypes = [pointer]
-    library.gmeta_history_buffer_free.restype = None
-    encode.restype, encode.argtypes = pointer, [pointer, number, pointer, number, pointer, pointer]
-    open_.restype, open_.argtypes = ctypes.c_int32, [ctypes.c_char_p, number, pointer, pointer, pointer]
-    read.restype = ctypes.c_int32
-    read.argtypes = [ctypes.c_char_p, number, number, pointer, pointer, pointer]
-    return library

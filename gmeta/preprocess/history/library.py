@@ -1,0 +1,60 @@
+"""The native part of histories (``io/history``), behind ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from gmeta.core.errors import NativeLibraryError
+from gmeta.core.native import library_path
+
+_POINTER, _NUMBER, _FAULT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_SIGNATURES = {
+    "buffer_new": (_POINTER, []),
+    "buffer_free": (None, [_POINTER]),
+    "encode": (_POINTER, [_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _POINTER]),
+    "open": (_FAULT, [ctypes.c_char_p, _NUMBER, _POINTER, _POINTER, _POINTER]),
+    "read": (_FAULT, [ctypes.c_char_p, _NUMBER, _NUMBER, _POINTER, _POINTER, _POINTER]),
+    "reader_new": (_POINTER, []),
+    "reader_free": (None, [_POINTER]),
+    "reader_file": (_FAULT, [_POINTER, _NUMBER, ctypes.c_char_p]),
+    "index_decode": (_FAULT, [_POINTER, ctypes.c_char_p, _NUMBER]),
+    "index_encode": (_POINTER, [_POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _POINTER]),
+    "index_users": (_NUMBER, [_POINTER]),
+    "index_stripes": (_NUMBER, [_POINTER]),
+    "index_copy": (None, [_POINTER, _POINTER, _POINTER, _POINTER]),
+    "scan": (
+        _FAULT,
+        [_POINTER, *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER), *([_POINTER] * 4)],
+    ),
+    "reader_reads": (None, [_POINTER, _POINTER, _POINTER]),
+}
+
+
+@functools.cache
+def history_library() -> ctypes.CDLL:
+    """Load the library, and state the types of its functions, ``gmeta_history_*``.
+
+    Raises:
+      NativeLibraryError: It was never built, or is of another version.
+    """
+    path = library_path("records")
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(library, f"gmeta_history_{name}")
+        except AttributeError as error:
+            raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+STRIPE_FAULTS = {
+    1: "it isn't a stripe of events",
+    2: "its version isn't known here: a newer gmeta wrote it",
+    3: "it ends early",
+    4: "its directory doesn't match its checksum",
+    5: "column {column} doesn't match its checksum",
+    6: "column {column} is malformed",
+}
+"""Words for the native ``StripeFault``."""
