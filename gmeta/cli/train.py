@@ -8,7 +8,7 @@ import click
 
 from gmeta.cli.options import DATA, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
-from gmeta.core.data.manifest import FILE_NAME as MANIFEST
+from gmeta.core.data.manifest_file import FILE_NAME as MANIFEST
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import DataError
 

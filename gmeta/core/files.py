@@ -65,3 +65,12 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
             raise type(error)(error.errno, error.strerror, str(path)) from error  # a full disk names no file
         raise
     return path
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -81,11 +81,7 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.partial")
     with explain_write_errors(final):
         partial.mkdir(parents=True, exist_ok=True)
-        with (partial / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise GmetaError(f"another run is preparing {final}: wait for it, or end it") from error
+        with lock_file(partial / _LOCK, f"another run is preparing {final}: wait for it, or end it"):
             keep = resume
             try:
                 if not resume:
@@ -97,6 +93,21 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
             finally:
                 if not keep:
                     shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def lock_file(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it isn't there; a killed process holds none.
+
+    Raises:
+      GmetaError: Another process holds it; the message is `refusal`.
+    """
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise GmetaError(refusal) from error
+        yield
 
 
 def clear(folder: Path) -> None:

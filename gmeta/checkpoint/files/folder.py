@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from gmeta.checkpoint.files.lock import FolderLock
 from gmeta.core.errors import GmetaError
+from gmeta.core.files import sync
 
 
 def staging_of(folder: Path) -> Path:
@@ -37,15 +37,6 @@ def commit(folder: Path) -> None:
     sync(staging)
     staging.rename(folder)
     sync(folder.parent)
-
-
-def sync(path: Path) -> None:
-    """Flush a file's or a folder's content to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def discard(folder: Path) -> None:

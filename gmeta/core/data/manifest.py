@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gmeta.core.data.group_index import LAYOUTS, Layout
+from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manifest_file
 from gmeta.core.data.roles import Roles
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import DataError
-from gmeta.core.files import ReadablePath, write_atomically
-from gmeta.core.json_values import MOST, folder_name, items, mapping, short, whole
+from gmeta.core.files import ReadablePath
+from gmeta.core.json_values import MOST, folder_name, items, mapping, whole
 
-FILE_NAME = "manifest.json"
 FORMAT, VERSION = "gmeta-records", 2
 
 
@@ -71,7 +68,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(SealedManifest):
     """What a prepared data set holds and how it was made.
 
     Attributes:
@@ -118,16 +115,6 @@ class Manifest:
         """Roles of the columns: the task, the time, the label, and which are hashed text."""
         return Roles.of(self.schema, self.config)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all attributes: two data sets with the same digest came from one plan."""
-        return hashlib.sha256(json.dumps(self._body(), sort_keys=True).encode()).hexdigest()
-
-    def save(self, folder: Path) -> Path:
-        """Write ``manifest.json`` into ``folder``, whole or not at all."""
-        content = json.dumps({**self._body(), "digest": self.digest}, indent=1)
-        return write_atomically(folder / FILE_NAME, content + "\n")
-
     @classmethod
     def load(cls, folder: ReadablePath, *, check_shards: bool = True) -> Manifest:
         """Read a manifest and check that the shards it names exist and have their sizes.
@@ -142,20 +129,9 @@ class Manifest:
         """
         path = folder / FILE_NAME
         advice = "run `gmeta prepare` (again) to make this folder"
-        try:
-            value = json.loads(path.read_text())
-        except OSError as error:
-            raise DataError(f"no manifest: {error.strerror}", path=path, advice=advice) from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise DataError(f"not a {FORMAT} manifest", path=path, advice=advice)
-        if value.get("version") != VERSION:
-            raise DataError(
-                f"a manifest of version {short(value.get('version'))}, this gmeta reads version {VERSION}",
-                path=path,
-                advice="prepare the data again with this gmeta",
-            )
+        value = load_manifest_file(
+            path, FORMAT, VERSION, advice=advice, older="prepare the data again with this gmeta"
+        )
 
         def counts(what: str) -> dict[str, int]:
             return {name: whole(count, name) for name, count in mapping(value[what], what).items()}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gmeta.core.data.group_index import Layout
-from gmeta.core.data.manifest import FILE_NAME, Manifest, Shard
+from gmeta.core.data.manifest import Manifest, Shard
+from gmeta.core.data.manifest_file import FILE_NAME
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.data.roles import Roles
 from gmeta.core.data.schema import Schema

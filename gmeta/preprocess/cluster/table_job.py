@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from gmeta.core.data.manifest import FILE_NAME as MANIFEST
 from gmeta.core.data.manifest import Shard
+from gmeta.core.data.manifest_file import FILE_NAME as MANIFEST
 from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, DataError, GmetaError

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmeta.core.data.manifest import FILE_NAME as MANIFEST
 from gmeta.core.data.manifest import Manifest, Shard
+from gmeta.core.data.manifest_file import FILE_NAME as MANIFEST
 from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.staging import restore, resumable_folder

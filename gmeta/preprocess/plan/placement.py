@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gmeta.core.data.splitmix import range_of, splitmix64
 from gmeta.preprocess.columns import Columns, Ints, Values
 from gmeta.preprocess.config import PlanConfig
 
@@ -261,15 +262,8 @@ def order_key(seed: int, task: Ints, batch_id: Ints) -> NDArray[np.uint64]:
     """
     state = np.zeros(len(task), np.uint64)
     for value in (np.full(len(task), seed, np.int64), task, batch_id):
-        state = _splitmix64(state ^ value.astype(np.uint64))
+        state = splitmix64(state ^ value.astype(np.uint64))
     return state
-
-
-def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)  # on arrays, arithmetic wraps at 2^64
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def shard_of(key: NDArray[np.uint64], shards: int) -> Ints:
@@ -278,4 +272,4 @@ def shard_of(key: NDArray[np.uint64], shards: int) -> Ints:
     Shards therefore hold about the same number of batches, not exactly. In return, a worker that writes one
     shard needs to know nothing about the others.
     """
-    return (((key >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
+    return range_of(key, shards)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gmeta.core.data.group_index import GroupIndex, checksum_of, index_path
-from gmeta.core.files import write_atomically
+from gmeta.core.files import sync, write_atomically
 
 
 class ShardFile:
@@ -88,7 +88,7 @@ class ShardFile:
             self.discard()
             raise
         self.closed = True
-        _sync_folder(self.path.parent)
+        sync(self.path.parent)
 
     def discard(self) -> None:
         """Drop the written bytes, and leave ``path`` as it was before."""
@@ -99,12 +99,3 @@ class ShardFile:
             self._file.close()
         self._temporary.unlink(missing_ok=True)
         self._temporary_index.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.manifest import FILE_NAME, Manifest, Shard, Split
+from gmeta.core.data.manifest import Manifest, Shard, Split
+from gmeta.core.data.manifest_file import FILE_NAME
 from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError, DataError
 

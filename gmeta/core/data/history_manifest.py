@@ -1,0 +1,166 @@
+"""The manifest of a generation of a store of histories, and where a store keeps its files.
+
+::
+
+    store/
+      CURRENT                           the number of the newest generation that is whole
+      generations/00000012/
+        shard-00003.events              stripes that this generation wrote
+        shard-00003.index               the places of all stripes of the shard's users, in any generation
+        manifest.json                   this
+
+A generation appears by a rename, and CURRENT moves to it by another. Its files never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manifest_file
+from gmeta.core.data.schema import Column
+from gmeta.core.data.splitmix import range_of, splitmix64
+from gmeta.core.errors import DataError
+from gmeta.core.files import ReadablePath
+from gmeta.core.json_values import MOST, items, mapping, short, text, whole, wholes
+
+CURRENT, GENERATIONS = "CURRENT", "generations"
+FORMAT, VERSION = "gmeta-histories", 1
+
+
+@dataclass(frozen=True)
+class HistoryShard:
+    """The users of a range of hashes.
+
+    Attributes:
+      users: How many have events.
+      stripes: How many stripes they have, in all groups and generations.
+      events: How many events they have.
+      bytes: The size of the stripes that this generation wrote.
+      sha256: The digest of these stripes.
+      index_bytes: The size of the index.
+      index_sha256: The digest of the index.
+    """
+
+    users: int
+    stripes: int
+    events: int
+    bytes: int
+    sha256: str
+    index_bytes: int
+    index_sha256: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> HistoryShard:
+        """Read a shard from what `dataclasses.asdict` returns; raise ValueError, KeyError or TypeError."""
+        shard = cls(**mapping(value, "a shard"))
+        for name in ("users", "stripes", "events", "bytes", "index_bytes"):
+            whole(getattr(shard, name), name)
+        text(shard.sha256, "sha256")
+        text(shard.index_sha256, "index_sha256")
+        return shard
+
+
+@dataclass(frozen=True)
+class HistoryManifest(SealedManifest):
+    """What a generation holds.
+
+    Attributes:
+      generation: Its number, from 1 on.
+      groups: Group -> its columns. Each group's stripes begin with two more: the time and the birth.
+      shards: The shards; a user is in shard `user_shards`.
+      watermark: A time; all events before it had arrived when this generation was written, as far as known.
+      inputs: The files that this generation was made of -> their SHA-256.
+      reads: The generations whose stripes the indexes name, ascending.
+      spec: How events are read from tables, as JSON values (`gmeta.preprocess.HistorySpec`).
+    """
+
+    generation: int
+    groups: Mapping[str, tuple[Column, ...]]
+    shards: tuple[HistoryShard, ...]
+    watermark: int
+    inputs: Mapping[str, str]
+    reads: tuple[int, ...]
+    spec: Mapping[str, Any]
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "generation": self.generation,
+            "watermark": self.watermark,
+            "inputs": dict(self.inputs),
+            "reads": list(self.reads),
+            "groups": {
+                name: [{"name": column.name, "dtype": column.dtype} for column in columns]
+                for name, columns in self.groups.items()
+            },
+            "spec": dict(self.spec),
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+
+    @classmethod
+    def load(cls, store: ReadablePath, generation: int) -> HistoryManifest:
+        """Read the manifest of a generation.
+
+        Raises:
+          DataError: There is no such generation, or its manifest was edited or is of another format.
+        """
+        path = generation_folder(store, generation) / FILE_NAME
+        advice = "restore the file, or take another generation"
+        value = load_manifest_file(
+            path, FORMAT, VERSION, advice=advice, older="read the store with the gmeta that wrote it"
+        )
+        try:
+            groups = {
+                name: tuple(Column(**column) for column in items(columns, name))
+                for name, columns in mapping(value["groups"], "groups").items()
+            }
+            manifest = cls(
+                whole(value["generation"], "generation", 1),
+                groups,
+                tuple(HistoryShard.from_json(shard) for shard in items(value["shards"], "shards")),
+                whole(value["watermark"], "watermark", -MOST - 1),
+                {name: text(digest, name) for name, digest in mapping(value["inputs"], "inputs").items()},
+                tuple(wholes(value["reads"], "reads")),
+                mapping(value["spec"], "spec"),
+            )
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DataError(" ".join(str(error).split()), path=path, advice=advice) from error
+        if manifest.digest != value.get("digest") or manifest.generation != generation:
+            raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
+        return manifest
+
+
+def current_generation(store: ReadablePath) -> int:
+    """Return the number of the newest generation; 0 if there is none yet.
+
+    Raises:
+      DataError: CURRENT holds something else.
+    """
+    path = store / CURRENT
+    if not path.exists():
+        return 0
+    content = path.read_text()
+    if not content.strip().isdigit():
+        raise DataError(f"it holds {short(content)} in place of a number", path=path)
+    return int(content)
+
+
+def generation_folder(store: Any, generation: int) -> Any:
+    """Return the folder of a generation."""
+    return store / GENERATIONS / f"{generation:08d}"
+
+
+def shard_files(folder: Any, shard: int) -> tuple[Any, Any]:
+    """Return a shard's file of stripes and its index."""
+    return folder / f"shard-{shard:05d}.events", folder / f"shard-{shard:05d}.index"
+
+
+def user_shards(users: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
+    """Return the shard of each user: shards are equal ranges of the users' hashes (`splitmix64`)."""
+    return range_of(splitmix64(users.astype(np.uint64)), shards)
