@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "CommandLine", "main"]
 COMMANDS = {
     "doctor": "Say what this installation is and what is wrong with it.",
     "prepare": "Turn tables of events, or MovieLens files, into a prepared data set.",
+    "history": "Keep users' histories in a store, and see what is in it.",
     "train": "Train on a prepared data set; resume where a run stopped.",
     "launch": "Run a program of yours on several ranks.",
     "evaluate": "Measure adaptation to new users, and write the report.",

@@ -6,6 +6,8 @@ process. Nothing here imports TensorFlow: a separate native library encodes the 
 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.history.append import AppendSummary, append_history
+from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
@@ -14,12 +16,15 @@ from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 __all__ = [
     "EXPOSURE_SPEC",
+    "AppendSummary",
     "ColumnSpec",
     "ExposureConfig",
+    "HistorySpec",
     "PrepareConfig",
     "PrepareSummary",
     "SyntheticConfig",
     "TableSpec",
+    "append_history",
     "prepare",
     "prepare_on_spark",
     "write_exposures",

@@ -64,7 +64,7 @@ class StripeEncoder:
                 f"stripe: ends of stripes must rise to the {count} events by 0 to {MAX_EVENTS} each, got "
                 f"{ends.tolist()[:20]}"
             )
-        words = [_words(column) for column in columns]
+        words = [as_words(column) for column in columns]
         byte_ends = np.empty(len(ends), np.int64)
         data = history_library().gmeta_history_encode(
             self._buffer,
@@ -129,7 +129,8 @@ def as_floats(values: NDArray[np.int64]) -> NDArray[np.float32]:
     return values.astype(np.uint32).view(np.float32)
 
 
-def _words(column: NDArray[Any]) -> NDArray[np.int64]:
+def as_words(column: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the int64 numbers that a stripe keeps of a column: its values, or the bits of float32."""
     if column.dtype == np.float32:
         return np.ascontiguousarray(column).view(np.uint32).astype(np.int64)
     if column.dtype != np.int64:

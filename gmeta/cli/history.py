@@ -1,0 +1,123 @@
+"""``gmeta history``: makes, grows, checks and shows a store of users' histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gmeta.cli.options import on_bad_option
+from gmeta.core.data.on_bad import OnBad
+from gmeta.core.errors import ConfigError
+
+_store = click.argument("store", type=click.Path(path_type=Path))
+_generation = click.option("--generation", type=int, help="Number of the generation.  [default: the newest]")
+
+
+@click.group("history")
+def command() -> None:
+    """Keep users' histories in a store, and see what is in it.
+
+    A store is a folder of generations. Each append makes one, and changes nothing of those before it, so a
+    history can be rebuilt as it was at any time.
+    """
+
+
+@command.command()
+@_store
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    help="CSV, Parquet or JSON lines: a file, a folder or a pattern; may be repeated.",
+)
+@click.option("--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file: columns and groups.")
+@click.option("--user", help="Column of users.")
+@click.option("--time", help="Column of times.")
+@click.option("--shards", type=int, help="Files of a generation.  [default: 16]")
+@click.option("--watermark", type=int, help="Time before which all has arrived.  [default: the latest event]")
+@on_bad_option
+@click.option("--memory-limit", help="Memory for reading, such as 2GB.  [default: half of what there is]")
+def append(
+    store: Path,
+    data: tuple[str, ...],
+    spec_file: Path | None,
+    user: str | None,
+    time: str | None,
+    shards: int | None,
+    watermark: int | None,
+    on_bad: OnBad,
+    memory_limit: str | None,
+) -> None:
+    """Add events to a store, as its next generation; the first append makes the store.
+
+    The first append needs --user and --time, or a --spec; later ones read columns as the first one did.
+    """
+    from gmeta.cli.prepare_output import PrepareProgress
+    from gmeta.preprocess import HistorySpec, append_history
+    from gmeta.preprocess.local.memory import parse_bytes
+
+    spec = None if spec_file is None else HistorySpec.load(spec_file)
+    given: dict[str, Any] = {"user": user, "time": time, "shards": shards}
+    own = {name: value for name, value in given.items() if value is not None}
+    if spec is not None:
+        spec = replace(spec, **own)
+    elif {"user", "time"} <= own.keys():
+        spec = HistorySpec(**own)
+    elif own:
+        raise ConfigError(f"--{next(iter(own))} is of a new store, which needs --user and --time too")
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    with PrepareProgress() as progress:
+        done = append_history(
+            store, data, spec, watermark=watermark, on_bad=on_bad, memory_limit=limit, progress=progress
+        )
+    left_out = f", {done.left_out:,} bad records left out" if done.left_out else ""
+    click.echo(
+        f"generation {done.generation}: {done.events:,} events in {done.seconds:.1f} s{left_out}\n"
+        f"wrote {done.bytes:,} bytes of events and {done.index_bytes:,} of index; watermark "
+        f"{done.watermark}\n{store} has {done.total_events:,} events of {done.users:,} users"
+    )
+
+
+@command.command()
+@_store
+@_generation
+def verify(store: Path, generation: int | None) -> None:
+    """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged."""
+    from gmeta.preprocess.history.verify import verify_history
+
+    found = verify_history(store, generation)
+    for fault in found.faults:
+        click.echo(f"damaged: {fault}")
+    click.echo(
+        f"generation {found.generation}: {found.stripes:,} stripes with {found.events:,} events, "
+        f"{len(found.faults):,} of them damaged"
+    )
+    click.get_current_context().exit(1 if found.faults else 0)
+
+
+@command.command()
+@_store
+@click.option("--user", type=int, required=True, help="The user.")
+@click.option("--until", type=int, help="Show only events before this time.")
+@click.option("--longest", default=20, show_default=True, help="Most events, the newest.")
+@_generation
+def show(store: Path, user: int, until: int | None, longest: int, generation: int | None) -> None:
+    """Print a user's history, oldest event first, as a store or one of its generations has it."""
+    from gmeta.preprocess.history.generation import Generation
+    from gmeta.preprocess.history.named_histories import BIRTH, read_histories
+
+    opened = Generation(store)
+    if longest < 0:
+        raise ConfigError(f"--longest must be 0 or more, got {longest}")
+    for group, columns in opened.manifest.groups.items():
+        names = [opened.manifest.spec["time"], BIRTH, *(column.name for column in columns)]
+        found = read_histories(
+            opened, [user], names, until=until, generation=generation, longest=longest
+        ).columns
+        rows = zip(*(found[name] for name in names), strict=True)
+        click.echo(f"{group}: {len(found[BIRTH]):,} events")
+        for row in [names, *rows]:
+            click.echo("  ".join(f"{value!s:>12}" for value in row))

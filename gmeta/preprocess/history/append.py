@@ -1,0 +1,214 @@
+"""Appends events of tables to a store of histories."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gmeta.core.data.history_manifest import HistoryManifest, current_generation
+from gmeta.core.data.on_bad import check_on_bad
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.history.event_spill import EventSpill
+from gmeta.preprocess.history.generation import Generation, generations, new_generation
+from gmeta.preprocess.history.shard_reader import PLACE, Index
+from gmeta.preprocess.history.shard_writer import Earlier, write_shard
+from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.tables.table_source import TableSource
+
+Data = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class AppendSummary:
+    """What an append did.
+
+    Attributes:
+      generation: The number of the generation that it made.
+      events: Events that it read.
+      left_out: Bad records that it left out.
+      users: Users of the store now.
+      total_events: Events of the store now.
+      watermark: The store's watermark now.
+      bytes: Bytes of stripes that it wrote.
+      index_bytes: Bytes of indexes that it wrote.
+      seconds: How long it took.
+    """
+
+    generation: int
+    events: int
+    left_out: int
+    users: int
+    total_events: int
+    watermark: int
+    bytes: int
+    index_bytes: int
+    seconds: float
+
+
+def append_history(
+    store: Data,
+    data: Data | Sequence[Data],
+    spec: HistorySpec | None = None,
+    *,
+    watermark: int | None = None,
+    on_bad: str = "raise",
+    memory_limit: int | None = None,
+    progress: Progress = no_progress,
+) -> AppendSummary:
+    """Append events to a store of histories, as its next generation.
+
+    Events are divided by user, ordered by time, and written as new stripes; an index names them beside those
+    of earlier generations, whose files stay as they are. The new events are born in this generation, so the
+    histories of earlier generations can be rebuilt from this one, whatever arrives late. Equal events are all
+    kept, but a file that an earlier append has read is refused. The order of the input doesn't matter: events
+    of one user and one time are in the order of their columns' values.
+
+    Args:
+      store: The store's folder; it is made by the first append.
+      data: Files, folders or patterns of CSV, Parquet or JSON lines.
+      spec: The description of the columns; the first append needs it. None: what the first append was given.
+      watermark: A time before which no more events are expected. None: behind the latest event so far.
+      on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each and leaves it out.
+      memory_limit: Bytes of memory for reading. None: half of the available memory. A shard's new events must
+        fit in memory besides.
+      progress: Called with the progress of the stages ``"read"`` and ``"write"``.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ConfigError: There is no spec, or it isn't the store's; or it doesn't fit the table; or the watermark
+        would go back.
+      DataError: A file can't be read, a record is bad, an append has read the file before, or the store is
+        damaged.
+      GmetaError: The store can't be written, or another process writes to it.
+
+    Example:
+      >>> spec = HistorySpec("user", "ts")
+      >>> append_history("histories", "day-1/*.parquet", spec).generation  # doctest: +SKIP
+      1
+      >>> append_history("histories", "day-2/*.parquet").generation  # doctest: +SKIP
+      2
+    """
+    started, store, bad = time.perf_counter(), Path(store), BadRecords(check_on_bad(on_bad))
+    files = [data] if isinstance(data, str | os.PathLike) else list(data)
+    before = Generation(store) if current_generation(store) else None
+    chosen = _choose_spec(store, before, spec)
+    with closing(duckdb_engine.connect(memory_limit or memory.default_limit())) as connection:
+        source = TableSource(files, chosen.table(), connection)
+        own = chosen.resolve(source.spec)
+        if before is not None and own.to_json() != before.manifest.spec:
+            raise ConfigError(f"{store} has other columns than {source.path}, or reads them otherwise")
+        with new_generation(store) as (generation, folder):
+            if generation != (before.manifest.generation + 1 if before else 1):
+                raise GmetaError(f"another process has written to {store}: begin anew")
+            spill = EventSpill(folder, own.all_columns, own.shards)
+            source.start_digests()
+            for chunk in source.chunks(bad, progress):
+                spill.add(chunk)
+            if spill.latest is None:
+                raise DataError("every record in it is bad", path=source.path)
+            mark = _move_watermark(before, watermark, spill.latest)
+            _refuse_known(store, source.digests())
+            manifest = _write(folder, generation, own, spill, before, mark, source.digests(), progress)
+    return AppendSummary(
+        generation,
+        spill.events,
+        sum(bad.counts.values()),
+        sum(shard.users for shard in manifest.shards),
+        sum(shard.events for shard in manifest.shards),
+        mark,
+        sum(shard.bytes for shard in manifest.shards),
+        sum(shard.index_bytes for shard in manifest.shards),
+        time.perf_counter() - started,
+    )
+
+
+def _choose_spec(store: Path, before: Generation | None, given: HistorySpec | None) -> HistorySpec:
+    if given is not None:
+        return given
+    if before is None:
+        raise ConfigError(
+            f"{store} has no events yet: name the columns of users and times, with --user and --time, or "
+            "a --spec"
+        )
+    return HistorySpec.from_json(before.manifest.spec)
+
+
+def _move_watermark(before: Generation | None, given: int | None, latest: int) -> int:
+    """Return the new watermark: the given one, or behind the latest event; it never goes back."""
+    last = before.manifest.watermark if before else None
+    if given is None:
+        return latest + 1 if last is None else max(last, latest + 1)
+    if last is not None and given < last:
+        raise ConfigError(f"watermark {given} is earlier than {last}, that of the store")
+    return given
+
+
+def _refuse_known(store: Path, inputs: Mapping[str, str]) -> None:
+    """Refuse files that an earlier append has read: their events would be there twice."""
+    for number in generations(store):
+        known = set(HistoryManifest.load(store, number).inputs.values())
+        for name, digest in inputs.items():
+            if digest in known:
+                raise DataError(
+                    f"generation {number} holds the events of {name} already",
+                    path=store,
+                    advice="leave the file out",
+                )
+
+
+def _write(
+    folder: Path,
+    generation: int,
+    spec: HistorySpec,
+    spill: EventSpill,
+    before: Generation | None,
+    watermark: int,
+    inputs: Mapping[str, str],
+    progress: Progress,
+) -> HistoryManifest:
+    columns, shards, reads, done = spec.all_columns, [], set[int](), 0
+    groups = [[columns.index(name) for name in names] for names in spec.groups.values()]
+    for number in range(spec.shards):
+        rows = spill.take(number)
+        written = write_shard(
+            folder,
+            number,
+            generation,
+            rows,
+            groups,
+            spec.stripe_events,
+            _read_earlier(before, number),
+        )
+        shards.append(written.shard)
+        reads |= written.reads
+        done += len(rows)
+        progress("write", done, spill.events)
+    manifest = HistoryManifest(
+        generation,
+        spec.group_columns(),
+        tuple(shards),
+        watermark,
+        inputs,
+        tuple(sorted(reads)),
+        spec.to_json(),
+    )
+    manifest.save(folder)
+    return manifest
+
+
+def _read_earlier(before: Generation | None, shard: int) -> Earlier:
+    if before is None:
+        return Earlier(Index(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, PLACE)), {})
+    with closing(before.open(shard)) as reader:
+        return Earlier(reader.index(), before.files(shard))

@@ -1,0 +1,64 @@
+"""Events of an append on the disk, divided by shard, in the order in which they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.data.history_manifest import user_shards
+from gmeta.preprocess.columns import Columns, single
+from gmeta.preprocess.history.stripe import as_words
+
+
+class EventSpill:
+    """Rows of 64-bit words in a file for each shard.
+
+    Args:
+      folder: An empty folder.
+      columns: Names of the columns, the user and the time first.
+      shards: How many shards there are.
+
+    Attributes:
+      events: How many have been added.
+      latest: The latest time among them; None before the first.
+    """
+
+    def __init__(self, folder: Path, columns: Sequence[str], shards: int) -> None:
+        self._folder, self._columns, self._shards = folder, columns, shards
+        self.events = 0
+        self.latest: int | None = None
+
+    def add(self, chunk: Columns) -> None:
+        """Add events.
+
+        Raises:
+          OSError: The disk is full.
+        """
+        words = np.stack([as_words(single(chunk, name)) for name in self._columns], axis=1)
+        if not len(words):
+            return
+        shard = user_shards(words[:, 0], self._shards)
+        order = np.argsort(shard, kind="stable")
+        words = words[order]
+        edges = np.searchsorted(shard[order], np.arange(self._shards + 1))
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            with self._path(number).open("ab") as file:
+                file.write(words[edges[number] : edges[number + 1]].tobytes())
+        self.events += len(words)
+        last = int(words[:, 1].max())
+        self.latest = last if self.latest is None else max(self.latest, last)
+
+    def take(self, shard: int) -> NDArray[np.int64]:
+        """Return a shard's events, (N, columns), ordered by all their columns, and forget them."""
+        path = self._path(shard)
+        if not path.exists():
+            return np.empty((0, len(self._columns)), np.int64)
+        rows = np.fromfile(path, np.int64).reshape(-1, len(self._columns))
+        path.unlink()
+        return rows[np.lexsort(rows.T[::-1])]
+
+    def _path(self, shard: int) -> Path:
+        return self._folder / f"shard-{shard:05d}.rows"

@@ -1,0 +1,126 @@
+"""Opens a generation of a store, and moves the store to a new one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gmeta.core.data.history_manifest import (
+    CURRENT,
+    GENERATIONS,
+    HistoryManifest,
+    current_generation,
+    generation_folder,
+    shard_files,
+)
+from gmeta.core.errors import DataError
+from gmeta.core.files import sync, write_atomically
+from gmeta.core.staging import explain_write_errors, lock_file
+from gmeta.preprocess.history.shard_reader import ShardReader
+
+
+class Generation:
+    """A generation of a store, to read.
+
+    Args:
+      store: The store's folder.
+      number: The generation's number; None: the newest.
+
+    Attributes:
+      manifest: Its manifest.
+
+    Raises:
+      DataError: There is no such store or generation, or its manifest is damaged.
+    """
+
+    def __init__(self, store: Path, number: int | None = None) -> None:
+        newest = current_generation(store)
+        if not newest:
+            raise DataError(
+                "there is no store of histories here",
+                path=store,
+                advice="make one with `gmeta history append`",
+            )
+        number = newest if number is None else number
+        if not 1 <= number <= newest or not generation_folder(store, number).exists():
+            raise DataError(
+                f"there is no generation {number}; it has {_ranges(generations(store))}",
+                path=store,
+            )
+        self.store = store
+        self.manifest = HistoryManifest.load(store, number)
+
+    def files(self, shard: int) -> dict[int, Path]:
+        """Return the number of each file that a shard's index may name -> its path."""
+        return {
+            number: shard_files(generation_folder(self.store, number), shard)[0]
+            for number in self.manifest.reads
+        }
+
+    def open(self, shard: int) -> ShardReader:
+        """Return a reader of a shard.
+
+        Raises:
+          DataError: The index is missing, or isn't the one that the manifest means.
+        """
+        path = shard_files(generation_folder(self.store, self.manifest.generation), shard)[1]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"can't read it: {error.strerror}", path=path) from error
+        if hashlib.sha256(data).hexdigest() != self.manifest.shards[shard].index_sha256:
+            raise DataError(
+                "its SHA-256 isn't the one in the manifest",
+                path=path,
+                advice="restore the file, or take another generation",
+            )
+        return ShardReader(data, self.files(shard), where=str(path))
+
+
+def generations(store: Path) -> list[int]:
+    """Return the numbers of the generations that a store has, ascending."""
+    newest = current_generation(store)
+    found = (int(path.name) for path in (store / GENERATIONS).glob("[0-9]*"))
+    return sorted(number for number in found if number <= newest)
+
+
+@contextmanager
+def new_generation(store: Path) -> Iterator[tuple[int, Path]]:
+    """Fill the folder of a store's next generation, and move CURRENT to it at the end.
+
+    One process at a time does so. Whatever ends it leaves the store at the generation that it had; what it
+    had written is removed at the latest when the next one begins.
+
+    Yields:
+      The generation's number, and an empty folder to fill.
+
+    Raises:
+      GmetaError: Another process writes to the store, or the disk is full.
+    """
+    with explain_write_errors(store):
+        store.mkdir(parents=True, exist_ok=True)
+        with lock_file(store / ".lock", f"another process writes to {store}: wait for it, or end it"):
+            number = current_generation(store) + 1
+            final = generation_folder(store, number)
+            partial = final.with_name(f".{final.name}.partial")
+            for left in (partial, final):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            partial.mkdir(parents=True)
+            try:
+                yield number, partial
+                sync(partial)
+                partial.rename(final)
+                sync(final.parent)
+                write_atomically(store / CURRENT, f"{number}\n")
+                sync(store)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _ranges(numbers: list[int]) -> str:
+    if not numbers:
+        return "none"
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 8 else ", ".join(map(str, numbers))

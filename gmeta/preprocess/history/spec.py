@@ -1,0 +1,137 @@
+"""The description of a store of histories: its columns, their groups, and how it is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.data.schema import Column
+from gmeta.core.errors import ConfigError
+from gmeta.core.settings import from_mapping, load_toml
+from gmeta.preprocess.history.stripe import MAX_EVENTS
+from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
+
+MAX_SHARDS = 1 << 16
+EVENTS = "events"
+"""The group of all columns, if a spec names no groups."""
+
+
+@dataclass(frozen=True)
+class HistorySpec:
+    """The columns of events, and how a store keeps them.
+
+    Attributes:
+      user: The column of users; text is hashed.
+      time: The column of times, int64 in any unit; dates and timestamps become microseconds since 1970.
+      columns: Name -> column: how columns are read. Without groups, these are the columns that are kept, and
+        empty means all of numbers and text. The user and the time are kept in any case.
+      groups: Group -> names of its columns, which are kept; each is in one group. A reader that needs one
+        group doesn't read the others. Empty: one group, ``"events"``, of all columns.
+      shards: How many files a generation has: a shard's events of an append must fit in memory.
+      stripe_events: Most events of a stripe, 1 to 65,536. A longer stripe takes fewer bytes an event, and
+        more are read of it if only some of its events are wanted.
+      csv: The format of CSV files.
+
+    Raises:
+      ConfigError: A value is outside its range, or a group names what isn't there.
+
+    Example:
+      >>> spec = HistorySpec("user", "ts", groups={"item": ("item", "action"), "rest": ("price",)})
+      >>> HistorySpec("user", "ts", stripe_events=0)
+      Traceback (most recent call last):
+      gmeta.core.errors.ConfigError: stripe_events must lie in [1, 65536], got 0
+    """
+
+    user: str
+    time: str
+    columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shards: int = 16
+    stripe_events: int = 256
+    csv: CsvForm = field(default_factory=CsvForm)
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("shards", self.shards, MAX_SHARDS),
+            ("stripe_events", self.stripe_events, MAX_EVENTS),
+        ):
+            if not 1 <= value <= most:
+                raise ConfigError(f"{name} must lie in [1, {most}], got {value}")
+        if self.user == self.time:
+            raise ConfigError(f"user and time are both column {self.user!r}")
+        own = [name for names in self.groups.values() for name in names]
+        twice = sorted({name for name in own if own.count(name) > 1 or name in (self.user, self.time)})
+        if twice:
+            raise ConfigError(
+                f"groups: {', '.join(twice)}: each column is in one group, the user and the time in all"
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> HistorySpec:
+        """Read a TOML file.
+
+        Raises:
+          ConfigError: The file can't be read, isn't TOML, or has invalid content.
+        """
+        return load_toml(cls, path)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> HistorySpec:
+        """Read a spec from what `to_json` returns."""
+        return from_mapping(cls, value, where="the store's spec")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the spec as JSON values."""
+        columns = {name: asdict(column) for name, column in self.columns.items()}
+        groups = {name: list(names) for name, names in self.groups.items()}
+        csv = {**asdict(self.csv), "names": list(self.csv.names)}
+        return {**asdict(self), "columns": columns, "groups": groups, "csv": csv}
+
+    def table(self) -> TableSpec:
+        """Return the spec of the table that events are read from."""
+        grouped = {
+            name: self.columns.get(name, ColumnSpec()) for names in self.groups.values() for name in names
+        }
+        return TableSpec(self.user, time=self.time, columns={**grouped, **self.columns}, csv=self.csv)
+
+    def resolve(self, table: TableSpec) -> HistorySpec:
+        """Return the spec with every column and group named.
+
+        Args:
+          table: What `TableSpec.resolve` returned for `table`.
+
+        Raises:
+          ConfigError: A column holds lists, the time isn't int64, or no group has a column.
+        """
+        lists = [name for name, column in table.columns.items() if column.is_list]
+        if lists:
+            raise ConfigError(
+                f"column {lists[0]!r} holds lists, and an event has one value in each column: leave it out, "
+                "or write an event for each value"
+            )
+        if table.columns[self.time].dtype != "int64":
+            raise ConfigError(
+                f"column {self.time!r} is the time and must be an int64, got {table.columns[self.time].dtype}"
+            )
+        own = [name for name in table.columns if name not in (self.user, self.time)]
+        groups = dict(self.groups) or {EVENTS: tuple(own)}
+        absent = sorted(set(own) - {name for names in groups.values() for name in names})
+        if absent:
+            raise ConfigError(f"groups: no group has column {', '.join(absent)}")
+        return HistorySpec(
+            self.user, self.time, dict(table.columns), groups, self.shards, self.stripe_events, self.csv
+        )
+
+    @property
+    def all_columns(self) -> list[str]:
+        """The user, the time, and the columns of all groups; only of a spec that `resolve` returned."""
+        return [self.user, self.time, *(name for names in self.groups.values() for name in names)]
+
+    def group_columns(self) -> dict[str, tuple[Column, ...]]:
+        """Return group -> its columns; only of a spec that `resolve` returned."""
+        return {
+            group: tuple(Column(name, self.columns[name].dtype or "int64") for name in names)
+            for group, names in self.groups.items()
+        }

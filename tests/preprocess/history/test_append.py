@@ -1,0 +1,207 @@
+"""Appends to a store of histories: what every later generation rebuilds, and which bytes are written."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmeta.core.data.history_manifest import HistoryManifest, generation_folder, user_shards
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.preprocess import ColumnSpec, HistorySpec, append_history
+from gmeta.preprocess.history import stripe_layout
+from gmeta.preprocess.history.generation import Generation, new_generation
+from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.stripe_layout import MOST_PARTIAL
+from gmeta.preprocess.history.verify import verify_history
+from gmeta.testing.reference.io.history import Event, draw_day, history_of, write_day
+
+SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=3, stripe_events=4)
+
+
+def append_days(folder, days, spec=SPEC):
+    for number, events in enumerate(days):
+        append_history(folder / "store", write_day(folder / f"{number}.parquet", events), spec)
+    return folder / "store"
+
+
+def found_by(store, users, **moment):
+    what = read_histories(store, users, ["ts", "born", "item"], **moment)
+    cost = read_histories(store, users, ["price"], **moment)
+    np.testing.assert_array_equal(what.row_splits, cost.row_splits)
+    columns = [
+        *(what.columns[name].tolist() for name in ("ts", "born", "item")),
+        cost.columns["price"].tolist(),
+    ]
+    rows = list(zip(*columns, strict=True))
+    return [rows[a:b] for a, b in zip(what.row_splits, what.row_splits[1:], strict=False)]
+
+
+EVENTS = st.builds(
+    Event,
+    user=st.integers(-2, 2) | st.just(-(2**63)),
+    ts=st.integers(0, 12),
+    item=st.integers(0, 2) | st.integers(-(2**63), 2**63 - 1),
+    price=st.sampled_from([0.0, 0.25, 3.5]),
+)
+DAYS = st.lists(st.lists(EVENTS, min_size=1, max_size=12), min_size=1, max_size=5)
+
+
+@settings(max_examples=20)
+@given(
+    partial=st.integers(1, 3),
+    days=DAYS,
+    start=st.integers(0, 12),
+    until=st.integers(0, 13),
+    longest=st.integers(0, 9),
+)
+def test_every_later_generation_rebuilds_the_history(tmp_path_factory, partial, days, start, until, longest):
+    # A file that was read before is refused, so a day that repeats another has one event more.
+    days = [[*events, Event(99, number, 0, 0.0)] for number, events in enumerate(days)]
+    folder = tmp_path_factory.mktemp("days")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stripe_layout, "MOST_PARTIAL", partial)  # so that few days join stripes
+        store = append_days(folder, days)
+    users = [*{event.user for events in days for event in events}, 1234]
+    for later in range(1, len(days) + 1):
+        assert verify_history(store, later).faults == ()
+        opened = Generation(store, later)
+        for then in range(1, later + 1):
+            moment = {"start": start, "until": until, "generation": then, "longest": longest}
+            assert found_by(opened, users, **moment) == [history_of(days, user, **moment) for user in users]
+
+
+def test_events_that_come_later_change_no_history(tmp_path):
+    days = [draw_day(number, 200, day=number) for number in range(1, 4)]
+    store = append_days(tmp_path, days)
+    moment = {"until": 2500, "generation": 2}
+    before = found_by(Generation(store, 2), range(30), **moment)
+    late = [Event(user, 100, 7, 0.5) for user in range(30)]
+    append_history(store, write_day(tmp_path / "late.parquet", late))
+    assert found_by(Generation(store), range(30), **moment) == before
+    assert found_by(Generation(store), [3])[0][0] == (100, 4, 7, 0.5)
+
+
+def test_an_append_writes_no_full_stripe_anew(tmp_path):
+    days = [[Event(5, 10 * day + number, 1, 0.5) for number in range(6)] for day in range(2 * MOST_PARTIAL)]
+    store = append_days(tmp_path, days)
+    seen = {}
+    for number in range(1, len(days) + 1):
+        opened = Generation(store, number)
+        with_five = int(user_shards(np.array([5]), 3)[0])
+        places = opened.open(with_five).index().places
+        full = {(place["file"], place["offset"]) for place in places if place["events"] == 4}
+        assert set(seen) <= full  # where they were
+        seen |= dict.fromkeys(full)
+        for group in (0, 1):
+            partly = (places["group"] == group) & (places["events"] < 4)
+            assert partly.sum() <= MOST_PARTIAL
+        assert opened.manifest.shards[with_five].events == 6 * number
+    assert Generation(store).manifest.reads == tuple(range(1, 2 * MOST_PARTIAL + 1))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "shuffled"])
+def test_neither_order_nor_format_of_the_input_changes_a_byte(tmp_path, form):
+    days = [draw_day(number, 300, day=number) for number in (1, 2)]
+    contents = []
+    for name in ("parquet", form):
+        store = tmp_path / f"store-{name}"
+        for number, events in enumerate(days):
+            if name == "shuffled":
+                events = random.Random(number).sample(events, len(events))
+            path = write_day(tmp_path / f"{name}-{number}.parquet", events)
+            if name == "csv":
+                csv.write_csv(pq.read_table(path), path := path.with_suffix(".csv"))
+            if name == "jsonl":
+                rows = pq.read_table(path).to_pylist()
+                path = path.with_suffix(".jsonl")
+                path.write_text("".join(f"{row}\n".replace("'", '"') for row in rows))
+            append_history(store, path, SPEC)
+        files = sorted(store.glob("generations/*/shard-*"))
+        assert len(files) == 12
+        contents.append([(path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files])
+    assert contents[0] == contents[1]
+
+
+def test_the_shard_of_a_user_is_pinned():
+    """Stores that are written elsewhere and later have these shards too."""
+    assert user_shards(np.array([-(2**63), -1, 0, 1, 2, 12345]), 16).tolist() == [4, 14, 14, 9, 9, 2]
+
+
+def test_the_watermark_follows_the_latest_event_and_never_goes_back(tmp_path):
+    store = append_days(tmp_path, [[Event(1, 50, 1, 0.0)], [Event(1, 20, 1, 0.0)]])
+    assert [Generation(store, number).manifest.watermark for number in (1, 2)] == [51, 51]
+    day = write_day(tmp_path / "day.parquet", [Event(1, 60, 1, 0.0)])
+    with pytest.raises(ConfigError, match="watermark 50 is earlier than 51"):
+        append_history(store, day, watermark=50)
+    assert append_history(store, day, watermark=55).watermark == 55
+
+
+def test_what_does_not_fit_the_store_is_refused(tmp_path):
+    day = write_day(tmp_path / "day.parquet", draw_day(0, 50))
+    with pytest.raises(ConfigError, match="has no events yet: name the columns of users and times"):
+        append_history(tmp_path / "store", day)
+    part = {"what": ("item",)}
+    with pytest.raises(ConfigError, match="no group has column price"):
+        append_history(
+            tmp_path / "store", day, HistorySpec("user", "ts", columns={"price": ColumnSpec()}, groups=part)
+        )
+    with pytest.raises(ConfigError, match="no column 'cost' in the table; it has user, ts, item, price"):
+        append_history(
+            tmp_path / "store", day, HistorySpec("user", "ts", groups={"a": ("item", "price", "cost")})
+        )
+    assert not (tmp_path / "store").exists()
+    append_history(tmp_path / "store", day, SPEC)
+    with pytest.raises(DataError, match=r"generation 1 holds the events of day.parquet already"):
+        append_history(tmp_path / "store", day)
+    other = write_day(tmp_path / "other.parquet", draw_day(1, 50))
+    with pytest.raises(ConfigError, match="has other columns"):
+        append_history(tmp_path / "store", other, HistorySpec("user", "ts"))
+    with pytest.raises(DataError, match="there is no generation 3; it has 1"):
+        Generation(tmp_path / "store", 3)
+    with pytest.raises(DataError, match="user 4: generation 2 is asked for, and this is 1"):
+        read_histories(Generation(tmp_path / "store"), [4], ["item"], generation=2)
+    with pytest.raises(ConfigError, match="of several groups"):
+        read_histories(Generation(tmp_path / "store"), [4], ["item", "price"])
+    with pytest.raises(ConfigError, match="has no column 'clicks'; it has ts, born; group what has item"):
+        read_histories(Generation(tmp_path / "store"), [4], ["clicks"])
+    assert HistoryManifest.load(tmp_path / "store", 1).generation == 1
+
+
+def test_two_processes_do_not_write_at_once(tmp_path):
+    with new_generation(tmp_path / "store"), pytest.raises(GmetaError, match="another process writes to"):
+        append_days(tmp_path, [draw_day(0, 5)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shards": 0}, r"shards must lie in \[1, 65536\], got 0"),
+        ({"stripe_events": 1 << 17}, r"stripe_events must lie in \[1, 65536\], got 131072"),
+        ({"time": "user"}, "user and time are both column 'user'"),
+        ({"groups": {"a": ("x",), "b": ("x",)}}, "groups: x: each column is in one group"),
+    ],
+)
+def test_a_spec_says_what_is_wrong_with_it(change, message):
+    with pytest.raises(ConfigError, match=message):
+        HistorySpec(**{"user": "user", "time": "ts", **change})
+
+
+def test_columns_of_lists_and_times_that_are_no_int64_are_refused(tmp_path):
+    path = tmp_path / "day.jsonl"
+    path.write_text('{"user": 1, "ts": 1.5, "items": [1, 2]}\n')
+    with pytest.raises(ConfigError, match="'items' holds lists"):
+        append_history(tmp_path / "store", path, HistorySpec("user", "ts"))
+    assert not generation_folder(tmp_path / "store", 1).exists()
+
+
+def test_groups_say_which_columns_are_kept(tmp_path):
+    day = write_day(tmp_path / "day.parquet", draw_day(0, 50))
+    append_history(tmp_path / "store", day, HistorySpec("user", "ts", groups={"what": ("item",)}))
+    assert [column.name for column in Generation(tmp_path / "store").manifest.groups["what"]] == ["item"]

@@ -1,0 +1,190 @@
+"""A store that is damaged, or whose writer was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from gmeta.cli import main
+from gmeta.core.data.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
+from gmeta.core.errors import DataError, GmetaError
+from gmeta.preprocess import HistorySpec, append_history
+from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.verify import verify_history
+from gmeta.testing.reference.io.history import draw_day, write_day
+
+SPEC = HistorySpec("user", "ts", shards=2, stripe_events=8)
+USERS = range(30)
+
+
+@pytest.fixture
+def store(tmp_path):
+    for day in (1, 2):
+        path = write_day(tmp_path / f"{day}.parquet", draw_day(day, 200, day=day))
+        append_history(tmp_path / "store", path, SPEC)
+    return tmp_path / "store"
+
+
+def everything(store):
+    return read_histories(Generation(store), USERS, ["ts", "born", "item", "price"])
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_a_damaged_stripe_is_named_by_file_offset_and_user(store):
+    path = shard_files(generation_folder(store, 1), 0)[0]
+    flip(path, 100)
+    faults = verify_history(store).faults
+    assert len(faults) == 1
+    assert str(path) in faults[0]
+    assert "user" in faults[0]
+    assert "doesn't match its checksum" in faults[0]
+    with pytest.raises(DataError, match=r"shard-00000.events at byte \d+: user \d+, stripe of \d+ bytes: "):
+        everything(store)
+
+
+def test_every_byte_of_a_stripe_is_under_a_checksum(store):
+    path = shard_files(generation_folder(store, 2), 1)[0]
+    sound = path.read_bytes()
+    for at in range(0, len(sound), 41):
+        flip(path, at)
+        assert len(verify_history(store).faults) == 1, at
+        path.write_bytes(sound)
+
+
+def test_a_damaged_index_is_found_before_it_is_used(store):
+    path = shard_files(generation_folder(store, 2), 0)[1]
+    flip(path, 50)
+    assert "its SHA-256 isn't the one in the manifest" in verify_history(store).faults[0]
+    with pytest.raises(DataError, match="its SHA-256 isn't the one in the manifest"):
+        everything(store)
+    assert verify_history(store, 1).faults == ()
+
+
+def test_files_that_are_gone_are_named(store):
+    shard_files(generation_folder(store, 1), 0)[0].unlink()
+    assert all("the file isn't there" in fault for fault in verify_history(store).faults)
+    with pytest.raises(DataError, match="it ends early"):
+        everything(store)
+    shard_files(generation_folder(store, 2), 1)[1].unlink()
+    with pytest.raises(DataError, match="can't read it: No such file"):
+        Generation(store).open(1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda value: value.update(watermark=5), "its digest doesn't match its content"),
+        (lambda value: value.update(version=9), "a manifest of version 9, this gmeta reads version 1"),
+        (lambda value: value.update(format="x"), "not a gmeta-histories manifest"),
+        (lambda value: value["shards"][0].update(events=-1), "events must be a whole number"),
+        (lambda value: value.pop("groups"), "groups"),
+    ],
+)
+def test_an_edited_manifest_is_refused(store, edit, message):
+    path = generation_folder(store, 2) / "manifest.json"
+    value = json.loads(path.read_text())
+    edit(value)
+    path.write_text(json.dumps(value))
+    with pytest.raises(DataError, match=message):
+        HistoryManifest.load(store, 2)
+
+
+def test_a_damaged_pointer_is_refused(store):
+    (store / CURRENT).write_text("two")
+    with pytest.raises(DataError, match="it holds 'two' in place of a number"):
+        Generation(store)
+
+
+POINTS = ("fsync", "rename", "replace", "mkdir")
+
+
+def killed_at(count, work):
+    """Run `work` in a process that dies before its `count`-th change of the disk; return whether it died."""
+    child = os.fork()
+    if child == 0:
+        left = [count]
+
+        def dying(real):
+            def call(*arguments, **named):
+                left[0] -= 1
+                if left[0] == 0:
+                    os._exit(9)
+                return real(*arguments, **named)
+
+            return call
+
+        for name in POINTS:
+            setattr(os, name, dying(getattr(os, name)))
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store):
+    before = everything(store)
+    day = write_day(tmp_path / "day.parquet", draw_day(5, 200, day=3))
+    points = 0
+    while killed_at(points + 1, lambda: append_history(store, day)):
+        points += 1
+        number = Generation(store).manifest.generation
+        assert verify_history(store).faults == ()
+        if number == 2:
+            assert all(
+                (everything(store).columns[name] == before.columns[name]).all() for name in before.columns
+            )
+        else:
+            assert number == 3
+            (store / CURRENT).write_text("2\n")  # so that the next one appends it again
+    assert points >= 10  # two files of two shards, the manifest, the generation and CURRENT
+    assert Generation(store).manifest.generation == 3
+    assert verify_history(store).faults == ()
+    assert len(everything(store).columns["ts"]) == 600
+
+
+def test_a_full_disk_leaves_the_store_as_it_was(tmp_path, store, monkeypatch):
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    day = write_day(tmp_path / "day.parquet", draw_day(5, 20))
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(GmetaError, match=r"can't write .*store.*: No space left on device"):
+        append_history(store, day)
+    monkeypatch.undo()
+    assert sorted(path.name for path in (store / "generations").iterdir()) == ["00000001", "00000002"]
+    assert append_history(store, day).generation == 3
+
+
+def test_the_commands(tmp_path):
+    def run(*arguments):
+        return CliRunner().invoke(main, ["history", *map(str, arguments)])
+
+    day = write_day(tmp_path / "day.parquet", draw_day(5, 400))
+    refused = run("append", tmp_path / "s", "--data", day, "--user", "user")
+    assert refused.exit_code == 2
+    assert "--user is of a new store, which needs --user and --time too" in refused.stderr
+    made = run("append", tmp_path / "s", "--data", day, "--user", "user", "--time", "ts", "--shards", 2)
+    assert made.exit_code == 0, made.output
+    assert "generation 1: 400 events" in made.output
+    assert "has 400 events of 30 users" in made.output
+    assert run("verify", tmp_path / "s").exit_code == 0
+    shown = run("show", tmp_path / "s", "--user", 3, "--longest", 2, "--until", 1800)
+    history = [event for event in sorted(draw_day(5, 400)) if event.user == 3 and event.ts < 1800]
+    assert shown.output.split()[:7] == ["events:", "2", "events", "ts", "born", "item", "price"]
+    assert [line.split()[0] for line in shown.output.splitlines()[2:]] == [str(e.ts) for e in history[-2:]]
+    flip(shard_files(generation_folder(tmp_path / "s", 1), 1)[0], 100)
+    damaged = run("verify", tmp_path / "s")
+    assert damaged.exit_code == 1
+    assert "damaged: " in damaged.output
+    assert "1 of them damaged" in damaged.output
