@@ -106,8 +106,9 @@ def verify(store: Path, generation: int | None) -> None:
 @_generation
 def show(store: Path, user: int, until: int | None, longest: int, generation: int | None) -> None:
     """Print a user's history, oldest event first, as a store or one of its generations has it."""
+    from gmeta.core.data.history_manifest import BIRTH
     from gmeta.preprocess.history.generation import Generation
-    from gmeta.preprocess.history.named_histories import BIRTH, read_histories
+    from gmeta.preprocess.history.named_histories import read_histories
 
     opened = Generation(store)
     if longest < 0:

@@ -10,6 +10,7 @@
   whether training waits for its data.
 - `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
 - `balance_over_ranks` and `balanced_elements` redistribute groups so that all ranks have equal work.
+- `HistoryStore` rebuilds users' histories as they were at a moment.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
@@ -28,6 +29,7 @@ from gmeta.io.features import (
     RocksDBSource,
     join_features,
 )
+from gmeta.io.histories.store import HistoryStore
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats
 from gmeta.io.readers import data_service
 from gmeta.io.readers.epoch import EpochPlan
@@ -51,6 +53,7 @@ __all__ = [
     "FetchPolicy",
     "Flag",
     "HBaseSource",
+    "HistoryStore",
     "OneEpoch",
     "ReadOptions",
     "ReaderCounts",

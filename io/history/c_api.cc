@@ -69,3 +69,8 @@ GMETA_EXPORT int32_t gmeta_history_read(const char* bytes, int64_t size, int64_t
   }
   return static_cast<int32_t>(fault);
 }
+
+// Returns words for a StripeFault.
+GMETA_EXPORT const char* gmeta_history_describe_stripe(int32_t fault) {
+  return gmeta::history::Describe(static_cast<StripeFault>(fault));
+}

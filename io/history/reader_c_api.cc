@@ -145,3 +145,8 @@ GMETA_EXPORT void gmeta_history_reader_reads(const Reader* reader, int64_t* read
   *reads = static_cast<int64_t>(reader->snapshot.reads());
   *bytes = static_cast<int64_t>(reader->snapshot.bytes());
 }
+
+// Returns words for an IndexFault.
+GMETA_EXPORT const char* gmeta_history_describe_index(int32_t fault) {
+  return gmeta::history::Describe(static_cast<IndexFault>(fault));
+}

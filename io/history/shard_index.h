@@ -65,6 +65,19 @@ enum class IndexFault : int {
   kBadContent,  // users or stripes aren't in order, or a place can't be
 };
 
+inline const char* Describe(IndexFault fault) {
+  static constexpr const char* kWords[] = {
+      "it is sound",
+      "it isn't an index of histories",
+      "its version isn't known here: a newer gmeta wrote it",
+      "it ends early, or goes on behind its end",
+      "its header doesn't match its checksum",
+      "a block is damaged",
+      "its users or stripes aren't in order",
+  };
+  return kWords[static_cast<int>(fault)];
+}
+
 struct IndexHeader {
   char magic[4] = {'G', 'H', 'I', 'X'};
   uint32_t version = 1;

@@ -42,6 +42,20 @@ enum class StripeFault : int {
   kBadColumn,     // a column matches its checksum and isn't well-formed
 };
 
+// Words for a fault, behind "it" or a stripe's place.
+inline const char* Describe(StripeFault fault) {
+  static constexpr const char* kWords[] = {
+      "it is sound",
+      "it isn't a stripe of events",
+      "its version isn't known here: a newer gmeta wrote it",
+      "it ends early",
+      "its directory doesn't match its checksum",
+      "a column doesn't match its checksum",
+      "a column is malformed",
+  };
+  return kWords[static_cast<int>(fault)];
+}
+
 struct StripeHeader {
   char magic[4] = {'G', 'H', 'S', 'T'};
   uint16_t version = 1;

@@ -14,19 +14,22 @@ A generation appears by a rename, and CURRENT moves to it by another. Its files 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manifest_file
-from gmeta.core.data.schema import Column
+from gmeta.core.data.schema import Column, DType
 from gmeta.core.data.splitmix import range_of, splitmix64
-from gmeta.core.errors import DataError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import ReadablePath
 from gmeta.core.json_values import MOST, items, mapping, short, text, whole, wholes
+
+BIRTH = "born"
+"""The name by which readers ask for the generation that first held an event."""
 
 CURRENT, GENERATIONS = "CURRENT", "generations"
 FORMAT, VERSION = "gmeta-histories", 1
@@ -63,6 +66,20 @@ class HistoryShard:
         text(shard.sha256, "sha256")
         text(shard.index_sha256, "index_sha256")
         return shard
+
+
+class StripeColumn(NamedTuple):
+    """A column of a group's stripes.
+
+    Attributes:
+      name: Its name.
+      number: Its number in the stripes.
+      dtype: Its type.
+    """
+
+    name: str
+    number: int
+    dtype: DType
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,32 @@ class HistoryManifest(SealedManifest):
             "spec": dict(self.spec),
             "shards": [asdict(shard) for shard in self.shards],
         }
+
+    def find(self, columns: Sequence[str]) -> tuple[int, list[StripeColumn]]:
+        """Return the number of the group that has all of these columns, and the columns.
+
+        The time and ``"born"`` are in every group.
+
+        Raises:
+          ConfigError: A column isn't there, or they are of several groups.
+        """
+        both = [self.spec["time"], BIRTH]
+        for number, own in enumerate(self.groups.values()):
+            every = [StripeColumn(name, at, "int64") for at, name in enumerate(both)]
+            every += [StripeColumn(column.name, at, column.dtype) for at, column in enumerate(own, 2)]
+            by_name = {column.name: column for column in every}
+            if set(columns) <= by_name.keys():
+                return number, [by_name[name] for name in columns]
+        known = {*both, *(column.name for own in self.groups.values() for column in own)}
+        unknown = [name for name in columns if name not in known]
+        said = "; ".join(f"{name} has {', '.join(c.name for c in own)}" for name, own in self.groups.items())
+        if unknown:
+            raise ConfigError(
+                f"no column {unknown[0]!r} in the histories: all have {', '.join(both)}; {said}"
+            )
+        raise ConfigError(
+            f"columns {', '.join(columns)} are of several groups: read each group alone; {said}"
+        )
 
     @classmethod
     def load(cls, store: ReadablePath, generation: int) -> HistoryManifest:

@@ -27,6 +27,8 @@ _SIGNATURES = {
         _FAULT,
         [_POINTER, *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER), *([_POINTER] * 4)],
     ),
+    "describe_stripe": (ctypes.c_char_p, [_FAULT]),
+    "describe_index": (ctypes.c_char_p, [_FAULT]),
     "reader_reads": (None, [_POINTER, _POINTER, _POINTER]),
 }
 
@@ -49,12 +51,7 @@ def history_library() -> ctypes.CDLL:
     return library
 
 
-STRIPE_FAULTS = {
-    1: "it isn't a stripe of events",
-    2: "its version isn't known here: a newer gmeta wrote it",
-    3: "it ends early",
-    4: "its directory doesn't match its checksum",
-    5: "column {column} doesn't match its checksum",
-    6: "column {column} is malformed",
-}
-"""Words for the native ``StripeFault``."""
+def describe_fault(of: str, fault: int) -> str:
+    """Return words for the native fault of a ``"stripe"`` or an ``"index"``."""
+    words: bytes = getattr(history_library(), f"gmeta_history_describe_{of}")(fault)
+    return words.decode()

@@ -11,13 +11,10 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import user_shards
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import DataError
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.shard_reader import REQUEST, Histories
 from gmeta.preprocess.history.stripe import as_floats
-
-BIRTH = "born"
-"""The name by which readers ask for the generation that first held an event."""
 
 _ALL = np.iinfo(np.int64)
 
@@ -52,7 +49,7 @@ def read_histories(
     Args:
       store: The generation to read.
       users: (R,) int64.
-      columns: Names of columns of one group, the time, or `BIRTH`.
+      columns: Names of columns of one group, the time, or ``"born"``.
       start: The first time that counts, for all or (R,) for each; None: any.
       until: The first time that doesn't, likewise.
       generation: The newest generation whose events count, likewise; None: the one that is read.
@@ -79,38 +76,20 @@ def read_histories(
             path=store.store,
             advice="open a newer generation",
         )
-    group, numbers = find_columns(store, columns)
+    group, chosen = store.manifest.find(columns)
     shard = user_shards(users, len(store.manifest.shards))
     order = np.argsort(shard, kind="stable")
     found = []
     for number in np.unique(shard).tolist():
         with closing(store.open(number)) as reader:
             own = requests[order][shard[order] == number]
-            found.append(reader.scan(own, numbers, group=group, longest=longest))
-    return _name(store, columns, group, _restore(found, order, len(numbers)))
-
-
-def find_columns(store: Generation, columns: Sequence[str]) -> tuple[int, list[int]]:
-    """Return the group that has all of these columns, and their numbers in its stripes.
-
-    Raises:
-      ConfigError: A column isn't there, or they are of several groups.
-    """
-    both = [store.manifest.spec["time"], BIRTH]
-    groups = {name: [*both, *(c.name for c in own)] for name, own in store.manifest.groups.items()}
-    for number, own in enumerate(groups.values()):
-        if set(columns) <= set(own):
-            return number, [own.index(name) for name in columns]
-    known = {name for own in groups.values() for name in own}
-    unknown = [name for name in columns if name not in known]
-    said = "; ".join(f"{name} has {', '.join(own[2:])}" for name, own in groups.items())
-    if unknown:
-        raise ConfigError(
-            f"{store.store} has no column {unknown[0]!r}; it has {', '.join(both)}; group {said}"
-        )
-    raise ConfigError(
-        f"columns {', '.join(columns)} are of several groups: read each group alone; group {said}"
-    )
+            found.append(reader.scan(own, [each.number for each in chosen], group=group, longest=longest))
+    splits, values = _restore(found, order, len(chosen))
+    named = {
+        each.name: as_floats(own) if each.dtype == "float32" else own
+        for each, own in zip(chosen, values, strict=True)
+    }
+    return NamedHistories(splits, named)
 
 
 def _restore(found: Sequence[Histories], order: NDArray[np.int64], columns: int) -> Histories:
@@ -127,13 +106,3 @@ def _restore(found: Sequence[Histories], order: NDArray[np.int64], columns: int)
         joined[into] = np.concatenate([np.empty(0, np.int64), *(each.columns[column] for each in found)])
         values.append(joined)
     return Histories(row_splits, values)
-
-
-def _name(store: Generation, columns: Sequence[str], group: int, found: Histories) -> NamedHistories:
-    own = list(store.manifest.groups.values())[group]
-    floats = {column.name for column in own if column.dtype == "float32"}
-    named = {
-        name: as_floats(values) if name in floats else values
-        for name, values in zip(columns, found.columns, strict=True)
-    }
-    return NamedHistories(found.row_splits, named)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.library import STRIPE_FAULTS, history_library
+from gmeta.preprocess.history.library import describe_fault, history_library
 
 PLACE = np.dtype(
     [
@@ -23,15 +23,6 @@ PLACE = np.dtype(
 
 REQUEST = np.dtype([(name, np.int64) for name in ("user", "start", "until", "generation")])
 """A request for a history: the events with ``start <= time < until`` that `generation` held."""
-
-_FAULTS = {
-    1: "it isn't an index of histories",
-    2: "its version isn't known here: a newer gmeta wrote it",
-    3: "it ends early, or goes on behind its end",
-    4: "its header doesn't match its checksum",
-    5: "a block is damaged",
-    6: "its users or stripes aren't in order",
-}
 
 
 class Index(NamedTuple):
@@ -80,7 +71,9 @@ class ShardReader:
         _need(fault >= 0)
         if fault:
             self.close()
-            raise DataError(_FAULTS[fault], path=where, advice="restore the file, or drop this generation")
+            raise DataError(
+                describe_fault("index", fault), path=where, advice="restore the file, or drop this generation"
+            )
         for number, path in self._files.items():
             done = history_library().gmeta_history_reader_file(self._reader, number, os.fsencode(path))
             _need(done >= 0)
@@ -121,7 +114,7 @@ class ShardReader:
         )
         _need(fault >= 0)
         if fault:
-            raise self._fault(STRIPE_FAULTS[fault], requests[at.value], place[0])
+            raise self._fault(describe_fault("stripe", fault), requests[at.value], place[0])
         size = int(row_splits[-1])
         return Histories(row_splits, [_copy(values[number], size) for number in range(len(chosen))])
 
@@ -145,7 +138,7 @@ class ShardReader:
                 path=self._where,
             )
         return DataError(
-            f"user {request['user']}, stripe of {place['bytes']:,} bytes: {said.format(column='of it')}",
+            f"user {request['user']}, stripe of {place['bytes']:,} bytes: {said}",
             path=path,
             offset=int(place["offset"]),
             advice="`gmeta history verify` finds all damage",

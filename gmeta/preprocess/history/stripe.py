@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.library import STRIPE_FAULTS, history_library
+from gmeta.preprocess.history.library import describe_fault, history_library
 
 MAX_EVENTS = 1 << 16
 """The most events of a stripe."""
@@ -108,7 +108,7 @@ def read_stripe(
         data, len(data), ctypes.byref(count), ctypes.byref(events), ctypes.byref(size)
     )
     if fault:
-        raise DataError(f"{where}: {STRIPE_FAULTS[fault]}")
+        raise DataError(f"{where}: {describe_fault('stripe', fault)}")
     chosen = np.arange(count.value) if columns is None else np.asarray(columns, np.int64)
     beyond = [each for each in chosen.tolist() if each not in range(count.value)]
     if beyond:
@@ -120,7 +120,9 @@ def read_stripe(
         data, len(data), len(found), chosen.ctypes.data, outs, ctypes.byref(at)
     )
     if fault:
-        raise DataError(f"{where}: {STRIPE_FAULTS[fault].format(column=at.value)}")
+        raise DataError(
+            f"{where}: {describe_fault('stripe', fault).replace('a column', f'column {at.value}')}"
+        )
     return found
 
 

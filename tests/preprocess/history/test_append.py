@@ -169,7 +169,10 @@ def test_what_does_not_fit_the_store_is_refused(tmp_path):
         read_histories(Generation(tmp_path / "store"), [4], ["item"], generation=2)
     with pytest.raises(ConfigError, match="of several groups"):
         read_histories(Generation(tmp_path / "store"), [4], ["item", "price"])
-    with pytest.raises(ConfigError, match="has no column 'clicks'; it has ts, born; group what has item"):
+    with pytest.raises(
+        ConfigError,
+        match="no column 'clicks' in the histories: all have ts, born; what has item; cost has price",
+    ):
         read_histories(Generation(tmp_path / "store"), [4], ["clicks"])
     assert HistoryManifest.load(tmp_path / "store", 1).generation == 1
 

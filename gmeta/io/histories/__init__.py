@@ -1,0 +1,3 @@
+"""Readers of stores of users' histories."""
+
+__all__: list[str] = []

@@ -1,0 +1,148 @@
+"""A store of users' histories, read by a native op in any graph (versioned late materialization)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.history_manifest import HistoryManifest, current_generation
+from gmeta.core.data.on_bad import OnBad, check_on_bad
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.native import load_op_library
+from gmeta.io.readers.remote import locate
+
+_LONGEST = 2**63 - 1
+
+
+class HistoryStore:
+    """A generation of a store that `gmeta history append` made, on any file system that TensorFlow reads.
+
+    `read` works in eager code, in a ``tf.function`` and in a dataset's ``map``, also on workers of tf.data
+    service, which need no Python for it. The index of a shard is loaded when the first user of it is read,
+    and stays in memory, up to 2 GiB for the process.
+
+    Args:
+      path: The store's folder.
+      generation: Which generation; None: the newest there is now. Later appends don't change what is read.
+
+    Attributes:
+      generation: The number of the generation.
+      watermark: The time before which all events had arrived.
+      columns: The names of the columns, by group.
+      time: The name of the column of times.
+
+    Raises:
+      DataError: There is no such store or generation, or its manifest is damaged.
+      ConfigError: The file system can't be read from here.
+
+    Example:
+      >>> store = HistoryStore("histories")
+      >>> requests = tf.data.Dataset.from_tensor_slices({"user": users, "time": times}).batch(256)
+      >>> batches = requests.map(
+      ...     lambda r: {**r, "history": store.read(r["user"], ["item"], until=r["time"], longest=1000)},
+      ...     num_parallel_calls=tf.data.AUTOTUNE,
+      ... )
+    """
+
+    def __init__(self, path: str | os.PathLike[str], generation: int | None = None) -> None:
+        self._path = locate(path)
+        newest = current_generation(self._path)
+        if not newest:
+            raise DataError(
+                "there is no store of histories here",
+                path=path,
+                advice="make one with `gmeta history append`",
+            )
+        if generation is not None and not 1 <= generation <= newest:
+            raise DataError(f"there is no generation {generation}; the newest is {newest}", path=path)
+        self._manifest = HistoryManifest.load(self._path, newest if generation is None else generation)
+        self.generation = self._manifest.generation
+        self.watermark = self._manifest.watermark
+        self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
+        self.time: str = self._manifest.spec["time"]
+
+    def read(
+        self,
+        users: Any,
+        columns: Sequence[str],
+        *,
+        until: Any = None,
+        start: Any = None,
+        generation: Any = None,
+        longest: int | None = None,
+        on_bad: OnBad = "raise",
+    ) -> dict[str, tf.RaggedTensor]:
+        """Rebuild histories as they were at a moment.
+
+        A history has the newest ``longest`` of the user's events with ``start <= time < until`` that
+        ``generation`` held, in the order of time and birth. Any later generation gives the same history. Only
+        the stripes that can have these events are read, and of them only these columns are decoded.
+
+        Args:
+          users: (R,) int64, in any order; users of one shard side by side are read at less cost. A user who
+            isn't in the store has no events.
+          columns: Columns of one group, the time, or ``"born"``: the generation that first held an event.
+          until: The first time that doesn't count: (R,) int64, or one for all. None: all times count.
+          start: The first time that counts, likewise.
+          generation: The newest generation whose events count, likewise. None: this one.
+          longest: Most events of a history. None: all.
+          on_bad: ``"raise"`` ends the read at a damaged stripe; ``"skip"`` leaves that history empty.
+
+        Returns:
+          Name -> RaggedTensor (R, None), int64 or float32, all with the same row splits.
+
+        Raises:
+          ConfigError: A column isn't there, or they are of several groups, or an argument is out of range.
+          tf.errors.DataLossError: A stripe is damaged or missing; `gmeta.io.as_data_error` makes one line of
+            it, with file, offset, user and generation.
+          tf.errors.InvalidArgumentError: A generation is later than this one.
+
+        References:
+          Versioned Late Materialization, sections 3.3 and 4.1.
+        """
+        splits, values, _ = self._read(users, columns, until, start, generation, longest, on_bad)
+        return {
+            name: tf.RaggedTensor.from_row_splits(own, splits, validate=False)
+            for name, own in zip(columns, values, strict=True)
+        }
+
+    def _read(
+        self,
+        users: Any,
+        columns: Sequence[str],
+        until: Any,
+        start: Any,
+        generation: Any,
+        longest: int | None,
+        on_bad: OnBad,
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """Return row splits, each column's values, and (reads, bytes, damaged histories)."""
+        if not columns:
+            raise ConfigError("HistoryStore.read: columns is empty: name what is read")
+        group, chosen = self._manifest.find(columns)
+        users = tf.convert_to_tensor(users, tf.int64)
+
+        def spread(given: Any, default: int) -> tf.Tensor:
+            given = tf.cast(default if given is None else given, tf.int64)
+            return tf.broadcast_to(given, tf.shape(users))
+
+        splits, counts, values = load_op_library("io").gmeta_read_histories(
+            users=users,
+            start=spread(start, tf.int64.min),
+            until=spread(until, tf.int64.max),
+            generation=spread(generation, self.generation),
+            store=os.fspath(self._path),
+            digest=self._manifest.digest,
+            opened=self.generation,
+            shards=len(self._manifest.shards),
+            group=group,
+            columns=[column.number for column in chosen],
+            column_types=[tf.as_dtype(column.dtype) for column in chosen],
+            longest=_LONGEST if longest is None else whole_number("longest", longest, least=0),
+            on_bad=check_on_bad(on_bad),
+        )
+        return splits, values, counts

@@ -1,0 +1,183 @@
+// Shards of stores that this process has open, through TensorFlow's file systems.
+//
+// A shard's index is loaded whole, and its files are opened when a stripe in them is wanted. Files
+// of a generation never change, so what is open is shared by all ops of the process. The indexes
+// stay in memory up to a limit; the one that was not used for longest goes first.
+
+#ifndef GMETA_IO_HISTORY_KERNELS_SHARDS_H_
+#define GMETA_IO_HISTORY_KERNELS_SHARDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "io/history/shard_index.h"
+#include "io/history/snapshot.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/errors.h"
+
+namespace gmeta::history {
+
+namespace tf = tensorflow;
+
+// A shard of a generation. Its paths are those of gmeta/core/data/history_manifest.py.
+class OpenShard {
+ public:
+  OpenShard(std::string store, int64_t generation, int64_t shard)
+      : store_(std::move(store)), generation_(generation), shard_(shard) {}
+
+  tf::Status Load() {
+    std::string bytes;
+    TF_RETURN_IF_ERROR(tf::ReadFileToString(tf::Env::Default(), IndexPath(), &bytes));
+    const IndexFault fault = index_.Decode(bytes);
+    if (fault == IndexFault::kNone) return tf::OkStatus();
+    return tf::errors::DataLoss("gmeta: ", IndexPath(), ": ", Describe(fault),
+                                "; restore the file, or take another generation");
+  }
+
+  const ShardIndex& index() const { return index_; }
+  size_t bytes() const {
+    return index_.stripes() * sizeof(StripePlace) + index_.users() * 2 * sizeof(int64_t);
+  }
+  std::string IndexPath() const { return Path(generation_, "index"); }
+  std::string EventsPath(int64_t generation) const { return Path(generation, "events"); }
+
+  // Returns a file of stripes, which is opened once.
+  tf::Status File(int64_t generation, tf::RandomAccessFile** file) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<tf::RandomAccessFile>& own = files_[generation];
+    if (own == nullptr) {
+      TF_RETURN_IF_ERROR(tf::Env::Default()->NewRandomAccessFile(EventsPath(generation), &own));
+    }
+    *file = own.get();
+    return tf::OkStatus();
+  }
+
+ private:
+  std::string Path(int64_t generation, const char* kind) const {
+    return absl::StrFormat("%s/generations/%08d/shard-%05d.%s", store_, generation, shard_, kind);
+  }
+
+  const std::string store_;
+  const int64_t generation_, shard_;
+  ShardIndex index_;
+  std::mutex mutex_;
+  std::map<int64_t, std::unique_ptr<tf::RandomAccessFile>> files_;
+};
+
+// Reads the stripes of one shard; each thread has its own.
+class ShardSource : public StripeSource {
+ public:
+  explicit ShardSource(OpenShard* shard) : shard_(shard) {}
+
+  std::string_view Read(int64_t generation, int64_t offset, size_t bytes) override {
+    tf::RandomAccessFile* file = nullptr;
+    status_ = shard_->File(generation, &file);
+    if (!status_.ok()) return {};
+    buffer_.resize(bytes);
+    absl::string_view found;
+    status_ = file->Read(static_cast<uint64_t>(offset), bytes, &found, buffer_.data());
+    if (tf::errors::IsOutOfRange(status_)) status_ = tf::OkStatus();  // it ended early
+    return status_.ok() ? std::string_view(found.data(), found.size()) : std::string_view();
+  }
+
+  // What the last read said, if it wasn't that the file ends early.
+  const tf::Status& status() const { return status_; }
+
+ private:
+  OpenShard* const shard_;
+  tf::Status status_;
+  std::string buffer_;
+};
+
+class OpenShards {
+ public:
+  static constexpr size_t kMaxBytes = size_t{2} << 30;
+
+  static OpenShards* Of() {
+    static OpenShards* const shards = new OpenShards;
+    return shards;
+  }
+
+  // Returns a shard. `digest` is that of the generation's manifest: another store may be made in
+  // the same folder.
+  tf::Status Get(const std::string& store, const std::string& digest, int64_t generation,
+                 int64_t shard, std::shared_ptr<OpenShard>* found) {
+    auto made = std::make_shared<OpenShard>(store, generation, shard);
+    const std::string path = absl::StrCat(digest, " ", made->IndexPath());
+    std::shared_ptr<Entry> entry;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto known = entries_.find(path);
+      if (known != entries_.end()) {
+        order_.splice(order_.begin(), order_, known->second->place);
+        entry = known->second;
+      } else {
+        order_.push_front(path);
+        entry = std::make_shared<Entry>();
+        entry->place = order_.begin();
+        entries_[path] = entry;
+      }
+    }
+    // The first one loads it, and others wait for it alone.
+    const std::lock_guard<std::mutex> lock(entry->mutex);
+    if (entry->shard == nullptr) {
+      const tf::Status loaded = made->Load();
+      if (!loaded.ok()) {
+        Forget(path, entry);
+        return loaded;
+      }
+      Keep(path, entry, std::move(made));
+    }
+    *found = entry->shard;
+    return tf::OkStatus();
+  }
+
+ private:
+  struct Entry {
+    std::mutex mutex;                  // held while it is loaded
+    std::shared_ptr<OpenShard> shard;  // written with both mutexes held
+    std::list<std::string>::iterator place;
+  };
+
+  void Forget(const std::string& path, const std::shared_ptr<Entry>& entry) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = entries_.find(path);
+    if (known == entries_.end() || known->second != entry) return;
+    order_.erase(entry->place);
+    entries_.erase(known);
+  }
+
+  // Enters a loaded index, and lets go of old ones; whoever reads one still holds it.
+  void Keep(const std::string& path, const std::shared_ptr<Entry>& entry,
+            std::shared_ptr<OpenShard> shard) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entry->shard = std::move(shard);
+    const auto known = entries_.find(path);
+    if (known == entries_.end() || known->second != entry) return;
+    bytes_ += entry->shard->bytes();
+    while (bytes_ > kMaxBytes && order_.size() > 1) {
+      const auto oldest = entries_.find(order_.back());
+      if (oldest->second->shard == nullptr) break;  // it is being loaded
+      bytes_ -= oldest->second->shard->bytes();
+      entries_.erase(oldest);
+      order_.pop_back();
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> entries_;
+  std::list<std::string> order_;  // the last used first
+  size_t bytes_ = 0;
+};
+
+}  // namespace gmeta::history
+
+#endif  // GMETA_IO_HISTORY_KERNELS_SHARDS_H_

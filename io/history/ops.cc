@@ -1,0 +1,69 @@
+// Registers the op that reads histories.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace gmeta::history {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("GmetaReadHistories")
+    .Input("users: int64")
+    .Input("start: int64")
+    .Input("until: int64")
+    .Input("generation: int64")
+    .Output("row_splits: int64")
+    .Output("counts: int64")
+    .Output("values: column_types")
+    .Attr("store: string")
+    .Attr("digest: string")
+    .Attr("opened: int >= 1")
+    .Attr("shards: int >= 1")
+    .Attr("group: int >= 0")
+    .Attr("columns: list(int)")
+    .Attr("column_types: list({int64, float}) >= 1")
+    .Attr("longest: int >= 0")
+    .Attr("on_bad: {'raise', 'skip'} = 'raise'")
+    .SetDoNotOptimize()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle users, other;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &users));
+      for (int i = 1; i < c->num_inputs(); ++i) {
+        TF_RETURN_IF_ERROR(c->Merge(users, c->input(i), &other));
+      }
+      tensorflow::shape_inference::DimensionHandle ends;
+      TF_RETURN_IF_ERROR(c->Add(c->Dim(users, 0), 1, &ends));
+      c->set_output(0, c->Vector(ends));
+      c->set_output(1, c->Vector(3));
+      for (int i = 2; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+      }
+      return tensorflow::OkStatus();
+    })
+    .Doc(R"doc(
+Rebuilds the histories of users as they were at a moment, from a store on any file system.
+
+A history has the newest `longest` of a user's events with start <= time < until that `generation`
+held, in the order of (time, birth).
+
+users: (R) the users, of any shards and in any order.
+start: (R) the first time that counts.
+until: (R) the first time that doesn't.
+generation: (R) the newest generation whose events count.
+row_splits: (R + 1) history i is row_splits[i] to row_splits[i + 1] - 1 of the values.
+counts: (3) reads from files, bytes read, and histories left empty because a stripe is damaged.
+values: For each column its values.
+store: The store's folder.
+digest: That of the manifest of the generation `opened`.
+opened: The generation whose indexes are used.
+shards: How many shards the store has.
+group: The number of the group of columns.
+columns: The numbers of the columns in its stripes.
+column_types: Their types.
+longest: The most events of a history.
+on_bad: 'skip' leaves the history of a damaged stripe empty, and counts it.
+)doc");
+
+}  // namespace gmeta::history
