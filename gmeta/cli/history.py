@@ -83,6 +83,35 @@ def append(
 
 @command.command()
 @_store
+def compact(store: Path) -> None:
+    """Write all events anew, as the next generation, so that each history is one read.
+
+    No history changes, and earlier generations stay; `drop` removes them.
+    """
+    from gmeta.cli.prepare_output import PrepareProgress
+    from gmeta.preprocess import compact_history
+
+    with PrepareProgress() as progress:
+        done = compact_history(store, progress=progress)
+    click.echo(
+        f"generation {done.generation}: {done.events:,} events in {done.stripes:,} stripes, which were "
+        f"{done.stripes_before:,}; {done.bytes:,} bytes, in {done.seconds:.1f} s"
+    )
+
+
+@command.command()
+@_store
+@click.argument("generations", type=int, nargs=-1, required=True)
+def drop(store: Path, generations: tuple[int, ...]) -> None:
+    """Remove generations that no other one reads."""
+    from gmeta.preprocess import drop_generations
+
+    drop_generations(store, generations)
+    click.echo(f"removed generation {', '.join(map(str, sorted(set(generations))))} of {store}")
+
+
+@command.command()
+@_store
 @_generation
 def verify(store: Path, generation: int | None) -> None:
     """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged."""

@@ -7,6 +7,7 @@ process. Nothing here imports TensorFlow: a separate native library encodes the 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.append import AppendSummary, append_history
+from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.summary import PrepareSummary
@@ -18,6 +19,7 @@ __all__ = [
     "EXPOSURE_SPEC",
     "AppendSummary",
     "ColumnSpec",
+    "CompactSummary",
     "ExposureConfig",
     "HistorySpec",
     "PrepareConfig",
@@ -25,6 +27,8 @@ __all__ = [
     "SyntheticConfig",
     "TableSpec",
     "append_history",
+    "compact_history",
+    "drop_generations",
     "prepare",
     "prepare_on_spark",
     "write_exposures",

@@ -13,13 +13,13 @@ import numpy as np
 
 from gmeta.core.data.history_manifest import HistoryManifest, current_generation
 from gmeta.core.data.on_bad import check_on_bad
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.history.event_spill import EventSpill
 from gmeta.preprocess.history.generation import Generation, generations, new_generation
-from gmeta.preprocess.history.shard_reader import PLACE, Index
-from gmeta.preprocess.history.shard_writer import Earlier, write_shard
+from gmeta.preprocess.history.shard_writer import read_earlier, write_shard
 from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.history.stripe_layout import find_partial
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.progress import Progress, no_progress
 from gmeta.preprocess.tables.table_source import TableSource
@@ -108,9 +108,7 @@ def append_history(
         own = chosen.resolve(source.spec)
         if before is not None and own.to_json() != before.manifest.spec:
             raise ConfigError(f"{store} has other columns than {source.path}, or reads them otherwise")
-        with new_generation(store) as (generation, folder):
-            if generation != (before.manifest.generation + 1 if before else 1):
-                raise GmetaError(f"another process has written to {store}: begin anew")
+        with new_generation(store, before.manifest.generation if before else 0) as (generation, folder):
             spill = EventSpill(folder, own.all_columns, own.shards)
             source.start_digests()
             for chunk in source.chunks(bad, progress):
@@ -180,7 +178,7 @@ def _write(
     columns, shards, reads, done = spec.all_columns, [], set[int](), 0
     groups = [[columns.index(name) for name in names] for names in spec.groups.values()]
     for number in range(spec.shards):
-        rows = spill.take(number)
+        rows, earlier = spill.take(number), read_earlier(before, number)
         written = write_shard(
             folder,
             number,
@@ -188,7 +186,8 @@ def _write(
             rows,
             groups,
             spec.stripe_events,
-            _read_earlier(before, number),
+            earlier,
+            find_partial(earlier.stripes, np.unique(rows[:, 0]), spec.stripe_events),
         )
         shards.append(written.shard)
         reads |= written.reads
@@ -205,10 +204,3 @@ def _write(
     )
     manifest.save(folder)
     return manifest
-
-
-def _read_earlier(before: Generation | None, shard: int) -> Earlier:
-    if before is None:
-        return Earlier(Index(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, PLACE)), {})
-    with closing(before.open(shard)) as reader:
-        return Earlier(reader.index(), before.files(shard))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from gmeta.core.data.history_manifest import (
@@ -16,7 +16,7 @@ from gmeta.core.data.history_manifest import (
     generation_folder,
     shard_files,
 )
-from gmeta.core.errors import DataError
+from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import sync, write_atomically
 from gmeta.core.staging import explain_write_errors, lock_file
 from gmeta.preprocess.history.shard_reader import ShardReader
@@ -87,23 +87,38 @@ def generations(store: Path) -> list[int]:
     return sorted(number for number in found if number <= newest)
 
 
+def write_lock(store: Path) -> AbstractContextManager[None]:
+    """Return the lock that whoever writes to a store holds.
+
+    Raises:
+      GmetaError: Another process holds it.
+    """
+    return lock_file(store / ".lock", f"another process writes to {store}: wait for it, or end it")
+
+
 @contextmanager
-def new_generation(store: Path) -> Iterator[tuple[int, Path]]:
+def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
     """Fill the folder of a store's next generation, and move CURRENT to it at the end.
 
     One process at a time does so. Whatever ends it leaves the store at the generation that it had; what it
     had written is removed at the latest when the next one begins.
 
+    Args:
+      store: The store's folder; it is made if it isn't there.
+      newest: The generation that the caller has read; 0 if there was none.
+
     Yields:
       The generation's number, and an empty folder to fill.
 
     Raises:
-      GmetaError: Another process writes to the store, or the disk is full.
+      GmetaError: Another process writes to the store, or has done so meanwhile, or the disk is full.
     """
     with explain_write_errors(store):
         store.mkdir(parents=True, exist_ok=True)
-        with lock_file(store / ".lock", f"another process writes to {store}: wait for it, or end it"):
-            number = current_generation(store) + 1
+        with write_lock(store):
+            if current_generation(store) != newest:
+                raise GmetaError(f"another process has written to {store} meanwhile: begin anew")
+            number = newest + 1
             final = generation_folder(store, number)
             partial = final.with_name(f".{final.name}.partial")
             for left in (partial, final):  # of a process that was killed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import HistoryShard, shard_files
-from gmeta.preprocess.history.shard_reader import REQUEST, Index, ShardReader, encode_index
+from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, Index, ShardReader, encode_index
 from gmeta.preprocess.history.stripe import StripeEncoder
-from gmeta.preprocess.history.stripe_layout import build_index, cut, describe, find_partial, owners
+from gmeta.preprocess.history.stripe_layout import Rewrite, build_index, cut, describe, owners
 
 Ints = NDArray[np.int64]
 _ALL = np.iinfo(np.int64)
@@ -44,6 +46,14 @@ class Written(NamedTuple):
     reads: set[int]
 
 
+def read_earlier(before: Generation | None, shard: int) -> Earlier:
+    """Return what a shard of a generation has; nothing without one."""
+    if before is None:
+        return Earlier(Index(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, PLACE)), {})
+    with closing(before.open(shard)) as reader:
+        return Earlier(reader.index(), before.files(shard))
+
+
 def write_shard(
     folder: Path,
     number: int,
@@ -52,11 +62,12 @@ def write_shard(
     groups: Sequence[Sequence[int]],
     stripe_events: int,
     earlier: Earlier,
+    rewrite: Rewrite,
 ) -> Written:
     """Write the stripes and the index of a shard.
 
     The stripes of a group lie side by side, in the order of users; a user's events are ordered by time and
-    birth. A full stripe of an earlier generation is never written anew.
+    birth.
 
     Args:
       folder: The generation's folder.
@@ -66,21 +77,21 @@ def write_shard(
       groups: For each group the numbers of its columns in `rows`.
       stripe_events: Most events of a stripe.
       earlier: What the shard has.
+      rewrite: Which of its stripes are written anew, with the new events.
 
     Raises:
-      DataError: A stripe that is to be joined with new events is damaged.
+      DataError: A stripe that is to be written anew is damaged.
       OSError: The disk is full.
     """
     events_path, index_path = shard_files(folder, number)
-    partial = find_partial(earlier.stripes, np.unique(rows[:, 0]), stripe_events)
-    joined = ShardReader(encode_index(partial.joined), earlier.files, where=str(index_path))
-    encoder, owner, places, at = StripeEncoder(), [owners(earlier.stripes)[partial.kept]], [], 0
-    places.append(earlier.stripes.places[partial.kept])
+    joined = ShardReader(encode_index(rewrite.joined), earlier.files, where=str(index_path))
+    encoder, owner, places, at = StripeEncoder(), [owners(earlier.stripes)[rewrite.kept]], [], 0
+    places.append(earlier.stripes.places[rewrite.kept])
     try:
         with _NewFile(events_path) as file:
             for group, numbers in enumerate(groups):
                 columns = _join(
-                    _read_all(joined, partial.joined.users, group, len(numbers)),
+                    _read_all(joined, rewrite.joined.users, group, len(numbers)),
                     [
                         rows[:, 0],
                         rows[:, 1],

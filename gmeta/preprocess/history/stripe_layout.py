@@ -20,13 +20,12 @@ a user who comes every day are written about three times in all.
 Ints = NDArray[np.int64]
 
 
-class Partial(NamedTuple):
-    """What an append takes out of an index.
+class Rewrite(NamedTuple):
+    """What is written anew of an index.
 
     Attributes:
-      joined: The index of the stripes that it joins: their users alone, and of these the stripes that aren't
-        full.
-      kept: (S,) bool: which of the index's stripes remain.
+      joined: The index of the stripes whose events are written anew.
+      kept: (S,) bool: which of the index's stripes remain where they are.
     """
 
     joined: Index
@@ -38,7 +37,7 @@ def owners(index: Index) -> Ints:
     return np.repeat(index.users, np.diff(index.ends, prepend=0))
 
 
-def find_partial(index: Index, users: Ints, stripe_events: int) -> Partial:
+def find_partial(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     """Find the stripes that an append joins with the new events of `users`, (U,) ascending.
 
     These are, of a user who has `MOST_PARTIAL` of them in a group, all that aren't full. Of the stripes that
@@ -48,14 +47,19 @@ def find_partial(index: Index, users: Ints, stripe_events: int) -> Partial:
     places, owner = index.places, owners(index)
     kept = np.ones(len(places), np.bool_)
     if not len(places):
-        return Partial(_take(index, owner, ~kept), kept)
+        return Rewrite(_take(index, owner, ~kept), kept)
     begins = np.flatnonzero(
         np.concatenate(([True], (owner[1:] != owner[:-1]) | (places["group"][1:] != places["group"][:-1])))
     )
     partly = places["events"] < stripe_events
     many = np.add.reduceat(partly.astype(np.int64), begins) >= MOST_PARTIAL
     kept = ~(partly & np.repeat(many, np.diff(begins, append=len(places))) & np.isin(owner, users))
-    return Partial(_take(index, owner, ~kept), kept)
+    return Rewrite(_take(index, owner, ~kept), kept)
+
+
+def rewrite_all(index: Index) -> Rewrite:
+    """Choose all stripes."""
+    return Rewrite(index, np.zeros(len(index.places), np.bool_))
 
 
 def cut(users: Ints, stripe_events: int) -> Ints:

@@ -178,8 +178,14 @@ def test_what_does_not_fit_the_store_is_refused(tmp_path):
 
 
 def test_two_processes_do_not_write_at_once(tmp_path):
-    with new_generation(tmp_path / "store"), pytest.raises(GmetaError, match="another process writes to"):
+    with pytest.raises(GmetaError, match="another process writes to"), new_generation(tmp_path / "store", 0):
         append_days(tmp_path, [draw_day(0, 5)])
+    append_days(tmp_path, [draw_day(1, 5)])
+    with (
+        pytest.raises(GmetaError, match=r"another process has written to .* meanwhile"),
+        new_generation(tmp_path / "store", 0),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from gmeta.cli import main
 from gmeta.core.data.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
 from gmeta.core.errors import DataError, GmetaError
-from gmeta.preprocess import HistorySpec, append_history
-from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess import HistorySpec, append_history, compact_history, drop_generations
+from gmeta.preprocess.history.generation import Generation, generations
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.reference.io.history import draw_day, write_day
@@ -104,7 +104,7 @@ def test_a_damaged_pointer_is_refused(store):
         Generation(store)
 
 
-POINTS = ("fsync", "rename", "replace", "mkdir")
+POINTS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
 
 def killed_at(count, work):
@@ -132,11 +132,19 @@ def killed_at(count, work):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store):
+@pytest.mark.parametrize("write", ["append", "compact"])
+def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store, write):
     before = everything(store)
     day = write_day(tmp_path / "day.parquet", draw_day(5, 200, day=3))
     points = 0
-    while killed_at(points + 1, lambda: append_history(store, day)):
+
+    def work():
+        if write == "append":
+            append_history(store, day)
+        else:
+            compact_history(store)
+
+    while killed_at(points + 1, work):
         points += 1
         number = Generation(store).manifest.generation
         assert verify_history(store).faults == ()
@@ -146,11 +154,24 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
             )
         else:
             assert number == 3
-            (store / CURRENT).write_text("2\n")  # so that the next one appends it again
+            (store / CURRENT).write_text("2\n")  # so that the next one does it again
     assert points >= 10  # two files of two shards, the manifest, the generation and CURRENT
     assert Generation(store).manifest.generation == 3
     assert verify_history(store).faults == ()
-    assert len(everything(store).columns["ts"]) == 600
+    assert len(everything(store).columns["ts"]) == (600 if write == "append" else 400)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_that_is_killed_while_it_drops_generations_leaves_a_store(store):
+    before = everything(store)
+    compact_history(store)
+    points = 0
+    while killed_at(points + 1, lambda: drop_generations(store, set(generations(store)) - {3})):
+        points += 1
+        assert verify_history(store).faults == ()
+    assert points > 10  # two renames and flushes, and then each file
+    assert [path.name for path in (store / "generations").iterdir()] == ["00000003"]
+    assert all((everything(store).columns[name] == before.columns[name]).all() for name in before.columns)
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(tmp_path, store, monkeypatch):
