@@ -125,8 +125,10 @@ class Snapshot {
     Keep(moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
-      to.reserve(to.size() + kept_.size());
-      for (size_t event : kept_) to.push_back(values_[c][event]);
+      // Not reserve, which takes no more than it is asked for, and would copy all for each history.
+      const size_t before = to.size();
+      to.resize(before + kept_.size());
+      for (size_t i = 0; i < kept_.size(); ++i) to[before + i] = values_[c][kept_[i]];
     }
     return {};
   }
