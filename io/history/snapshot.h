@@ -122,13 +122,19 @@ class Snapshot {
       const SnapshotFault fault = ReadRun(places, chosen, columns, source, &i);
       if (!fault.ok()) return fault;
     }
-    Keep(moment, longest);
+    const bool is_run = Keep(moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
       // Not reserve, which takes no more than it is asked for, and would copy all for each history.
       const size_t before = to.size();
       to.resize(before + kept_.size());
-      for (size_t i = 0; i < kept_.size(); ++i) to[before + i] = values_[c][kept_[i]];
+      const int64_t* const from = values_[c].data();
+      if (is_run) {
+        std::copy_n(from + kept_.front(), kept_.size(),
+                    to.begin() + static_cast<ptrdiff_t>(before));
+      } else {
+        for (size_t i = 0; i < kept_.size(); ++i) to[before + i] = from[kept_[i]];
+      }
     }
     return {};
   }
@@ -189,8 +195,9 @@ class Snapshot {
     return fault;
   }
 
-  // Finds the places of the events to be kept, in their order.
-  void Keep(const Moment& moment, size_t longest) {
+  // Finds the places of the events to be kept, in their order; returns whether they are side by
+  // side.
+  bool Keep(const Moment& moment, size_t longest) {
     kept_.clear();
     bool in_order = true;
     for (size_t i = 0; i < times_.size(); ++i) {
@@ -206,6 +213,7 @@ class Snapshot {
     if (kept_.size() > longest) {
       kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(longest));
     }
+    return in_order && !kept_.empty() && kept_.back() - kept_.front() + 1 == kept_.size();
   }
 
   bool IsBefore(size_t a, size_t b) const {

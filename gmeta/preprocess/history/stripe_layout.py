@@ -13,8 +13,8 @@ MOST_PARTIAL = 12
 """The stripes of a user that aren't full. When there are so many, the next append joins them.
 
 An append writes a user's new events as stripes of their own, and so writes nothing anew. But each of these
-stripes lies in another file, and a reader has to read each. With 12 of them, and stripes of 256, the events of
-a user who comes every day are written three to four times in all.
+stripes lies in another file, and a reader has to read each. With 12 of them, and stripes of 256, the events
+of a user who comes every day are written three to four times in all.
 """
 
 Ints = NDArray[np.int64]
