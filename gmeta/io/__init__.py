@@ -10,7 +10,8 @@
   whether training waits for its data.
 - `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
 - `balance_over_ranks` and `balanced_elements` redistribute groups so that all ranks have equal work.
-- `HistoryStore` rebuilds users' histories as they were at a moment.
+- `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
+  `sequences` with histories out of such a store.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
@@ -29,6 +30,7 @@ from gmeta.io.features import (
     RocksDBSource,
     join_features,
 )
+from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats
 from gmeta.io.readers import data_service
@@ -76,6 +78,7 @@ __all__ = [
     "group_batch",
     "groups",
     "join_features",
+    "late",
     "rows",
     "sequences",
     "tasks",

@@ -65,6 +65,14 @@ class HistoryStore:
         self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
         self.time: str = self._manifest.spec["time"]
 
+    def check(self, columns: Sequence[str]) -> None:
+        """Check that columns can be read together.
+
+        Raises:
+          ConfigError: One isn't there, or they are of several groups.
+        """
+        self._manifest.find(columns)
+
     def read(
         self,
         users: Any,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -128,6 +129,13 @@ def sequences(
         start=start,
         options=options,
     )
-    batches = elements.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return finish(elements, [split], start)
+
+
+def finish(elements: tf.data.Dataset, steps: Sequence[Callable[..., Any]], start: Start) -> tf.data.Dataset:
+    """Return the dataset of batches that elements of groups become by these steps, each in parallel."""
+    batches = elements
+    for step in steps:
+        batches = batches.map(step, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     batches = batches.prefetch(tf.data.AUTOTUNE)
     return settle(start.count(batches) if isinstance(start, ReadingPosition) else batches)
