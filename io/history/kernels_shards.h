@@ -49,14 +49,21 @@ class OpenShard {
   std::string IndexPath() const { return Path(generation_, "index"); }
   std::string EventsPath(int64_t generation) const { return Path(generation, "events"); }
 
+  struct File {
+    std::unique_ptr<tf::RandomAccessFile> content;
+    uint64_t size = 0;
+  };
+
   // Returns a file of stripes, which is opened once.
-  tf::Status File(int64_t generation, tf::RandomAccessFile** file) {
+  tf::Status Open(int64_t generation, const File** file) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<tf::RandomAccessFile>& own = files_[generation];
-    if (own == nullptr) {
-      TF_RETURN_IF_ERROR(tf::Env::Default()->NewRandomAccessFile(EventsPath(generation), &own));
+    File& own = files_[generation];
+    if (own.content == nullptr) {
+      const std::string path = EventsPath(generation);
+      TF_RETURN_IF_ERROR(tf::Env::Default()->GetFileSize(path, &own.size));
+      TF_RETURN_IF_ERROR(tf::Env::Default()->NewRandomAccessFile(path, &own.content));
     }
-    *file = own.get();
+    *file = &own;
     return tf::OkStatus();
   }
 
@@ -69,7 +76,7 @@ class OpenShard {
   const int64_t generation_, shard_;
   ShardIndex index_;
   std::mutex mutex_;
-  std::map<int64_t, std::unique_ptr<tf::RandomAccessFile>> files_;
+  std::map<int64_t, File> files_;
 };
 
 // Reads the stripes of one shard; each thread has its own.
@@ -78,12 +85,15 @@ class ShardSource : public StripeSource {
   explicit ShardSource(OpenShard* shard) : shard_(shard) {}
 
   std::string_view Read(int64_t generation, int64_t offset, size_t bytes) override {
-    tf::RandomAccessFile* file = nullptr;
-    status_ = shard_->File(generation, &file);
+    const OpenShard::File* file = nullptr;
+    status_ = shard_->Open(generation, &file);
     if (!status_.ok()) return {};
+    // An index may claim any size; no memory is taken for more than the file has.
+    const auto begin = static_cast<uint64_t>(offset);
+    if (begin > file->size || bytes > file->size - begin) return {};
     buffer_.resize(bytes);
     absl::string_view found;
-    status_ = file->Read(static_cast<uint64_t>(offset), bytes, &found, buffer_.data());
+    status_ = file->content->Read(begin, bytes, &found, buffer_.data());
     if (tf::errors::IsOutOfRange(status_)) status_ = tf::OkStatus();  // it ended early
     return status_.ok() ? std::string_view(found.data(), found.size()) : std::string_view();
   }

@@ -12,6 +12,8 @@ from gmeta import io
 from gmeta.core.data.history_manifest import generation_folder, shard_files
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import HistorySpec, append_history
+from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.shard_reader import encode_index
 from gmeta.testing.reference.io.history import draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 400, day=day) for day in range(1, 5)]
@@ -138,6 +140,17 @@ def test_a_damaged_index_is_named(tmp_path):
     with pytest.raises(tf.errors.DataLossError) as raised:
         io.HistoryStore(path).read(list(range(30)), COLUMNS)
     assert str(io.as_data_error(raised.value)).startswith(f"{index}: a block is damaged; restore the file")
+
+
+def test_an_index_that_claims_too_much_takes_no_memory(tmp_path):
+    path = make_store(tmp_path)
+    index_path = shard_files(generation_folder(path, 4), 0)[1]
+    index = Generation(path).open(0).index()
+    for places in (index.places[:3], index.places[3:6]):
+        places["bytes"], places["offset"] = 2**31 - 1, [2**31 * number for number in range(3)]
+    index_path.write_bytes(encode_index(index))
+    with pytest.raises(tf.errors.DataLossError, match="it ends early"):
+        io.HistoryStore(path).read(list(range(30)), COLUMNS)
 
 
 def test_what_is_not_there_is_refused(path, tmp_path):
