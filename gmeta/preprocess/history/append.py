@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,8 +107,8 @@ def append_history(
     with closing(duckdb_engine.connect(memory_limit or memory.default_limit())) as connection:
         source = TableSource(files, chosen.table(), connection)
         own = chosen.resolve(source.spec)
-        if before is not None and own.to_json() != before.manifest.spec:
-            raise ConfigError(f"{store} has other columns than {source.path}, or reads them otherwise")
+        if before is not None:
+            _refuse_other(own.to_json(), before.manifest.spec, store)
         with new_generation(store, before.manifest.generation if before else 0) as (generation, folder):
             spill = EventSpill(folder, own.all_columns, own.shards)
             source.start_digests()
@@ -140,6 +141,15 @@ def _choose_spec(store: Path, before: Generation | None, given: HistorySpec | No
             "a --spec"
         )
     return HistorySpec.from_json(before.manifest.spec)
+
+
+def _refuse_other(given: Mapping[str, Any], spec: Mapping[str, Any], store: Path) -> None:
+    other = [name for name in spec if given[name] != spec[name]]
+    if other:
+        raise ConfigError(
+            f"{store} was made with other {' and '.join(other)}: {other[0]} is {spec[other[0]]} there, and "
+            f"not {given[other[0]]}; without a spec, an append reads columns as the first one did"
+        )
 
 
 def _move_watermark(before: Generation | None, given: int | None, latest: int) -> int:

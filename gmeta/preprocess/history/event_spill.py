@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import user_shards
+from gmeta.core.errors import DataError
 from gmeta.preprocess.columns import Columns, single
 from gmeta.preprocess.history.stripe import as_words
+
+MAX_TIME = 2**63 - 1
+"""Times of events are below it."""
 
 
 class EventSpill:
@@ -35,11 +39,19 @@ class EventSpill:
         """Add events.
 
         Raises:
+          DataError: A time is `MAX_TIME` or later: no history could end behind it.
           OSError: The disk is full.
         """
         words = np.stack([as_words(single(chunk, name)) for name in self._columns], axis=1)
         if not len(words):
             return
+        last = int(words[:, 1].max())
+        if last >= MAX_TIME:
+            user = words[int(words[:, 1].argmax()), 0]
+            raise DataError(
+                f"user {user} has an event at time {last}; times must be below {MAX_TIME}",
+                advice="leave the event out, or state max for this column in a spec",
+            )
         shard = user_shards(words[:, 0], self._shards)
         order = np.argsort(shard, kind="stable")
         words = words[order]
@@ -48,7 +60,6 @@ class EventSpill:
             with self._path(number).open("ab") as file:
                 file.write(words[edges[number] : edges[number + 1]].tobytes())
         self.events += len(words)
-        last = int(words[:, 1].max())
         self.latest = last if self.latest is None else max(self.latest, last)
 
     def take(self, shard: int) -> NDArray[np.int64]:

@@ -161,8 +161,15 @@ def test_what_does_not_fit_the_store_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"generation 1 holds the events of day.parquet already"):
         append_history(tmp_path / "store", day)
     other = write_day(tmp_path / "other.parquet", draw_day(1, 50))
-    with pytest.raises(ConfigError, match="has other columns"):
+    with pytest.raises(
+        ConfigError, match="was made with other groups and shards and stripe_events: groups is"
+    ):
         append_history(tmp_path / "store", other, HistorySpec("user", "ts"))
+    endless = write_day(tmp_path / "endless.parquet", [Event(4, 2**63 - 1, 0, 0.0)])
+    with pytest.raises(
+        DataError, match="user 4 has an event at time 9223372036854775807; times must be below"
+    ):
+        append_history(tmp_path / "store", endless)
     with pytest.raises(DataError, match="there is no generation 3; it has 1"):
         Generation(tmp_path / "store", 3)
     with pytest.raises(DataError, match="user 4: generation 2 is asked for, and this is 1"):
@@ -214,3 +221,20 @@ def test_groups_say_which_columns_are_kept(tmp_path):
     day = write_day(tmp_path / "day.parquet", draw_day(0, 50))
     append_history(tmp_path / "store", day, HistorySpec("user", "ts", groups={"what": ("item",)}))
     assert [column.name for column in Generation(tmp_path / "store").manifest.groups["what"]] == ["item"]
+
+
+def test_text_is_hashed_in_every_append(tmp_path):
+    for number in (1, 2):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(f'{{"user": "anna", "ts": {number}, "item": "book"}}\n')
+        append_history(tmp_path / "store", path, HistorySpec("user", "ts") if number == 1 else None)
+    opened = Generation(tmp_path / "store")
+    users = {user for shard in range(16) for user in opened.open(shard).index().users.tolist()}
+    assert users == {low_md5("anna")}
+    found = read_histories(opened, [*users], ["ts", "item"]).columns
+    assert found["ts"].tolist() == [1, 2]
+    assert found["item"].tolist() == [low_md5("book")] * 2
+
+
+def low_md5(text):
+    return int.from_bytes(hashlib.md5(text.encode()).digest()[8:], "little", signed=True)
