@@ -1,10 +1,10 @@
 // Random numbers that can be computed one by one. The orders of an epoch are drawn from them.
 //
-// The draws come from a counter, not from a generator with a state: draw i is Mix(key + i * odd), a
-// splitmix64 sequence whose key is mixed from the two seed words. So draw i is known without the
-// draws before it, and one seed gives one order on every machine. Seeds that differ in one bit,
-// such as (seed, epoch) and (seed, epoch + 1), give unrelated orders. A draw below n is the high
-// word of draw * n: its bias is n / 2^64.
+// The draws come from a counter, not from a generator with a state: draw i is SplitMix64(key + i *
+// odd), a splitmix64 sequence whose key is mixed from the two seed words. So draw i is known
+// without the draws before it, and one seed gives one order on every machine. Seeds that differ in
+// one bit, such as (seed, epoch) and (seed, epoch + 1), give unrelated orders. A draw below n is
+// the high word of draw * n: its bias is n / 2^64.
 
 #ifndef GMETA_IO_GROUP_BATCH_DRAWS_H_
 #define GMETA_IO_GROUP_BATCH_DRAWS_H_
@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "io/records/splitmix.h"
 
 namespace gmeta::group_batch {
 
@@ -25,25 +27,17 @@ class Draws {
  public:
   // `stream` separates different uses of one seed.
   Draws(Seed seed, uint64_t stream)
-      : key_(Mix(static_cast<uint64_t>(seed.first) +
-                 Mix(static_cast<uint64_t>(seed.second) + Mix(stream)))) {}
+      : key_(records::SplitMix64(static_cast<uint64_t>(seed.first) +
+                                 records::SplitMix64(static_cast<uint64_t>(seed.second) +
+                                                     records::SplitMix64(stream)))) {}
 
   // Returns the next draw, uniform in [0, n).
   size_t Below(size_t n) {
-    const uint64_t draw = Mix(key_ + ++count_ * kOdd);
+    const uint64_t draw = records::SplitMix64(key_ + ++count_ * records::kSplitMixOdd);
     return static_cast<size_t>((static_cast<unsigned __int128>(draw) * n) >> 64);
   }
 
  private:
-  static constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
-
-  static uint64_t Mix(uint64_t x) {
-    x += kOdd;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  }
-
   const uint64_t key_;
   uint64_t count_ = 0;
 };

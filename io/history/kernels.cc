@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "io/history/kernels_shards.h"
 #include "io/history/scan.h"
 #include "io/history/user_shard.h"

@@ -140,12 +140,6 @@ GMETA_EXPORT int32_t gmeta_history_scan(Reader* reader, int64_t count, const int
   }
 }
 
-// What scans have read since the reader was made: how often, and how many bytes.
-GMETA_EXPORT void gmeta_history_reader_reads(const Reader* reader, int64_t* reads, int64_t* bytes) {
-  *reads = static_cast<int64_t>(reader->snapshot.reads());
-  *bytes = static_cast<int64_t>(reader->snapshot.bytes());
-}
-
 // Returns words for an IndexFault.
 GMETA_EXPORT const char* gmeta_history_describe_index(int32_t fault) {
   return gmeta::history::Describe(static_cast<IndexFault>(fault));

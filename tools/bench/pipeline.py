@@ -35,7 +35,7 @@ from pathlib import Path
 from harness import Result, parser, report
 from parts.cluster_shares import cluster_shares
 from parts.pipeline_model import own, paper
-from parts.pipeline_model.check import check
+from parts.pipeline_model.check import KIB, check
 from parts.pipeline_model.figure import SIZES, plot
 from parts.pipeline_model.schedules import Schedule
 from parts.pipeline_steps import CASES, measure
@@ -90,6 +90,7 @@ def main() -> None:
     options.add_argument("--tables", choices=("cpu", "gpu"), default="cpu")
     options.add_argument("--simulate", action="store_true", help="simulate instead")
     options.add_argument("--check", action="store_true", help="simulate beside measured steps instead")
+    options.add_argument("--kib", type=int, default=KIB, help="with --check: what a rank sends at once")
     options.add_argument("--clusters", action="store_true", help="count the micro-batches of a row instead")
     options.add_argument("--plot", type=Path, help="draw efficiency against ranks into this PNG")
     given = options.parse_args()
@@ -97,7 +98,12 @@ def main() -> None:
         report("Micro-batches of samples that share keys", cluster_shares(), given.json)
         return
     if given.check:
-        results = [one for ranks in (2, 4, 8) if ranks <= given.ranks for one in check(ranks, given.rounds)]
+        results = [
+            one
+            for ranks in (2, 4, 8)
+            if ranks <= given.ranks
+            for one in check(ranks, given.rounds, given.kib)
+        ]
         report("Pipelined steps", results, given.json, rounds=given.rounds)
         return
     if not (given.simulate or given.plot):

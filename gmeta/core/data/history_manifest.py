@@ -194,6 +194,20 @@ def current_generation(store: ReadablePath) -> int:
     return int(content)
 
 
+def newest_generation(store: ReadablePath) -> int:
+    """Return the number of the newest generation.
+
+    Raises:
+      DataError: There is no store here, or CURRENT holds something else.
+    """
+    found = current_generation(store)
+    if not found:
+        raise DataError(
+            "there is no store of histories here", path=store, advice="make one with `gmeta history append`"
+        )
+    return found
+
+
 def generation_folder(store: Any, generation: int) -> Any:
     """Return the folder of a generation."""
     return store / GENERATIONS / f"{generation:08d}"

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.data.history_manifest import HistoryManifest, current_generation
+from gmeta.core.data.history_manifest import HistoryManifest, newest_generation
 from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.native import load_op_library
@@ -50,13 +50,7 @@ class HistoryStore:
 
     def __init__(self, path: str | os.PathLike[str], generation: int | None = None) -> None:
         self._path = locate(path)
-        newest = current_generation(self._path)
-        if not newest:
-            raise DataError(
-                "there is no store of histories here",
-                path=path,
-                advice="make one with `gmeta history append`",
-            )
+        newest = newest_generation(self._path)
         if generation is not None and not 1 <= generation <= newest:
             raise DataError(f"there is no generation {generation}; the newest is {newest}", path=path)
         self._manifest = HistoryManifest.load(self._path, newest if generation is None else generation)

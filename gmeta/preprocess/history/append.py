@@ -185,8 +185,7 @@ def _write(
     inputs: Mapping[str, str],
     progress: Progress,
 ) -> HistoryManifest:
-    columns, shards, reads, done = spec.all_columns, [], set[int](), 0
-    groups = [[columns.index(name) for name in names] for names in spec.groups.values()]
+    shards, reads, done = [], set[int](), 0
     for number in range(spec.shards):
         rows, earlier = spill.take(number), read_earlier(before, number)
         written = write_shard(
@@ -194,7 +193,7 @@ def _write(
             number,
             generation,
             rows,
-            groups,
+            spec.group_numbers,
             spec.stripe_events,
             earlier,
             find_partial(earlier.stripes, np.unique(rows[:, 0]), spec.stripe_events),

@@ -17,6 +17,7 @@ from gmeta.core.files import sync
 from gmeta.core.staging import explain_write_errors
 from gmeta.preprocess.history.generation import Generation, generations, new_generation, write_lock
 from gmeta.preprocess.history.shard_writer import read_earlier, write_shard
+from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.history.stripe_layout import rewrite_all
 from gmeta.preprocess.progress import Progress, no_progress
 
@@ -64,17 +65,22 @@ def compact_history(store: str | os.PathLike[str], *, progress: Progress = no_pr
     before = Generation(store)
     old, shards, done = before.manifest, [], 0
     with new_generation(store, old.generation) as (number, folder):
-        spec = old.spec
-        columns = 2 + sum(len(own) for own in old.groups.values())
-        numbers = iter(range(2, columns))
-        groups = [[next(numbers) for _ in own] for own in old.groups.values()]
+        spec = HistorySpec.from_json(old.spec)
+        none = np.empty((0, len(spec.all_columns)), np.int64)
         total = sum(shard.events for shard in old.shards)
         for shard in range(len(old.shards)):
             earlier = read_earlier(before, shard)
-            none = np.empty((0, columns), np.int64)
-            rewrite = rewrite_all(earlier.stripes)
-            size = spec["stripe_events"]
-            shards.append(write_shard(folder, shard, number, none, groups, size, earlier, rewrite).shard)
+            written = write_shard(
+                folder,
+                shard,
+                number,
+                none,
+                spec.group_numbers,
+                spec.stripe_events,
+                earlier,
+                rewrite_all(earlier.stripes),
+            )
+            shards.append(written.shard)
             done += shards[-1].events
             progress("write", done, total)
         inputs: dict[str, str] = {}  # so that a file isn't appended again after its generation was dropped

@@ -14,6 +14,7 @@ from gmeta.core.data.history_manifest import (
     HistoryManifest,
     current_generation,
     generation_folder,
+    newest_generation,
     shard_files,
 )
 from gmeta.core.errors import DataError, GmetaError
@@ -37,13 +38,7 @@ class Generation:
     """
 
     def __init__(self, store: Path, number: int | None = None) -> None:
-        newest = current_generation(store)
-        if not newest:
-            raise DataError(
-                "there is no store of histories here",
-                path=store,
-                advice="make one with `gmeta history append`",
-            )
+        newest = newest_generation(store)
         number = newest if number is None else number
         if not 1 <= number <= newest or not generation_folder(store, number).exists():
             raise DataError(

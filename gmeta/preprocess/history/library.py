@@ -29,7 +29,6 @@ _SIGNATURES = {
     ),
     "describe_stripe": (ctypes.c_char_p, [_FAULT]),
     "describe_index": (ctypes.c_char_p, [_FAULT]),
-    "reader_reads": (None, [_POINTER, _POINTER, _POINTER]),
 }
 
 

@@ -118,12 +118,6 @@ class ShardReader:
         size = int(row_splits[-1])
         return Histories(row_splits, [_copy(values[number], size) for number in range(len(chosen))])
 
-    def reads(self) -> tuple[int, int]:
-        """Return how often scans have read from files since the reader was made, and how many bytes."""
-        reads, size = ctypes.c_int64(), ctypes.c_int64()
-        history_library().gmeta_history_reader_reads(self._reader, ctypes.byref(reads), ctypes.byref(size))
-        return reads.value, size.value
-
     def close(self) -> None:
         """Free the reader; a second call does nothing."""
         if self._reader:

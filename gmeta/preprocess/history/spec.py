@@ -129,6 +129,12 @@ class HistorySpec:
         """The user, the time, and the columns of all groups; only of a spec that `resolve` returned."""
         return [self.user, self.time, *(name for names in self.groups.values() for name in names)]
 
+    @property
+    def group_numbers(self) -> list[list[int]]:
+        """For each group its columns' numbers in `all_columns`; only of a spec that `resolve` returned."""
+        columns = self.all_columns
+        return [[columns.index(name) for name in names] for names in self.groups.values()]
+
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
         """Return group -> its columns; only of a spec that `resolve` returned."""
         return {

@@ -10,10 +10,22 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import Balance, OneEpoch, ReaderStats, ReadingPosition, ReadingTime, ReadOptions, groups, tasks
+from gmeta.io import (
+    Balance,
+    HistoryStore,
+    OneEpoch,
+    ReaderStats,
+    ReadingPosition,
+    ReadingTime,
+    ReadOptions,
+    groups,
+    tasks,
+)
 from gmeta.io.readers.data_service import distribute
+from gmeta.preprocess import HistorySpec, append_history
 from gmeta.testing.data.grouped_data import write_folder
 from gmeta.testing.data.reader_arguments import reading
+from gmeta.testing.reference.io.history import draw_day, write_day
 
 service = tf.data.experimental.service
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,6 +134,18 @@ def test_another_process_reads_tasks(prepared):
         }
         assert there == here
         assert time.read().elements == len(here) - 1
+
+
+def test_another_process_reads_histories(tmp_path):
+    day = write_day(tmp_path / "day.parquet", draw_day(0, 300))
+    append_history(tmp_path / "store", day, HistorySpec("user", "ts", shards=2))
+    store = HistoryStore(tmp_path / "store")
+    batches = tf.data.Dataset.range(30).batch(8).map(lambda users: store.read(users, ["ts", "item"]))
+    here = [{name: own.to_list() for name, own in batch.items()} for batch in batches]
+    with other_process() as target:
+        spread = service.distribute(processing_mode=service.ShardingPolicy.OFF, service=target)
+        there = [{name: own.to_list() for name, own in batch.items()} for batch in batches.apply(spread)]
+    assert there == here
 
 
 def test_what_workers_do_not_have_is_refused(prepared, target):

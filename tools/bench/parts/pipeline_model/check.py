@@ -12,23 +12,30 @@ from parts.pipeline_model.own import wires
 from parts.pipeline_model.schedules import Schedule, Work
 from parts.pipeline_model.wires import Wires
 
-COMPUTE, BYTES, MICRO = 0.1, 1 << 18, (1, 2, 4, 8)
+COMPUTE, MICRO = 0.1, (1, 2, 4, 8)
+KIB = 256  # so few that what 7 senders send to one fits into its port's queue: the model knows no lost packet
 GBIT = 0.1  # so that two cores carry what 8 ranks send
-# A computation that sleeps holds a thread of TensorFlow's, of which there are only as many as cores. And the
-# bytes are so few that what 7 senders send to one fits into its port's queue: the model knows no lost packet.
+# A computation that sleeps holds a thread of TensorFlow's, of which there are only as many as cores.
 ENVIRONMENT = {"GMETA_LANE": "tcp", "TF_NUM_INTEROP_THREADS": "8"}
 
 
-def check(ranks: int, rounds: int) -> list[Result]:
-    """Return milliseconds of a step on so many machines, measured and simulated, by its micro-batches."""
-    settings = {"compute": COMPUTE, "bytes": BYTES, "micro": MICRO, "rounds": rounds}
+def check(ranks: int, rounds: int, kib: int = KIB) -> list[Result]:
+    """Return milliseconds of a step on so many machines, measured and simulated, by its micro-batches.
+
+    Args:
+      ranks: How many machines.
+      rounds: Steps of each kind.
+      kib: What a rank sends in an exchange of the whole batch.
+    """
+    size = kib << 10
+    settings = {"compute": COMPUTE, "bytes": size, "micro": MICRO, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
         measured = run_job("sleeping_rank", ranks, settings, Path(folder) / "found.json", ENVIRONMENT, GBIT)
     at_1 = wires(1)
     over = Wires(at_1.latency, at_1.gbit * GBIT, at_1.per_peer)
     results = []
     for micro in MICRO:
-        travel = over.carry(BYTES, ranks)
+        travel = over.carry(size, ranks)
         work = Work(rows=travel, compute=COMPUTE, gradients=travel, latency=over.start(ranks))
         simulated = simulate(Schedule(micro=micro, eager=False).program(work, batches=8), ranks).step(2)
         name = f"pipeline/check/np{ranks}/micro{micro}"
