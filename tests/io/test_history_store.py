@@ -12,8 +12,8 @@ from gmeta import io
 from gmeta.core.data.history_manifest import generation_folder, shard_files
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import HistorySpec, append_history
-from gmeta.preprocess.history.generation import Generation
-from gmeta.preprocess.history.shard_reader import encode_index
+from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.shard_reader import encode_index
 from gmeta.testing.reference.io.history import draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 400, day=day) for day in range(1, 5)]

@@ -16,11 +16,11 @@ from gmeta.core.data.history_manifest import HistoryManifest, current_generation
 from gmeta.core.data.on_bad import check_on_bad
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.history.event_spill import EventSpill
-from gmeta.preprocess.history.generation import Generation, generations, new_generation
-from gmeta.preprocess.history.shard_writer import read_earlier, write_shard
+from gmeta.preprocess.history.files.event_spill import EventSpill
+from gmeta.preprocess.history.files.generation import Generation, generations, new_generation
+from gmeta.preprocess.history.files.shard_writer import read_earlier, write_shard
+from gmeta.preprocess.history.files.stripe_layout import find_partial
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.history.stripe_layout import find_partial
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.progress import Progress, no_progress
 from gmeta.preprocess.tables.table_source import TableSource

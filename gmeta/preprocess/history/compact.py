@@ -15,10 +15,10 @@ from gmeta.core.data.history_manifest import GENERATIONS, HistoryManifest, gener
 from gmeta.core.errors import ConfigError
 from gmeta.core.files import sync
 from gmeta.core.staging import explain_write_errors
-from gmeta.preprocess.history.generation import Generation, generations, new_generation, write_lock
-from gmeta.preprocess.history.shard_writer import read_earlier, write_shard
+from gmeta.preprocess.history.files.generation import Generation, generations, new_generation, write_lock
+from gmeta.preprocess.history.files.shard_writer import read_earlier, write_shard
+from gmeta.preprocess.history.files.stripe_layout import rewrite_all
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.history.stripe_layout import rewrite_all
 from gmeta.preprocess.progress import Progress, no_progress
 
 

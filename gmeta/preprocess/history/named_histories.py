@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import user_shards
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.generation import Generation
-from gmeta.preprocess.history.shard_reader import REQUEST, Histories
-from gmeta.preprocess.history.stripe import as_floats
+from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.shard_reader import REQUEST, Histories
+from gmeta.preprocess.history.files.stripe import as_floats
 
 _ALL = np.iinfo(np.int64)
 

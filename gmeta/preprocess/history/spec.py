@@ -10,7 +10,7 @@ from typing import Any
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, load_toml
-from gmeta.preprocess.history.stripe import MAX_EVENTS
+from gmeta.preprocess.history.files.stripe import MAX_EVENTS
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
 
 MAX_SHARDS = 1 << 16

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import user_shards
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.generation import Generation
-from gmeta.preprocess.history.shard_reader import Index
-from gmeta.preprocess.history.stripe import read_stripe
-from gmeta.preprocess.history.stripe_layout import owners
+from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.shard_reader import Index
+from gmeta.preprocess.history.files.stripe import read_stripe
+from gmeta.preprocess.history.files.stripe_layout import owners
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from gmeta.core.data.history_manifest import HistoryManifest, generation_folder, user_shards
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, HistorySpec, append_history
-from gmeta.preprocess.history import stripe_layout
-from gmeta.preprocess.history.generation import Generation, new_generation
+from gmeta.preprocess.history.files import stripe_layout
+from gmeta.preprocess.history.files.generation import Generation, new_generation
+from gmeta.preprocess.history.files.stripe_layout import MOST_PARTIAL
 from gmeta.preprocess.history.named_histories import read_histories
-from gmeta.preprocess.history.stripe_layout import MOST_PARTIAL
 from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.reference.io.history import Event, draw_day, history_of, write_day
 

@@ -12,7 +12,7 @@ from gmeta.cli import main
 from gmeta.core.data.history_manifest import generation_folder
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import HistorySpec, append_history, compact_history, drop_generations
-from gmeta.preprocess.history.generation import Generation, generations
+from gmeta.preprocess.history.files.generation import Generation, generations
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.reference.io.history import draw_day, history_of, write_day

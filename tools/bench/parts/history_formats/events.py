@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from gmeta.preprocess.history.shard_reader import REQUEST
+from gmeta.preprocess.history.files.shard_reader import REQUEST
 from numpy.typing import NDArray
 
 COLUMNS = ("time", "birth", "item", "action", "dwell", "category", "context", "price")

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import HistoryShard, shard_files
-from gmeta.preprocess.history.generation import Generation
-from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, Index, ShardReader, encode_index
-from gmeta.preprocess.history.stripe import StripeEncoder
-from gmeta.preprocess.history.stripe_layout import Rewrite, build_index, cut, describe, owners
+from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.shard_reader import PLACE, REQUEST, Index, ShardReader, encode_index
+from gmeta.preprocess.history.files.stripe import StripeEncoder
+from gmeta.preprocess.history.files.stripe_layout import Rewrite, build_index, cut, describe, owners
 
 Ints = NDArray[np.int64]
 _ALL = np.iinfo(np.int64)

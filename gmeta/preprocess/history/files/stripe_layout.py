@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.preprocess.history.shard_reader import PLACE, Index
+from gmeta.preprocess.history.files.shard_reader import PLACE, Index
 
 MOST_PARTIAL = 12
 """The stripes of a user that aren't full. When there are so many, the next append joins them.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gmeta.core.data.history_manifest import user_shards
 from gmeta.core.errors import DataError
 from gmeta.preprocess.columns import Columns, single
-from gmeta.preprocess.history.stripe import as_words
+from gmeta.preprocess.history.files.stripe import as_words
 
 MAX_TIME = 2**63 - 1
 """Times of events are below it."""

@@ -1,4 +1,4 @@
-"""``gmeta history``: makes, grows, checks and shows a store of users' histories."""
+"""Subcommands of ``gmeta history`` that change a store."""
 
 from __future__ import annotations
 
@@ -8,25 +8,14 @@ from typing import Any
 
 import click
 
+from gmeta.cli.history.store_options import store_argument
 from gmeta.cli.options import on_bad_option
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
 
-_store = click.argument("store", type=click.Path(path_type=Path))
-_generation = click.option("--generation", type=int, help="Number of the generation.  [default: the newest]")
 
-
-@click.group("history")
-def command() -> None:
-    """Keep users' histories in a store, and see what is in it.
-
-    A store is a folder of generations. Each append makes one, and changes nothing of those before it, so a
-    history can be rebuilt as it was at any time.
-    """
-
-
-@command.command()
-@_store
+@click.command()
+@store_argument
 @click.option(
     "--data",
     multiple=True,
@@ -81,8 +70,8 @@ def append(
     )
 
 
-@command.command()
-@_store
+@click.command()
+@store_argument
 def compact(store: Path) -> None:
     """Write all events anew, as the next generation, so that each history is one read.
 
@@ -99,8 +88,8 @@ def compact(store: Path) -> None:
     )
 
 
-@command.command()
-@_store
+@click.command()
+@store_argument
 @click.argument("generations", type=int, nargs=-1, required=True)
 def drop(store: Path, generations: tuple[int, ...]) -> None:
     """Remove generations that no other one reads."""
@@ -108,46 +97,3 @@ def drop(store: Path, generations: tuple[int, ...]) -> None:
 
     drop_generations(store, generations)
     click.echo(f"removed generation {', '.join(map(str, sorted(set(generations))))} of {store}")
-
-
-@command.command()
-@_store
-@_generation
-def verify(store: Path, generation: int | None) -> None:
-    """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged."""
-    from gmeta.preprocess.history.verify import verify_history
-
-    found = verify_history(store, generation)
-    for fault in found.faults:
-        click.echo(f"damaged: {fault}")
-    click.echo(
-        f"generation {found.generation}: {found.stripes:,} stripes with {found.events:,} events, "
-        f"{len(found.faults):,} of them damaged"
-    )
-    click.get_current_context().exit(1 if found.faults else 0)
-
-
-@command.command()
-@_store
-@click.option("--user", type=int, required=True, help="The user.")
-@click.option("--until", type=int, help="Show only events before this time.")
-@click.option("--longest", default=20, show_default=True, help="Most events, the newest.")
-@_generation
-def show(store: Path, user: int, until: int | None, longest: int, generation: int | None) -> None:
-    """Print a user's history, oldest event first, as a store or one of its generations has it."""
-    from gmeta.core.data.history_manifest import BIRTH
-    from gmeta.preprocess.history.generation import Generation
-    from gmeta.preprocess.history.named_histories import read_histories
-
-    opened = Generation(store)
-    if longest < 0:
-        raise ConfigError(f"--longest must be 0 or more, got {longest}")
-    for group, columns in opened.manifest.groups.items():
-        names = [opened.manifest.spec["time"], BIRTH, *(column.name for column in columns)]
-        found = read_histories(
-            opened, [user], names, until=until, generation=generation, longest=longest
-        ).columns
-        rows = zip(*(found[name] for name in names), strict=True)
-        click.echo(f"{group}: {len(found[BIRTH]):,} events")
-        for row in [names, *rows]:
-            click.echo("  ".join(f"{value!s:>12}" for value in row))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.library import describe_fault, history_library
+from gmeta.preprocess.history.files.library import describe_fault, history_library
 
 MAX_EVENTS = 1 << 16
 """The most events of a stripe."""

@@ -20,7 +20,7 @@ from gmeta.core.data.history_manifest import (
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import sync, write_atomically
 from gmeta.core.staging import explain_write_errors, lock_file
-from gmeta.preprocess.history.shard_reader import ShardReader
+from gmeta.preprocess.history.files.shard_reader import ShardReader
 
 
 class Generation:

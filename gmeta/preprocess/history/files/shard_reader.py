@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.library import describe_fault, history_library
+from gmeta.preprocess.history.files.library import describe_fault, history_library
 
 PLACE = np.dtype(
     [
