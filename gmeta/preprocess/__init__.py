@@ -8,6 +8,7 @@ from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.append import AppendSummary, append_history
 from gmeta.preprocess.history.drop import drop_generations
+from gmeta.preprocess.history.files.history_crc import history_crcs
 from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
@@ -30,6 +31,7 @@ __all__ = [
     "append_history",
     "compact_history",
     "drop_generations",
+    "history_crcs",
     "prepare",
     "prepare_on_spark",
     "scrub_history",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gmeta.core.data.history_manifest import BIRTH
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, load_toml
@@ -104,7 +105,8 @@ class HistorySpec:
           table: What `TableSpec.resolve` returned for `table`.
 
         Raises:
-          ConfigError: A column holds lists, the time isn't int64, or no group has a column.
+          ConfigError: A column holds lists, the time isn't int64, no group has a column, or a column has a
+            name of the store's own.
         """
         lists = [name for name, column in table.columns.items() if column.is_list]
         if lists:
@@ -115,6 +117,11 @@ class HistorySpec:
         if table.columns[self.time].dtype != "int64":
             raise ConfigError(
                 f"column {self.time!r} is the time and must be an int64, got {table.columns[self.time].dtype}"
+            )
+        if BIRTH in table.columns:
+            raise ConfigError(
+                f"column {BIRTH!r} has the name by which readers ask for the generation that first held an "
+                "event: leave it out, by groups that name the others, or keep it by another name"
             )
         own = [name for name in table.columns if name not in (self.user, self.time)]
         groups = dict(self.groups) or {EVENTS: tuple(own)}

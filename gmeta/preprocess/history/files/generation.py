@@ -45,7 +45,7 @@ class Generation:
         number = newest if number is None else number
         if not 1 <= number <= newest or not generation_folder(store, number).exists():
             raise DataError(
-                f"there is no generation {number}; it has {_ranges(generations(store))}",
+                f"there is no generation {number}; it has {show_numbers(generations(store))}",
                 path=store,
             )
         self.store = store
@@ -146,7 +146,10 @@ def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _ranges(numbers: list[int]) -> str:
-    if not numbers:
+def show_numbers(generations: list[int]) -> str:
+    """Return a text that names generations, which ascend, as an error does."""
+    if not generations:
         return "none"
-    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 8 else ", ".join(map(str, numbers))
+    if len(generations) > 8:
+        return f"{generations[0]} to {generations[-1]}"
+    return ", ".join(map(str, generations))

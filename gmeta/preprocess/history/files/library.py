@@ -27,6 +27,7 @@ _SIGNATURES = {
         _FAULT,
         [_POINTER, *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER), *([_POINTER] * 4)],
     ),
+    "crc": (None, [_NUMBER, _POINTER, _FAULT, _POINTER, _POINTER]),
     "describe_stripe": (ctypes.c_char_p, [_FAULT]),
     "describe_index": (ctypes.c_char_p, [_FAULT]),
 }
