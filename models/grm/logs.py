@@ -75,7 +75,9 @@ class Batches:
         return io.sequences(path, exposed=io.Flag("exposed"), balance=balance, **columns)
 
 
-def prepare_log(out: Path, log: ExposureConfig, *, store: Path | None = None) -> Path:
+def prepare_log(
+    out: Path, log: ExposureConfig, *, store: Path | None = None, batch_rows: int | None = None
+) -> Path:
     """Generate the log and prepare it anew; old users are its split ``warm``.
 
     Beside it is a folder of the new users, ``new-<seed>``: ``warm`` is for validation, ``cold`` for test.
@@ -85,6 +87,7 @@ def prepare_log(out: Path, log: ExposureConfig, *, store: Path | None = None) ->
       out: Where to.
       log: The log.
       store: Where to make a store of all events; the folders then hold exposures alone.
+      batch_rows: Exposures of an example; None: all of a user.
 
     Raises:
       click.ClickException: The folder can't be written to, or the log can't be made.
@@ -101,7 +104,7 @@ def prepare_log(out: Path, log: ExposureConfig, *, store: Path | None = None) ->
         pyarrow.parquet.write_table(rows, table)
         pyarrow.parquet.write_table(rows.filter(new), halves)
         for source, into, modulus in ((table, folder, COLD), (halves, out / f"new-{log.seed}", 2 * COLD)):
-            config = PrepareConfig(cold_modulus=modulus, seed=log.seed)
+            config = PrepareConfig(cold_modulus=modulus, seed=log.seed, batch_rows=batch_rows)
             prepare([source], into, config, spec=EXPOSURE_SPEC, overwrite=True)
     except (GmetaError, OSError) as error:
         raise click.ClickException(f"{out}: {error}") from error

@@ -163,6 +163,8 @@ def main(
         if meta:
             compare(log, *data, epochs=epochs, steps=steps, inner_rate=inner_rate, tell=tell, **settings)
             continue
+        if longest is not None:
+            settings["length"] = min(longest, round(events))
         for kind in kinds.split(","):
             train(kind, log, data, epochs=epochs, seconds=seconds, tell=tell, **settings)  # type: ignore[arg-type]
     print(report(rows))
