@@ -6,7 +6,8 @@ process. Nothing here imports TensorFlow: a separate native library encodes the 
 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.history.append import AppendSummary, append_history
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.append_summary import AppendSummary
 from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
