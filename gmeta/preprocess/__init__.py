@@ -8,6 +8,7 @@ from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.append_summary import AppendSummary
+from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
 from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
@@ -28,6 +29,7 @@ __all__ = [
     "SyntheticConfig",
     "TableSpec",
     "append_history",
+    "append_history_on_spark",
     "compact_history",
     "drop_generations",
     "prepare",

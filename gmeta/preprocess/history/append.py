@@ -26,7 +26,7 @@ from gmeta.preprocess.history.files.generation import new_generation
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.progress import Progress, no_progress
-from gmeta.preprocess.tables.prepared_source import PreparedSource, is_prepared, prepared_roles
+from gmeta.preprocess.tables.prepared_source import PreparedSource, is_prepared
 from gmeta.preprocess.tables.table_source import TableSource
 
 Data = str | os.PathLike[str]
@@ -83,7 +83,7 @@ def append_history(
     files = [data] if isinstance(data, str | os.PathLike) else list(data)
     prepared = any(map(is_prepared, files))
     if spec is None and prepared and not current_generation(store):
-        spec = HistorySpec(*prepared_roles(files[0]))
+        spec = HistorySpec.of_prepared(files[0])
     chosen = choose_spec(store, spec)
     with closing(duckdb_engine.connect(memory_limit or memory.default_limit())) as connection:
         source = (

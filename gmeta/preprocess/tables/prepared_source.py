@@ -13,6 +13,7 @@ import pyarrow as pa
 from gmeta.core.data.group_index import Layout
 from gmeta.core.data.manifest import Manifest, Shard
 from gmeta.core.data.manifest_file import FILE_NAME
+from gmeta.core.data.roles import Roles
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
@@ -42,17 +43,13 @@ def is_prepared(path: str | os.PathLike[str]) -> bool:
     return _folder_of(Path(path)) is not None
 
 
-def prepared_roles(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the columns of the task and of the time of a prepared data set.
+def prepared_roles(path: str | os.PathLike[str]) -> Roles:
+    """Return the roles of the columns of a prepared data set, or of a split of one.
 
     Raises:
-      ConfigError: Its rows have no time.
       DataError: Its manifest can't be read.
     """
-    roles = Manifest.load(_folder_of(Path(path)) or Path(path), check_shards=False).roles
-    if roles.time is None:
-        raise ConfigError(f"{path} was prepared without a time, so its rows aren't events: name their --time")
-    return roles.task, roles.time
+    return Manifest.load(_folder_of(Path(path)) or Path(path), check_shards=False).roles
 
 
 class PreparedSource:
