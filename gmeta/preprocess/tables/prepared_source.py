@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -88,7 +89,8 @@ class PreparedSource:
                     f"{given} was prepared in another way than {data[0]}: append them one by one"
                 )
             self._files += _files(manifest, given, folder, own)
-        if twice := [f.path for f in self._files if sum(f.path.samefile(g.path) for g in self._files) > 1]:
+        real = Counter(file.path.resolve() for file in self._files)
+        if twice := [path for path, times in real.items() if times > 1]:
             raise ConfigError(f"{twice[0]} is given twice: its rows would be too")
         self._digests = FileDigests([file.path for file in self._files])
 
@@ -136,8 +138,7 @@ def _folder_of(path: Path) -> Path | None:
 
 def _resolve(spec: TableSpec, manifest: Manifest, folder: Path) -> TableSpec:
     """Return the spec of the table that was prepared, with what this one says of its columns."""
-    roles, recorded = manifest.roles, _recorded(manifest)
-    columns = {}
+    recorded, columns = _recorded(manifest), {}
     for name in spec.columns or recorded:
         given = spec.columns.get(name, ColumnSpec())
         own = recorded.get(_source(name, given, recorded), ColumnSpec())
@@ -148,13 +149,10 @@ def _resolve(spec: TableSpec, manifest: Manifest, folder: Path) -> TableSpec:
     for name in spec.roles:
         if name in recorded:
             columns.setdefault(name, recorded[name])
-    types = [
-        (columns[name].source or name, manifest.schema[_source(name, columns[name], recorded)])
-        for name in columns
-        if _source(name, columns[name], recorded) in recorded
-    ]
-    known = {column.name: column for column in manifest.schema if column.name != roles.batch}
-    table = {**known, **dict(types)}
+    table = {name: manifest.schema[name] for name in recorded}
+    for name, column in columns.items():
+        if (source := _source(name, column, recorded)) in recorded:
+            table[column.source or name] = manifest.schema[source]
     try:
         return replace(spec, columns=columns).resolve(
             pa.schema([(name, arrow_type(column)) for name, column in table.items()])
