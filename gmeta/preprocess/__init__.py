@@ -9,7 +9,8 @@ from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.append_summary import AppendSummary
 from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
-from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
+from gmeta.preprocess.history.drop import drop_generations
+from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.summary import PrepareSummary
@@ -21,11 +22,11 @@ __all__ = [
     "EXPOSURE_SPEC",
     "AppendSummary",
     "ColumnSpec",
-    "CompactSummary",
     "ExposureConfig",
     "HistorySpec",
     "PrepareConfig",
     "PrepareSummary",
+    "RebuildSummary",
     "SyntheticConfig",
     "TableSpec",
     "append_history",
@@ -34,5 +35,6 @@ __all__ = [
     "drop_generations",
     "prepare",
     "prepare_on_spark",
+    "scrub_history",
     "write_exposures",
 ]

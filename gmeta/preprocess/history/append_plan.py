@@ -204,11 +204,13 @@ def finish_append(
       shards: What was written of each shard, in order.
       inputs: The files that were read -> their digests.
     """
+    before = plan.open_before()
     manifest = HistoryManifest(
         plan.generation,
         plan.spec.group_columns(),
         tuple(each.shard for each in shards),
-        _watermark(plan, [each.latest for each in shards if each.latest is not None]),
+        _watermark(plan, before, [each.latest for each in shards if each.latest is not None]),
+        before.manifest.start if before else None,
         inputs,
         tuple(sorted({number for each in shards for number in each.reads})),
         plan.spec.to_json(),
@@ -217,9 +219,8 @@ def finish_append(
     return manifest
 
 
-def _watermark(plan: AppendPlan, latest: Sequence[int]) -> int:
+def _watermark(plan: AppendPlan, before: Generation | None, latest: Sequence[int]) -> int:
     """Return the new watermark: the given one, or behind the latest event; it never goes back."""
     if plan.watermark is not None:
         return plan.watermark
-    before = plan.open_before()
     return max([*(time + 1 for time in latest), *([before.manifest.watermark] if before else [])])

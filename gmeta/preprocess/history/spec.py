@@ -12,6 +12,7 @@ from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, load_toml
 from gmeta.preprocess.history.files.stripe import MAX_EVENTS
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
 from gmeta.preprocess.tables.prepared_source import prepared_roles
 
@@ -154,6 +155,19 @@ class HistorySpec:
         """For each group its columns' numbers in `all_columns`; only of a spec that `resolve` returned."""
         columns = self.all_columns
         return [[columns.index(name) for name in names] for names in self.groups.values()]
+
+    def user_number(self, user: str) -> int:
+        """Return the number by which a store knows a user; only of a spec that `resolve` returned.
+
+        Raises:
+          ConfigError: Users are numbers, and this isn't one.
+        """
+        if self.columns[self.user].hash:
+            return hash_text(user)
+        try:
+            return int(user)
+        except ValueError as error:
+            raise ConfigError(f"user {user!r} is no whole number, and users of this store are") from error
 
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
         """Return group -> its columns; only of a spec that `resolve` returned."""
