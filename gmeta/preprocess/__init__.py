@@ -6,7 +6,9 @@ process. Nothing here imports TensorFlow: a separate native library encodes the 
 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.history.append import AppendSummary, append_history
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.append_summary import AppendSummary
+from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
 from gmeta.preprocess.history.drop import drop_generations
 from gmeta.preprocess.history.files.history_crc import history_crcs
 from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
@@ -29,6 +31,7 @@ __all__ = [
     "SyntheticConfig",
     "TableSpec",
     "append_history",
+    "append_history_on_spark",
     "compact_history",
     "drop_generations",
     "history_crcs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from gmeta.core.settings import from_mapping, load_toml
 from gmeta.preprocess.history.files.stripe import MAX_EVENTS
 from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
+from gmeta.preprocess.tables.prepared_source import prepared_roles
 
 MAX_SHARDS = 1 << 16
 EVENTS = "events"
@@ -78,6 +80,24 @@ class HistorySpec:
           ConfigError: The file can't be read, isn't TOML, or has invalid content.
         """
         return load_toml(cls, path)
+
+    @classmethod
+    def of_prepared(cls, path: str | os.PathLike[str], **own: Any) -> HistorySpec:
+        """Make the spec of the rows of a prepared data set: its tasks are users, and its time is the time.
+
+        Args:
+          path: The data set's folder, or the folder and a split.
+          **own: Attributes that are otherwise.
+
+        Raises:
+          ConfigError: The rows have no time, or a value is outside its range.
+          DataError: The data set's manifest can't be read.
+        """
+        roles = prepared_roles(path)
+        found: dict[str, Any] = {"user": roles.task, "time": roles.time, **own}
+        if found["time"] is None:
+            raise ConfigError(f"{path} was prepared without a time: name the column with --time")
+        return cls(**found)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HistorySpec:
