@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gmeta.core.data.history_manifest import HistoryManifest, current_generation
 from gmeta.core.data.on_bad import check_on_bad
 from gmeta.core.errors import ConfigError, DataError
@@ -19,7 +17,7 @@ from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.history.files.event_spill import EventSpill
 from gmeta.preprocess.history.files.generation import Generation, generations, new_generation
 from gmeta.preprocess.history.files.shard_writer import read_earlier, write_shard
-from gmeta.preprocess.history.files.stripe_layout import find_partial
+from gmeta.preprocess.history.files.stripe_layout import find_joined
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.progress import Progress, no_progress
@@ -196,7 +194,7 @@ def _write(
             spec.group_numbers,
             spec.stripe_events,
             earlier,
-            find_partial(earlier.stripes, np.unique(rows[:, 0]), spec.stripe_events),
+            find_joined(earlier.stripes, rows[:, 0], spec.stripe_events),
         )
         shards.append(written.shard)
         reads |= written.reads
