@@ -11,7 +11,7 @@
 - `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
 - `balance_over_ranks` and `balanced_elements` redistribute groups so that all ranks have equal work.
 - `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
-  `sequences` with histories out of such a store.
+  `sequences` with histories out of such a store; `history_crc` is a history's checksum.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
@@ -30,6 +30,7 @@ from gmeta.io.features import (
     RocksDBSource,
     join_features,
 )
+from gmeta.io.histories.checksum import history_crc
 from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats
@@ -77,6 +78,7 @@ __all__ = [
     "from_memory",
     "group_batch",
     "groups",
+    "history_crc",
     "join_features",
     "late",
     "rows",

@@ -1,5 +1,6 @@
-// Stripes behind a C ABI, for Python's ctypes: what writes a store has no TensorFlow. No exception,
-// no C++ type and no ownership crosses it, except the writer's own handle.
+// Stripes, and checksums of histories, behind a C ABI, for Python's ctypes: what writes a store has
+// no TensorFlow. No exception, no C++ type and no ownership crosses it, except the writer's own
+// handle.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,10 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "io/history/history_crc.h"
 #include "io/history/stripe.h"
 
 #define GMETA_EXPORT extern "C" __attribute__((visibility("default")))
 
+using gmeta::history::AddColumn;
 using gmeta::history::AppendStripe;
 using gmeta::history::Stripe;
 using gmeta::history::StripeFault;
@@ -73,4 +76,16 @@ GMETA_EXPORT int32_t gmeta_history_read(const char* bytes, int64_t size, int64_t
 // Returns words for a StripeFault.
 GMETA_EXPORT const char* gmeta_history_describe_stripe(int32_t fault) {
   return gmeta::history::Describe(static_cast<StripeFault>(fault));
+}
+
+// Adds a column to the histories' checksums, which are 0 before the first one; its values are
+// floats or words. Both are as AddColumn in history_crc.h describes them.
+GMETA_EXPORT void gmeta_history_crc(int64_t histories, const int64_t* row_splits, int32_t is_float,
+                                    const void* values, int64_t* crcs) {
+  const auto count = static_cast<size_t>(histories);
+  if (is_float != 0) {
+    AddColumn(static_cast<const float*>(values), row_splits, count, crcs);
+  } else {
+    AddColumn(static_cast<const int64_t*>(values), row_splits, count, crcs);
+  }
 }

@@ -1,4 +1,4 @@
-// Registers the op that reads histories.
+// Registers the ops that read histories and compute their checksums.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -64,6 +64,57 @@ columns: The numbers of the columns in its stripes.
 column_types: Their types.
 longest: The most events of a history.
 on_bad: 'skip' leaves the history of a damaged stripe empty, and counts it.
+)doc");
+
+REGISTER_OP("GmetaDeletedHistories")
+    .Input("users: int64")
+    .Input("generation: int64")
+    .Output("deleted: bool")
+    .Attr("store: string")
+    .Attr("digest: string")
+    .Attr("opened: int >= 1")
+    .Attr("shards: int >= 1")
+    .SetDoNotOptimize()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle users;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &users));
+      TF_RETURN_IF_ERROR(c->Merge(users, c->input(1), &users));
+      c->set_output(0, users);
+      return tensorflow::OkStatus();
+    })
+    .Doc(R"doc(
+Tells users whose events were deleted from users who had none.
+
+users: (R) the users, of any shards and in any order.
+generation: (R) a generation.
+deleted: (R) whether events of the user that this generation held were deleted later.
+store: The store's folder.
+digest: That of the manifest of the generation `opened`.
+opened: The generation whose indexes are used.
+shards: How many shards the store has.
+)doc");
+
+REGISTER_OP("GmetaHistoryCrc")
+    .Input("row_splits: int64")
+    .Input("columns: column_types")
+    .Output("crcs: int64")
+    .Attr("column_types: list({int64, float}) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle vector;
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &vector));
+      }
+      tensorflow::shape_inference::DimensionHandle histories;
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(c->input(0), 0), 1, &histories));
+      c->set_output(0, c->Vector(histories));
+      return tensorflow::OkStatus();
+    })
+    .Doc(R"doc(
+Computes the checksum of each of R histories: the CRC-32C of its columns, one after another.
+
+row_splits: (R + 1) history i is row_splits[i] to row_splits[i + 1] - 1 of the values.
+columns: For each column its values, as words of 64 bits; a float is its bits.
+crcs: (R) from 0 to 2^32 - 1; 0 for a history without events.
 )doc");
 
 }  // namespace gmeta::history

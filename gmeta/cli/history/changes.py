@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -12,6 +12,9 @@ from gmeta.cli.history.store_options import store_argument
 from gmeta.cli.options import on_bad_option
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gmeta.preprocess import RebuildSummary
 
 
 @click.command()
@@ -72,19 +75,54 @@ def append(
 
 @click.command()
 @store_argument
-def compact(store: Path) -> None:
+@click.option("--start", type=int, help="Leave out events before this time.  [default: keep all]")
+@click.option(
+    "--spec",
+    "spec_file",
+    type=click.Path(path_type=Path),
+    help="TOML file: other columns, groups or shards.  [default: the store's]",
+)
+def compact(store: Path, start: int | None, spec_file: Path | None) -> None:
     """Write all events anew, as the next generation, so that each history is one read.
 
-    No history changes, and earlier generations stay; `drop` removes them.
+    No history changes, unless --start shortens it, and earlier generations stay; `drop` removes them.
     """
     from gmeta.cli.prepare_output import PrepareProgress
-    from gmeta.preprocess import compact_history
+    from gmeta.preprocess import HistorySpec, compact_history
 
+    spec = None if spec_file is None else HistorySpec.load(spec_file)
     with PrepareProgress() as progress:
-        done = compact_history(store, progress=progress)
+        done = compact_history(store, start=start, spec=spec, progress=progress)
+    _say(done)
+
+
+@click.command()
+@store_argument
+@click.option("--user", "users", multiple=True, help="A user; may be repeated.")
+@click.option(
+    "--users", "users_file", type=click.File(), help="A file with a user in each line; `-` is the input."
+)
+def scrub(store: Path, users: tuple[str, ...], users_file: TextIO | None) -> None:
+    """Delete all events of users: write the next generation without them.
+
+    Earlier generations still hold these events until `drop` removes them.
+    """
+    from gmeta.cli.prepare_output import PrepareProgress
+    from gmeta.preprocess import HistorySpec, scrub_history
+    from gmeta.preprocess.history.files.generation import Generation, generations
+
+    spec = HistorySpec.from_json(Generation(store).manifest.spec)
+    lines = [] if users_file is None else users_file.read().splitlines()
+    named = [spec.user_number(each.strip()) for each in (*users, *lines) if each.strip()]
+    if not named:
+        raise ConfigError("no user is named: pass --user, or --users with a file")
+    with PrepareProgress() as progress:
+        done = scrub_history(store, named, progress=progress)
+    _say(done)
+    earlier = " ".join(str(number) for number in generations(store)[:-1])
     click.echo(
-        f"generation {done.generation}: {done.events:,} events in {done.stripes:,} stripes, which were "
-        f"{done.stripes_before:,}; {done.bytes:,} bytes, in {done.seconds:.1f} s"
+        f"{done.events_before - done.events:,} events of {done.deleted:,} users are deleted; "
+        f"earlier generations still hold them: gmeta history drop {store} {earlier}"
     )
 
 
@@ -97,3 +135,11 @@ def drop(store: Path, generations: tuple[int, ...]) -> None:
 
     drop_generations(store, generations)
     click.echo(f"removed generation {', '.join(map(str, sorted(set(generations))))} of {store}")
+
+
+def _say(done: RebuildSummary) -> None:
+    less = f", {done.events_before - done.events:,} fewer" if done.events < done.events_before else ""
+    click.echo(
+        f"generation {done.generation}: {done.events:,} events{less} in {done.stripes:,} stripes, which were "
+        f"{done.stripes_before:,}; {done.bytes:,} bytes, in {done.seconds:.1f} s"
+    )

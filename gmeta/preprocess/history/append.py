@@ -205,6 +205,7 @@ def _write(
         spec.group_columns(),
         tuple(shards),
         watermark,
+        before.manifest.start if before else None,
         inputs,
         tuple(sorted(reads)),
         spec.to_json(),

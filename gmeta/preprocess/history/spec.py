@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gmeta.core.data.history_manifest import BIRTH
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, load_toml
 from gmeta.preprocess.history.files.stripe import MAX_EVENTS
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
 
 MAX_SHARDS = 1 << 16
@@ -103,7 +105,8 @@ class HistorySpec:
           table: What `TableSpec.resolve` returned for `table`.
 
         Raises:
-          ConfigError: A column holds lists, the time isn't int64, or no group has a column.
+          ConfigError: A column holds lists, the time isn't int64, no group has a column, or a column has a
+            name of the store's own.
         """
         lists = [name for name, column in table.columns.items() if column.is_list]
         if lists:
@@ -114,6 +117,11 @@ class HistorySpec:
         if table.columns[self.time].dtype != "int64":
             raise ConfigError(
                 f"column {self.time!r} is the time and must be an int64, got {table.columns[self.time].dtype}"
+            )
+        if BIRTH in table.columns:
+            raise ConfigError(
+                f"column {BIRTH!r} has the name by which readers ask for the generation that first held an "
+                "event: leave it out, by groups that name the others, or keep it by another name"
             )
         own = [name for name in table.columns if name not in (self.user, self.time)]
         groups = dict(self.groups) or {EVENTS: tuple(own)}
@@ -134,6 +142,19 @@ class HistorySpec:
         """For each group its columns' numbers in `all_columns`; only of a spec that `resolve` returned."""
         columns = self.all_columns
         return [[columns.index(name) for name in names] for names in self.groups.values()]
+
+    def user_number(self, user: str) -> int:
+        """Return the number by which a store knows a user; only of a spec that `resolve` returned.
+
+        Raises:
+          ConfigError: Users are numbers, and this isn't one.
+        """
+        if self.columns[self.user].hash:
+            return hash_text(user)
+        try:
+            return int(user)
+        except ValueError as error:
+            raise ConfigError(f"user {user!r} is no whole number, and users of this store are") from error
 
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
         """Return group -> its columns; only of a spec that `resolve` returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,3 +72,18 @@ def history_of(
     # Prices are not negative, so their bits are in the order of their values.
     found.sort()
     return found[max(0, len(found) - longest) :]
+
+
+def crc_of(columns: Sequence[Sequence[int] | Sequence[float]]) -> int:
+    """Compute the checksum of one history, bit by bit; columns of floats are float32."""
+    words = b"".join(
+        struct.pack("<fI", value, 0) if isinstance(value, float) else struct.pack("<q", value)
+        for column in columns
+        for value in column
+    )
+    crc = 0xFFFFFFFF
+    for byte in words:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
