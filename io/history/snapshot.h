@@ -122,25 +122,24 @@ class Snapshot {
       const SnapshotFault fault = ReadRun(places, chosen, columns, source, &i);
       if (!fault.ok()) return fault;
     }
-    const bool is_run = Keep(moment, longest);
+    Keep(moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
+      const int64_t* const from = values_[c].data();
+      if (kept_.empty()) {
+        to.insert(to.end(), from + first_, from + first_ + count_);
+        continue;
+      }
       // Not reserve, which takes no more than it is asked for, and would copy all for each history.
       const size_t before = to.size();
-      to.resize(before + kept_.size());
-      const int64_t* const from = values_[c].data();
-      if (is_run) {
-        std::copy_n(from + kept_.front(), kept_.size(),
-                    to.begin() + static_cast<ptrdiff_t>(before));
-      } else {
-        for (size_t i = 0; i < kept_.size(); ++i) to[before + i] = from[kept_[i]];
-      }
+      to.resize(before + count_);
+      for (size_t i = 0; i < count_; ++i) to[before + i] = from[kept_[i]];
     }
     return {};
   }
 
   // The number of events of the last history, unless it had a fault.
-  size_t kept() const { return kept_.size(); }
+  size_t kept() const { return count_; }
   // How often the source was asked, and for how many bytes, since the snapshot was made.
   size_t reads() const { return reads_; }
   size_t bytes() const { return bytes_; }
@@ -195,34 +194,48 @@ class Snapshot {
     return fault;
   }
 
-  // Finds the places of the events to be kept, in their order; returns whether they are side by
-  // side.
-  bool Keep(const Moment& moment, size_t longest) {
+  // Finds the events to be kept. If all that were read are in order, as most often, and all were
+  // born by then, two binary searches find them side by side, and no event is looked at alone.
+  void Keep(const Moment& moment, size_t longest) {
     kept_.clear();
-    bool in_order = true;
-    for (size_t i = 0; i < times_.size(); ++i) {
-      if (times_[i] < moment.start || times_[i] >= moment.until) continue;
-      if (births_[i] > moment.generation) continue;
-      in_order = in_order && (kept_.empty() || !IsBefore(i, kept_.back()));
-      kept_.push_back(i);
+    const size_t count = times_.size();
+    size_t unordered = 0;
+    for (size_t i = 1; i < count; ++i) unordered += static_cast<size_t>(IsBefore(i, i - 1));
+    const bool all_born = std::all_of(births_.begin(), births_.end(),
+                                      [&](int64_t birth) { return birth <= moment.generation; });
+    if (unordered == 0 && all_born) {
+      const auto begin = std::lower_bound(times_.begin(), times_.end(), moment.start);
+      const auto end = std::lower_bound(begin, times_.end(), moment.until);
+      count_ = std::min(longest, static_cast<size_t>(end - begin));
+      first_ = static_cast<size_t>(end - times_.begin()) - count_;
+      return;
     }
-    if (!in_order) {
+    kept_.resize(count);
+    size_t kept = 0;
+    for (size_t i = 0; i < count; ++i) {
+      kept_[kept] = i;
+      kept += static_cast<size_t>((times_[i] >= moment.start) & (times_[i] < moment.until) &
+                                  (births_[i] <= moment.generation));
+    }
+    kept_.resize(kept);
+    if (unordered > 0) {
       std::stable_sort(kept_.begin(), kept_.end(),
                        [this](size_t a, size_t b) { return IsBefore(a, b); });
     }
-    if (kept_.size() > longest) {
-      kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(longest));
-    }
-    return in_order && !kept_.empty() && kept_.back() - kept_.front() + 1 == kept_.size();
+    count_ = std::min(longest, kept);
+    kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(count_));
   }
 
   bool IsBefore(size_t a, size_t b) const {
-    return std::pair(times_[a], births_[a]) < std::pair(times_[b], births_[b]);
+    return (times_[a] < times_[b]) | ((times_[a] == times_[b]) & (births_[a] < births_[b]));
   }
 
   std::vector<int64_t> times_, births_;
   std::vector<std::vector<int64_t>> values_;
+  // Of the events that were read, those with these numbers are kept; if it is empty, those side by
+  // side from first_ on.
   std::vector<size_t> kept_;
+  size_t first_ = 0, count_ = 0;
   size_t reads_ = 0, bytes_ = 0;
 };
 
