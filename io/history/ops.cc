@@ -26,6 +26,7 @@ REGISTER_OP("GmetaReadHistories")
     .Attr("column_types: list({int64, float}) >= 1")
     .Attr("longest: int >= 0")
     .Attr("on_bad: {'raise', 'skip'} = 'raise'")
+    .Attr("stats: int = 0")
     .SetDoNotOptimize()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle users, other;
@@ -64,6 +65,7 @@ columns: The numbers of the columns in its stripes.
 column_types: Their types.
 longest: The most events of a history.
 on_bad: 'skip' leaves the history of a damaged stripe empty, and counts it.
+stats: The number of the counters to update; 0: none.
 )doc");
 
 REGISTER_OP("GmetaHistoryCrc")

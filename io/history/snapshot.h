@@ -21,6 +21,8 @@
 //   One read     Stripes that lie side by side in a file are read together. A user's stripes of a
 //                group are written side by side, so a history is one read unless it was appended
 //                to.
+//   Once a user  What is decoded of a user stays until the next user's turn. So the requests of a
+//                user, one after another, read and decode each stripe once.
 
 #ifndef GMETA_IO_HISTORY_SNAPSHOT_H_
 #define GMETA_IO_HISTORY_SNAPSHOT_H_
@@ -98,7 +100,8 @@ inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count
   return chosen;
 }
 
-// Rebuilds histories, one after another; its buffers serve all of them.
+// Rebuilds histories, one after another; its buffers serve all of them. Before those of another
+// user, group or other columns, let it Forget().
 class Snapshot {
  public:
   // The most bytes between two stripes that are read and thrown away, to save a read.
@@ -113,16 +116,20 @@ class Snapshot {
   SnapshotFault Read(const StripePlace* places, size_t count, int64_t group, const Moment& moment,
                      size_t longest, const std::vector<size_t>& columns, StripeSource* source,
                      std::vector<std::vector<int64_t>>* out) {
-    times_.clear();
-    births_.clear();
+    if (begins_.empty()) begins_.resize(count, kNotRead);
     values_.resize(columns.size());
-    for (std::vector<int64_t>& column : values_) column.clear();
     const std::vector<size_t> chosen = ChooseStripes(places, count, group, moment, longest);
-    for (size_t i = 0; i < chosen.size();) {
-      const SnapshotFault fault = ReadRun(places, chosen, columns, source, &i);
-      if (!fault.ok()) return fault;
+    wanted_.clear();
+    for (size_t number : chosen) {
+      if (begins_[number] == kNotRead) wanted_.push_back(number);
     }
-    const bool is_run = Keep(moment, longest);
+    for (size_t i = 0; i < wanted_.size();) {
+      const SnapshotFault fault = ReadRun(places, columns, source, &i);
+      if (fault.ok()) continue;
+      Forget();
+      return fault;
+    }
+    const bool is_run = Keep(places, chosen, moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
       // Not reserve, which takes no more than it is asked for, and would copy all for each history.
@@ -139,6 +146,14 @@ class Snapshot {
     return {};
   }
 
+  // Lets go of the stripes of the user whose histories were rebuilt.
+  void Forget() {
+    begins_.clear();
+    times_.clear();
+    births_.clear();
+    for (std::vector<int64_t>& column : values_) column.clear();
+  }
+
   // The number of events of the last history, unless it had a fault.
   size_t kept() const { return kept_.size(); }
   // How often the source was asked, and for how many bytes, since the snapshot was made.
@@ -146,14 +161,16 @@ class Snapshot {
   size_t bytes() const { return bytes_; }
 
  private:
-  // Reads the stripes from `*i` on that lie side by side, and moves on behind them.
-  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& chosen,
-                        const std::vector<size_t>& columns, StripeSource* source, size_t* i) {
-    const StripePlace& first = places[chosen[*i]];
+  static constexpr size_t kNotRead = SIZE_MAX;
+
+  // Reads the stripes from wanted_[*i] on that lie side by side, and moves on behind them.
+  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& columns,
+                        StripeSource* source, size_t* i) {
+    const StripePlace& first = places[wanted_[*i]];
     int64_t end = first.offset + first.bytes;
     size_t after = *i + 1;
-    for (; after < chosen.size(); ++after) {
-      const StripePlace& next = places[chosen[after]];
+    for (; after < wanted_.size(); ++after) {
+      const StripePlace& next = places[wanted_[after]];
       if (next.file != first.file || next.offset < end || next.offset - end > kMaxGap) break;
       end = next.offset + next.bytes;
     }
@@ -162,11 +179,12 @@ class Snapshot {
     ++reads_;
     bytes_ += read.size();
     for (; *i < after; ++*i) {
-      const StripePlace& place = places[chosen[*i]];
+      const StripePlace& place = places[wanted_[*i]];
       const auto at = static_cast<size_t>(place.offset - first.offset);
       if (at + static_cast<size_t>(place.bytes) > read.size()) {
         return {StripeFault::kTruncated, place};
       }
+      begins_[wanted_[*i]] = times_.size();
       const StripeFault fault =
           Decode(read.substr(at, static_cast<size_t>(place.bytes)), place, columns);
       if (fault != StripeFault::kNone) return {fault, place};
@@ -197,14 +215,19 @@ class Snapshot {
 
   // Finds the places of the events to be kept, in their order; returns whether they are side by
   // side.
-  bool Keep(const Moment& moment, size_t longest) {
+  bool Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
+            size_t longest) {
     kept_.clear();
-    bool in_order = true;
-    for (size_t i = 0; i < times_.size(); ++i) {
-      if (times_[i] < moment.start || times_[i] >= moment.until) continue;
-      if (births_[i] > moment.generation) continue;
-      in_order = in_order && (kept_.empty() || !IsBefore(i, kept_.back()));
-      kept_.push_back(i);
+    bool in_order = true, ascends = true;
+    for (size_t number : chosen) {
+      const size_t begin = begins_[number];
+      ascends = ascends && (kept_.empty() || begin > kept_.back());
+      for (size_t i = begin; i < begin + static_cast<size_t>(places[number].events); ++i) {
+        if (times_[i] < moment.start || times_[i] >= moment.until) continue;
+        if (births_[i] > moment.generation) continue;
+        in_order = in_order && (kept_.empty() || !IsBefore(i, kept_.back()));
+        kept_.push_back(i);
+      }
     }
     if (!in_order) {
       std::stable_sort(kept_.begin(), kept_.end(),
@@ -213,15 +236,19 @@ class Snapshot {
     if (kept_.size() > longest) {
       kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(longest));
     }
-    return in_order && !kept_.empty() && kept_.back() - kept_.front() + 1 == kept_.size();
+    return in_order && ascends && !kept_.empty() &&
+           kept_.back() - kept_.front() + 1 == kept_.size();
   }
 
   bool IsBefore(size_t a, size_t b) const {
     return std::pair(times_[a], births_[a]) < std::pair(times_[b], births_[b]);
   }
 
+  // The user's events that were read, and for each stripe the place of its first one.
   std::vector<int64_t> times_, births_;
   std::vector<std::vector<int64_t>> values_;
+  std::vector<size_t> begins_;
+  std::vector<size_t> wanted_;  // stripes that a history needs and that weren't read
   std::vector<size_t> kept_;
   size_t reads_ = 0, bytes_ = 0;
 };
