@@ -55,7 +55,7 @@ class EventSpill:
 
 
 def sort_events(words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return events, (N, columns), ordered by all their columns; a column's values lie side by side in memory.
+    """Return events, (N, columns), ordered by all columns; the values of a column lie side by side.
 
     The first two, user and time, decide almost always; only what ties is ordered by the others.
     """
