@@ -6,9 +6,12 @@ process. Nothing here imports TensorFlow: a separate native library encodes the 
 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.history.append import AppendSummary, append_history
-from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.append_summary import AppendSummary
+from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
+from gmeta.preprocess.history.drop import drop_generations
 from gmeta.preprocess.history.files.history_crc import history_crcs
+from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.summary import PrepareSummary
@@ -20,18 +23,20 @@ __all__ = [
     "EXPOSURE_SPEC",
     "AppendSummary",
     "ColumnSpec",
-    "CompactSummary",
     "ExposureConfig",
     "HistorySpec",
     "PrepareConfig",
     "PrepareSummary",
+    "RebuildSummary",
     "SyntheticConfig",
     "TableSpec",
     "append_history",
+    "append_history_on_spark",
     "compact_history",
     "drop_generations",
     "history_crcs",
     "prepare",
     "prepare_on_spark",
+    "scrub_history",
     "write_exposures",
 ]

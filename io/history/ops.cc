@@ -106,6 +106,34 @@ on_bad: 'raise' ends at the first history that differs; 'skip' counts it.
 stats: The number of the counters to update; 0: none.
 )doc");
 
+REGISTER_OP("GmetaDeletedHistories")
+    .Input("users: int64")
+    .Input("generation: int64")
+    .Output("deleted: bool")
+    .Attr("store: string")
+    .Attr("digest: string")
+    .Attr("opened: int >= 1")
+    .Attr("shards: int >= 1")
+    .SetDoNotOptimize()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle users;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &users));
+      TF_RETURN_IF_ERROR(c->Merge(users, c->input(1), &users));
+      c->set_output(0, users);
+      return tensorflow::OkStatus();
+    })
+    .Doc(R"doc(
+Tells users whose events were deleted from users who had none.
+
+users: (R) the users, of any shards and in any order.
+generation: (R) a generation.
+deleted: (R) whether events of the user that this generation held were deleted later.
+store: The store's folder.
+digest: That of the manifest of the generation `opened`.
+opened: The generation whose indexes are used.
+shards: How many shards the store has.
+)doc");
+
 REGISTER_OP("GmetaHistoryCrc")
     .Input("row_splits: int64")
     .Input("columns: column_types")

@@ -84,7 +84,9 @@ class Store {
 
   ShardIndex Index() const {
     ShardIndex index;
-    for (const auto& [user, places] : places_) index.Add(user, places.data(), places.size());
+    for (const auto& [user, places] : places_) {
+      if (!places.empty()) index.Add(user, places.data(), places.size());
+    }
     return index;
   }
 
@@ -309,7 +311,8 @@ void TestAnIndexComesBackAndDamageIsFound() {
       place = {0, 4, offset, size, 256, first, first + 50, 1, 4};
       offset += size;
     }
-    index.Add(user, places.data(), places.size());
+    const bool is_deleted = places.empty() || draw() % 5 == 0;
+    index.Add(user, places.data(), places.size(), is_deleted ? 1 + user % 7 * (user % 7) : 0);
   }
   CHECK(index.stripes() > kMaxEvents / 2);
   const std::string bytes = index.Encode();
@@ -319,6 +322,12 @@ void TestAnIndexComesBackAndDamageIsFound() {
   CHECK_EQ(found.users(), index.users());
   CHECK_EQ(found.Find(index.user(5)).second, index.Find(index.user(5)).second);
   CHECK_EQ(found.Find(5000).second, size_t{0});
+  CHECK(!found.IsDeleted(5000, 0));
+  for (size_t i = 0; i < index.users(); ++i) {
+    const int64_t deletion = index.deletion(i);
+    CHECK_EQ(found.IsDeleted(index.user(i), deletion - 1), deletion > 0);
+    CHECK(!found.IsDeleted(index.user(i), deletion));
+  }
   for (int trial = 0; trial < 300; ++trial) {
     std::string damaged = bytes;
     const size_t at = trial < 32 ? static_cast<size_t>(trial) : draw() % bytes.size();
@@ -348,6 +357,11 @@ void TestAnIndexThatCannotBeIsRefused() {
     index.Add(1, &bad, 1);
     CHECK(decode(index) == IndexFault::kBadContent);
   }
+  ShardIndex without, deleted;
+  without.Add(1, nullptr, 0);
+  CHECK(decode(without) == IndexFault::kBadContent);
+  deleted.Add(1, nullptr, 0, 3);
+  CHECK(decode(deleted) == IndexFault::kNone);
 }
 
 }  // namespace

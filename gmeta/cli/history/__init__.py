@@ -18,5 +18,5 @@ def command() -> None:
     """
 
 
-for each in (changes.append, changes.compact, changes.drop, views.verify, views.show):
+for each in (changes.append, changes.compact, changes.scrub, changes.drop, views.verify, views.show):
     command.add_command(each)

@@ -29,23 +29,27 @@ def verify(store: Path, generation: int | None) -> None:
 
 @click.command()
 @store_argument
-@click.option("--user", type=int, required=True, help="The user.")
+@click.option("--user", required=True, help="The user.")
 @click.option("--until", type=int, help="Show only events before this time.")
 @click.option("--longest", default=20, show_default=True, help="Most events, the newest.")
 @generation_option
-def show(store: Path, user: int, until: int | None, longest: int, generation: int | None) -> None:
+def show(store: Path, user: str, until: int | None, longest: int, generation: int | None) -> None:
     """Print a user's history, oldest event first, as a store or one of its generations has it."""
     from gmeta.core.data.history_manifest import BIRTH
+    from gmeta.preprocess import HistorySpec
     from gmeta.preprocess.history.files.generation import Generation
     from gmeta.preprocess.history.named_histories import read_histories
 
     opened = Generation(store)
     if longest < 0:
         raise ConfigError(f"--longest must be 0 or more, got {longest}")
+    number = HistorySpec.from_json(opened.manifest.spec).user_number(user)
+    if opened.is_deleted(number, generation):
+        click.echo(f"events of user {user} were deleted")
     for group, columns in opened.manifest.groups.items():
         names = [opened.manifest.spec["time"], BIRTH, *(column.name for column in columns)]
         found = read_histories(
-            opened, [user], names, until=until, generation=generation, longest=longest
+            opened, [number], names, until=until, generation=generation, longest=longest
         ).columns
         rows = zip(*(found[name] for name in names), strict=True)
         click.echo(f"{group}: {len(found[BIRTH]):,} events")

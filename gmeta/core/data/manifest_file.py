@@ -27,10 +27,10 @@ class SealedManifest:
         """SHA-256 over all attributes, and so over all files that it names with a checksum."""
         return hashlib.sha256(json.dumps(self._body(), sort_keys=True).encode()).hexdigest()
 
-    def save(self, folder: Path) -> Path:
-        """Write ``manifest.json`` into ``folder``, whole or not at all."""
+    def save(self, folder: Path, name: str = FILE_NAME) -> Path:
+        """Write the file ``name`` into ``folder``, whole or not at all."""
         content = json.dumps({**self._body(), "digest": self.digest}, indent=1)
-        return write_atomically(folder / FILE_NAME, content + "\n")
+        return write_atomically(folder / name, content + "\n")
 
 
 def load_manifest_file(

@@ -34,6 +34,7 @@ class HistoryStore:
       path: The store's folder.
       generation: The number of the generation.
       watermark: The time before which all events had arrived.
+      start: The time before which a compaction has left out events; None: there was none.
       columns: The names of the columns, by group.
       time: The name of the column of times.
 
@@ -59,8 +60,19 @@ class HistoryStore:
         self._manifest = HistoryManifest.load(self._path, newest if generation is None else generation)
         self.generation = self._manifest.generation
         self.watermark = self._manifest.watermark
+        self.start = self._manifest.start
         self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
         self.time: str = self._manifest.spec["time"]
+
+    @property
+    def _attributes(self) -> dict[str, Any]:
+        """What an op must know of the store."""
+        return {
+            "store": self.path,
+            "digest": self._manifest.digest,
+            "opened": self.generation,
+            "shards": len(self._manifest.shards),
+        }
 
     def check(self, columns: Sequence[str]) -> None:
         """Check that columns can be read together.
@@ -69,6 +81,24 @@ class HistoryStore:
           ConfigError: One isn't there, or they are of several groups.
         """
         self._manifest.find(columns)
+
+    def deleted(self, users: Any, generation: Any = None) -> tf.Tensor:
+        """Tell users whose events were deleted (`gmeta history scrub`) from users who had none.
+
+        Args:
+          users: (R,) int64, in any order.
+          generation: (R,) int64, or one for all. None: 0.
+
+        Returns:
+          (R,) bool: whether events of the user that this generation, or a later one, held were deleted.
+
+        Raises:
+          tf.errors.DataLossError: An index is damaged.
+        """
+        users = tf.convert_to_tensor(users, tf.int64)
+        return load_op_library("io").gmeta_deleted_histories(
+            users=users, generation=_spread(generation, 0, users), **self._attributes
+        )
 
     def read(
         self,
@@ -116,20 +146,12 @@ class HistoryStore:
             raise ConfigError("HistoryStore.read: columns is empty: name what is read")
         group, chosen = self._manifest.find(columns)
         users = tf.convert_to_tensor(users, tf.int64)
-
-        def spread(given: Any, default: int) -> tf.Tensor:
-            given = tf.cast(default if given is None else given, tf.int64)
-            return tf.broadcast_to(given, tf.shape(users))
-
         splits, _, values = load_op_library("io").gmeta_read_histories(
             users=users,
-            start=spread(start, tf.int64.min),
-            until=spread(until, tf.int64.max),
-            generation=spread(generation, self.generation),
-            store=self.path,
-            digest=self._manifest.digest,
-            opened=self.generation,
-            shards=len(self._manifest.shards),
+            start=_spread(start, tf.int64.min, users),
+            until=_spread(until, tf.int64.max, users),
+            generation=_spread(generation, self.generation, users),
+            **self._attributes,
             group=group,
             columns=[column.number for column in chosen],
             column_types=[tf.as_dtype(column.dtype) for column in chosen],
@@ -141,3 +163,7 @@ class HistoryStore:
             name: tf.RaggedTensor.from_row_splits(own, splits, validate=False)
             for name, own in zip(columns, values, strict=True)
         }
+
+
+def _spread(given: Any, default: int, users: tf.Tensor) -> tf.Tensor:
+    return tf.broadcast_to(tf.cast(default if given is None else given, tf.int64), tf.shape(users))

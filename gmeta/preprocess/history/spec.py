@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gmeta.core.data.history_manifest import BIRTH
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, load_toml
 from gmeta.preprocess.history.files.stripe import MAX_EVENTS
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
+from gmeta.preprocess.tables.prepared_source import prepared_roles
 
 MAX_SHARDS = 1 << 16
 EVENTS = "events"
@@ -78,6 +82,24 @@ class HistorySpec:
         return load_toml(cls, path)
 
     @classmethod
+    def of_prepared(cls, path: str | os.PathLike[str], **own: Any) -> HistorySpec:
+        """Make the spec of the rows of a prepared data set: its tasks are users, and its time is the time.
+
+        Args:
+          path: The data set's folder, or the folder and a split.
+          **own: Attributes that are otherwise.
+
+        Raises:
+          ConfigError: The rows have no time, or a value is outside its range.
+          DataError: The data set's manifest can't be read.
+        """
+        roles = prepared_roles(path)
+        found: dict[str, Any] = {"user": roles.task, "time": roles.time, **own}
+        if found["time"] is None:
+            raise ConfigError(f"{path} was prepared without a time: name the column with --time")
+        return cls(**found)
+
+    @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HistorySpec:
         """Read a spec from what `to_json` returns."""
         return from_mapping(cls, value, where="the store's spec")
@@ -103,7 +125,8 @@ class HistorySpec:
           table: What `TableSpec.resolve` returned for `table`.
 
         Raises:
-          ConfigError: A column holds lists, the time isn't int64, or no group has a column.
+          ConfigError: A column holds lists, the time isn't int64, no group has a column, or a column has a
+            name of the store's own.
         """
         lists = [name for name, column in table.columns.items() if column.is_list]
         if lists:
@@ -114,6 +137,11 @@ class HistorySpec:
         if table.columns[self.time].dtype != "int64":
             raise ConfigError(
                 f"column {self.time!r} is the time and must be an int64, got {table.columns[self.time].dtype}"
+            )
+        if BIRTH in table.columns:
+            raise ConfigError(
+                f"column {BIRTH!r} has the name by which readers ask for the generation that first held an "
+                "event: leave it out, by groups that name the others, or keep it by another name"
             )
         own = [name for name in table.columns if name not in (self.user, self.time)]
         groups = dict(self.groups) or {EVENTS: tuple(own)}
@@ -134,6 +162,19 @@ class HistorySpec:
         """For each group its columns' numbers in `all_columns`; only of a spec that `resolve` returned."""
         columns = self.all_columns
         return [[columns.index(name) for name in names] for names in self.groups.values()]
+
+    def user_number(self, user: str) -> int:
+        """Return the number by which a store knows a user; only of a spec that `resolve` returned.
+
+        Raises:
+          ConfigError: Users are numbers, and this isn't one.
+        """
+        if self.columns[self.user].hash:
+            return hash_text(user)
+        try:
+            return int(user)
+        except ValueError as error:
+            raise ConfigError(f"user {user!r} is no whole number, and users of this store are") from error
 
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
         """Return group -> its columns; only of a spec that `resolve` returned."""

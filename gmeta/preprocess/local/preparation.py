@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gmeta.core.data.manifest import Manifest, Shard
@@ -103,14 +104,52 @@ def prepare(
       (461, 121)
       >>> prepare("clicks/*.parquet", "data", spec=TableSpec("user", time="ts"))  # doctest: +SKIP
     """
+    raw = synthetic.files(data) if isinstance(data, SyntheticConfig) else {}
+    return prepare_source(
+        lambda connection, bad: _open(data, Path(out), raw, spec, bad, connection),
+        out,
+        config,
+        on_bad,
+        raw=raw,
+        overwrite=overwrite,
+        resume=resume,
+        memory_limit=memory_limit,
+        progress=progress,
+    )
+
+
+def prepare_source(
+    open_source: Callable[[duckdb.DuckDBPyConnection, BadRecords], Source],
+    out: str | os.PathLike[str],
+    config: PrepareConfig | None = None,
+    on_bad: str = "raise",
+    *,
+    raw: Mapping[str, bytes] = MappingProxyType({}),
+    overwrite: bool = False,
+    resume: bool = False,
+    memory_limit: int | None = None,
+    progress: Progress = no_progress,
+) -> PrepareSummary:
+    """Prepare a data set of any source's rows, as `prepare` does and describes.
+
+    Args:
+      open_source: Opens the source, which reads with the connection and reports bad records.
+      out: As for `prepare`.
+      config: As for `prepare`.
+      on_bad: As for `prepare`.
+      raw: Name -> content of files that the folder holds besides, in ``raw/``.
+      overwrite: As for `prepare`.
+      resume: As for `prepare`.
+      memory_limit: As for `prepare`.
+      progress: As for `prepare`.
+    """
     started = time.perf_counter()
     out = Path(out)
     restore(out)
     config, bad = config or PrepareConfig(), BadRecords(check_on_bad(on_bad))
     memory_limit = memory_limit or memory.default_limit()
-    raw = synthetic.files(data) if isinstance(data, SyntheticConfig) else {}
     with closing(duckdb_engine.connect(memory_limit)) as connection:
-        source = _open(data, out, raw, spec, bad, connection)
+        source = open_source(connection, bad)
         settings = config.resolve(source.defaults)
 
         def plan() -> dict[str, Any]:
@@ -282,7 +321,9 @@ def holds(out: Path, plan: Mapping[str, Any]) -> bool:
     if there == plan:
         return True
     differences = [
-        "other input files" if key == "inputs" else f"{key} {there.get(key)} there, {value} asked for"
+        f"other input files: {_changed(there.get(key), value)}"
+        if key == "inputs"
+        else f"{key} {there.get(key)} there, {value} asked for"
         for key, value in plan.items()
         if there.get(key) != value
     ]
@@ -290,6 +331,13 @@ def holds(out: Path, plan: Mapping[str, Any]) -> bool:
         f"{out} was prepared otherwise ({', '.join(differences)}): "
         "add --overwrite to replace it, or name another folder"
     )
+
+
+def _changed(before: Any, now: Mapping[str, str], most: int = 3) -> str:
+    """Return the names of inputs that are there on one side alone, or differ."""
+    known = before if isinstance(before, Mapping) else {}
+    names = sorted(name for name in {*known, *now} if known.get(name) != now.get(name))
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_replaceable(out: Path) -> None:

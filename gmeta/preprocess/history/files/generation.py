@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from gmeta.core.data.history_manifest import (
     CURRENT,
@@ -16,6 +18,7 @@ from gmeta.core.data.history_manifest import (
     generation_folder,
     newest_generation,
     shard_files,
+    user_shards,
 )
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import sync, write_atomically
@@ -42,7 +45,7 @@ class Generation:
         number = newest if number is None else number
         if not 1 <= number <= newest or not generation_folder(store, number).exists():
             raise DataError(
-                f"there is no generation {number}; it has {_ranges(generations(store))}",
+                f"there is no generation {number}; it has {show_numbers(generations(store))}",
                 path=store,
             )
         self.store = store
@@ -73,6 +76,19 @@ class Generation:
                 advice="restore the file, or take another generation",
             )
         return ShardReader(data, self.files(shard), where=str(path))
+
+    def is_deleted(self, user: int, generation: int | None = None) -> bool:
+        """Return whether events of a user that a generation held have been deleted since.
+
+        Args:
+          user: The user.
+          generation: Which generation; None: any before this one.
+        """
+        shard = user_shards(np.array([user]), len(self.manifest.shards))[0]
+        with closing(self.open(int(shard))) as reader:
+            index = reader.index()
+        by = index.deletions[index.users == user]
+        return bool((by > max(0, generation or 0)).any())
 
 
 def generations(store: Path) -> list[int]:
@@ -130,7 +146,10 @@ def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _ranges(numbers: list[int]) -> str:
-    if not numbers:
+def show_numbers(generations: list[int]) -> str:
+    """Return a text that names generations, which ascend, as an error does."""
+    if not generations:
         return "none"
-    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 8 else ", ".join(map(str, numbers))
+    if len(generations) > 8:
+        return f"{generations[0]} to {generations[-1]}"
+    return ", ".join(map(str, generations))

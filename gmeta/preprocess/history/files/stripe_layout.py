@@ -32,6 +32,24 @@ class Rewrite(NamedTuple):
     kept: NDArray[np.bool_]
 
 
+class Deletions(NamedTuple):
+    """Users whose events were deleted.
+
+    Attributes:
+      users: (U,) int64, in any order.
+      generations: (U,) int64: the generation that deleted all events before it.
+    """
+
+    users: Ints
+    generations: Ints
+
+
+def deletions_of(index: Index) -> Deletions:
+    """Return the deletions of an index."""
+    deleted = index.deletions > 0
+    return Deletions(index.users[deleted], index.deletions[deleted])
+
+
 def owners(index: Index) -> Ints:
     """Return the user of each stripe of an index."""
     return np.repeat(index.users, np.diff(index.ends, prepend=0))
@@ -55,11 +73,6 @@ def find_partial(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     many = np.add.reduceat(partly.astype(np.int64), begins) >= MOST_PARTIAL
     kept = ~(partly & np.repeat(many, np.diff(begins, append=len(places))) & np.isin(owner, users))
     return Rewrite(_take(index, owner, ~kept), kept)
-
-
-def rewrite_all(index: Index) -> Rewrite:
-    """Choose all stripes."""
-    return Rewrite(index, np.zeros(len(index.places), np.bool_))
 
 
 def cut(users: Ints, stripe_events: int) -> Ints:
@@ -94,13 +107,15 @@ def describe(
     return places
 
 
-def build_index(owner: Ints, places: NDArray[np.void]) -> Index:
+def build_index(owner: Ints, places: NDArray[np.void], deletions: Deletions) -> Index:
     """Build an index of stripes in any order; `owner` is the user of each."""
     order = np.lexsort((places["offset"], places["file"], places["group"], owner))
-    users, counts = np.unique(owner, return_counts=True)
-    return Index(users, np.cumsum(counts), places[order])
+    users = np.union1d(owner, deletions.users)
+    deleted = np.zeros(len(users), np.int64)
+    np.maximum.at(deleted, np.searchsorted(users, deletions.users), deletions.generations)
+    return Index(users, np.searchsorted(owner[order], users, side="right"), deleted, places[order])
 
 
 def _take(index: Index, owner: Ints, chosen: NDArray[np.bool_]) -> Index:
-    users, counts = np.unique(owner[chosen], return_counts=True)
-    return Index(users, np.cumsum(counts), index.places[chosen])
+    none = np.zeros(0, np.int64)
+    return build_index(owner[chosen], index.places[chosen], Deletions(none, none))

@@ -1,0 +1,201 @@
+"""Sets of examples that point into a store, and the generations that they keep.
+
+::
+
+    store/examples/clicks.json    where the set "clicks" is, the digest of its manifest, and what it reads
+
+A set's examples name the generation that a ranker read. As long as the set is registered, that generation
+stays: `drop_generations` refuses to remove it. The set itself may be anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.data.history_manifest import newest_generation
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.data.manifest_file import SealedManifest, load_manifest_file
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import sync
+from gmeta.core.json_values import folder_name, text, whole, wholes
+from gmeta.core.staging import explain_write_errors, lock_file
+from gmeta.preprocess.history.files.generation import generations
+
+FOLDER, FORMAT, VERSION = "examples", "gmeta-history-examples", 1
+
+
+@dataclass(frozen=True)
+class ExampleSet(SealedManifest):
+    """What a store knows of a set of examples.
+
+    Attributes:
+      name: The set's name in the store.
+      folder: The prepared data set, an absolute path.
+      manifest: The digest of its manifest.
+      rows: How many exposures it has.
+      generations: The generations that its rows name, ascending.
+      longest: Most events of a history.
+    """
+
+    name: str
+    folder: str
+    manifest: str
+    rows: int
+    generations: tuple[int, ...]
+    longest: int
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "folder": self.folder,
+            "manifest": self.manifest,
+            "rows": self.rows,
+            "generations": list(self.generations),
+            "longest": self.longest,
+        }
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is something at its folder."""
+        return Path(self.folder).exists()
+
+
+def register(store: Path, examples: ExampleSet) -> None:
+    """Register a set, in place of the one that had its name.
+
+    Raises:
+      DataError: A generation that it reads isn't there.
+      GmetaError: The store can't be written, or another process changes what is registered.
+    """
+    with explain_write_errors(store), registration_lock(store):
+        absent = sorted({*examples.generations} - {*generations(store)})
+        if absent:
+            raise DataError(
+                f"generation {absent[0]}, which the examples at {examples.folder} read, isn't there any more",
+                path=store,
+                advice="make them anew",
+            )
+        folder = store / FOLDER
+        folder.mkdir(exist_ok=True)
+        for left in folder.glob(".*.tmp"):  # of a process that was killed
+            left.unlink()
+        examples.save(folder, f"{examples.name}.json")
+        sync(folder)
+        sync(store)
+
+
+def remove_examples(store: str | os.PathLike[str], name: str) -> None:
+    """Unregister a set of examples from a store; the set itself stays where it is.
+
+    Generations that it alone has needed can be dropped then.
+
+    Args:
+      store: The store's folder.
+      name: The set's name.
+
+    Raises:
+      ConfigError: There is no such set.
+      DataError: There is no store.
+      GmetaError: The store can't be written, or another process changes what is registered.
+    """
+    store = Path(store)
+    newest_generation(store)
+    with explain_write_errors(store), registration_lock(store):
+        path = store / FOLDER / f"{name}.json"
+        names = [each.stem for each in _files(store)]
+        if name not in names:
+            raise ConfigError(f"{store} has no set of examples {name!r}; it has {', '.join(names) or 'none'}")
+        path.unlink()
+        sync(path.parent)
+
+
+def list_examples(store: str | os.PathLike[str]) -> list[ExampleSet]:
+    """Return the sets of examples that are registered in a store, by name.
+
+    Raises:
+      DataError: There is no store, or a registration is damaged.
+    """
+    newest_generation(Path(store))
+    return [_load(path) for path in _files(Path(store))]
+
+
+def registration_lock(store: Path) -> AbstractContextManager[None]:
+    """Return the lock of who registers a set or drops generations.
+
+    Raises:
+      GmetaError: Another process holds it.
+    """
+    return lock_file(
+        store / ".examples.lock", f"another process changes the sets of examples of {store}: run this again"
+    )
+
+
+def refuse_needed(store: Path, doomed: Set[int]) -> None:
+    """Refuse to drop generations that a registered set reads.
+
+    Raises:
+      ConfigError: A set reads one of them.
+      DataError: A registration is damaged.
+    """
+    for examples in list_examples(store):
+        if needed := sorted(doomed & {*examples.generations}):
+            raise ConfigError(
+                f"the examples {examples.name!r} at {examples.folder} read generation {needed[0]} of {store}"
+                ": keep it, or unregister them with `gmeta history examples "
+                f"{store} --remove {examples.name}`"
+            )
+
+
+def find_faults(store: Path) -> Iterator[str]:
+    """Yield what is wrong with the registered sets, a line each.
+
+    Each set must be at its folder, with its files and the manifest that was registered, and the generations
+    that it reads must be there.
+    """
+    there = {*generations(store)}
+    for path in _files(store):
+        try:
+            examples = _load(path)
+            manifest = Manifest.load(Path(examples.folder))
+        except DataError as error:
+            yield f"examples {path.stem!r}: {error}"
+            continue
+        if manifest.digest != examples.manifest:
+            yield (
+                f"examples {path.stem!r}: {examples.folder} holds another data set than the one that was "
+                "registered: make them anew with `gmeta history examples`"
+            )
+        if absent := sorted({*examples.generations} - there):
+            yield f"examples {path.stem!r}: they read generation {absent[0]}, which isn't there"
+
+
+def _files(store: Path) -> list[Path]:
+    return sorted((store / FOLDER).glob("*.json"))
+
+
+def _load(path: Path) -> ExampleSet:
+    advice = f"make the examples anew, or unregister them with --remove {path.stem}"
+    value = load_manifest_file(
+        path, FORMAT, VERSION, advice=advice, older="read the store with the gmeta that wrote it"
+    )
+    try:
+        examples = ExampleSet(
+            folder_name(value["name"], "name"),
+            text(value["folder"], "folder"),
+            text(value["manifest"], "manifest"),
+            whole(value["rows"], "rows"),
+            tuple(wholes(value["generations"], "generations")),
+            whole(value["longest"], "longest", 1),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(" ".join(str(error).split()), path=path, advice=advice) from error
+    if examples.digest != value.get("digest") or examples.name != path.stem:
+        raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
+    return examples

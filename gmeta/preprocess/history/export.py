@@ -1,0 +1,184 @@
+"""Writes the events of a store into tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from gmeta.core.data.history_manifest import BIRTH, HistoryManifest
+from gmeta.core.errors import GmetaError
+from gmeta.core.files import sync
+from gmeta.core.staging import resumable_folder
+from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.shard_reader import REQUEST, Index, ShardReader
+from gmeta.preprocess.history.files.stripe import as_floats
+from gmeta.preprocess.history.files.stripe_layout import owners
+from gmeta.preprocess.progress import Progress, no_progress
+
+SPEC = "spec.toml"
+_ALL = np.iinfo(np.int64)
+_EVENTS = 1 << 18  # events that are in memory at once, unless one user has more
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ExportSummary:
+    """What an export wrote.
+
+    Attributes:
+      generation: The generation that was read.
+      files: How many files of events there are.
+      users: Users who have events there.
+      events: Events in all files.
+      absent: Users who were asked for and have none.
+      bytes: The size of the files.
+      seconds: How long it took.
+    """
+
+    generation: int
+    files: int
+    users: int
+    events: int
+    absent: int
+    bytes: int
+    seconds: float
+
+
+def export_history(
+    store: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    generation: int | None = None,
+    until: int | None = None,
+    users: npt.ArrayLike | None = None,
+    progress: Progress = no_progress,
+) -> ExportSummary:
+    """Write a store's events as Parquet, a file for each shard that has any.
+
+    A file has the columns of the user and the time, ``"born"``, the generation that first held the event, and
+    all others, int64 and float32; text is there as the hashes that the store has. Rows are ordered by user,
+    time and birth. Besides, ``spec.toml`` has the store's groups: with it, an append of the files of a store
+    of one generation makes a store with the same histories. (From several generations all events are born in
+    one, so of events at one time the later born needn't come last.)
+
+    Args:
+      store: The store's folder.
+      out: The folder to make, which appears whole or not at all.
+      generation: The generation to read; None: the newest.
+      until: Write only events before this time.
+      users: Write only events of these users, any number of int64.
+      progress: Called with the progress of the stage ``"write"``, in events of whole shards.
+
+    Returns:
+      What was written.
+
+    Raises:
+      DataError: There is no such store or generation, or it is damaged.
+      GmetaError: ``out`` exists and isn't an empty folder, or can't be written.
+
+    Example:
+      >>> export_history("histories", "events", users=[17]).events  # doctest: +SKIP
+      412
+    """
+    started, out = time.perf_counter(), Path(out)
+    opened = Generation(Path(store), generation)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise GmetaError(f"{out} exists already: name a folder that is to be made")
+    chosen = None if users is None else np.unique(np.asarray(users, np.int64))
+    total, read, found = sum(shard.events for shard in opened.manifest.shards), 0, np.zeros(2, np.int64)
+    with resumable_folder(out, resume=False) as folder:
+        for number, shard in enumerate(opened.manifest.shards):
+            with closing(opened.open(number)) as reader:
+                parts = _read(opened.manifest, reader, chosen, until)
+                found += _write(folder / f"shard-{number:05d}.parquet", parts)
+            read += shard.events
+            progress("write", read, total)
+        (folder / SPEC).write_text(_toml(opened.manifest))
+        sync(folder / SPEC)
+        sizes = [path.stat().st_size for path in folder.glob("*.parquet")]
+        sync(folder)
+    absent = 0 if chosen is None else len(chosen) - int(found[0])
+    seconds = time.perf_counter() - started
+    return ExportSummary(
+        opened.manifest.generation, len(sizes), int(found[0]), int(found[1]), absent, sum(sizes), seconds
+    )
+
+
+def _read(
+    manifest: HistoryManifest, reader: ShardReader, chosen: Ints | None, until: int | None
+) -> Iterator[pa.Table]:
+    """Yield a shard's events, of some users at a time."""
+    for users in _parts(reader.index(), chosen):
+        requests = np.zeros(len(users), REQUEST)
+        requests["user"], requests["start"], requests["generation"] = users, _ALL.min, _ALL.max
+        requests["until"] = _ALL.max if until is None else until
+        columns: dict[str, NDArray[np.int64] | NDArray[np.float32]] = {}
+        for group, own in enumerate(manifest.groups.values()):
+            found = reader.scan(requests, range(2 + len(own)), group=group, longest=_ALL.max)
+            if not columns:
+                lengths = np.diff(found.row_splits)
+                columns[manifest.spec["user"]] = np.repeat(users, lengths)
+                columns |= dict(zip([manifest.spec["time"], BIRTH], found.columns[:2], strict=True))
+            for column, values in zip(own, found.columns[2:], strict=True):
+                columns[column.name] = as_floats(values) if column.dtype == "float32" else values
+        if lengths.any():
+            yield pa.table(columns)
+
+
+def _parts(index: Index, chosen: Ints | None) -> Iterator[Ints]:
+    """Cut a shard's users, ascending, into parts of at most `_EVENTS` events or one user."""
+    first = index.places["group"] == 0
+    counts = np.zeros(len(index.users), np.int64)
+    np.add.at(counts, np.searchsorted(index.users, owners(index)[first]), index.places["events"][first])
+    users = index.users
+    if chosen is not None:
+        kept = np.isin(users, chosen)
+        users, counts = users[kept], counts[kept]
+    part = np.cumsum(counts) // _EVENTS
+    if len(users):
+        yield from np.split(users, np.flatnonzero(np.diff(part)) + 1)
+
+
+def _write(path: Path, parts: Iterator[pa.Table]) -> tuple[int, int]:
+    """Write a file of row groups, if there is any, and return its users and events."""
+    writer, users, events = None, 0, 0
+    try:
+        for part in parts:
+            writer = writer or pq.ParquetWriter(path, part.schema, compression="zstd")
+            writer.write_table(part)
+            users, events = users + len(part[0].unique()), events + len(part)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is not None:
+        sync(path)
+    return users, events
+
+
+def _toml(manifest: HistoryManifest) -> str:
+    """Return the spec with which an append reads the files."""
+
+    def text(value: str) -> str:
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+    def texts(values: Sequence[str]) -> str:
+        return f"[{', '.join(map(text, values))}]"
+
+    spec = manifest.spec
+    lines = [f"user = {text(spec['user'])}", f"time = {text(spec['time'])}"]
+    lines += [f"{name} = {spec[name]}" for name in ("shards", "stripe_events")]
+    groups = {group: [column.name for column in own] for group, own in manifest.groups.items()}
+    lines += ["", "[groups]", *(f"{text(group)} = {texts(own)}" for group, own in groups.items())]
+    return "\n".join(lines) + "\n"
