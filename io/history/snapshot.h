@@ -129,19 +129,18 @@ class Snapshot {
       Forget();
       return fault;
     }
-    const bool is_run = Keep(places, chosen, moment, longest);
+    Keep(places, chosen, moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
+      const int64_t* const from = values_[c].data();
+      if (kept_.empty()) {
+        to.insert(to.end(), from + first_, from + first_ + count_);
+        continue;
+      }
       // Not reserve, which takes no more than it is asked for, and would copy all for each history.
       const size_t before = to.size();
-      to.resize(before + kept_.size());
-      const int64_t* const from = values_[c].data();
-      if (is_run) {
-        std::copy_n(from + kept_.front(), kept_.size(),
-                    to.begin() + static_cast<ptrdiff_t>(before));
-      } else {
-        for (size_t i = 0; i < kept_.size(); ++i) to[before + i] = from[kept_[i]];
-      }
+      to.resize(before + count_);
+      for (size_t i = 0; i < count_; ++i) to[before + i] = from[kept_[i]];
     }
     return {};
   }
@@ -155,7 +154,7 @@ class Snapshot {
   }
 
   // The number of events of the last history, unless it had a fault.
-  size_t kept() const { return kept_.size(); }
+  size_t kept() const { return count_; }
   // How often the source was asked, and for how many bytes, since the snapshot was made.
   size_t reads() const { return reads_; }
   size_t bytes() const { return bytes_; }
@@ -213,35 +212,60 @@ class Snapshot {
     return fault;
   }
 
-  // Finds the places of the events to be kept, in their order; returns whether they are side by
-  // side.
-  bool Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
+  // Finds the events to be kept. If the stripes' events are in order, as most often, and all were
+  // born by then, two binary searches find them side by side, and no event is looked at alone.
+  void Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
             size_t longest) {
     kept_.clear();
-    bool in_order = true, ascends = true;
+    first_ = count_ = 0;
+    if (chosen.empty()) return;
+    const size_t begin = begins_[chosen.front()];
+    size_t end = begin;
+    bool is_run = true;
     for (size_t number : chosen) {
-      const size_t begin = begins_[number];
-      ascends = ascends && (kept_.empty() || begin > kept_.back());
-      for (size_t i = begin; i < begin + static_cast<size_t>(places[number].events); ++i) {
-        if (times_[i] < moment.start || times_[i] >= moment.until) continue;
-        if (births_[i] > moment.generation) continue;
-        in_order = in_order && (kept_.empty() || !IsBefore(i, kept_.back()));
-        kept_.push_back(i);
+      is_run = is_run && begins_[number] == end;
+      end += static_cast<size_t>(places[number].events);
+    }
+    if (is_run && IsOrdered(begin, end, moment.generation)) {
+      const auto times = times_.begin();
+      const auto last = times + static_cast<ptrdiff_t>(end);
+      const auto from = std::lower_bound(times + static_cast<ptrdiff_t>(begin), last, moment.start);
+      const auto to = std::lower_bound(from, last, moment.until);
+      count_ = std::min(longest, static_cast<size_t>(to - from));
+      first_ = static_cast<size_t>(to - times) - count_;
+      return;
+    }
+    kept_.resize(end - begin);
+    size_t kept = 0;
+    for (size_t number : chosen) {
+      const size_t after = begins_[number] + static_cast<size_t>(places[number].events);
+      for (size_t i = begins_[number]; i < after; ++i) {
+        kept_[kept] = i;
+        kept += static_cast<size_t>((times_[i] >= moment.start) & (times_[i] < moment.until) &
+                                    (births_[i] <= moment.generation));
       }
     }
-    if (!in_order) {
-      std::stable_sort(kept_.begin(), kept_.end(),
-                       [this](size_t a, size_t b) { return IsBefore(a, b); });
+    kept_.resize(kept);
+    const auto is_before = [this](size_t a, size_t b) { return IsBefore(a, b); };
+    if (!std::is_sorted(kept_.begin(), kept_.end(), is_before)) {
+      std::stable_sort(kept_.begin(), kept_.end(), is_before);
     }
-    if (kept_.size() > longest) {
-      kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(longest));
-    }
-    return in_order && ascends && !kept_.empty() &&
-           kept_.back() - kept_.front() + 1 == kept_.size();
+    count_ = std::min(longest, kept);
+    kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(count_));
+  }
+
+  // Returns whether events side by side are in order, and were all born by a generation.
+  bool IsOrdered(size_t begin, size_t end, int64_t generation) const {
+    size_t unordered = 0;
+    for (size_t i = begin + 1; i < end; ++i) unordered += static_cast<size_t>(IsBefore(i, i - 1));
+    const auto births = births_.begin();
+    return unordered == 0 &&
+           std::all_of(births + static_cast<ptrdiff_t>(begin), births + static_cast<ptrdiff_t>(end),
+                       [&](int64_t birth) { return birth <= generation; });
   }
 
   bool IsBefore(size_t a, size_t b) const {
-    return std::pair(times_[a], births_[a]) < std::pair(times_[b], births_[b]);
+    return (times_[a] < times_[b]) | ((times_[a] == times_[b]) & (births_[a] < births_[b]));
   }
 
   // The user's events that were read, and for each stripe the place of its first one.
@@ -249,7 +273,10 @@ class Snapshot {
   std::vector<std::vector<int64_t>> values_;
   std::vector<size_t> begins_;
   std::vector<size_t> wanted_;  // stripes that a history needs and that weren't read
+  // Of the events that were read, those with these numbers are kept; if it is empty, those side by
+  // side from first_ on.
   std::vector<size_t> kept_;
+  size_t first_ = 0, count_ = 0;
   size_t reads_ = 0, bytes_ = 0;
 };
 

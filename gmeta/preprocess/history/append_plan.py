@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from gmeta.core.data.history_manifest import HistoryManifest, HistoryShard, current_generation
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.columns import Columns, single
+from gmeta.preprocess.history.files.event_spill import sort_events
 from gmeta.preprocess.history.files.generation import Generation, generations
 from gmeta.preprocess.history.files.shard_writer import read_earlier, write_shard
 from gmeta.preprocess.history.files.stripe import as_words
-from gmeta.preprocess.history.files.stripe_layout import find_partial
+from gmeta.preprocess.history.files.stripe_layout import find_joined
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.table_spec import TableSpec
 
@@ -178,7 +179,7 @@ def append_shard(
       DataError: The earlier index of the shard is damaged, or a stripe that is written anew.
       OSError: The disk is full.
     """
-    rows, earlier = words[np.lexsort(words.T[::-1])], read_earlier(before, number)
+    rows, earlier = sort_events(words), read_earlier(before, number)
     written = write_shard(
         folder,
         number,
@@ -187,7 +188,7 @@ def append_shard(
         plan.spec.group_numbers,
         plan.spec.stripe_events,
         earlier,
-        find_partial(earlier.stripes, np.unique(rows[:, 0]), plan.spec.stripe_events),
+        find_joined(earlier.stripes, rows[:, 0], plan.spec.stripe_events),
     )
     latest = int(rows[:, 1].max()) if len(rows) else None
     return NewShard(written.shard, tuple(sorted(written.reads)), len(rows), latest)

@@ -93,7 +93,9 @@ def _read_all(reader: ShardReader, users: Ints, group: int, columns: int) -> lis
 
 
 def _join(old: Sequence[Ints], new: Sequence[Ints]) -> list[Ints]:
-    """Return the events of both, ordered by user, time and birth; what ties keeps its order."""
+    """Return the events of both, ordered by user, time and birth as each is; what ties keeps its order."""
+    if not len(old[0]) or not len(new[0]):
+        return list(old if len(old[0]) else new)
     columns = [np.concatenate(pair) for pair in zip(old, new, strict=True)]
     order = np.lexsort((columns[2], columns[1], columns[0]))
     return [column[order] for column in columns]

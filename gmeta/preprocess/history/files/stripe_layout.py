@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from gmeta.preprocess.history.files.shard_reader import PLACE, Index
 
-MOST_PARTIAL = 12
-"""The stripes of a user that aren't full. When there are so many, the next append joins them.
+JOIN = 5, 4
+"""An append joins a stripe that isn't full with newer events, if it has at most 5/4 as many.
 
-An append writes a user's new events as stripes of their own, and so writes nothing anew. But each of these
-stripes lies in another file, and a reader has to read each. With 12 of them, and stripes of 256, the events
-of a user who comes every day are written three to four times in all.
+An append writes a user's new events as stripes of their own, and each of these lies in another file, where a
+reader has to read it. Joined stripes are fewer reads, but their events are written anew. Joined with about as
+many, an event is in a stripe twice as long or so each time, and never again once that is full: so with
+stripes of 256, the events of a user who comes every day are written four times in all, and the user has three
+or four stripes that aren't full. A fixed number of them before all are joined costs as much, and twice the
+reads.
 """
 
 Ints = NDArray[np.int64]
@@ -55,23 +58,35 @@ def owners(index: Index) -> Ints:
     return np.repeat(index.users, np.diff(index.ends, prepend=0))
 
 
-def find_partial(index: Index, users: Ints, stripe_events: int) -> Rewrite:
-    """Find the stripes that an append joins with the new events of `users`, (U,) ascending.
+def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
+    """Find the stripes that an append joins with new events, by `JOIN`.
 
-    These are, of a user who has `MOST_PARTIAL` of them in a group, all that aren't full. Of the stripes that
+    These are some of the newest stripes of a user that aren't full: the last, if it is short enough for the
+    new events, the one before, if it is short enough for these and the last, and so on. Of the stripes that
     an append writes for a user only the last isn't full, so events of one time and birth stay in their order
     if it moves into a later file.
+
+    Args:
+      index: The stripes that there are.
+      users: (N,) ascending: the user of each new event.
+      stripe_events: Most events of a stripe.
     """
     places, owner = index.places, owners(index)
     kept = np.ones(len(places), np.bool_)
-    if not len(places):
-        return Rewrite(_take(index, owner, ~kept), kept)
-    begins = np.flatnonzero(
-        np.concatenate(([True], (owner[1:] != owner[:-1]) | (places["group"][1:] != places["group"][:-1])))
-    )
-    partly = places["events"] < stripe_events
-    many = np.add.reduceat(partly.astype(np.int64), begins) >= MOST_PARTIAL
-    kept = ~(partly & np.repeat(many, np.diff(begins, append=len(places))) & np.isin(owner, users))
+    partly = np.flatnonzero(places["events"] < stripe_events)
+    group, owned, events = places["group"][partly], owner[partly], places["events"][partly]
+    is_last = np.ones(len(partly), np.bool_)
+    is_last[:-1] = (owned[1:] != owned[:-1]) | (group[1:] != group[:-1])
+    at = np.flatnonzero(is_last)
+    first = np.concatenate(([0], at[:-1] + 1)) if len(at) else at
+    together = np.searchsorted(users, owned[at], side="right") - np.searchsorted(users, owned[at])
+    while len(at):
+        joins = JOIN[1] * events[at] <= JOIN[0] * together
+        kept[partly[at[joins]]] = False
+        together = together[joins] + events[at[joins]]
+        at, first = at[joins] - 1, first[joins]
+        more = at >= first
+        at, first, together = at[more], first[more], together[more]
     return Rewrite(_take(index, owner, ~kept), kept)
 
 
