@@ -21,6 +21,8 @@
 //   One read     Stripes that lie side by side in a file are read together. A user's stripes of a
 //                group are written side by side, so a history is one read unless it was appended
 //                to.
+//   Once a user  What is decoded of a user stays until the next user's turn. So the requests of a
+//                user, one after another, read and decode each stripe once.
 
 #ifndef GMETA_IO_HISTORY_SNAPSHOT_H_
 #define GMETA_IO_HISTORY_SNAPSHOT_H_
@@ -98,7 +100,8 @@ inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count
   return chosen;
 }
 
-// Rebuilds histories, one after another; its buffers serve all of them.
+// Rebuilds histories, one after another; its buffers serve all of them. Before those of another
+// user, group or other columns, let it Forget().
 class Snapshot {
  public:
   // The most bytes between two stripes that are read and thrown away, to save a read.
@@ -113,16 +116,20 @@ class Snapshot {
   SnapshotFault Read(const StripePlace* places, size_t count, int64_t group, const Moment& moment,
                      size_t longest, const std::vector<size_t>& columns, StripeSource* source,
                      std::vector<std::vector<int64_t>>* out) {
-    times_.clear();
-    births_.clear();
+    if (begins_.empty()) begins_.resize(count, kNotRead);
     values_.resize(columns.size());
-    for (std::vector<int64_t>& column : values_) column.clear();
     const std::vector<size_t> chosen = ChooseStripes(places, count, group, moment, longest);
-    for (size_t i = 0; i < chosen.size();) {
-      const SnapshotFault fault = ReadRun(places, chosen, columns, source, &i);
-      if (!fault.ok()) return fault;
+    wanted_.clear();
+    for (size_t number : chosen) {
+      if (begins_[number] == kNotRead) wanted_.push_back(number);
     }
-    Keep(moment, longest);
+    for (size_t i = 0; i < wanted_.size();) {
+      const SnapshotFault fault = ReadRun(places, columns, source, &i);
+      if (fault.ok()) continue;
+      Forget();
+      return fault;
+    }
+    Keep(places, chosen, moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
       const int64_t* const from = values_[c].data();
@@ -138,6 +145,14 @@ class Snapshot {
     return {};
   }
 
+  // Lets go of the stripes of the user whose histories were rebuilt.
+  void Forget() {
+    begins_.clear();
+    times_.clear();
+    births_.clear();
+    for (std::vector<int64_t>& column : values_) column.clear();
+  }
+
   // The number of events of the last history, unless it had a fault.
   size_t kept() const { return count_; }
   // How often the source was asked, and for how many bytes, since the snapshot was made.
@@ -145,14 +160,16 @@ class Snapshot {
   size_t bytes() const { return bytes_; }
 
  private:
-  // Reads the stripes from `*i` on that lie side by side, and moves on behind them.
-  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& chosen,
-                        const std::vector<size_t>& columns, StripeSource* source, size_t* i) {
-    const StripePlace& first = places[chosen[*i]];
+  static constexpr size_t kNotRead = SIZE_MAX;
+
+  // Reads the stripes from wanted_[*i] on that lie side by side, and moves on behind them.
+  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& columns,
+                        StripeSource* source, size_t* i) {
+    const StripePlace& first = places[wanted_[*i]];
     int64_t end = first.offset + first.bytes;
     size_t after = *i + 1;
-    for (; after < chosen.size(); ++after) {
-      const StripePlace& next = places[chosen[after]];
+    for (; after < wanted_.size(); ++after) {
+      const StripePlace& next = places[wanted_[after]];
       if (next.file != first.file || next.offset < end || next.offset - end > kMaxGap) break;
       end = next.offset + next.bytes;
     }
@@ -161,11 +178,12 @@ class Snapshot {
     ++reads_;
     bytes_ += read.size();
     for (; *i < after; ++*i) {
-      const StripePlace& place = places[chosen[*i]];
+      const StripePlace& place = places[wanted_[*i]];
       const auto at = static_cast<size_t>(place.offset - first.offset);
       if (at + static_cast<size_t>(place.bytes) > read.size()) {
         return {StripeFault::kTruncated, place};
       }
+      begins_[wanted_[*i]] = times_.size();
       const StripeFault fault =
           Decode(read.substr(at, static_cast<size_t>(place.bytes)), place, columns);
       if (fault != StripeFault::kNone) return {fault, place};
@@ -194,35 +212,50 @@ class Snapshot {
     return fault;
   }
 
-  // Finds the events to be kept. If all that were read are in order, as most often, and all were
-  // born by then, two binary searches find them side by side, and no event is looked at alone.
-  void Keep(const Moment& moment, size_t longest) {
+  // Finds the events to be kept. If the stripes were read one after another and their events are in
+  // order, as most often, two binary searches find those of the time side by side; and if these
+  // were all born by then, no other is looked at alone.
+  void Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
+            size_t longest) {
     kept_.clear();
-    const size_t count = times_.size();
-    size_t unordered = 0;
-    for (size_t i = 1; i < count; ++i) unordered += static_cast<size_t>(IsBefore(i, i - 1));
-    const bool all_born = std::all_of(births_.begin(), births_.end(),
-                                      [&](int64_t birth) { return birth <= moment.generation; });
-    if (unordered == 0 && all_born) {
-      const auto begin = std::lower_bound(times_.begin(), times_.end(), moment.start);
-      const auto end = std::lower_bound(begin, times_.end(), moment.until);
-      count_ = std::min(longest, static_cast<size_t>(end - begin));
-      first_ = static_cast<size_t>(end - times_.begin()) - count_;
-      return;
+    first_ = count_ = 0;
+    if (chosen.empty()) return;
+    const size_t begin = begins_[chosen.front()];
+    size_t all = 0, unordered = 0;
+    for (size_t number : chosen) {
+      unordered += static_cast<size_t>(begins_[number] != begin + all);
+      all += static_cast<size_t>(places[number].events);
     }
-    kept_.resize(count);
-    size_t kept = 0;
-    for (size_t i = 0; i < count; ++i) {
-      kept_[kept] = i;
-      kept += static_cast<size_t>((times_[i] >= moment.start) & (times_[i] < moment.until) &
-                                  (births_[i] <= moment.generation));
+    if (unordered == 0) {
+      for (size_t i = begin + 1; i < begin + all; ++i) unordered += IsBefore(i, i - 1);
     }
-    kept_.resize(kept);
+    if (unordered == 0) {
+      const auto from = times_.begin() + static_cast<ptrdiff_t>(begin);
+      const auto first = std::lower_bound(from, from + static_cast<ptrdiff_t>(all), moment.start);
+      const auto end = std::lower_bound(first, from + static_cast<ptrdiff_t>(all), moment.until);
+      const auto births = births_.begin() + (first - times_.begin());
+      if (std::all_of(births, births + (end - first),
+                      [&](int64_t birth) { return birth <= moment.generation; })) {
+        count_ = std::min(longest, static_cast<size_t>(end - first));
+        first_ = static_cast<size_t>(end - times_.begin()) - count_;
+        return;
+      }
+    }
+    kept_.resize(all);
+    for (size_t number : chosen) {
+      const size_t end = begins_[number] + static_cast<size_t>(places[number].events);
+      for (size_t i = begins_[number]; i < end; ++i) {
+        kept_[count_] = i;
+        count_ += (times_[i] >= moment.start) & (times_[i] < moment.until) &
+                  (births_[i] <= moment.generation);
+      }
+    }
+    kept_.resize(count_);
     if (unordered > 0) {
       std::stable_sort(kept_.begin(), kept_.end(),
                        [this](size_t a, size_t b) { return IsBefore(a, b); });
     }
-    count_ = std::min(longest, kept);
+    count_ = std::min(longest, count_);
     kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(count_));
   }
 
@@ -230,10 +263,13 @@ class Snapshot {
     return (times_[a] < times_[b]) | ((times_[a] == times_[b]) & (births_[a] < births_[b]));
   }
 
+  // The user's events that were read, and for each stripe the place of its first one.
   std::vector<int64_t> times_, births_;
   std::vector<std::vector<int64_t>> values_;
-  // Of the events that were read, those with these numbers are kept; if it is empty, those side by
-  // side from first_ on.
+  std::vector<size_t> begins_;
+  std::vector<size_t> wanted_;  // stripes that a history needs and that weren't read
+  // Of the events that were read, those with these numbers are kept; if there are none, those side
+  // by side from first_ on.
   std::vector<size_t> kept_;
   size_t first_ = 0, count_ = 0;
   size_t reads_ = 0, bytes_ = 0;

@@ -36,17 +36,22 @@ def fetch(grown: Grown, requests: Requests, longest: int, generation: int | None
       longest: Most events of a history.
       generation: Of the store that is opened; None: the newest.
     """
-    store = gmeta.io.HistoryStore(grown.path, generation)
-    counts, lengths = np.zeros(3, np.int64), []
+    store, stats, lengths = gmeta.io.HistoryStore(grown.path, generation), gmeta.io.ReaderStats(), []
     for begin in range(0, len(requests), BATCH):
         own = requests[slice(begin, begin + BATCH)]
-        splits, _, counted = store._read(
-            own.user, ["time", *OWN], own.time, None, own.generation, longest, "raise"
+        found = store.read(
+            own.user,
+            ["time", *OWN],
+            until=own.time,
+            generation=own.generation,
+            longest=longest,
+            stats=stats,
         )
-        counts += counted.numpy()
-        lengths.append(np.diff(splits.numpy()))
-    joined = np.concatenate(lengths)
-    return Fetched(counts[1] / len(requests), counts[0] / max(1, (joined > 0).sum()), joined)
+        lengths.append(found["time"].row_lengths().numpy())
+    joined, counts = np.concatenate(lengths), stats.read()
+    return Fetched(
+        counts.history_bytes / len(requests), counts.history_reads / max(1, (joined > 0).sum()), joined
+    )
 
 
 def shuffled(requests: Requests) -> Requests:
