@@ -8,6 +8,9 @@ from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.append import AppendSummary, append_history
 from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
+from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, remove_examples
+from gmeta.preprocess.history.example_writer import ExamplesSummary, history_examples
+from gmeta.preprocess.history.export import ExportSummary, export_history
 from gmeta.preprocess.history.files.history_crc import history_crcs
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
@@ -21,6 +24,9 @@ __all__ = [
     "AppendSummary",
     "ColumnSpec",
     "CompactSummary",
+    "ExampleSet",
+    "ExamplesSummary",
+    "ExportSummary",
     "ExposureConfig",
     "HistorySpec",
     "PrepareConfig",
@@ -30,8 +36,12 @@ __all__ = [
     "append_history",
     "compact_history",
     "drop_generations",
+    "export_history",
     "history_crcs",
+    "history_examples",
+    "list_examples",
     "prepare",
     "prepare_on_spark",
+    "remove_examples",
     "write_exposures",
 ]
