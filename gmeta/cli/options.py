@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from gmeta.core.data.on_bad import ON_BAD
+from gmeta.preprocess.config import ENGINES
+
+F = TypeVar("F", bound=Callable[..., object])
 
 DATA = Path("data")
 """The default folder that `gmeta prepare` makes and `gmeta train` reads."""
@@ -30,3 +35,30 @@ on_bad_option = click.option(
     show_default=True,
     help="What a bad record or a task too small to split does: end the run, or be counted and left out.",
 )
+
+
+def engine_options(command: F) -> F:
+    """Add the options that say what does the work: --engine, --job, --spark-master and --spark-conf."""
+    for option in (
+        click.option(
+            "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
+        ),
+        click.option(
+            "--spark-master", help="With --engine spark: such as local[4].  [default: spark-submit's]"
+        ),
+        click.option(
+            "--job",
+            type=click.Path(path_type=Path),
+            help="With --engine streaming: the folder to make for the jobs, on a file system that all "
+            "machines see.",
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(ENGINES),
+            default=ENGINES[0],
+            show_default=True,
+            help="What does the work: this process, Spark, or jobs of Hadoop Streaming; to the same bytes.",
+        ),
+    ):
+        command = option(command)
+    return command

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from gmeta.cli.options import DATA, on_bad_option
+from gmeta.cli.options import DATA, engine_options, on_bad_option
 from gmeta.core.data.group_index import CODECS, LAYOUTS
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess.config import ENGINES, Engine, PrepareConfig
+from gmeta.preprocess.config import Engine, PrepareConfig
 from gmeta.preprocess.table_spec import TableSpec
 
 _DEFAULT = PrepareConfig()
@@ -72,24 +72,9 @@ _DEFAULT = PrepareConfig()
     "--resume", is_flag=True, help="Go on where a run was killed, and keep what this one does if it fails."
 )
 @click.option("--memory-limit", help="Memory to keep to, such as 2GB.  [default: half of what there is]")
-@click.option(
-    "--engine",
-    type=click.Choice(ENGINES),
-    default=ENGINES[0],
-    show_default=True,
-    help="What does the work: this process, Spark, or jobs of Hadoop Streaming; to the same bytes.",
-)
-@click.option(
-    "--job",
-    type=click.Path(path_type=Path),
-    help="With --engine streaming: the folder to make for the jobs, on a file system that all machines see.",
-)
+@engine_options
 @click.option(
     "--ranges", type=int, help="Parts to sort apart, each in a worker's memory.  [default: by size]"
-)
-@click.option("--spark-master", help="With --engine spark: such as local[4].  [default: spark-submit's]")
-@click.option(
-    "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
 )
 @click.option("--compress", help="Refused, with the reason.", hidden=True)
 def command(

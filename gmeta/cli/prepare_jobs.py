@@ -87,7 +87,17 @@ def run_on_spark(
         raise ConfigError(
             "--engine spark needs --data, and --task or --spec; it doesn't read MovieLens' files"
         )
+    return spark_engine.prepare_on_spark(
+        data, out, config, on_bad, spec=spec, conf=parse_settings(conf), **options
+    )
+
+
+def parse_settings(conf: Sequence[str]) -> dict[str, str]:
+    """Return Spark's settings of texts ``name=value``.
+
+    Raises:
+      ConfigError: A setting has no value.
+    """
     if wrong := [setting for setting in conf if "=" not in setting]:
         raise ConfigError(f"--spark-conf {wrong[0]}: write it as NAME=VALUE")
-    settings = dict(setting.split("=", 1) for setting in conf)
-    return spark_engine.prepare_on_spark(data, out, config, on_bad, spec=spec, conf=settings, **options)
+    return dict(setting.split("=", 1) for setting in conf)

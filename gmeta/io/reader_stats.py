@@ -57,8 +57,13 @@ class ReaderCounts:
         ``not_columnar``, ``newer_layout``, ``wrong_key``. For files: ``empty_file``, ``open``, ``read``.
         For groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, a group with
         support rows alone or query rows alone (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also
-        ``unexposed``, which is no fault: a user who was shown nothing (`gmeta.io.sequences`).
+        ``unexposed``, which is no fault: a user who was shown nothing (`gmeta.io.sequences`). For histories
+        (`gmeta.io.late`): ``damaged_history``, which is left empty, and ``other_history``, which isn't what
+        the ranker saw; its records are skipped.
       messages: The first hundred messages about bad data, each "FILE at byte OFFSET: what; what to do".
+      histories: Histories that were rebuilt out of a store.
+      history_reads: Reads from the store's files that this took, without those of indexes.
+      history_bytes: Bytes that these reads brought.
     """
 
     records: int = 0
@@ -66,6 +71,9 @@ class ReaderCounts:
     skipped: int = 0
     bad: Mapping[str, int] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
+    histories: int = 0
+    history_reads: int = 0
+    history_bytes: int = 0
 
 
 class ReaderStats:
@@ -97,7 +105,7 @@ class ReaderStats:
 
     def read(self) -> ReaderCounts:
         """Return the counters' present values."""
-        counts = (ctypes.c_int64 * (3 + len(_reasons())))()
+        counts = (ctypes.c_int64 * (6 + len(_reasons())))()
         size = 0
         while True:  # messages may be added between asking for their size and reading them
             text = ctypes.create_string_buffer(size)
@@ -105,7 +113,7 @@ class ReaderStats:
             if wanted <= size:
                 break
             size = wanted
-        records, groups, skipped, *bad = counts
+        records, groups, skipped, histories, reads, read_bytes, *bad = counts
         reasons = {reason: count for reason, count in zip(_reasons(), bad, strict=True) if count}
         messages = tuple(text.raw[:wanted].decode(errors="replace").splitlines())
         with self._lock:
@@ -116,6 +124,9 @@ class ReaderStats:
             skipped + later.records,
             {**reasons, **later.bad},
             (*messages, *later.messages)[:_MESSAGES],
+            histories,
+            reads,
+            read_bytes,
         )
 
     def leave_out(self, reason: str, records: Iterable[int], messages: Iterable[bytes]) -> np.int64:

@@ -6,12 +6,15 @@ process. Nothing here imports TensorFlow: a separate native library encodes the 
 
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.history.append import AppendSummary, append_history
-from gmeta.preprocess.history.compact import CompactSummary, compact_history, drop_generations
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.append_summary import AppendSummary
+from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
+from gmeta.preprocess.history.drop import drop_generations
 from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, remove_examples
 from gmeta.preprocess.history.example_writer import ExamplesSummary, history_examples
 from gmeta.preprocess.history.export import ExportSummary, export_history
 from gmeta.preprocess.history.files.history_crc import history_crcs
+from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.summary import PrepareSummary
@@ -23,7 +26,6 @@ __all__ = [
     "EXPOSURE_SPEC",
     "AppendSummary",
     "ColumnSpec",
-    "CompactSummary",
     "ExampleSet",
     "ExamplesSummary",
     "ExportSummary",
@@ -31,9 +33,11 @@ __all__ = [
     "HistorySpec",
     "PrepareConfig",
     "PrepareSummary",
+    "RebuildSummary",
     "SyntheticConfig",
     "TableSpec",
     "append_history",
+    "append_history_on_spark",
     "compact_history",
     "drop_generations",
     "export_history",
@@ -43,5 +47,6 @@ __all__ = [
     "prepare",
     "prepare_on_spark",
     "remove_examples",
+    "scrub_history",
     "write_exposures",
 ]

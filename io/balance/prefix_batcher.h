@@ -55,8 +55,10 @@ class PrefixBatcher {
   bool hungry() const { return waiting_ < cost_.target; }
   bool empty() const { return queue_.empty(); }
 
-  void Push(int64_t tokens) {
+  // Adds a sequence of `tokens`, of which `longest` count at most, and of `more` that all count.
+  void Push(int64_t tokens, int64_t more = 0) {
     if (cost_.longest > 0) tokens = std::min(tokens, cost_.longest);
+    tokens += more;
     queue_.push_back(tokens);
     waiting_ += cost_.Of(tokens);
   }

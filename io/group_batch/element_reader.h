@@ -46,7 +46,10 @@ struct Slice {
 struct ElementOptions {
   int64_t groups = 1;
   std::optional<balance::BatchCost> balance;
-  int token_column = -1;  // a list column whose values are a group's tokens; -1: its rows count
+  // A list column whose values are a group's tokens, or a column of integers whose last one tells
+  // the tokens that the group has besides its rows; -1: its rows count.
+  int token_column = -1;
+  bool token_lists = false;  // whether it is a list column
   OnBad on_bad = OnBad::kRaise;
 };
 
@@ -122,18 +125,22 @@ class Lane {
       *problem = found;
       return Result::kProblem;
     }
-    if (batcher_) batcher_->Push(Tokens(block, scanned_in_block_));
+    if (batcher_) Weigh(block, scanned_in_block_);
     ++scanned_in_block_;
     ++waiting_;
     return Result::kTaken;
   }
 
-  int64_t Tokens(const GroupBlock& block, size_t entry) const {
+  void Weigh(const GroupBlock& block, size_t entry) {
     const int64_t begin = block.row_begin(entry), end = block.entries[entry].row_end;
-    if (options_.token_column < 0 || begin == end) return end - begin;
-    const auto& ends = block.columns[static_cast<size_t>(options_.token_column)].ends;
-    return ends[static_cast<size_t>(end) - 1] -
-           (begin == 0 ? 0 : ends[static_cast<size_t>(begin) - 1]);
+    if (options_.token_column < 0 || begin == end) return batcher_->Push(end - begin);
+    const auto& column = block.columns[static_cast<size_t>(options_.token_column)];
+    const size_t last = static_cast<size_t>(end) - 1;
+    if (options_.token_lists) {
+      const int64_t before = begin == 0 ? 0 : column.ends[static_cast<size_t>(begin) - 1];
+      return batcher_->Push(column.ends[last] - before);
+    }
+    batcher_->Push(std::max<int64_t>(column.ints[last], 0), end - begin);
   }
 
   void Count(const Slice& slice) const {

@@ -324,12 +324,14 @@ class GroupRangesDatasetOp : public tf::data::DatasetOpKernel {
     config_.element.on_bad = on_bad == "skip" ? OnBad::kSkip : OnBad::kRaise;
     for (size_t i = 0; i < config_.columns.columns.size() && !tokens.empty(); ++i) {
       const ColumnSpec& column = config_.columns.columns[i];
-      if (column.name == tokens && column.is_list) {
+      if (column.name == tokens && (column.is_list || column.dtype == records::DType::kInt64)) {
         config_.element.token_column = static_cast<int>(i);
+        config_.element.token_lists = column.is_list;
       }
     }
     OP_REQUIRES(ctx, tokens.empty() || config_.element.token_column >= 0,
-                tf::errors::InvalidArgument("token_column ", tokens, " must be a list column"));
+                tf::errors::InvalidArgument("token_column ", tokens,
+                                            " must be a list column, or one of integers"));
     const tf::DataTypeVector expected = config_.columns.OutputTypes(kHead);
     OP_REQUIRES(ctx, config_.output_types == expected,
                 tf::errors::InvalidArgument("output_types don't follow from the columns: got ",

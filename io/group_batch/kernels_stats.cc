@@ -30,9 +30,9 @@ GMETA_EXPORT const char* gmeta_reader_stats_fault(int64_t index) {
   return gmeta::records::kFaultNames[static_cast<size_t>(index)];
 }
 
-// Writes records, groups and skipped, then the count of each fault from 1 on, to `counts`. Writes
-// the messages, each ended by a newline, to the `size` bytes at `text`, as far as they fit. Returns
-// the number of bytes that all messages take.
+// Writes records, groups, skipped, histories, and the histories' reads and bytes, then the count of
+// each fault from 1 on, to `counts`. Writes the messages, each ended by a newline, to the `size`
+// bytes at `text`, as far as they fit. Returns the number of bytes that all messages take.
 GMETA_EXPORT int64_t gmeta_reader_stats_read(int64_t id, int64_t* counts, char* text,
                                              int64_t size) {
   ReaderCounts read;
@@ -43,6 +43,9 @@ GMETA_EXPORT int64_t gmeta_reader_stats_read(int64_t id, int64_t* counts, char* 
   *counts++ = read.records;
   *counts++ = read.groups;
   *counts++ = read.skipped;
+  *counts++ = read.histories;
+  *counts++ = read.history_reads;
+  *counts++ = read.history_bytes;
   std::copy(read.bad.begin() + 1, read.bad.end(), counts);
   std::string joined;
   for (const std::string& message : messages) joined += message + '\n';

@@ -21,9 +21,12 @@
 namespace gmeta::group_batch {
 
 struct ReaderCounts {
-  int64_t records = 0;  // rows of the groups counted below
-  int64_t groups = 0;   // sound groups
-  int64_t skipped = 0;  // records left out; those behind a kTruncated or kLengthCrc are unknown
+  int64_t records = 0;    // rows of the groups counted below
+  int64_t groups = 0;     // sound groups
+  int64_t skipped = 0;    // records left out; those behind a kTruncated or kLengthCrc are unknown
+  int64_t histories = 0;  // rebuilt, damaged ones too
+  int64_t history_reads = 0;                    // from their files
+  int64_t history_bytes = 0;                    // that these reads brought
   std::array<int64_t, records::kFaults> bad{};  // occurrences of each fault
 };
 
@@ -42,6 +45,20 @@ class ReaderStats {
     ++counts_.bad[static_cast<size_t>(fault)];
     counts_.skipped += skipped;
     if (messages_.size() < kMessages) messages_.push_back(message);
+  }
+
+  // Counts a group's rows, which AddGroup has counted, as left out.
+  void LeaveOut(records::Fault fault, int64_t rows, const std::string& message) {
+    AddFault(fault, rows, message);
+    std::lock_guard<std::mutex> lock(mutex_);
+    counts_.records -= rows;
+  }
+
+  void AddHistories(int64_t histories, int64_t reads, int64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    counts_.histories += histories;
+    counts_.history_reads += reads;
+    counts_.history_bytes += bytes;
   }
 
   void Read(ReaderCounts* counts, std::vector<std::string>* messages) const {

@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ops/common/vector_target.h"
+
 namespace gmeta::history {
 
 inline constexpr int kWidestLoad = 56;
@@ -43,13 +45,56 @@ inline void Pack(const uint64_t* numbers, size_t count, int width, char* out) {
     return;
   }
   uint64_t waiting = 0;
-  int bits = 0;  // of `waiting`, at most 7 between two numbers
+  int bits = 0;  // of `waiting`, below 64
   for (size_t i = 0; i < count; ++i) {
-    waiting |= LowBits(numbers[i], width) << bits;
-    for (bits += width; bits >= 8; bits -= 8, waiting >>= 8) *out++ = static_cast<char>(waiting);
+    const uint64_t number = LowBits(numbers[i], width);
+    waiting |= number << bits;
+    bits += width;
+    if (bits < 64) continue;
+    std::memcpy(out, &waiting, sizeof(waiting));
+    out += sizeof(waiting);
+    bits -= 64;
+    waiting = number >> (width - bits);
   }
-  if (bits > 0) *out = static_cast<char>(waiting);
+  std::memcpy(out, &waiting, static_cast<size_t>(bits + 7) / 8);
 }
+
+inline uint64_t LoadWord(const char* from) {
+  uint64_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+// Reads numbers of `b` bits, 1 to kWidestLoad, that begin at least eight bytes before the end. Four
+// are shifted and masked at once; where four begin is a constant number of bits behind the four
+// before, so eight of them begin at the same bits of their bytes as the eight before.
+GMETA_ALWAYS_INLINE void UnpackFours(const char* data, size_t count, size_t b, uint64_t* out) {
+  using Four = uint64_t __attribute__((vector_size(32)));
+  const uint64_t mask = (uint64_t{1} << b) - 1;
+  const Four masks = {mask, mask, mask, mask};
+  std::array<size_t, 8> at;
+  std::array<uint64_t, 8> shift;
+  for (size_t i = 0; i < 8; ++i) {
+    at[i] = i * b / 8;
+    shift[i] = i * b % 8;
+  }
+  const Four low = {shift[0], shift[1], shift[2], shift[3]};
+  const Four high = {shift[4], shift[5], shift[6], shift[7]};
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8, data += b) {
+    const Four first = {LoadWord(data + at[0]), LoadWord(data + at[1]), LoadWord(data + at[2]),
+                        LoadWord(data + at[3])};
+    const Four second = {LoadWord(data + at[4]), LoadWord(data + at[5]), LoadWord(data + at[6]),
+                         LoadWord(data + at[7])};
+    const Four found[2] = {(first >> low) & masks, (second >> high) & masks};
+    std::memcpy(out + i, found, sizeof(found));
+  }
+  for (size_t k = 0; i < count; ++i, ++k) out[i] = (LoadWord(data + at[k]) >> shift[k]) & mask;
+}
+
+GMETA_VECTOR_VERSIONS(UnpackWithin, UnpackFours,
+                      (const char* data, size_t count, size_t b, uint64_t* out),
+                      (data, count, b, out))
 
 // Reads `count` numbers from PackedSize() bytes.
 inline void Unpack(const char* data, size_t count, int width, uint64_t* out) {
@@ -63,20 +108,16 @@ inline void Unpack(const char* data, size_t count, int width, uint64_t* out) {
     return;
   }
   const auto b = static_cast<size_t>(width);
-  const uint64_t mask = (uint64_t{1} << b) - 1;
   const size_t size = PackedSize(count, width);
   // Those that begin at least eight bytes before the end.
   const size_t within = size < 8 ? 0 : std::min(count, ((size - 8) * 8 + 7) / b + 1);
-  const auto read = [b, mask](const char* from, size_t bit) {
-    uint64_t word;
-    std::memcpy(&word, from + bit / 8, sizeof(word));
-    return (word >> (bit % 8)) & mask;
-  };
-  for (size_t i = 0; i < within; ++i) out[i] = read(data, i * b);
+  UnpackWithin(data, within, b, out);
   const size_t begin = within * b / 8;  // the rest begins in the last seven bytes
   std::array<char, 16> rest{};
   if (within < count) std::memcpy(rest.data(), data + begin, size - begin);
-  for (size_t i = within; i < count; ++i) out[i] = read(rest.data(), i * b - begin * 8);
+  for (size_t i = within; i < count; ++i) {
+    out[i] = LowBits(LoadWord(rest.data() + (i * b / 8 - begin)) >> (i * b % 8), width);
+  }
 }
 
 }  // namespace gmeta::history

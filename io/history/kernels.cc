@@ -2,7 +2,8 @@
 //
 // Requests are sorted by shard and user, and cut into pieces of one shard each. A piece is scanned
 // by one thread into buffers of its own, and copied to its requests' places at the end. So users of
-// one file are read one after another, whatever the order of the batch.
+// one file are read one after another, whatever the order of the batch, and the stripes of a user
+// with several requests once.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "io/group_batch/reader_stats.h"
 #include "io/history/kernels_shards.h"
 #include "io/history/scan.h"
 #include "io/history/user_shard.h"
@@ -28,7 +31,8 @@ using tf::OpKernelContext;
 using tf::Status;
 using tf::Tensor;
 
-constexpr size_t kPieceRequests = 32;
+constexpr size_t kPieceRequests = 32;  // more only if they are of one user
+constexpr size_t kMostRequests = 512;
 constexpr int64_t kRequestCost = 200'000;  // cycles of a history of a few hundred events
 
 // Requests of one shard that a thread scans.
@@ -36,7 +40,8 @@ struct Piece {
   std::vector<size_t> numbers;  // of the requests, in the op's inputs
   int64_t shard = 0;
   Histories found;
-  int64_t reads = 0, bytes = 0, damaged = 0;
+  int64_t reads = 0, bytes = 0;
+  std::vector<std::string> damaged;  // what is wrong with histories left empty
   Status status;
 };
 
@@ -54,6 +59,7 @@ class ReadHistoriesOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("column_types", &types_));
     OP_REQUIRES_OK(c, c->GetAttr("longest", &longest_));
     OP_REQUIRES_OK(c, c->GetAttr("on_bad", &on_bad));
+    OP_REQUIRES_OK(c, c->GetAttr("stats", &stats_));
     skip_ = on_bad == "skip";
     const bool fits =
         columns.size() == types_.size() &&
@@ -81,6 +87,7 @@ class ReadHistoriesOp : public tf::OpKernel {
                 for (int64_t i = begin; i < end; ++i) ScanPiece(c, &pieces[static_cast<size_t>(i)]);
               });
     for (const Piece& piece : pieces) OP_REQUIRES_OK(c, piece.status);
+    Count(c->input(0).NumElements(), pieces);
     Join(c, pieces);
   }
 
@@ -106,8 +113,9 @@ class ReadHistoriesOp : public tf::OpKernel {
     });
     std::vector<Piece> pieces;
     for (size_t number : order) {
-      if (pieces.empty() || pieces.back().shard != shard[number] ||
-          pieces.back().numbers.size() == kPieceRequests) {
+      const size_t size = pieces.empty() ? kMostRequests : pieces.back().numbers.size();
+      if (size == kMostRequests || pieces.back().shard != shard[number] ||
+          (size >= kPieceRequests && users[pieces.back().numbers.back()] != users[number])) {
         pieces.emplace_back();
         pieces.back().shard = shard[number];
       }
@@ -133,11 +141,13 @@ class ReadHistoriesOp : public tf::OpKernel {
       const ScanFault fault = Scan(shard->index(), requests, group_, static_cast<size_t>(longest_),
                                    columns_, &source, &snapshot, &piece->found);
       if (fault.ok()) break;
-      if (!skip_) {
-        piece->status = Refuse(*shard, source, requests[fault.request], fault.snapshot);
+      std::string message = Explain(*shard, source, requests[fault.request], fault.snapshot);
+      // A file that can't be read is no damage that could be skipped.
+      if (!skip_ || !source.status().ok()) {
+        piece->status = tf::errors::DataLoss("gmeta: ", message);
         return;
       }
-      ++piece->damaged;
+      piece->damaged.push_back(std::move(message));
       piece->found.row_splits.push_back(piece->found.row_splits.back());
       requests.erase(requests.begin(),
                      requests.begin() + static_cast<ptrdiff_t>(fault.request) + 1);
@@ -146,17 +156,31 @@ class ReadHistoriesOp : public tf::OpKernel {
     piece->bytes = static_cast<int64_t>(snapshot.bytes());
   }
 
-  Status Refuse(const OpenShard& shard, const ShardSource& source, const Request& request,
-                const SnapshotFault& fault) const {
+  std::string Explain(const OpenShard& shard, const ShardSource& source, const Request& request,
+                      const SnapshotFault& fault) const {
     const std::string path = shard.EventsPath(fault.place.file);
     if (!source.status().ok()) {
-      return tf::errors::DataLoss("gmeta: ", path, ": user ", request.user,
-                                  " has events in it: ", source.status().message());
+      return absl::StrCat(path, ": user ", request.user,
+                          " has events in it: ", source.status().message());
     }
-    return tf::errors::DataLoss("gmeta: ", path, " at byte ", fault.place.offset, ": user ",
-                                request.user, ", generation ", opened_, ", stripe of ",
-                                fault.place.bytes, " bytes: ", Describe(fault.fault),
-                                "; `gmeta history verify` finds all damage");
+    return absl::StrCat(path, " at byte ", fault.place.offset, ": user ", request.user,
+                        ", generation ", opened_, ", stripe of ", fault.place.bytes,
+                        " bytes: ", Describe(fault.fault),
+                        "; `gmeta history verify` finds all damage");
+  }
+
+  void Count(int64_t histories, const std::vector<Piece>& pieces) const {
+    const auto stats = group_batch::StatsRegistry::Global().Find(stats_);
+    if (stats == nullptr) return;
+    int64_t reads = 0, bytes = 0;
+    for (const Piece& piece : pieces) {
+      reads += piece.reads;
+      bytes += piece.bytes;
+      for (const std::string& message : piece.damaged) {
+        stats->AddFault(records::Fault::kDamagedHistory, 0, message);
+      }
+    }
+    stats->AddHistories(histories, reads, bytes);
   }
 
   void Join(OpKernelContext* c, const std::vector<Piece>& pieces) const {
@@ -171,7 +195,7 @@ class ReadHistoriesOp : public tf::OpKernel {
     for (const Piece& piece : pieces) {
       counted(0) += piece.reads;
       counted(1) += piece.bytes;
-      counted(2) += piece.damaged;
+      counted(2) += static_cast<int64_t>(piece.damaged.size());
       for (size_t i = 0; i < piece.numbers.size(); ++i) {
         splits(static_cast<int64_t>(piece.numbers[i]) + 1) =
             piece.found.row_splits[i + 1] - piece.found.row_splits[i];
@@ -208,7 +232,7 @@ class ReadHistoriesOp : public tf::OpKernel {
   }
 
   std::string store_, digest_;
-  int64_t opened_ = 0, shards_ = 0, group_ = 0, longest_ = 0;
+  int64_t opened_ = 0, shards_ = 0, group_ = 0, longest_ = 0, stats_ = 0;
   std::vector<size_t> columns_;
   tf::DataTypeVector types_;
   bool skip_ = false;

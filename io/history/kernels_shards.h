@@ -44,7 +44,7 @@ class OpenShard {
 
   const ShardIndex& index() const { return index_; }
   size_t bytes() const {
-    return index_.stripes() * sizeof(StripePlace) + index_.users() * 2 * sizeof(int64_t);
+    return index_.stripes() * sizeof(StripePlace) + index_.users() * 3 * sizeof(int64_t);
   }
   std::string IndexPath() const { return Path(generation_, "index"); }
   std::string EventsPath(int64_t generation) const { return Path(generation, "events"); }

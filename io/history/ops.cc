@@ -1,4 +1,4 @@
-// Registers the ops that read histories and compute their checksums.
+// Registers the ops that read histories, compute their checksums, and check them.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -26,6 +26,7 @@ REGISTER_OP("GmetaReadHistories")
     .Attr("column_types: list({int64, float}) >= 1")
     .Attr("longest: int >= 0")
     .Attr("on_bad: {'raise', 'skip'} = 'raise'")
+    .Attr("stats: int = 0")
     .SetDoNotOptimize()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle users, other;
@@ -64,6 +65,73 @@ columns: The numbers of the columns in its stripes.
 column_types: Their types.
 longest: The most events of a history.
 on_bad: 'skip' leaves the history of a damaged stripe empty, and counts it.
+stats: The number of the counters to update; 0: none.
+)doc");
+
+REGISTER_OP("GmetaCheckHistories")
+    .Input("users: int64")
+    .Input("generations: int64")
+    .Input("rows: int64")
+    .Input("found: int64")
+    .Input("logged: int64")
+    .Output("sound: bool")
+    .Attr("examples: string")
+    .Attr("store: string")
+    .Attr("check: {'crc', 'length'}")
+    .Attr("on_bad: {'raise', 'skip'} = 'raise'")
+    .Attr("stats: int = 0")
+    .SetDoNotOptimize()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle users, other;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &users));
+      for (int i = 1; i < c->num_inputs(); ++i) {
+        TF_RETURN_IF_ERROR(c->Merge(users, c->input(i), &other));
+      }
+      c->set_output(0, users);
+      return tensorflow::OkStatus();
+    })
+    .Doc(R"doc(
+Compares what is known of R histories with what the ranker logged.
+
+users: (R) whose history each is.
+generations: (R) the generation that it was read at.
+rows: (R) the examples' rows that have it, which are counted as skipped if they are left out.
+found: (R) the history's checksum or length.
+logged: (R) the ranker's.
+sound: (R) whether both are equal.
+examples: The split of the examples, for messages.
+store: The store's folder, for messages.
+check: What the numbers are.
+on_bad: 'raise' ends at the first history that differs; 'skip' counts it.
+stats: The number of the counters to update; 0: none.
+)doc");
+
+REGISTER_OP("GmetaDeletedHistories")
+    .Input("users: int64")
+    .Input("generation: int64")
+    .Output("deleted: bool")
+    .Attr("store: string")
+    .Attr("digest: string")
+    .Attr("opened: int >= 1")
+    .Attr("shards: int >= 1")
+    .SetDoNotOptimize()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle users;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &users));
+      TF_RETURN_IF_ERROR(c->Merge(users, c->input(1), &users));
+      c->set_output(0, users);
+      return tensorflow::OkStatus();
+    })
+    .Doc(R"doc(
+Tells users whose events were deleted from users who had none.
+
+users: (R) the users, of any shards and in any order.
+generation: (R) a generation.
+deleted: (R) whether events of the user that this generation held were deleted later.
+store: The store's folder.
+digest: That of the manifest of the generation `opened`.
+opened: The generation whose indexes are used.
+shards: How many shards the store has.
 )doc");
 
 REGISTER_OP("GmetaHistoryCrc")

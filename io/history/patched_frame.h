@@ -44,56 +44,91 @@ inline void AppendVarint(std::string* out, uint64_t number) {
   out->append(bytes.data(), records::WriteVarint(bytes.data(), number));
 }
 
-// Returns the width that makes a frame smallest, the widest of those that do.
-//
-// Args:
-//   of_length: How many distances have so many bits, 0 to 64.
-//   count: The number of distances.
-inline int BestWidth(const std::array<size_t, 65>& of_length, size_t count) {
-  int best = 64;
-  size_t least = SIZE_MAX;
-  for (int width = 64; width >= 0; width = width == 64 ? kWidestLoad : width - 1) {
-    size_t size = PackedSize(count, width);
-    for (int length = width + 1; length <= 64; ++length) {
-      // A place, which mostly takes one byte, and the further bits.
-      const auto bytes = static_cast<size_t>(1 + (length - width + 6) / 7);
-      size += of_length[static_cast<size_t>(length)] * bytes;
+// A frame to be written: its size is known before a byte is.
+class FramePlan {
+ public:
+  FramePlan(const int64_t* numbers, size_t count) : distances_(count) {
+    base_ = count == 0 ? 0 : *std::min_element(numbers, numbers + count);
+    std::array<uint32_t, 65> of_length{};
+    for (size_t i = 0; i < count; ++i) {
+      distances_[i] = static_cast<uint64_t>(numbers[i]) - static_cast<uint64_t>(base_);
+      ++of_length[static_cast<size_t>(BitLength(distances_[i]))];
     }
-    if (size < least) {
-      least = size;
-      best = width;
+    width_ = BestWidth(of_length, count);
+    size_t patches = 0;
+    for (auto length = static_cast<size_t>(width_) + 1; length <= 64; ++length) {
+      patches += of_length[length];
+    }
+    if (patches > 0) FindPatches(patches);
+    size_ = records::VarintSize(ZigZag(base_)) + 1 + records::VarintSize(patches) +
+            PackedSize(count, width_);
+    size_t before = 0;
+    for (size_t place : patched_) {
+      size_ += records::VarintSize(place - before);
+      size_ += records::VarintSize(distances_[place] >> width_);
+      before = place;
     }
   }
-  return best;
-}
 
-// Appends a frame of the numbers.
-inline void AppendFrame(const int64_t* numbers, size_t count, std::string* out) {
-  const int64_t base = count == 0 ? 0 : *std::min_element(numbers, numbers + count);
-  std::vector<uint64_t> distances(count);
-  std::array<size_t, 65> of_length{};
-  for (size_t i = 0; i < count; ++i) {
-    distances[i] = static_cast<uint64_t>(numbers[i]) - static_cast<uint64_t>(base);
-    ++of_length[static_cast<size_t>(BitLength(distances[i]))];
+  size_t size() const { return size_; }
+
+  void Append(std::string* out) const {
+    AppendVarint(out, ZigZag(base_));
+    out->push_back(static_cast<char>(width_));
+    AppendVarint(out, patched_.size());
+    const size_t begin = out->size();
+    out->resize(begin + PackedSize(distances_.size(), width_));
+    Pack(distances_.data(), distances_.size(), width_, out->data() + begin);
+    size_t before = 0;
+    for (size_t place : patched_) {
+      AppendVarint(out, place - before);
+      before = place;
+    }
+    for (size_t place : patched_) AppendVarint(out, distances_[place] >> width_);
   }
-  const int width = BestWidth(of_length, count);
-  std::vector<size_t> patched;
-  for (size_t i = 0; i < count; ++i) {
-    if (BitLength(distances[i]) > width) patched.push_back(i);
+
+ private:
+  // Returns the width that makes a frame smallest, the widest of those that do.
+  //
+  // Args:
+  //   of_length: How many distances have so many bits, 0 to 64.
+  static int BestWidth(const std::array<uint32_t, 65>& of_length, size_t count) {
+    std::array<int, 65> lengths;  // those that there are, the longest first
+    size_t known = 0;
+    for (int length = 64; length > 0; --length) {
+      if (of_length[static_cast<size_t>(length)] > 0) lengths[known++] = length;
+    }
+    int best = 64;
+    size_t least = SIZE_MAX;
+    for (int width = 64; width >= 0; width = width == 64 ? kWidestLoad : width - 1) {
+      size_t size = PackedSize(count, width);
+      for (size_t i = 0; i < known && lengths[i] > width; ++i) {
+        // A place, which mostly takes one byte, and the further bits.
+        const auto bytes = static_cast<size_t>(1 + (lengths[i] - width + 6) / 7);
+        size += of_length[static_cast<size_t>(lengths[i])] * bytes;
+      }
+      if (size < least) {
+        least = size;
+        best = width;
+      }
+    }
+    return best;
   }
-  AppendVarint(out, ZigZag(base));
-  out->push_back(static_cast<char>(width));
-  AppendVarint(out, patched.size());
-  const size_t begin = out->size();
-  out->resize(begin + PackedSize(count, width));
-  Pack(distances.data(), count, width, out->data() + begin);
-  size_t before = 0;
-  for (size_t place : patched) {
-    AppendVarint(out, place - before);
-    before = place;
+
+  void FindPatches(size_t patches) {
+    patched_.reserve(patches);
+    const uint64_t most = LowBits(~uint64_t{0}, width_);
+    for (size_t i = 0; i < distances_.size(); ++i) {
+      if (distances_[i] > most) patched_.push_back(i);
+    }
   }
-  for (size_t place : patched) AppendVarint(out, distances[place] >> width);
-}
+
+  std::vector<uint64_t> distances_;
+  std::vector<size_t> patched_;
+  int64_t base_;
+  int width_;
+  size_t size_;
+};
 
 // Reads a frame of `count` numbers; returns false if it is malformed.
 inline bool ReadFrame(records::WireReader* reader, size_t count, int64_t* out) {

@@ -69,16 +69,19 @@ GMETA_EXPORT int32_t gmeta_history_index_decode(Reader* reader, const char* byte
 }
 
 // Encodes the index of users, ascending, whose stripes end before ends[i] of `places`, which has
-// kPlaceColumns numbers for each stripe. Returns its bytes, which belong to the reader, or null if
-// there is no memory. The reader has this index then.
+// kPlaceColumns numbers for each stripe, and whose events before generation deletions[i] were
+// deleted. Returns its bytes, which belong to the reader, or null if there is no memory. The reader
+// has this index then.
 GMETA_EXPORT const char* gmeta_history_index_encode(Reader* reader, int64_t users,
                                                     const int64_t* user, const int64_t* ends,
+                                                    const int64_t* deletions,
                                                     const StripePlace* places, int64_t* size) {
   try {
     reader->index = ShardIndex();
     int64_t begin = 0;
     for (int64_t i = 0; i < users; ++i) {
-      reader->index.Add(user[i], places + begin, static_cast<size_t>(ends[i] - begin));
+      const auto count = static_cast<size_t>(ends[i] - begin);
+      reader->index.Add(user[i], places + begin, count, deletions[i]);
       begin = ends[i];
     }
     reader->encoded = reader->index.Encode();
@@ -97,14 +100,16 @@ GMETA_EXPORT int64_t gmeta_history_index_stripes(const Reader* reader) {
   return static_cast<int64_t>(reader->index.stripes());
 }
 
-// Copies the index: the users, the end of each one's stripes, and kPlaceColumns numbers a stripe.
+// Copies the index: the users, the end of each one's stripes, their deletions, and kPlaceColumns
+// numbers a stripe.
 GMETA_EXPORT void gmeta_history_index_copy(const Reader* reader, int64_t* user, int64_t* ends,
-                                           StripePlace* places) {
+                                           int64_t* deletions, StripePlace* places) {
   int64_t end = 0;
   for (size_t i = 0; i < reader->index.users(); ++i) {
     const auto [own, count] = reader->index.Of(i);
     for (size_t k = 0; k < count; ++k) places[end++] = own[k];
     user[i] = reader->index.user(i);
+    deletions[i] = reader->index.deletion(i);
     ends[i] = end;
   }
 }

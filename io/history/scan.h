@@ -1,9 +1,9 @@
 // The histories of many users at their moments, as one ragged batch.
 //
 // A batch has, for each request, the newest events of one user, in columns; row_splits divide the
-// columns among the requests. A user without events at that moment has none. Requests of one user,
-// or of users side by side, find their stripes in memory that a read before has brought, so a batch
-// of one shard in the order of users costs least; no order is needed.
+// columns among the requests. A user without events at that moment has none. Requests of one
+// user that follow each other read and decode the user's stripes once (snapshot.h), so a batch of
+// one shard in the order of users costs least; no order is needed.
 
 #ifndef GMETA_IO_HISTORY_SCAN_H_
 #define GMETA_IO_HISTORY_SCAN_H_
@@ -48,6 +48,7 @@ inline ScanFault Scan(const ShardIndex& index, const std::vector<Request>& reque
   out->columns.resize(columns.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     const auto [places, count] = index.Find(requests[i].user);
+    if (i == 0 || requests[i].user != requests[i - 1].user) snapshot->Forget();
     const SnapshotFault fault = snapshot->Read(places, count, group, requests[i].moment, longest,
                                                columns, source, &out->columns);
     if (!fault.ok()) return {fault, i};

@@ -6,8 +6,9 @@
 //     16   uint64   stripes
 //     24   uint32   CRC-32C of bytes 0 to 23
 //     28   uint32   0
-//     32   blocks   of the users, ascending: the columns user, and the number of stripes up to its
-//     last
+//     32   blocks   of the users, ascending: the columns user, the number of stripes up to its
+//     last,
+//                   and its deletion
 //     ...  blocks   of the stripes: the columns of StripePlace
 //
 // A block is a stripe (stripe.h) of at most kMaxEvents rows, so the index has the codec and the
@@ -18,6 +19,10 @@
 //   Files        A stripe names the file that it is in by a number, which the store's manifest
 //                resolves. So the index of a generation names stripes of earlier generations too,
 //                and an append writes an index and the new stripes, and copies no old one.
+//   Deletions    A user's deletion is the generation that deleted all events before it, and 0 if
+//   there
+//                was none. So a user whose events were deleted is told apart from one who had none.
+//                A user without stripes is there for a deletion alone; one who came back has both.
 //   Order        The stripes of a user are ordered by group, then by file, then by offset: in the
 //                order in which they were written. Files of later generations have larger numbers.
 
@@ -91,8 +96,9 @@ static_assert(sizeof(IndexHeader) == 32, "it is copied as it is");
 class ShardIndex {
  public:
   // Adds a user, which must be larger than the last one, with its stripes in order.
-  void Add(int64_t user, const StripePlace* places, size_t count) {
+  void Add(int64_t user, const StripePlace* places, size_t count, int64_t deletion = 0) {
     users_.push_back(user);
+    deletions_.push_back(deletion);
     places_.insert(places_.end(), places, places + count);
     ends_.push_back(static_cast<int64_t>(places_.size()));
   }
@@ -100,12 +106,18 @@ class ShardIndex {
   size_t users() const { return users_.size(); }
   size_t stripes() const { return places_.size(); }
   int64_t user(size_t number) const { return users_[number]; }
+  int64_t deletion(size_t number) const { return deletions_[number]; }
 
   // Returns the stripes of a user: the first, and how many; none if the user isn't there.
   std::pair<const StripePlace*, size_t> Find(int64_t user) const {
-    const auto found = std::lower_bound(users_.begin(), users_.end(), user);
-    if (found == users_.end() || *found != user) return {nullptr, 0};
-    return Of(static_cast<size_t>(found - users_.begin()));
+    const size_t number = NumberOf(user);
+    return number == users() ? std::pair<const StripePlace*, size_t>() : Of(number);
+  }
+
+  // Returns whether events of a user that a generation held have been deleted since.
+  bool IsDeleted(int64_t user, int64_t generation) const {
+    const size_t number = NumberOf(user);
+    return number != users() && deletions_[number] > std::max<int64_t>(generation, 0);
   }
 
   std::pair<const StripePlace*, size_t> Of(size_t number) const {
@@ -119,9 +131,9 @@ class ShardIndex {
     header.stripes = places_.size();
     header.crc = HeaderCrc(header);
     std::string out(reinterpret_cast<const char*>(&header), sizeof(header));
-    AppendBlocks<2>(users_.size(), &out, [this](size_t row, size_t column) {
-      return column == 0 ? users_[row] : ends_[row];
-    });
+    const std::array<const std::vector<int64_t>*, 3> of_users = {&users_, &ends_, &deletions_};
+    AppendBlocks<3>(users_.size(), &out,
+                    [&](size_t row, size_t column) { return (*of_users[column])[row]; });
     AppendBlocks<kPlaceColumns>(places_.size(), &out, [this](size_t row, size_t column) {
       return Words(places_[row])[column];
     });
@@ -137,6 +149,13 @@ class ShardIndex {
 
  private:
   using PlaceWords = std::array<int64_t, kPlaceColumns>;
+
+  // Returns the number of a user, or that of users if it isn't there.
+  size_t NumberOf(int64_t user) const {
+    const auto found = std::lower_bound(users_.begin(), users_.end(), user);
+    const bool is_there = found != users_.end() && *found == user;
+    return is_there ? static_cast<size_t>(found - users_.begin()) : users();
+  }
 
   static uint32_t HeaderCrc(const IndexHeader& header) {
     return records::Crc32c(reinterpret_cast<const char*>(&header), offsetof(IndexHeader, crc));
@@ -193,9 +212,10 @@ class ShardIndex {
     if (HeaderCrc(header) != header.crc) return IndexFault::kHeaderCrc;
     bytes.remove_prefix(sizeof(header));
     // A row takes memory when its block is there, so a header that claims too much takes none.
+    const std::array<std::vector<int64_t>*, 3> of_users = {&users_, &ends_, &deletions_};
     const bool has_users =
-        ReadBlocks<2>(header.users, &bytes, [this](size_t row, size_t c, int64_t v) {
-          std::vector<int64_t>* column = c == 0 ? &users_ : &ends_;
+        ReadBlocks<3>(header.users, &bytes, [&](size_t row, size_t c, int64_t v) {
+          std::vector<int64_t>* column = of_users[c];
           if (column->size() <= row) column->resize(row + 1);
           (*column)[row] = v;
         });
@@ -215,6 +235,7 @@ class ShardIndex {
     for (size_t i = 0; i < users_.size(); ++i) {
       if (i > 0 && users_[i] <= users_[i - 1]) return false;
       if (ends_[i] < before || ends_[i] > static_cast<int64_t>(places_.size())) return false;
+      if (deletions_[i] < 0 || (deletions_[i] == 0 && ends_[i] == before)) return false;
       before = ends_[i];
     }
     if (before != static_cast<int64_t>(places_.size())) return false;
@@ -225,7 +246,7 @@ class ShardIndex {
     });
   }
 
-  std::vector<int64_t> users_, ends_;
+  std::vector<int64_t> users_, ends_, deletions_;
   std::vector<StripePlace> places_;
 };
 

@@ -21,6 +21,8 @@
 //   One read     Stripes that lie side by side in a file are read together. A user's stripes of a
 //                group are written side by side, so a history is one read unless it was appended
 //                to.
+//   Once a user  What is decoded of a user stays until the next user's turn. So the requests of a
+//                user, one after another, read and decode each stripe once.
 
 #ifndef GMETA_IO_HISTORY_SNAPSHOT_H_
 #define GMETA_IO_HISTORY_SNAPSHOT_H_
@@ -98,7 +100,8 @@ inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count
   return chosen;
 }
 
-// Rebuilds histories, one after another; its buffers serve all of them.
+// Rebuilds histories, one after another; its buffers serve all of them. Before those of another
+// user, group or other columns, let it Forget().
 class Snapshot {
  public:
   // The most bytes between two stripes that are read and thrown away, to save a read.
@@ -113,47 +116,60 @@ class Snapshot {
   SnapshotFault Read(const StripePlace* places, size_t count, int64_t group, const Moment& moment,
                      size_t longest, const std::vector<size_t>& columns, StripeSource* source,
                      std::vector<std::vector<int64_t>>* out) {
-    times_.clear();
-    births_.clear();
+    if (begins_.empty()) begins_.resize(count, kNotRead);
     values_.resize(columns.size());
-    for (std::vector<int64_t>& column : values_) column.clear();
     const std::vector<size_t> chosen = ChooseStripes(places, count, group, moment, longest);
-    for (size_t i = 0; i < chosen.size();) {
-      const SnapshotFault fault = ReadRun(places, chosen, columns, source, &i);
-      if (!fault.ok()) return fault;
+    wanted_.clear();
+    for (size_t number : chosen) {
+      if (begins_[number] == kNotRead) wanted_.push_back(number);
     }
-    const bool is_run = Keep(moment, longest);
+    for (size_t i = 0; i < wanted_.size();) {
+      const SnapshotFault fault = ReadRun(places, columns, source, &i);
+      if (fault.ok()) continue;
+      Forget();
+      return fault;
+    }
+    Keep(places, chosen, moment, longest);
     for (size_t c = 0; c < columns.size(); ++c) {
       std::vector<int64_t>& to = (*out)[c];
+      const int64_t* const from = values_[c].data();
+      if (kept_.empty()) {
+        to.insert(to.end(), from + first_, from + first_ + count_);
+        continue;
+      }
       // Not reserve, which takes no more than it is asked for, and would copy all for each history.
       const size_t before = to.size();
-      to.resize(before + kept_.size());
-      const int64_t* const from = values_[c].data();
-      if (is_run) {
-        std::copy_n(from + kept_.front(), kept_.size(),
-                    to.begin() + static_cast<ptrdiff_t>(before));
-      } else {
-        for (size_t i = 0; i < kept_.size(); ++i) to[before + i] = from[kept_[i]];
-      }
+      to.resize(before + count_);
+      for (size_t i = 0; i < count_; ++i) to[before + i] = from[kept_[i]];
     }
     return {};
   }
 
+  // Lets go of the stripes of the user whose histories were rebuilt.
+  void Forget() {
+    begins_.clear();
+    times_.clear();
+    births_.clear();
+    for (std::vector<int64_t>& column : values_) column.clear();
+  }
+
   // The number of events of the last history, unless it had a fault.
-  size_t kept() const { return kept_.size(); }
+  size_t kept() const { return count_; }
   // How often the source was asked, and for how many bytes, since the snapshot was made.
   size_t reads() const { return reads_; }
   size_t bytes() const { return bytes_; }
 
  private:
-  // Reads the stripes from `*i` on that lie side by side, and moves on behind them.
-  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& chosen,
-                        const std::vector<size_t>& columns, StripeSource* source, size_t* i) {
-    const StripePlace& first = places[chosen[*i]];
+  static constexpr size_t kNotRead = SIZE_MAX;
+
+  // Reads the stripes from wanted_[*i] on that lie side by side, and moves on behind them.
+  SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& columns,
+                        StripeSource* source, size_t* i) {
+    const StripePlace& first = places[wanted_[*i]];
     int64_t end = first.offset + first.bytes;
     size_t after = *i + 1;
-    for (; after < chosen.size(); ++after) {
-      const StripePlace& next = places[chosen[after]];
+    for (; after < wanted_.size(); ++after) {
+      const StripePlace& next = places[wanted_[after]];
       if (next.file != first.file || next.offset < end || next.offset - end > kMaxGap) break;
       end = next.offset + next.bytes;
     }
@@ -162,11 +178,12 @@ class Snapshot {
     ++reads_;
     bytes_ += read.size();
     for (; *i < after; ++*i) {
-      const StripePlace& place = places[chosen[*i]];
+      const StripePlace& place = places[wanted_[*i]];
       const auto at = static_cast<size_t>(place.offset - first.offset);
       if (at + static_cast<size_t>(place.bytes) > read.size()) {
         return {StripeFault::kTruncated, place};
       }
+      begins_[wanted_[*i]] = times_.size();
       const StripeFault fault =
           Decode(read.substr(at, static_cast<size_t>(place.bytes)), place, columns);
       if (fault != StripeFault::kNone) return {fault, place};
@@ -195,34 +212,71 @@ class Snapshot {
     return fault;
   }
 
-  // Finds the places of the events to be kept, in their order; returns whether they are side by
-  // side.
-  bool Keep(const Moment& moment, size_t longest) {
+  // Finds the events to be kept. Most often the chosen stripes lie one after another in memory,
+  // their events are in order, and all were born by then: two binary searches find the events side
+  // by side, and none is looked at alone.
+  void Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
+            size_t longest) {
     kept_.clear();
-    bool in_order = true;
-    for (size_t i = 0; i < times_.size(); ++i) {
-      if (times_[i] < moment.start || times_[i] >= moment.until) continue;
-      if (births_[i] > moment.generation) continue;
-      in_order = in_order && (kept_.empty() || !IsBefore(i, kept_.back()));
-      kept_.push_back(i);
+    first_ = count_ = 0;
+    if (chosen.empty() || KeepRun(places, chosen, moment, longest)) return;
+    for (size_t number : chosen) {
+      const size_t begin = begins_[number], end = begin + Events(places[number]);
+      size_t kept = kept_.size();
+      kept_.resize(kept + end - begin);
+      for (size_t i = begin; i < end; ++i) {
+        kept_[kept] = i;
+        kept += static_cast<size_t>((times_[i] >= moment.start) & (times_[i] < moment.until) &
+                                    (births_[i] <= moment.generation));
+      }
+      kept_.resize(kept);
     }
-    if (!in_order) {
-      std::stable_sort(kept_.begin(), kept_.end(),
-                       [this](size_t a, size_t b) { return IsBefore(a, b); });
+    const auto is_before = [this](size_t a, size_t b) { return IsBefore(a, b); };
+    if (!std::is_sorted(kept_.begin(), kept_.end(), is_before)) {
+      std::stable_sort(kept_.begin(), kept_.end(), is_before);
     }
-    if (kept_.size() > longest) {
-      kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(longest));
-    }
-    return in_order && !kept_.empty() && kept_.back() - kept_.front() + 1 == kept_.size();
+    count_ = std::min(longest, kept_.size());
+    kept_.erase(kept_.begin(), kept_.end() - static_cast<ptrdiff_t>(count_));
   }
+
+  // Finds the events as first_ and count_ if they lie side by side; returns whether they do.
+  bool KeepRun(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
+               size_t longest) {
+    const size_t begin = begins_[chosen.front()];
+    size_t end = begin;
+    for (size_t number : chosen) {
+      if (begins_[number] != end) return false;
+      end += Events(places[number]);
+    }
+    size_t unordered = 0, unborn = 0;
+    for (size_t i = begin + 1; i < end; ++i) unordered += static_cast<size_t>(IsBefore(i, i - 1));
+    for (size_t i = begin; i < end; ++i) {
+      unborn += static_cast<size_t>(births_[i] > moment.generation);
+    }
+    if (unordered + unborn > 0) return false;
+    const auto of = [this](size_t i) { return times_.begin() + static_cast<ptrdiff_t>(i); };
+    const auto from = std::lower_bound(of(begin), of(end), moment.start);
+    const auto to = std::lower_bound(from, of(end), moment.until);
+    count_ = std::min(longest, static_cast<size_t>(to - from));
+    first_ = static_cast<size_t>(to - times_.begin()) - count_;
+    return true;
+  }
+
+  static size_t Events(const StripePlace& place) { return static_cast<size_t>(place.events); }
 
   bool IsBefore(size_t a, size_t b) const {
-    return std::pair(times_[a], births_[a]) < std::pair(times_[b], births_[b]);
+    return (times_[a] < times_[b]) | ((times_[a] == times_[b]) & (births_[a] < births_[b]));
   }
 
+  // The user's events that were read, and for each stripe the place of its first one.
   std::vector<int64_t> times_, births_;
   std::vector<std::vector<int64_t>> values_;
+  std::vector<size_t> begins_;
+  std::vector<size_t> wanted_;  // stripes that a history needs and that weren't read
+  // Of the events that were read, those with these numbers are kept; if it is empty, those side by
+  // side from first_ on.
   std::vector<size_t> kept_;
+  size_t first_ = 0, count_ = 0;
   size_t reads_ = 0, bytes_ = 0;
 };
 

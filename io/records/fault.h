@@ -31,6 +31,9 @@ enum class Fault : int {
   kTooSmall,       // a group with fewer rows than required
   kBadIndex,       // the index of a shard is malformed, or belongs to another shard
   kIndexMismatch,  // a group differs from the index's entry for it
+  // Histories that examples are given.
+  kDamagedHistory,  // a stripe of it is damaged
+  kOtherHistory,    // it isn't what the ranker saw
   // The machine, not the data: never skipped.
   kNoCodec,  // a record is compressed, and its decompressor is missing
   kOpen,
@@ -57,6 +60,8 @@ inline constexpr std::array<const char*, kFaults> kFaultNames = {"",
                                                                  "too_small",
                                                                  "bad_index",
                                                                  "index_mismatch",
+                                                                 "damaged_history",
+                                                                 "other_history",
                                                                  "no_codec",
                                                                  "open",
                                                                  "read"};

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 import tensorflow as tf
 from rankers import CONTEXTS, HISTORY, TARGETS, TIME
@@ -14,7 +18,15 @@ from rankers import CONTEXTS, HISTORY, TARGETS, TIME
 from gmeta import io
 from gmeta.core.errors import GmetaError
 from gmeta.metrics import UserGAUC
-from gmeta.preprocess import EXPOSURE_SPEC, ExposureConfig, PrepareConfig, prepare, write_exposures
+from gmeta.preprocess import (
+    EXPOSURE_SPEC,
+    ExposureConfig,
+    HistorySpec,
+    PrepareConfig,
+    append_history,
+    prepare,
+    write_exposures,
+)
 
 LABELS = ["click", "buy"]
 COLD = 5  # every fifth user is new to the model; every other of these is for validation, the others for test
@@ -25,10 +37,57 @@ LAWS: dict[str, dict[str, float]] = {
 }
 
 
-def prepare_log(out: Path, log: ExposureConfig) -> Path:
+EVENTS = HistorySpec("user", TIME, groups={"events": tuple(HISTORY)})
+"""The columns of events in a store of histories."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How users' sequences are read.
+
+    Attributes:
+      tokens: Of a batch, about.
+      users: Of a batch, instead; None: as many as have about `tokens`.
+      store: The store that histories are in; None: they lie beside the exposures.
+      longest: Most events of a history; None: all.
+    """
+
+    tokens: int = 6000
+    users: int | None = None
+    store: Path | None = None
+    longest: int | None = None
+
+    def read(self, path: Path, *, labels: list[str] = LABELS, **options: Any) -> tf.data.Dataset:
+        """Return the batches of a split; `options` are those of `gmeta.io.ReadOptions`."""
+        columns: dict[str, Any] = {
+            "contexts": CONTEXTS,
+            "history": [*HISTORY, TIME],
+            "targets": [*TARGETS, TIME],
+            "labels": labels,
+            "longest": self.longest,
+            "options": io.ReadOptions(**options),
+        }
+        if self.users is not None:
+            columns["sequences_per_batch"] = self.users
+        if self.store is not None:
+            return io.late(path, io.HistoryStore(self.store), **columns)
+        balance = io.Balance(self.tokens) if self.users is None else None
+        return io.sequences(path, exposed=io.Flag("exposed"), balance=balance, **columns)
+
+
+def prepare_log(
+    out: Path, log: ExposureConfig, *, store: Path | None = None, batch_rows: int | None = None
+) -> Path:
     """Generate the log and prepare it anew; old users are its split ``warm``.
 
     Beside it is a folder of the new users, ``new-<seed>``: ``warm`` is for validation, ``cold`` for test.
+    Events that no exposure comes after are left out.
+
+    Args:
+      out: Where to.
+      log: The log.
+      store: Where to make a store of all events; the folders then hold exposures alone.
+      batch_rows: Exposures of an example; None: all of a user.
 
     Raises:
       click.ClickException: The folder can't be written to, or the log can't be made.
@@ -36,42 +95,52 @@ def prepare_log(out: Path, log: ExposureConfig) -> Path:
     table, folder = out / f"log-{log.seed}.parquet", out / f"data-{log.seed}"
     halves = out / f"new-{log.seed}.parquet"
     try:
-        rows = pyarrow.parquet.read_table(write_exposures(table, log))
+        rows = seen(pyarrow.parquet.read_table(write_exposures(table, log)))
+        if store is not None:
+            shown = pyarrow.array(rows["exposed"].to_numpy() == 1)
+            keep_events(store, rows.filter(pyarrow.compute.invert(shown)))
+            rows = rows.filter(shown)
         new = pyarrow.array(rows["user"].to_numpy() % COLD == 0)
+        pyarrow.parquet.write_table(rows, table)
         pyarrow.parquet.write_table(rows.filter(new), halves)
         for source, into, modulus in ((table, folder, COLD), (halves, out / f"new-{log.seed}", 2 * COLD)):
-            config = PrepareConfig(cold_modulus=modulus, seed=log.seed)
+            config = PrepareConfig(cold_modulus=modulus, seed=log.seed, batch_rows=batch_rows)
             prepare([source], into, config, spec=EXPOSURE_SPEC, overwrite=True)
     except (GmetaError, OSError) as error:
         raise click.ClickException(f"{out}: {error}") from error
     return folder
 
 
-def users(path: Path, *, tokens: int, labels: list[str] = LABELS, **options: Any) -> tf.data.Dataset:
-    """Batches of users' sequences of about so many tokens."""
-    return io.sequences(
-        path,
-        contexts=CONTEXTS,
-        history=[*HISTORY, TIME],
-        targets=[*TARGETS, TIME],
-        labels=labels,
-        exposed=io.Flag("exposed"),
-        balance=io.Balance(tokens),
-        options=io.ReadOptions(**options),
-    ).prefetch(2)
+def seen(rows: pyarrow.Table) -> pyarrow.Table:
+    """Leave out events that are no earlier than their user's last exposure: no exposure sees them."""
+    user, time, exposed = (rows[name].to_numpy() for name in ("user", TIME, "exposed"))
+    last = np.full(user.max() + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, user[exposed == 1], time[exposed == 1])
+    return rows.filter(pyarrow.array((exposed == 1) | (time < last[user])))
 
 
-def parts(folder: Path, seed: int, tokens: int) -> tuple[tf.data.Dataset, tf.data.Dataset, tf.data.Dataset]:
+def keep_events(store: Path, events: pyarrow.Table) -> None:
+    """Make the store of the events, in place of one that is there."""
+    if (store / "CURRENT").exists():
+        shutil.rmtree(store)
+    table = store.with_suffix(".parquet")
+    pyarrow.parquet.write_table(events, table)
+    append_history(store, table, EVENTS)
+
+
+def parts(
+    folder: Path, seed: int, batches: Batches
+) -> tuple[tf.data.Dataset, tf.data.Dataset, tf.data.Dataset]:
     """Read the old users, in another order each epoch, and the new ones for validation and for test."""
     new = folder.parent / f"new-{seed}"
-    old = users(folder / "warm", tokens=tokens, seed=seed)
-    return old, *(users(new / split, tokens=tokens, shuffle=False) for split in ("warm", "cold"))
+    old = batches.read(folder / "warm", seed=seed)
+    return old, *(batches.read(new / split, shuffle=False) for split in ("warm", "cold"))
 
 
-def oracle(path: Path, tokens: int) -> dict[str, float]:
+def oracle(path: Path, batches: Batches) -> dict[str, float]:
     """GAUC of the probabilities that the log was drawn with: no ranking does better, but by chance."""
     metrics = {"ctr": UserGAUC(), "ctcvr": UserGAUC()}
-    for batch in users(path, tokens=tokens, labels=[*LABELS, "p_click", "p_buy"], shuffle=False):
+    for batch in batches.read(path, labels=[*LABELS, "p_click", "p_buy"], shuffle=False):
         labels = batch["labels"]
         of = tf.repeat(batch["task"], labels["click"].row_lengths())
         for task, label in (("ctr", "click"), ("ctcvr", "buy")):

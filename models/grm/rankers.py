@@ -61,6 +61,7 @@ def ranker(
     seed: int,
     window: int = 0,
     horizon: float | None = None,
+    length: int | None = None,
     **options: Any,
 ) -> GRM:
     """A compiled model of the log.
@@ -75,6 +76,7 @@ def ranker(
       seed: Of the initial weights.
       window: Events back that a token sees in each block of HSTU or FuXi; 0: all.
       horizon: As for `gmeta.models.grm`, for HSTU alone; 0: the published start, None: the default.
+      length: What HSTU divides by, about the length of histories; None: the mean of the log.
       **options: As for `gmeta.models.grm`.
     """
     start = Normal(0.0, 0.1)
@@ -104,7 +106,7 @@ def ranker(
         time=TIME,
         dim=dim,
         blocks=blocks,
-        max_length=round(log.mean_events),
+        max_length=length or round(log.mean_events),
         by_time=True,
         optimizer=Adam(learning_rate=None),
         seed=seed,

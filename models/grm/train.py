@@ -17,7 +17,7 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 
 # isort: split
 import tensorflow as tf
-from logs import LAWS, oracle, parts, prepare_log
+from logs import LAWS, Batches, oracle, parts, prepare_log
 from meta_ranking import compare
 from rankers import KINDS, Kind, ranker
 from results import Row, chosen_by, report
@@ -87,6 +87,9 @@ def whole_numbers(seeds: str) -> list[int]:
 @click.option("--epochs", default=8, show_default=True, help="At most.")
 @click.option("--seconds", type=float, help="Of training, at most, the same for each kind.")
 @click.option("--tokens", default=6000, show_default=True, help="Of a batch, about.")
+@click.option("--batch", type=int, help="Users of a batch, instead. [default with --store: of mean length]")
+@click.option("--store", is_flag=True, help="Keep events in a store, and read histories out of it.")
+@click.option("--longest", type=int, help="Most events of a history; all otherwise.")
 @click.option("--dim", default=32, show_default=True)
 @click.option("--blocks", default=2, show_default=True)
 @click.option("--window", default=0, show_default=True, help="Events back that a block sees; 0: all.")
@@ -109,6 +112,9 @@ def main(
     epochs: int,
     seconds: float | None,
     tokens: int,
+    batch: int | None,
+    store: bool,
+    longest: int | None,
     threads: int | None,
     meta: bool,
     own: float,
@@ -148,12 +154,17 @@ def main(
             own=own if meta else 0.0,
             **LAWS[law],  # type: ignore[arg-type]
         )
-        folder = prepare_log(out, log)
-        tell({"kind": "oracle", "seed": seed, "epoch": 0, **oracle(out / f"new-{seed}" / "cold", tokens)})
-        data = parts(folder, seed, tokens)
+        histories = out / f"histories-{seed}" if store else None
+        folder = prepare_log(out, log, store=histories)
+        users = max(1, round(tokens / (events + exposures))) if store and batch is None else batch
+        batches = Batches(tokens, users, histories, longest)
+        tell({"kind": "oracle", "seed": seed, "epoch": 0, **oracle(out / f"new-{seed}" / "cold", batches)})
+        data = parts(folder, seed, batches)
         if meta:
             compare(log, *data, epochs=epochs, steps=steps, inner_rate=inner_rate, tell=tell, **settings)
             continue
+        if longest is not None:
+            settings["length"] = min(longest, round(events))
         for kind in kinds.split(","):
             train(kind, log, data, epochs=epochs, seconds=seconds, tell=tell, **settings)  # type: ignore[arg-type]
     print(report(rows))

@@ -84,7 +84,9 @@ class Store {
 
   ShardIndex Index() const {
     ShardIndex index;
-    for (const auto& [user, places] : places_) index.Add(user, places.data(), places.size());
+    for (const auto& [user, places] : places_) {
+      if (!places.empty()) index.Add(user, places.data(), places.size());
+    }
     return index;
   }
 
@@ -200,6 +202,50 @@ void TestEveryLaterGenerationRebuildsTheSame() {
   }
 }
 
+// Whatever was asked before, histories are the same, and what was read of a user isn't read again.
+void TestRequestsOfAUserReadEachStripeOnce() {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    std::mt19937_64 draw(seed);
+    Store store;
+    std::map<int64_t, Events> all;
+    for (int64_t generation = 0; generation < 6; ++generation) {
+      store.NextFile();
+      for (int64_t user = 0; user < kUsers; ++user) {
+        Events fresh;
+        for (size_t n = draw() % 9; n > 0; --n) {
+          fresh.push_back({static_cast<int64_t>(draw() % 60), generation, 0, 0});
+        }
+        for (Event& event : fresh) event.kind = static_cast<int64_t>(all[user].size());
+        all[user].insert(all[user].end(), fresh.begin(), fresh.end());
+        if (!fresh.empty()) store.Append(user, fresh);
+      }
+    }
+    const ShardIndex index = store.Index();
+    Snapshot snapshot;
+    for (int64_t user = 0; user < kUsers; ++user) {
+      const auto [places, count] = index.Find(user);
+      snapshot.Forget();
+      size_t reads = 0;  // until all was read
+      for (int n = 0; n < 10; ++n) {
+        const auto until = static_cast<int64_t>(draw() % 70);
+        Moment moment{until - static_cast<int64_t>(draw() % 70), until,
+                      static_cast<int64_t>(draw() % 6)};
+        size_t longest = draw() % 4 == 0 ? 1000 : draw() % 10;
+        if (n == 5) {
+          moment = {};
+          longest = 1000;
+        }
+        Columns found(kColumns);
+        CHECK(snapshot.Read(places, count, 0, moment, longest, {0, 1, 2, 3}, &store.files, &found)
+                  .ok());
+        CHECK(found == Expected(all[user], moment, longest));
+        if (n == 5) reads = snapshot.reads();
+      }
+      CHECK_EQ(snapshot.reads(), reads);
+    }
+  }
+}
+
 // Of one append per generation and nothing late, the newest events are in few stripes.
 void TestOnlyNeededStripesAreRead() {
   Store store;
@@ -246,6 +292,7 @@ void TestDamageNamesItsStripe() {
   CHECK(found[0].empty());
   CHECK(snapshot.Read(places, count, 0, {}, 12, {2}, &store.files, &found).ok());
   file->resize(static_cast<size_t>(last.offset + 3));
+  snapshot.Forget();
   fault = snapshot.Read(places, count, 0, {}, 12, {2}, &store.files, &found);
   CHECK(fault.fault == StripeFault::kTruncated);
   fault = snapshot.Read(places, 1, 0, {}, 12, {kColumns}, &store.files, &found);
@@ -264,7 +311,8 @@ void TestAnIndexComesBackAndDamageIsFound() {
       place = {0, 4, offset, size, 256, first, first + 50, 1, 4};
       offset += size;
     }
-    index.Add(user, places.data(), places.size());
+    const bool is_deleted = places.empty() || draw() % 5 == 0;
+    index.Add(user, places.data(), places.size(), is_deleted ? 1 + user % 7 * (user % 7) : 0);
   }
   CHECK(index.stripes() > kMaxEvents / 2);
   const std::string bytes = index.Encode();
@@ -274,6 +322,12 @@ void TestAnIndexComesBackAndDamageIsFound() {
   CHECK_EQ(found.users(), index.users());
   CHECK_EQ(found.Find(index.user(5)).second, index.Find(index.user(5)).second);
   CHECK_EQ(found.Find(5000).second, size_t{0});
+  CHECK(!found.IsDeleted(5000, 0));
+  for (size_t i = 0; i < index.users(); ++i) {
+    const int64_t deletion = index.deletion(i);
+    CHECK_EQ(found.IsDeleted(index.user(i), deletion - 1), deletion > 0);
+    CHECK(!found.IsDeleted(index.user(i), deletion));
+  }
   for (int trial = 0; trial < 300; ++trial) {
     std::string damaged = bytes;
     const size_t at = trial < 32 ? static_cast<size_t>(trial) : draw() % bytes.size();
@@ -303,6 +357,11 @@ void TestAnIndexThatCannotBeIsRefused() {
     index.Add(1, &bad, 1);
     CHECK(decode(index) == IndexFault::kBadContent);
   }
+  ShardIndex without, deleted;
+  without.Add(1, nullptr, 0);
+  CHECK(decode(without) == IndexFault::kBadContent);
+  deleted.Add(1, nullptr, 0, 3);
+  CHECK(decode(deleted) == IndexFault::kNone);
 }
 
 }  // namespace
@@ -310,6 +369,7 @@ void TestAnIndexThatCannotBeIsRefused() {
 
 int main() {
   gmeta::history::TestEveryLaterGenerationRebuildsTheSame();
+  gmeta::history::TestRequestsOfAUserReadEachStripeOnce();
   gmeta::history::TestOnlyNeededStripesAreRead();
   gmeta::history::TestDamageNamesItsStripe();
   gmeta::history::TestAnIndexComesBackAndDamageIsFound();

@@ -26,7 +26,12 @@ def test_a_smoke_run(subject, tmp_path):
     assert {"date", "command", "cpu", "cores"} <= about.keys()
     assert results
     for result in results:
-        assert result["name"].startswith((f"{subject}/", "pipeline/"))  # of the parts that steps consist of
+        known = (
+            f"{subject}/",
+            f"{subject.replace('_', '/')}/",
+            "pipeline/",
+        )  # of the parts that steps consist of
+        assert result["name"].startswith(known)
         assert result["name"] in run.stdout
         assert isinstance(result["value"], float | int)
         assert result["unit"]

@@ -19,7 +19,7 @@ def command() -> None:
 
 
 for each in (
-    *(changes.append, changes.compact, changes.drop),
+    *(changes.append, changes.compact, changes.scrub, changes.drop),
     example_sets.examples,
     *(views.verify, views.show, views.export_events),
 ):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from gmeta.cli.history.store_options import store_argument
-from gmeta.cli.options import on_bad_option
+from gmeta.cli.history.store_options import find_users, store_argument, user_option, users_option
+from gmeta.cli.options import engine_options, on_bad_option
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
+from gmeta.preprocess.config import Engine
+from gmeta.preprocess.history.spec import HistorySpec
+
+if TYPE_CHECKING:
+    from gmeta.preprocess import RebuildSummary
 
 
 @click.command()
@@ -20,7 +26,8 @@ from gmeta.core.errors import ConfigError
     "--data",
     multiple=True,
     required=True,
-    help="CSV, Parquet or JSON lines: a file, a folder or a pattern; may be repeated.",
+    help="CSV, Parquet or JSON lines: a file, a folder or a pattern; or a prepared data set, or a split "
+    "of it. May be repeated.",
 )
 @click.option("--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file: columns and groups.")
 @click.option("--user", help="Column of users.")
@@ -29,6 +36,7 @@ from gmeta.core.errors import ConfigError
 @click.option("--watermark", type=int, help="Time before which all has arrived.  [default: the latest event]")
 @on_bad_option
 @click.option("--memory-limit", help="Memory for reading, such as 2GB.  [default: half of what there is]")
+@engine_options
 def append(
     store: Path,
     data: tuple[str, ...],
@@ -39,29 +47,45 @@ def append(
     watermark: int | None,
     on_bad: OnBad,
     memory_limit: str | None,
+    engine: Engine,
+    job: Path | None,
+    spark_master: str | None,
+    spark_conf: tuple[str, ...],
 ) -> None:
     """Add events to a store, as its next generation; the first append makes the store.
 
-    The first append needs --user and --time, or a --spec; later ones read columns as the first one did.
+    The first append needs --user and --time, or a --spec; later ones read columns as the first one did. The
+    rows of a prepared data set are events too, and it knows these two itself.
     """
+    from gmeta.cli.prepare_jobs import parse_settings, refuse_foreign
     from gmeta.cli.prepare_output import PrepareProgress
-    from gmeta.preprocess import HistorySpec, append_history
+    from gmeta.preprocess import append_history, append_history_on_spark
+    from gmeta.preprocess.history.cluster.streaming_append import plan_jobs
     from gmeta.preprocess.local.memory import parse_bytes
 
-    spec = None if spec_file is None else HistorySpec.load(spec_file)
-    given: dict[str, Any] = {"user": user, "time": time, "shards": shards}
-    own = {name: value for name, value in given.items() if value is not None}
-    if spec is not None:
-        spec = replace(spec, **own)
-    elif {"user", "time"} <= own.keys():
-        spec = HistorySpec(**own)
-    elif own:
-        raise ConfigError(f"--{next(iter(own))} is of a new store, which needs --user and --time too")
+    refuse_foreign(
+        engine, memory_limit=memory_limit, job=job, spark_master=spark_master, spark_conf=spark_conf
+    )
+    spec = _spec(data, spec_file, user=user, time=time, shards=shards)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    with PrepareProgress() as progress:
-        done = append_history(
-            store, data, spec, watermark=watermark, on_bad=on_bad, memory_limit=limit, progress=progress
+    given: dict[str, Any] = {"watermark": watermark, "on_bad": on_bad}
+    if engine == "streaming":
+        if job is None:
+            raise ConfigError("--engine streaming needs --job, a folder for the job")
+        plan = plan_jobs(job, store, data, spec, **given)
+        click.echo(
+            f"{job}: files {len(plan.files)}, shards {plan.plan.spec.shards}; run the job "
+            f"(docs/histories.md), then: gmeta-append finish --job {job}"
         )
+        return
+    with PrepareProgress() as progress:
+        if engine == "spark":
+            conf = parse_settings(spark_conf)
+            done = append_history_on_spark(
+                store, data, spec, master=spark_master, conf=conf, progress=progress, **given
+            )
+        else:
+            done = append_history(store, data, spec, memory_limit=limit, progress=progress, **given)
     left_out = f", {done.left_out:,} bad records left out" if done.left_out else ""
     click.echo(
         f"generation {done.generation}: {done.events:,} events in {done.seconds:.1f} s{left_out}\n"
@@ -70,21 +94,66 @@ def append(
     )
 
 
+def _spec(data: Sequence[str], path: Path | None, **options: Any) -> HistorySpec | None:
+    """Make the spec of a new store from its file and the options, which override it; None: there is none."""
+    from gmeta.preprocess.tables.prepared_source import is_prepared
+
+    own = {name: value for name, value in options.items() if value is not None}
+    if path is not None:
+        return replace(HistorySpec.load(path), **own)
+    if own and is_prepared(data[0]) and not {"user", "time"} <= own.keys():
+        return HistorySpec.of_prepared(data[0], **own)
+    if not own or {"user", "time"} <= own.keys():
+        return HistorySpec(**own) if own else None
+    raise ConfigError(f"--{next(iter(own))} is of a new store, which needs --user and --time too")
+
+
 @click.command()
 @store_argument
-def compact(store: Path) -> None:
+@click.option("--start", type=int, help="Leave out events before this time.  [default: keep all]")
+@click.option(
+    "--spec",
+    "spec_file",
+    type=click.Path(path_type=Path),
+    help="TOML file: other columns, groups or shards.  [default: the store's]",
+)
+def compact(store: Path, start: int | None, spec_file: Path | None) -> None:
     """Write all events anew, as the next generation, so that each history is one read.
 
-    No history changes, and earlier generations stay; `drop` removes them.
+    No history changes, unless --start shortens it, and earlier generations stay; `drop` removes them.
     """
     from gmeta.cli.prepare_output import PrepareProgress
-    from gmeta.preprocess import compact_history
+    from gmeta.preprocess import HistorySpec, compact_history
 
+    spec = None if spec_file is None else HistorySpec.load(spec_file)
     with PrepareProgress() as progress:
-        done = compact_history(store, progress=progress)
+        done = compact_history(store, start=start, spec=spec, progress=progress)
+    _say(done)
+
+
+@click.command()
+@store_argument
+@user_option
+@users_option
+def scrub(store: Path, users: tuple[str, ...], users_file: TextIO | None) -> None:
+    """Delete all events of users: write the next generation without them.
+
+    Earlier generations still hold these events until `drop` removes them.
+    """
+    from gmeta.cli.prepare_output import PrepareProgress
+    from gmeta.preprocess import scrub_history
+    from gmeta.preprocess.history.files.generation import generations
+
+    named = find_users(store, users, users_file)
+    if not named:
+        raise ConfigError("no user is named: pass --user, or --users with a file")
+    with PrepareProgress() as progress:
+        done = scrub_history(store, named, progress=progress)
+    _say(done)
+    earlier = " ".join(str(number) for number in generations(store)[:-1])
     click.echo(
-        f"generation {done.generation}: {done.events:,} events in {done.stripes:,} stripes, which were "
-        f"{done.stripes_before:,}; {done.bytes:,} bytes, in {done.seconds:.1f} s"
+        f"{done.events_before - done.events:,} events of {done.deleted:,} users are deleted; "
+        f"earlier generations still hold them: gmeta history drop {store} {earlier}"
     )
 
 
@@ -97,3 +166,11 @@ def drop(store: Path, generations: tuple[int, ...]) -> None:
 
     drop_generations(store, generations)
     click.echo(f"removed generation {', '.join(map(str, sorted(set(generations))))} of {store}")
+
+
+def _say(done: RebuildSummary) -> None:
+    less = f", {done.events_before - done.events:,} fewer" if done.events < done.events_before else ""
+    click.echo(
+        f"generation {done.generation}: {done.events:,} events{less} in {done.stripes:,} stripes, which were "
+        f"{done.stripes_before:,}; {done.bytes:,} bytes, in {done.seconds:.1f} s"
+    )

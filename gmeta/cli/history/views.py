@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
 import click
 
-from gmeta.cli.history.store_options import generation_option, store_argument
+from gmeta.cli.history.store_options import (
+    find_users,
+    generation_option,
+    store_argument,
+    user_option,
+    users_option,
+)
 from gmeta.core.errors import ConfigError
 
 
@@ -37,23 +44,27 @@ def verify(store: Path, generation: int | None) -> None:
 
 @click.command()
 @store_argument
-@click.option("--user", type=int, required=True, help="The user.")
+@click.option("--user", required=True, help="The user.")
 @click.option("--until", type=int, help="Show only events before this time.")
 @click.option("--longest", default=20, show_default=True, help="Most events, the newest.")
 @generation_option
-def show(store: Path, user: int, until: int | None, longest: int, generation: int | None) -> None:
+def show(store: Path, user: str, until: int | None, longest: int, generation: int | None) -> None:
     """Print a user's history, oldest event first, as a store or one of its generations has it."""
     from gmeta.core.data.history_manifest import BIRTH
+    from gmeta.preprocess import HistorySpec
     from gmeta.preprocess.history.files.generation import Generation
     from gmeta.preprocess.history.named_histories import read_histories
 
     opened = Generation(store)
     if longest < 0:
         raise ConfigError(f"--longest must be 0 or more, got {longest}")
+    number = HistorySpec.from_json(opened.manifest.spec).user_number(user)
+    if opened.is_deleted(number, generation):
+        click.echo(f"events of user {user} were deleted")
     for group, columns in opened.manifest.groups.items():
         names = [opened.manifest.spec["time"], BIRTH, *(column.name for column in columns)]
         found = read_histories(
-            opened, [user], names, until=until, generation=generation, longest=longest
+            opened, [number], names, until=until, generation=generation, longest=longest
         ).columns
         rows = zip(*(found[name] for name in names), strict=True)
         click.echo(f"{group}: {len(found[BIRTH]):,} events")
@@ -66,26 +77,27 @@ def show(store: Path, user: int, until: int | None, longest: int, generation: in
 @click.argument("out", type=click.Path(path_type=Path))
 @generation_option
 @click.option("--until", type=int, help="Write only events before this time.")
-@click.option(
-    "--users",
-    "users_file",
-    type=click.Path(path_type=Path),
-    help="File of users, one a line, as in the tables that were appended; write only their events.",
-)
+@user_option
+@users_option
 def export_events(
-    store: Path, out: Path, generation: int | None, until: int | None, users_file: Path | None
+    store: Path,
+    out: Path,
+    generation: int | None,
+    until: int | None,
+    users: tuple[str, ...],
+    users_file: TextIO | None,
 ) -> None:
     """Write events as Parquet into the folder OUT, which appears whole or not at all.
 
-    There is a file for each shard that has events, and a spec with which `append` reads the files.
+    There is a file for each shard that has events, and a spec with which `append` reads the files. --user and
+    --users write only the events of these users.
     """
     from gmeta.cli.prepare_output import PrepareProgress
     from gmeta.preprocess import export_history
-    from gmeta.preprocess.history.user_list import read_users
 
-    users = None if users_file is None else read_users(users_file, store)
+    named = find_users(store, users, users_file) if users or users_file else None
     with PrepareProgress() as progress:
-        done = export_history(store, out, generation=generation, until=until, users=users, progress=progress)
+        done = export_history(store, out, generation=generation, until=until, users=named, progress=progress)
     absent = f"; {done.absent:,} of the users asked for have none" if done.absent else ""
     click.echo(
         f"generation {done.generation}: {done.events:,} events of {done.users:,} users in {done.files:,} "

@@ -32,7 +32,7 @@ BIRTH = "born"
 """The name by which readers ask for the generation that first held an event."""
 
 CURRENT, GENERATIONS = "CURRENT", "generations"
-FORMAT, VERSION = "gmeta-histories", 1
+FORMAT, VERSION = "gmeta-histories", 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class HistoryShard:
 
     Attributes:
       users: How many have events.
+      deleted: Of how many the events were deleted (`gmeta history scrub`), also if they came back since.
       stripes: How many stripes they have, in all groups and generations.
       events: How many events they have.
       bytes: The size of the stripes that this generation wrote.
@@ -50,6 +51,7 @@ class HistoryShard:
     """
 
     users: int
+    deleted: int
     stripes: int
     events: int
     bytes: int
@@ -61,7 +63,7 @@ class HistoryShard:
     def from_json(cls, value: Mapping[str, Any]) -> HistoryShard:
         """Read a shard from what `dataclasses.asdict` returns; raise ValueError, KeyError or TypeError."""
         shard = cls(**mapping(value, "a shard"))
-        for name in ("users", "stripes", "events", "bytes", "index_bytes"):
+        for name in ("users", "deleted", "stripes", "events", "bytes", "index_bytes"):
             whole(getattr(shard, name), name)
         text(shard.sha256, "sha256")
         text(shard.index_sha256, "index_sha256")
@@ -91,6 +93,7 @@ class HistoryManifest(SealedManifest):
       groups: Group -> its columns. Each group's stripes begin with two more: the time and the birth.
       shards: The shards; a user is in shard `user_shards`.
       watermark: A time; all events before it had arrived when this generation was written, as far as known.
+      start: The time before which a compaction has left out events; None: there was none.
       inputs: The files that this generation was made of -> their SHA-256.
       reads: The generations whose stripes the indexes name, ascending.
       spec: How events are read from tables, as JSON values (`gmeta.preprocess.HistorySpec`).
@@ -100,6 +103,7 @@ class HistoryManifest(SealedManifest):
     groups: Mapping[str, tuple[Column, ...]]
     shards: tuple[HistoryShard, ...]
     watermark: int
+    start: int | None
     inputs: Mapping[str, str]
     reads: tuple[int, ...]
     spec: Mapping[str, Any]
@@ -110,6 +114,7 @@ class HistoryManifest(SealedManifest):
             "version": VERSION,
             "generation": self.generation,
             "watermark": self.watermark,
+            "start": self.start,
             "inputs": dict(self.inputs),
             "reads": list(self.reads),
             "groups": {
@@ -168,6 +173,7 @@ class HistoryManifest(SealedManifest):
                 groups,
                 tuple(HistoryShard.from_json(shard) for shard in items(value["shards"], "shards")),
                 whole(value["watermark"], "watermark", -MOST - 1),
+                None if value["start"] is None else whole(value["start"], "start", -MOST - 1),
                 {name: text(digest, name) for name, digest in mapping(value["inputs"], "inputs").items()},
                 tuple(wholes(value["reads"], "reads")),
                 mapping(value["spec"], "spec"),

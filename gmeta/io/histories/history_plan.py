@@ -13,7 +13,9 @@ from gmeta.core.data.history_manifest import BIRTH
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
+from gmeta.io.histories.logged_check import LoggedCheck, need_numbers
 from gmeta.io.histories.store import HistoryStore
+from gmeta.io.reader_stats import ReaderStats
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class HistoryPlan:
     longest: int | None
     targets: Sequence[str]
     on_bad: OnBad
+    stats: ReaderStats | None
+    check: LoggedCheck | None
 
     def __post_init__(self) -> None:
         if isinstance(self.history, str) or not self.history:
@@ -55,9 +59,11 @@ class HistoryPlan:
     @property
     def needed(self) -> list[str]:
         """The examples' columns that are needed for the histories."""
-        return list(dict.fromkeys([self.time, *filter(None, [self.generation]), *self.tail.values()]))
+        logged = [self.generation] if self.generation is not None else []
+        logged += [self.check.column] if self.check is not None else []
+        return list(dict.fromkeys([self.time, *logged, *self.tail.values()]))
 
-    def check(self, schema: Schema) -> None:
+    def fit_to(self, schema: Schema) -> None:
         """Check that the examples' columns are of the right kind.
 
         Raises:
@@ -70,26 +76,38 @@ class HistoryPlan:
         for of, name in self.tail.items():
             if not schema[name].is_list:
                 raise ConfigError(f"late: the tail's {of!r} must be a list column, and {name!r} isn't one")
+        if self.check is not None:
+            need_numbers(schema, self.check.column, f"check={self.check.check!r} needs {self.check.column!r}")
 
     @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with histories, and without the columns that only they needed."""
         shown = batch["targets"]
+        generations = (
+            tf.fill(tf.shape(batch["task"]), tf.constant(self.store.generation, tf.int64))
+            if self.generation is None
+            else _last(shown[self.generation])
+        )
         found = self.store.read(
             batch["task"],
             self.read,
             until=_last(shown[self.time]),
-            generation=None if self.generation is None else _last(shown[self.generation]),
+            generation=generations,
             longest=self.longest,
             on_bad=self.on_bad,
+            stats=self.stats,
         )
         if self.tail:
             found = self._merge(found, {name: _last(shown[of]) for name, of in self.tail.items()})
-        return {
+        made = {
             **batch,
             "history": {name: found[name] for name in self.history},
             "targets": {name: shown[name] for name in self.targets},
         }
+        if self.check is None:
+            return made
+        rows = shown[self.time].row_lengths()
+        return self.check(made, generations, _last(shown[self.check.column]), rows)
 
     def _merge(
         self, found: Mapping[str, tf.RaggedTensor], tail: Mapping[str, tf.RaggedTensor]

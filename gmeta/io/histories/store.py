@@ -13,6 +13,7 @@ from gmeta.core.data.history_manifest import HistoryManifest, newest_generation
 from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.native import load_op_library
+from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.remote import locate
 
 _LONGEST = 2**63 - 1
@@ -30,8 +31,10 @@ class HistoryStore:
       generation: Which generation; None: the newest there is now. Later appends don't change what is read.
 
     Attributes:
+      path: The store's folder.
       generation: The number of the generation.
       watermark: The time before which all events had arrived.
+      start: The time before which a compaction has left out events; None: there was none.
       columns: The names of the columns, by group.
       time: The name of the column of times.
 
@@ -50,14 +53,26 @@ class HistoryStore:
 
     def __init__(self, path: str | os.PathLike[str], generation: int | None = None) -> None:
         self._path = locate(path)
+        self.path = os.fspath(self._path)
         newest = newest_generation(self._path)
         if generation is not None and not 1 <= generation <= newest:
             raise DataError(f"there is no generation {generation}; the newest is {newest}", path=path)
         self._manifest = HistoryManifest.load(self._path, newest if generation is None else generation)
         self.generation = self._manifest.generation
         self.watermark = self._manifest.watermark
+        self.start = self._manifest.start
         self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
         self.time: str = self._manifest.spec["time"]
+
+    @property
+    def _attributes(self) -> dict[str, Any]:
+        """What an op must know of the store."""
+        return {
+            "store": self.path,
+            "digest": self._manifest.digest,
+            "opened": self.generation,
+            "shards": len(self._manifest.shards),
+        }
 
     def check(self, columns: Sequence[str]) -> None:
         """Check that columns can be read together.
@@ -66,6 +81,24 @@ class HistoryStore:
           ConfigError: One isn't there, or they are of several groups.
         """
         self._manifest.find(columns)
+
+    def deleted(self, users: Any, generation: Any = None) -> tf.Tensor:
+        """Tell users whose events were deleted (`gmeta history scrub`) from users who had none.
+
+        Args:
+          users: (R,) int64, in any order.
+          generation: (R,) int64, or one for all. None: 0.
+
+        Returns:
+          (R,) bool: whether events of the user that this generation, or a later one, held were deleted.
+
+        Raises:
+          tf.errors.DataLossError: An index is damaged.
+        """
+        users = tf.convert_to_tensor(users, tf.int64)
+        return load_op_library("io").gmeta_deleted_histories(
+            users=users, generation=_spread(generation, 0, users), **self._attributes
+        )
 
     def read(
         self,
@@ -77,6 +110,7 @@ class HistoryStore:
         generation: Any = None,
         longest: int | None = None,
         on_bad: OnBad = "raise",
+        stats: ReaderStats | None = None,
     ) -> dict[str, tf.RaggedTensor]:
         """Rebuild histories as they were at a moment.
 
@@ -85,14 +119,16 @@ class HistoryStore:
         the stripes that can have these events are read, and of them only these columns are decoded.
 
         Args:
-          users: (R,) int64, in any order; users of one shard side by side are read at less cost. A user who
-            isn't in the store has no events.
+          users: (R,) int64, in any order. A user who isn't in the store has no events. Several requests of
+            a user read and decode the user's stripes once.
           columns: Columns of one group, the time, or ``"born"``: the generation that first held an event.
           until: The first time that doesn't count: (R,) int64, or one for all. None: all times count.
           start: The first time that counts, likewise.
           generation: The newest generation whose events count, likewise. None: this one.
           longest: Most events of a history. None: all.
-          on_bad: ``"raise"`` ends the read at a damaged stripe; ``"skip"`` leaves that history empty.
+          on_bad: ``"raise"`` ends the read at a damaged stripe; ``"skip"`` leaves that history empty, and
+            counts it. A file that can't be read ends the read in both cases.
+          stats: The counters to update, of histories, and of reads and bytes from the store's files.
 
         Returns:
           Name -> RaggedTensor (R, None), int64 or float32, all with the same row splits.
@@ -106,45 +142,28 @@ class HistoryStore:
         References:
           Versioned Late Materialization, sections 3.3 and 4.1.
         """
-        splits, values, _ = self._read(users, columns, until, start, generation, longest, on_bad)
-        return {
-            name: tf.RaggedTensor.from_row_splits(own, splits, validate=False)
-            for name, own in zip(columns, values, strict=True)
-        }
-
-    def _read(
-        self,
-        users: Any,
-        columns: Sequence[str],
-        until: Any,
-        start: Any,
-        generation: Any,
-        longest: int | None,
-        on_bad: OnBad,
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """Return row splits, each column's values, and (reads, bytes, damaged histories)."""
         if not columns:
             raise ConfigError("HistoryStore.read: columns is empty: name what is read")
         group, chosen = self._manifest.find(columns)
         users = tf.convert_to_tensor(users, tf.int64)
-
-        def spread(given: Any, default: int) -> tf.Tensor:
-            given = tf.cast(default if given is None else given, tf.int64)
-            return tf.broadcast_to(given, tf.shape(users))
-
-        splits, counts, values = load_op_library("io").gmeta_read_histories(
+        splits, _, values = load_op_library("io").gmeta_read_histories(
             users=users,
-            start=spread(start, tf.int64.min),
-            until=spread(until, tf.int64.max),
-            generation=spread(generation, self.generation),
-            store=os.fspath(self._path),
-            digest=self._manifest.digest,
-            opened=self.generation,
-            shards=len(self._manifest.shards),
+            start=_spread(start, tf.int64.min, users),
+            until=_spread(until, tf.int64.max, users),
+            generation=_spread(generation, self.generation, users),
+            **self._attributes,
             group=group,
             columns=[column.number for column in chosen],
             column_types=[tf.as_dtype(column.dtype) for column in chosen],
             longest=_LONGEST if longest is None else whole_number("longest", longest, least=0),
             on_bad=check_on_bad(on_bad),
+            stats=0 if stats is None else stats.id,
         )
-        return splits, values, counts
+        return {
+            name: tf.RaggedTensor.from_row_splits(own, splits, validate=False)
+            for name, own in zip(columns, values, strict=True)
+        }
+
+
+def _spread(given: Any, default: int, users: tf.Tensor) -> tf.Tensor:
+    return tf.broadcast_to(tf.cast(default if given is None else given, tf.int64), tf.shape(users))

@@ -36,14 +36,17 @@ WINDOW_BYTES = 64 << 20
 class Balance:
     """Elements with as many groups as reach a target cost (MTGenRec, algorithm 1).
 
-    A group is a sequence. Its tokens are its rows, or the values of a list column in all its rows.
+    A group is a sequence. Its tokens are its rows, or the values of a list column in all its rows, or its
+    rows and the events of a history that isn't among them (`gmeta.io.late`).
 
     Attributes:
       target: The cost that an element should have.
       cost: The cost of a sequence; by default its number of tokens.
       max_tokens: The most tokens of an element, to limit memory; a single group may have more.
-      tokens: The list column whose values are counted; None: rows.
-      longest: The most tokens of a sequence that count, for a model that reads no more of it; None: all.
+      tokens: The list column whose values are counted; or the int64 column whose value in the group's last
+        row is the number of events of its history, which count besides its rows. None: rows.
+      longest: The most tokens of a sequence that count, for a model that reads no more of it; None: all. Of
+        a history it is the most events, and all rows count.
 
     Raises:
       ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` is below 1.

@@ -25,7 +25,8 @@ from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.shards.data_set import shard_name, write_shard
 
-_ATTEMPTS = "_attempts"
+ATTEMPTS = "_attempts"
+"""The folder of the attempts' folders, in the folder that they write to."""
 
 
 def place_name(place: int, config: PlanConfig) -> str:
@@ -53,7 +54,7 @@ def write_attempt(
       DataError: A batch is too large for a record.
       OSError: The file can't be written.
     """
-    with _own_folder(folder, attempt) as own:
+    with own_folder(folder, attempt) as own:
         path = own / place_name(place, config)
         shard = write_shard(path, schema, config.layout, whole_batches(parts, schema), config.codec)
         # The index goes last: `collect` treats a shard as written once its index exists.
@@ -64,14 +65,20 @@ def write_attempt(
 
 def write_note(path: Path, text: str, attempt: str) -> None:
     """Write a small file, safely beside other attempts that write the same content."""
-    with _own_folder(path.parent, attempt) as own:
+    with own_folder(path.parent, attempt) as own:
         write_atomically(own / path.name, text).replace(path)
 
 
 @contextmanager
-def _own_folder(folder: Path, attempt: str) -> Iterator[Path]:
-    own = folder / _ATTEMPTS / f"{attempt}-{uuid.uuid4().hex}"
-    own.mkdir(parents=True)
+def own_folder(folder: Path, attempt: str) -> Iterator[Path]:
+    """Make a folder for an attempt to write in, below the job's, and remove it at the end.
+
+    Raises:
+      OSError: The job's folder isn't there any more: the job has ended.
+    """
+    own = folder / ATTEMPTS / f"{attempt}-{uuid.uuid4().hex}"
+    own.parent.mkdir(exist_ok=True)
+    own.mkdir()
     try:
         yield own
     finally:
@@ -116,7 +123,7 @@ def collect(
     Raises:
       DataError: A shard is missing, a shard doesn't match its index, or rows are missing or duplicated.
     """
-    shutil.rmtree(folder / _ATTEMPTS, ignore_errors=True)
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
     found: dict[str, list[Shard]] = {}
     for number, split in enumerate(plan.splits(config)):
         places = range(number * config.shards, (number + 1) * config.shards)

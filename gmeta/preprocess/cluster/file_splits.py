@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.cluster.row_text import blocks
-from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.cluster.table_input import TableInput
 
 _LEAST, _MOST = 4 << 20, 64 << 20
 _BLOCK = 8 << 20
@@ -28,7 +28,7 @@ class FileSplit(NamedTuple):
     stop: int
 
 
-def cut_files(job: TableJob, workers: int) -> list[FileSplit]:
+def cut_files(job: TableInput, workers: int) -> list[FileSplit]:
     """Cut a job's files into pieces, some for each worker.
 
     Raises:
@@ -64,7 +64,7 @@ def _row_groups(path: Path, number: int, aim: int) -> Iterator[FileSplit]:
         yield FileSplit(number, start, metadata.num_row_groups)
 
 
-def read_split(job: TableJob, split: FileSplit) -> Iterator[bytes | pa.RecordBatch]:
+def read_split(job: TableInput, split: FileSplit) -> Iterator[bytes | pa.RecordBatch]:
     """Yield blocks of lines, or records with those of the job's columns that the file has.
 
     Raises:

@@ -131,7 +131,7 @@ def _run(
         spark.conf.set(*FEW_CELLS)
         parts = ranges or max(spark.sparkContext.defaultParallelism, -(-tally.rows_read // RANGE_ROWS))
         bounds = bounds_of(samples, job.spec.order, parts)
-        numbered = _sort(job, rows, bounds, _salts(spark, parts)).persist(StorageLevel.DISK_ONLY)
+        numbered = _sort(job, rows, bounds, salts_of(spark, parts)).persist(StorageLevel.DISK_ONLY)
         kept.append(numbered)
         counts, repeated = _counts(numbered)
         tally.merge(repeated)
@@ -140,7 +140,7 @@ def _run(
         progress("sort", census.rows, census.rows)
         places = len(splits(job.config)) * job.config.shards
         pieces = -(-census.rows // (places * RANGE_ROWS))
-        _write(job, numbered, folder, edges(counts), pieces, _salts(spark, places))
+        _write(job, numbered, folder, edges(counts), pieces, salts_of(spark, places))
     finally:
         for frame in kept:
             frame.unpersist()
@@ -188,7 +188,7 @@ def _write(
     placed.mapInArrow(partial(work.write_shards, job, folder, pieces), work.WRITTEN).collect()
 
 
-def _salts(spark: SparkSession, partitions: int) -> Ints:
+def salts_of(spark: SparkSession, partitions: int) -> Ints:
     """Find, for each partition, a number that Spark's hash sends there, to address rows to partitions."""
     found: dict[int, int] = {}
     start, step = 0, 8 * partitions + 64

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gmeta.preprocess.cluster.file_splits import FileSplit, read_split
-from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.tally import Tally, good_rows
 from gmeta.preprocess.cluster.text_records import parse_lines
 from gmeta.preprocess.columns import Columns
@@ -21,7 +21,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def good_rows_of(
-    job: TableJob, splits: Sequence[FileSplit], batches: Batches, tally: Tally
+    job: TableInput, splits: Sequence[FileSplit], batches: Batches, tally: Tally
 ) -> Iterator[tuple[int, Columns]]:
     """Yield (file's number, good rows) of a partition, and count its bad records.
 
@@ -46,20 +46,20 @@ def good_rows_of(
             return
 
 
-def _split_parts(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Iterator[tuple[int, Any]]:
+def _split_parts(job: TableInput, splits: Sequence[FileSplit], batches: Batches) -> Iterator[tuple[int, Any]]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
             for given in read_split(job, splits[number]):
                 yield splits[number].file, given
 
 
-def _parts(job: TableJob, batches: Batches) -> Iterator[tuple[int, Any]]:
+def _parts(job: TableInput, batches: Batches) -> Iterator[tuple[int, Any]]:
     for batch in batches:
         for file, records in _by_file(job, batch):
             yield file, records if job.files[file].form is None else _lines(records)
 
 
-def _by_file(job: TableJob, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _by_file(job: TableInput, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     if FILE not in batch.schema.names:
         yield 0, batch
         return

@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -75,25 +75,25 @@ def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batche
         if job.spec.unique:
             found[NUMBER] = np.full(row_count(rows), file)
         for parcel in pack(found):
-            yield _cells(READ, None, None, None, parcel)
+            yield cells(READ, None, None, None, parcel)
     kept = sampler.rows()
-    yield _cells(READ, tally.to_json(), sampler.stride, kept and next(pack(kept, row_count(kept))), None)
+    yield cells(READ, tally.to_json(), sampler.stride, kept and next(pack(kept, row_count(kept))), None)
 
 
 def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
     """Send rows with the same key to the same partition, whatever their ranges."""
-    for rows in _gather(batches):
+    for rows in gather(_unpack(batches)):
         keys = [plan.comparable(single(rows, name)) for name in job.spec.unique]
         task = single(rows, job.spec.task)
         mixed = functools.reduce(lambda h, key: plan.order_key(0, h.view(np.int64), key), keys, task)
         number = (mixed.view(np.uint64) % np.uint64(len(salts))).astype(np.int64)
-        for which, parcel in _parcels(number, rows):
-            yield _cells(RANGED, int(salts[which]), which, parcel)
+        for which, parcel in parcels_of(number, rows):
+            yield cells(RANGED, int(salts[which]), which, parcel)
 
 
 def mark_repeated(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
     """Send rows to their ranges, and mark those whose key an earlier row of the task has."""
-    parcels = [rows for batch in batches for rows in _unpack(batch)]
+    parcels = [*_unpack(batches)]
     if parcels:
         rows = join_rows(parcels)
         rows = take(rows, plan.row_order(rows, (*job.spec.order, NUMBER)))
@@ -103,14 +103,14 @@ def mark_repeated(job: TableJob, bounds: Columns | None, salts: Ints, batches: B
 
 def assign_ranges(job: TableJob, bounds: Columns | None, salts: Ints, batches: Batches) -> Batches:
     """Send rows to their ranges."""
-    for rows in _gather(batches):
+    for rows in gather(_unpack(batches)):
         yield from _to_ranges(job, rows, bounds, salts)
 
 
 def _to_ranges(job: TableJob, rows: Columns, bounds: Columns | None, salts: Ints) -> Batches:
     number = range_of({name: rows[name] for name in job.spec.columns}, bounds, job.spec.order)
-    for which, parcel in _parcels(number, rows):
-        yield _cells(RANGED, int(salts[which]), which, parcel)
+    for which, parcel in parcels_of(number, rows):
+        yield cells(RANGED, int(salts[which]), which, parcel)
 
 
 def number_ranges(job: TableJob, batches: Batches) -> Batches:
@@ -122,13 +122,13 @@ def number_ranges(job: TableJob, batches: Batches) -> Batches:
             tally.add_repeated(take(rows, np.flatnonzero(again)), job.spec)
             rows = take(rows, np.flatnonzero(~again))
         if not row_count(rows):
-            yield _cells(NUMBERED, which, None, tally.to_json(), None)
+            yield cells(NUMBERED, which, None, tally.to_json(), None)
             continue
         rows = number_rows({name: rows[name] for name in job.spec.columns}, job.spec)
         count = RangeCount.of(which, single(rows, job.spec.task), job.config)
-        yield _cells(NUMBERED, which, json.dumps(to_mapping(count)), tally.to_json(), None)
+        yield cells(NUMBERED, which, json.dumps(to_mapping(count)), tally.to_json(), None)
         for parcel in pack(rows):
-            yield _cells(NUMBERED, which, None, None, parcel)
+            yield cells(NUMBERED, which, None, None, parcel)
 
 
 def place_pieces(
@@ -151,14 +151,14 @@ def place_pieces(
         key = single(rows, KEY).view(np.uint64) ^ np.uint64(1 << 63)
         piece = single(rows, PLACE) // shards * shards * pieces + plan.shard_of(key, shards * pieces)
         names = (*(column.name for column in job.spec.schema), POSITION, KEY)
-        for number, parcel in _parcels(piece, {name: rows[name] for name in names}):
-            yield _cells(PLACED, int(salts[number // pieces]), number, parcel)
+        for number, parcel in parcels_of(piece, {name: rows[name] for name in names}):
+            yield cells(PLACED, int(salts[number // pieces]), number, parcel)
 
 
 def write_shards(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
     """Write shards from pieces that come in order, and yield each shard's manifest entry as JSON."""
     attempt = f"spark-{uuid.uuid4().hex[:8]}"
-    parcels = (one for batch in batches for one in _numbers(batch, PIECE))
+    parcels = (one for batch in batches for one in numbered_parcels(batch, PIECE))
 
     def in_order(of_place: Iterator[tuple[int, pa.Scalar]]) -> Iterator[Columns]:
         for _, of_piece in itertools.groupby(of_place, key=lambda one: one[0]):
@@ -167,7 +167,7 @@ def write_shards(job: TableJob, folder: Path, pieces: int, batches: Batches) -> 
 
     for place, of_place in itertools.groupby(parcels, key=lambda one: one[0] // pieces):
         shard = write_attempt(folder, place, job.spec.schema, job.config, in_order(of_place), attempt)
-        yield _cells(WRITTEN, place, json.dumps(asdict(shard)))
+        yield cells(WRITTEN, place, json.dumps(asdict(shard)))
 
 
 def pack(rows: Columns, most: int | None = None) -> Iterator[bytes]:
@@ -189,7 +189,7 @@ def unpack(parcel: pa.Scalar | bytes) -> Columns:
     )
 
 
-def _parcels(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
+def parcels_of(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
     """Yield (number, parcel); a parcel holds rows of a single number."""
     order = np.argsort(number, kind="stable")
     for which, some in runs(number[order], take(rows, order)):
@@ -197,26 +197,25 @@ def _parcels(number: Ints, rows: Columns) -> Iterator[tuple[int, bytes]]:
             yield which, parcel
 
 
-def _numbers(batch: pa.RecordBatch, name: str) -> Iterator[tuple[int, pa.Scalar]]:
+def numbered_parcels(batch: pa.RecordBatch, name: str) -> Iterator[tuple[int, pa.Scalar]]:
     """Yield (number, parcel) for each row of a batch that has a parcel."""
     for number, parcel in zip(batch.column(name).to_pylist(), batch.column(ROWS), strict=True):
         if parcel.is_valid:
             yield number, parcel
 
 
-def _unpack(batch: pa.RecordBatch) -> Iterator[Columns]:
-    return (unpack(parcel) for parcel in batch.column(ROWS) if parcel.is_valid)
+def _unpack(batches: Batches) -> Iterator[Columns]:
+    return (unpack(parcel) for batch in batches for parcel in batch.column(ROWS) if parcel.is_valid)
 
 
-def _gather(batches: Batches) -> Iterator[Columns]:
-    """Yield the rows of many parcels at once."""
+def gather(parts: Iterable[Columns]) -> Iterator[Columns]:
+    """Yield the rows of many parts at once."""
     held: list[Columns] = []
-    for batch in batches:
-        for rows in _unpack(batch):
-            held.append(rows)
-            if sum(map(row_count, held)) >= _HELD_ROWS:
-                yield join_rows(held)
-                held = []
+    for rows in parts:
+        held.append(rows)
+        if sum(map(row_count, held)) >= _HELD_ROWS:
+            yield join_rows(held)
+            held = []
     if held:
         yield join_rows(held)
 
@@ -224,7 +223,7 @@ def _gather(batches: Batches) -> Iterator[Columns]:
 def _by_number(batches: Batches, name: str) -> dict[int, list[Columns]]:
     found: dict[int, list[Columns]] = {}
     for batch in batches:
-        for number, parcel in _numbers(batch, name):
+        for number, parcel in numbered_parcels(batch, name):
             found.setdefault(number, []).append(unpack(parcel))
     return found
 
@@ -232,7 +231,7 @@ def _by_number(batches: Batches, name: str) -> dict[int, list[Columns]]:
 _TYPES = {"string": pa.string(), "bigint": pa.int64(), "binary": pa.binary()}
 
 
-def _cells(form: str, *values: object) -> pa.RecordBatch:
+def cells(form: str, *values: object) -> pa.RecordBatch:
     """Make a batch of one row."""
     fields = [field.split() for field in form.split(", ")]
     arrays = [pa.array([value], _TYPES[kind]) for value, (_, kind) in zip(values, fields, strict=True)]

@@ -14,7 +14,8 @@ from gmeta.core.data.on_bad import check_on_bad
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.cluster.file_splits import FileSplit, cut_files
 from gmeta.preprocess.cluster.spark_records import FILE, LINE
-from gmeta.preprocess.cluster.table_job import InputFile, TableJob
+from gmeta.preprocess.cluster.table_input import FoundTable, InputFile, TableInput, find_table
+from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.text_records import TextForm
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.local.preparation import describe_plan
@@ -41,13 +42,11 @@ def open_job(
     """Make the job that prepares a table.
 
     Files that this machine can read are identified by their digests, as in `gmeta.preprocess.prepare`, so the
-    manifest is the same. For data that only the cluster can read, Spark gives the columns and types, and the
-    files' sizes and times of change identify the content.
+    manifest is the same.
 
     Args:
       spark: The session.
-      data: Files, folders and patterns; or addresses such as ``hdfs://host/clicks/*.parquet``; or one
-        ``hive:database.table``.
+      data: What `open_table` opens.
       out: The data set's folder.
       spec: The description of the columns.
       config: The settings.
@@ -58,18 +57,62 @@ def open_job(
       ConfigError: The spec doesn't fit, a setting is out of range, or kinds of data are mixed.
       DataError: There is nothing to read.
     """
+    if kind_of(data) == "file":
+        return TableJob.of_files(data, out, spec, config, on_bad, overwrite=overwrite)
+    rule, settings = check_on_bad(on_bad), config.resolve(PlanConfig())
+    table = open_table(spark, data, spec)
+    stamps = ", ".join(f"({file!r}, {stamp})" for file, stamp in sorted(table.inputs.items()))
+    digest = hashlib.sha256(f"[{stamps}]".encode()).hexdigest()
+    inputs = {table.name: f"sizes and times {digest}"}
+    return TableJob(
+        out=str(out),
+        name=table.name,
+        spec=table.spec,
+        config=settings,
+        on_bad=rule,
+        plan=describe_plan(table.name, table.spec, settings, rule, inputs),
+        files=table.files,
+        overwrite=overwrite,
+    )
+
+
+def kind_of(data: Sequence[str | os.PathLike[str]]) -> str:
+    """Return what some data are: ``"file"``, ``"address"`` or ``"hive"``.
+
+    Raises:
+      ConfigError: They are of several kinds, or several tables.
+    """
     given = [os.fspath(one) for one in data]
     kinds = {"hive" if one.startswith(HIVE) else "address" if "://" in one else "file" for one in given}
     if len(kinds) > 1 or (kinds == {"hive"} and len(given) > 1):
         raise ConfigError(f"--data {' '.join(given)}: give files, or addresses, or one hive:table")
-    if kinds == {"file"}:
-        return TableJob.of_files(data, out, spec, config, on_bad, overwrite=overwrite)
-    rule, settings = check_on_bad(on_bad), config.resolve(PlanConfig())
+    return kinds.pop()
+
+
+def open_table(spark: SparkSession, data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> FoundTable:
+    """Find a table, and decide what its spec leaves open.
+
+    For data that only the cluster can read, Spark gives the columns and types, and the files' sizes and times
+    of change identify the content.
+
+    Args:
+      spark: The session.
+      data: Files, folders and patterns; or addresses such as ``hdfs://host/clicks/*.parquet``; or one
+        ``hive:database.table``.
+      spec: The description of the columns.
+
+    Raises:
+      ConfigError: The spec doesn't fit, or kinds of data are mixed.
+      DataError: There is nothing to read.
+    """
+    given, kind = [os.fspath(one) for one in data], kind_of(data)
+    if kind == "file":
+        return find_table(data, spec)
     name = given[0].removeprefix(HIVE) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-    if kinds == {"hive"}:
+    form = None
+    if kind == "hive":
         table = spark.table(name)
         files, stamps = [name], _stamps(spark, table.inputFiles())
-        form = None
     else:
         stamps = _stamps(spark, given)
         files = sorted(stamps)
@@ -79,21 +122,12 @@ def open_job(
         decided = spec.resolve(_types(table))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
-    digest = hashlib.sha256(repr(sorted(stamps.items())).encode()).hexdigest()
-    return TableJob(
-        out=str(out),
-        name=name,
-        spec=decided,
-        config=settings,
-        on_bad=rule,
-        plan=describe_plan(name, decided, settings, rule, {name: f"sizes and times {digest}"}),
-        files=tuple(InputFile(file, form) for file in files),
-        overwrite=overwrite,
-    )
+    inputs = {file: repr(stamp) for file, stamp in stamps.items()}
+    return FoundTable(name, decided, tuple(InputFile(file, form) for file in files), inputs)
 
 
 def read_table(
-    spark: SparkSession, job: TableJob, data: str | os.PathLike[str]
+    spark: SparkSession, job: TableInput, data: str | os.PathLike[str]
 ) -> tuple[DataFrame, list[FileSplit]]:
     """Return the input of `spark_rows.read`: numbers of splits; or lines or columns, and their files.
 
@@ -122,7 +156,7 @@ def read_table(
     return table.select(*[_column(name) for name in _columns_to_read(job, table)], file), []
 
 
-def _columns_to_read(job: TableJob, table: DataFrame) -> list[str]:
+def _columns_to_read(job: TableInput, table: DataFrame) -> list[str]:
     return [name for name in dict.fromkeys(job.spec.sources.values()) if name in table.columns]
 
 

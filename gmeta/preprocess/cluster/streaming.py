@@ -6,37 +6,37 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Generic, TypeVar
 
 import click
 
 from gmeta.core.errors import GmetaError
 from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.tally import Tally
 
 COUNTS, SHARDS, TALLY_FILE, BOUNDS = "counts", "shards", "tally.json", "bounds.tsv"
 """File and folder names in the job's folder (`gmeta.preprocess.cluster.table_job`)."""
 
-Stage = Callable[["Task"], None]
+J = TypeVar("J", bound=TableInput)
+Stage = Callable[["Task[J]"], None]
 
 
-class Task:
+class Task(Generic[J]):
     """One mapper or reducer.
 
     Args:
+      job: The job that the task belongs to.
       folder: The job's folder.
       source: Standard input.
       sink: Standard output.
 
     Attributes:
-      job: The job that the task belongs to.
       attempt: The name of this attempt, as Hadoop gives it.
     """
 
-    def __init__(self, folder: Path, source: IO[bytes], sink: IO[bytes]) -> None:
-        self.folder, self.source, self.sink = folder, source, sink
-        self.job = TableJob.load(folder)
+    def __init__(self, job: J, folder: Path, source: IO[bytes], sink: IO[bytes]) -> None:
+        self.job, self.folder, self.source, self.sink = job, folder, source, sink
         self.attempt = os.environ.get("mapreduce_task_attempt_id", "attempt")  # noqa: SIM112 - Hadoop's
 
     def refuse_bad(self, tally: Tally) -> None:
@@ -61,11 +61,12 @@ def count_bad(tally: Tally) -> None:
         count(f"bad: {reason.value}", number)
 
 
-def run(program: str, stages: Mapping[str, Stage], about: str) -> None:
+def run(program: str, jobs: type[J], stages: Mapping[str, Stage[J]], about: str) -> None:
     """Run the stage that the command line names, and print an error as one line.
 
     Args:
       program: The program's name.
+      jobs: The kind of its jobs.
       stages: Name -> the function that runs the stage.
       about: The description of the program in its help.
     """
@@ -77,11 +78,11 @@ def run(program: str, stages: Mapping[str, Stage], about: str) -> None:
         type=click.Path(path_type=Path),
         envvar="GMETA_JOB",
         required=True,
-        help="The job's folder, which all machines see; `gmeta prepare --engine streaming` makes it.",
+        help="The job's folder, which all machines see; `--engine streaming` makes it.",
     )
     def command(stage: str, job: Path) -> None:
         try:
-            task = Task(job, sys.stdin.buffer, sys.stdout.buffer)
+            task = Task(jobs.load(job), job, sys.stdin.buffer, sys.stdout.buffer)
             stages[stage](task)
             sys.stdout.buffer.flush()
         except (GmetaError, OSError) as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from gmeta.core.errors import DataError
 from gmeta.core.settings import from_mapping
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, Task, count, count_bad, run
+from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally, good_rows
 from gmeta.preprocess.cluster.text_records import parse_lines
 from gmeta.preprocess.columns import Columns, Values, row_count, single
@@ -33,17 +35,17 @@ from gmeta.preprocess.plan.ranges import Sampler, range_of
 from gmeta.preprocess.source import NUMBER
 
 
-def sample(task: Task) -> None:
+def sample(task: Task[TableJob]) -> None:
     """Write a sample of the good rows; the next job counts the bad records."""
     sampler = Sampler()
-    for rows in _good_rows(task, Tally()):
+    for rows in good_rows_of(task, Tally()):
         sampler.add(rows)
     if (kept := sampler.rows()) is not None:
         key = row_text.keys(np.full(row_count(kept), sampler.stride), ())
         row_text.write_rows(task.sink, key, kept, task.job.columns())
 
 
-def rows(task: Task) -> None:
+def rows(task: Task[TableJob]) -> None:
     """Write all good rows, and the tally of the bad records as a line among them, so that it is counted once.
 
     Raises:
@@ -53,7 +55,7 @@ def rows(task: Task) -> None:
     bounds = read_bounds(task)
     order = range_order(task)
     added = (NUMBER,) if job.spec.unique else ()
-    for part in _good_rows(task, tally):
+    for part in good_rows_of(task, tally):
         task.refuse_bad(tally)
         number = range_of(part, bounds, order)
         found: dict[str, Values] = {**part}
@@ -67,7 +69,7 @@ def rows(task: Task) -> None:
     count_bad(tally)
 
 
-def batches(task: Task) -> None:
+def batches(task: Task[TableJob]) -> None:
     """Send every kept row, with its batch, to its shard.
 
     Raises:
@@ -89,7 +91,7 @@ def batches(task: Task) -> None:
             row_text.write_rows(task.sink, row_text.keys(single(placed, PLACE), sort), placed, columns)
 
 
-def range_order(task: Task) -> tuple[str, ...]:
+def range_order(task: Task[TableJob]) -> tuple[str, ...]:
     """Return the columns that decide a row's range.
 
     If keys may not repeat in a task, this is the task's column alone, so that a task stays whole.
@@ -97,7 +99,7 @@ def range_order(task: Task) -> tuple[str, ...]:
     return (task.job.spec.task,) if task.job.spec.unique else task.job.spec.order
 
 
-def read_bounds(task: Task) -> Columns | None:
+def read_bounds(task: Task[TableJob]) -> Columns | None:
     """Read the bounds of the ranges.
 
     Raises:
@@ -113,7 +115,12 @@ def read_bounds(task: Task) -> Columns | None:
     return row_text.read_rows(text, task.job.columns())[1] if text else None
 
 
-def _good_rows(task: Task, tally: Tally) -> Iterator[Columns]:
+def good_rows_of(task: Task[Any], tally: Tally) -> Iterator[Columns]:
+    """Yield the good rows of a mapper's lines, and count its bad records.
+
+    Raises:
+      DataError: The file isn't text; or a record is bad, and the rule is ``"raise"``.
+    """
     job, file = task.job, task.job.file_of(_input_file())
     form = job.files[file].form
     if form is None:
@@ -132,10 +139,13 @@ def _input_file() -> str | None:
     return os.environ.get("mapreduce_map_input_file")  # noqa: SIM112 - Hadoop's name
 
 
+STAGES = {"sample": sample, "rows": rows, "batches": batches}
+"""Name -> the function that runs the stage."""
+
+
 def main() -> None:
     """Run the console script."""
-    stages = {"sample": sample, "rows": rows, "batches": batches}
-    run("gmeta-map", stages, "A mapper of `gmeta prepare` as Hadoop Streaming runs it.")
+    run("gmeta-map", TableJob, STAGES, "A mapper of `gmeta prepare` as Hadoop Streaming runs it.")
 
 
 if __name__ == "__main__":

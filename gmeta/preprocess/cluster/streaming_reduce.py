@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
 from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, SHARDS, TALLY_FILE, Task, count, count_bad, run
 from gmeta.preprocess.cluster.streaming_map import range_order
+from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally
 from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.plan import placement as plan
@@ -42,7 +44,7 @@ from gmeta.preprocess.source import NUMBER
 _SPLIT = 1 << 20  # bytes parsed at once: a reducer holds a range in memory, and little else
 
 
-def bounds(task: Task) -> None:
+def bounds(task: Task[TableJob]) -> None:
     """Choose the ranges, and delete the counts of an earlier run: they belong to other ranges."""
     samples = []
     for block in row_text.blocks(task.source):
@@ -60,7 +62,7 @@ def bounds(task: Task) -> None:
         (task.folder / BOUNDS).write_bytes(b"")
 
 
-def tasks(task: Task) -> None:
+def tasks(task: Task[TableJob]) -> None:
     """Sort each range, number its rows, and count them.
 
     Raises:
@@ -69,7 +71,7 @@ def tasks(task: Task) -> None:
     job, columns = task.job, task.job.columns(POSITION, COUNT)
     tally: Tally | None = None
     added = (NUMBER,) if job.spec.unique else ()
-    for number, found in itertools.groupby(_parts(task, added), key=lambda one: one[0]):
+    for number, found in itertools.groupby(rows_of(task, added), key=lambda one: one[0]):
         if number < 0:
             tally = Tally()
             for _, (text, _) in found:
@@ -95,7 +97,7 @@ def tasks(task: Task) -> None:
         count("rows sorted", row_count(numbered))
 
 
-def _parts(task: Task, added: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, Columns]]]:
+def rows_of(task: Task[Any], added: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, Columns]]]:
     """Yield (-1, (tally, no rows)) for each tally, then (range, ("", rows)) in the order of the ranges."""
     columns = task.job.columns(*added)
     for block in row_text.blocks(task.source, _SPLIT):
@@ -107,7 +109,7 @@ def _parts(task: Task, added: tuple[str, ...]) -> Iterator[tuple[int, tuple[str,
                 yield number, ("", part)
 
 
-def shards(task: Task) -> None:
+def shards(task: Task[TableJob]) -> None:
     """Write shards, and print each shard's manifest entry.
 
     Raises:
@@ -131,7 +133,7 @@ def shards(task: Task) -> None:
         count("shards written", 1)
 
 
-def finish(task: Task) -> None:
+def finish(task: Task[TableJob]) -> None:
     """Check that the data set is complete, and move it to its final place.
 
     Raises:
@@ -160,10 +162,13 @@ def finish(task: Task) -> None:
     task.sink.write(f"{summary.rows} rows of {summary.tasks} tasks: {job.out}\n".encode())
 
 
+STAGES = {"bounds": bounds, "tasks": tasks, "shards": shards, "finish": finish}
+"""Name -> the function that runs the stage."""
+
+
 def main() -> None:
     """Run the console script."""
-    stages = {"bounds": bounds, "tasks": tasks, "shards": shards, "finish": finish}
-    run("gmeta-reduce", stages, "A reducer of `gmeta prepare` as Hadoop Streaming runs it.")
+    run("gmeta-reduce", TableJob, STAGES, "A reducer of `gmeta prepare` as Hadoop Streaming runs it.")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,9 @@ from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, load_toml
 from gmeta.preprocess.history.files.stripe import MAX_EVENTS
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
+from gmeta.preprocess.tables.prepared_source import prepared_roles
 
 MAX_SHARDS = 1 << 16
 EVENTS = "events"
@@ -79,6 +82,24 @@ class HistorySpec:
         return load_toml(cls, path)
 
     @classmethod
+    def of_prepared(cls, path: str | os.PathLike[str], **own: Any) -> HistorySpec:
+        """Make the spec of the rows of a prepared data set: its tasks are users, and its time is the time.
+
+        Args:
+          path: The data set's folder, or the folder and a split.
+          **own: Attributes that are otherwise.
+
+        Raises:
+          ConfigError: The rows have no time, or a value is outside its range.
+          DataError: The data set's manifest can't be read.
+        """
+        roles = prepared_roles(path)
+        found: dict[str, Any] = {"user": roles.task, "time": roles.time, **own}
+        if found["time"] is None:
+            raise ConfigError(f"{path} was prepared without a time: name the column with --time")
+        return cls(**found)
+
+    @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HistorySpec:
         """Read a spec from what `to_json` returns."""
         return from_mapping(cls, value, where="the store's spec")
@@ -141,6 +162,19 @@ class HistorySpec:
         """For each group its columns' numbers in `all_columns`; only of a spec that `resolve` returned."""
         columns = self.all_columns
         return [[columns.index(name) for name in names] for names in self.groups.values()]
+
+    def user_number(self, user: str) -> int:
+        """Return the number by which a store knows a user; only of a spec that `resolve` returned.
+
+        Raises:
+          ConfigError: Users are numbers, and this isn't one.
+        """
+        if self.columns[self.user].hash:
+            return hash_text(user)
+        try:
+            return int(user)
+        except ValueError as error:
+            raise ConfigError(f"user {user!r} is no whole number, and users of this store are") from error
 
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
         """Return group -> its columns; only of a spec that `resolve` returned."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import glob
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ _SUFFIXES: dict[str, Format] = {
 }
 _COMPRESSED = (".gz", ".zst")
 _KNOWN = ", ".join([*_SUFFIXES, *(f".csv{end}" for end in _COMPRESSED)])
-_BLOCK = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,6 @@ class TableFile:
     def is_text(self) -> bool:
         """Whether its records are lines of text."""
         return self.format != "parquet"
-
-    def sha256(self) -> str:
-        """Compute the digest of its bytes, in hexadecimal.
-
-        Raises:
-          DataError: The file can't be read.
-        """
-        digest = hashlib.sha256()
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                while block := file.read(_BLOCK):
-                    digest.update(block)
-        except OSError as error:
-            raise DataError(f"can't read it: {error.strerror}", path=self.path) from error
-        return digest.hexdigest()
 
 
 def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:

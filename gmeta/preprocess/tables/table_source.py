@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.source import NUMBER, Source
 from gmeta.preprocess.table_spec import TableSpec
 from gmeta.preprocess.tables.csv_scan import CsvScan
+from gmeta.preprocess.tables.file_digests import FileDigests
 from gmeta.preprocess.tables.json_scan import JsonScan
 from gmeta.preprocess.tables.table_files import TableFile, find_files
 from gmeta.preprocess.tables.table_scan import Scan
@@ -65,7 +64,7 @@ class TableSource:
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
         self._starts: list[int] = []  # the number of each file's first record
-        self._digests: Future[dict[str, str]] | None = None
+        self._digests = FileDigests([file.path for file in self.files])
 
     @property
     def rows_read(self) -> int:
@@ -76,16 +75,7 @@ class TableSource:
 
     def start_digests(self) -> None:
         """Begin to digest the files, in parallel with other work."""
-        if self._digests is None:
-            self._digests, self._digested = Future(), self.stamps()
-            # A daemon: nobody waits for it if the run ends with an error.
-            threading.Thread(target=self._digest, args=[self._digests], daemon=True).start()
-
-    def _digest(self, found: Future[dict[str, str]]) -> None:
-        try:
-            found.set_result({name: f.sha256() for name, f in zip(self._names(), self.files, strict=True)})
-        except BaseException as error:
-            found.set_exception(error)
+        self._digests.start()
 
     def parts(self) -> Sequence[Source]:
         """Return the source itself."""
@@ -97,33 +87,11 @@ class TableSource:
         Raises:
           DataError: A file has changed since its reading began.
         """
-        self.start_digests()
-        assert self._digests is not None
-        found = self._digests.result()
-        for (name, then), now, file in zip(
-            self._digested.items(), self.stamps().values(), self.files, strict=True
-        ):
-            if then != now:
-                raise DataError(f"{name} changed while it was read", path=file.path, advice="begin anew")
-        return found
+        return self._digests.wait()
 
     def stamps(self) -> dict[str, list[int]]:
         """Return file name -> size and time of the last change, which quickly show whether it has changed."""
-        found = {}
-        for name, file in zip(self._names(), self.files, strict=True):
-            try:
-                stat = file.path.stat()
-            except OSError as error:
-                raise DataError(f"can't read it: {error.strerror}", path=file.path) from error
-            found[name] = [stat.st_size, stat.st_mtime_ns]
-        return found
-
-    def _names(self) -> list[str]:
-        """Return the files' names: as much of their paths as makes them unique."""
-        if len(self.files) == 1:
-            return [self.files[0].path.name]
-        folder = Path(os.path.commonpath([file.path.parent.absolute() for file in self.files]))
-        return [str(file.path.absolute().relative_to(folder)) for file in self.files]
+        return self._digests.stamps()
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield the good rows of all files, in parts."""

@@ -12,26 +12,34 @@ import pyarrow as pa
 from gmeta.core.errors import DataError
 from gmeta.preprocess.cluster import spark_rows
 from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.history.cluster import spark_append
+from gmeta.preprocess.history.cluster.append_job import AppendJob
 
-_WRITTEN = spark_rows.write_shards
+_WRITTEN, _APPENDED = spark_rows.write_shards, spark_append.write_shards
 
 
 def written_or_killed(
     job: TableJob, folder: Path, pieces: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """As `spark_rows.write_shards`, but the first worker that comes is killed when it has begun a shard."""
+    return _WRITTEN(job, folder, pieces, _killed_once(batches, folder.parent / "killed"))
 
-    def watched() -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch
-            mark = folder.parent / "killed"
-            try:
-                mark.touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
 
-    return _WRITTEN(job, folder, pieces, watched())
+def appended_or_killed(
+    job: AppendJob, folder: Path, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """As `spark_append.write_shards`, but the first worker that comes is killed when it has begun a shard."""
+    return _APPENDED(job, folder, _killed_once(batches, Path(job.plan.store).parent / "killed"))
+
+
+def _killed_once(batches: Iterator[pa.RecordBatch], mark: Path) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,23 +10,34 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gmeta.preprocess.cluster import streaming_map, streaming_reduce
 from gmeta.preprocess.cluster.streaming import Task
+from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.history.cluster import streaming_append
+from gmeta.preprocess.history.cluster.append_job import AppendJob
 
 Runner = Callable[[str, str, Path, bytes, Mapping[str, str]], bytes]
 """(program, stage, job's folder, standard input, environment) -> standard output."""
 
+PROGRAMS: dict[str, tuple[Any, type[TableInput]]] = {
+    "map": (streaming_map, TableJob),
+    "reduce": (streaming_reduce, TableJob),
+    "append": (streaming_append, AppendJob),
+}
+"""Program -> its module, and the kind of its jobs."""
+
 
 def in_process(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
     """Call the stage's function."""
-    module = streaming_map if program == "map" else streaming_reduce
+    module, jobs = PROGRAMS[program]
     sink = io.BytesIO()
     kept = os.environ.copy()
     os.environ.update(environment)
     try:
-        getattr(module, stage)(Task(folder, io.BytesIO(data), sink))
+        module.STAGES[stage](Task(jobs.load(folder), folder, io.BytesIO(data), sink))
     finally:
         os.environ.clear()
         os.environ.update(kept)
@@ -35,11 +46,7 @@ def in_process(program: str, stage: str, folder: Path, data: bytes, environment:
 
 def as_program(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
     """Run the program, as Hadoop does."""
-    command = [
-        sys.executable,
-        "-m",
-        f"gmeta.preprocess.cluster.streaming_{'map' if program == 'map' else 'reduce'}",
-    ]
+    command = [sys.executable, "-m", PROGRAMS[program][0].__name__]
     done = subprocess.run(
         [*command, stage, "--job", str(folder)],
         input=data,
@@ -66,10 +73,12 @@ def partitioned(lines: bytes, reducers: int) -> list[bytes]:
     return [b"".join(sorted(part)) for part in found]
 
 
-def map_files(stage: str, folder: Path, files: Sequence[Path], pieces: int, run: Runner) -> bytes:
+def map_files(
+    stage: str, folder: Path, files: Sequence[Path], pieces: int, run: Runner, program: str = "map"
+) -> bytes:
     """What the mappers of a job write."""
     return b"".join(
-        run("map", stage, folder, piece, {"mapreduce_map_input_file": f"hdfs://nn{file.resolve()}"})
+        run(program, stage, folder, piece, {"mapreduce_map_input_file": f"hdfs://nn{file.resolve()}"})
         for file in files
         for piece in splits(file.read_bytes(), pieces)
     )
@@ -93,3 +102,14 @@ def run_jobs(
     placed = b"".join(run("map", "batches", folder, part, {}) for part in sorted_rows)
     reduce_all("shards", folder, partitioned(placed, reducers), run)
     run("reduce", "finish", folder, b"", {})
+
+
+def run_append(
+    job: AppendJob, folder: Path, *, pieces: int = 2, reducers: int = 3, run: Runner = in_process
+) -> None:
+    """Run the job of an append to a store of histories, which `plan_jobs` has made."""
+    files = [Path(file.path) for file in job.files]
+    events = map_files("map", folder, files, pieces, run, "append")
+    for part in partitioned(events, reducers):
+        run("append", "reduce", folder, part, {})
+    run("append", "finish", folder, b"", {})

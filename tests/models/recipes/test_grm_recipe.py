@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from gmeta.models import MetaGRM
 from gmeta.ops import AttentionMask, Jagged
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
 from gmeta.testing.data.sequences import draw_sequences
+from gmeta.testing.data.task_batches import plain
 
 RECIPE = Path(__file__).resolve().parents[3] / "models" / "grm"
 _MODULES = ("train", "meta_ranking", "logs", "results", "rankers")
@@ -102,7 +104,7 @@ def test_new_users_are_validation_or_test_and_never_both(recipe, tmp_path):
     folder = recipe["logs"].prepare_log(tmp_path, log)
     found = [
         {int(user) for batch in part for user in batch["task"]}
-        for part in recipe["logs"].parts(folder, 0, 600)
+        for part in recipe["logs"].parts(folder, 0, recipe["logs"].Batches(600))
     ]
     assert [len(part) for part in found] == [32, 4, 4]
     assert len(set.union(*found)) == 40
@@ -111,17 +113,51 @@ def test_new_users_are_validation_or_test_and_never_both(recipe, tmp_path):
 def test_training_ends_with_its_time(recipe, tmp_path):
     train, logs, rows = recipe["train"], recipe["logs"], []
     log = ExposureConfig(users=40, mean_events=20, exposures=10)
-    data = logs.parts(logs.prepare_log(tmp_path, log), 0, 600)
+    data = logs.parts(logs.prepare_log(tmp_path, log), 0, logs.Batches(600))
     settings = {"dim": 4, "blocks": 1, "rate": 0.01, "window": 0}
     train.train("dnn", log, data, epochs=3, seconds=1e-9, tell=rows.append, **settings)
     assert [row["in_time"] for row in rows] == [False]
+
+
+def test_histories_out_of_a_store_are_those_beside_the_exposures(recipe, tmp_path):
+    logs, train = recipe["logs"], recipe["train"]
+    log = ExposureConfig(users=40, mean_events=20, exposures=10)
+    found = {}
+    for store in (None, tmp_path / "stored" / "histories-0"):
+        folder = logs.prepare_log(tmp_path / ("stored" if store else "fat"), log, store=store)
+        data = logs.parts(folder, 0, logs.Batches(users=7, store=store, longest=12))
+        rows = []
+        settings = {"dim": 4, "blocks": 1, "rate": 0.01, "window": 0}
+        train.train("dnn", log, data, epochs=2, seconds=None, tell=rows.append, **settings)
+        figures = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+        batches = [plain(batch) for part in data for batch in part]
+        found[store is None] = figures, batches
+    assert found[True] == found[False]
+    figures, batches = found[True]
+    assert [row["epoch"] for row in figures] == [1, 2]
+    assert sum(len(batch["task"]) for batch in batches) == 40
+    lengths = [len(history) for batch in batches for history in batch["history"]["item"]]
+    assert max(lengths) == 12
+
+
+def test_only_events_before_an_exposure_are_kept(recipe):
+    log = pyarrow.table(
+        {
+            "user": [1, 1, 1, 1, 2, 2, 3],
+            "timestamp": [5, 8, 8, 9, 1, 2, 4],
+            "exposed": [0, 1, 0, 0, 0, 1, 0],
+        }
+    )
+    kept = recipe["logs"].seen(log)
+    assert kept["timestamp"].to_pylist() == [5, 8, 1, 2]
+    assert kept["exposed"].to_pylist() == [0, 1, 0, 1]
 
 
 @pytest.mark.slow
 def test_the_recipe_runs_and_tells_the_best_epochs(recipe, tmp_path):
     sizes = {"users": 40, "events": 20, "exposures": 10, "epochs": 1, "dim": 4, "tokens": 600}
     words = [f"--{name}={size}" for name, size in sizes.items()]
-    words += ["--kinds=dnn", f"--out={tmp_path}", f"--json={tmp_path / 'rows.json'}"]
+    words += ["--kinds=dnn", "--store", f"--out={tmp_path}", f"--json={tmp_path / 'rows.json'}"]
     result = CliRunner().invoke(recipe["train"].main, words, catch_exceptions=False)
     assert result.exit_code == 0
     best, dnn = json.loads((tmp_path / "rows.json").read_text())

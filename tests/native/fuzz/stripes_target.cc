@@ -92,7 +92,8 @@ class IndexTarget : public Target {
   std::vector<Input> Seeds() const override {
     history::ShardIndex index;
     const history::StripePlace place{0, 2, 400, 100, 50, -3, 12, 0, 2};
-    for (int64_t user = -2; user < 6; user += 3) index.Add(user, &place, 1);
+    for (int64_t user = -2; user < 6; user += 3) index.Add(user, &place, 1, user == 1 ? 7 : 0);
+    index.Add(6, nullptr, 0, 3);
     return {{index.Encode()}, {history::ShardIndex().Encode()}};
   }
 

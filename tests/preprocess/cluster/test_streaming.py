@@ -19,7 +19,6 @@ from gmeta.core.data.manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.bad_records import Reason
-from gmeta.preprocess.cluster.streaming import Task
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally
 from gmeta.testing.data.event_tables import SPEC, event_table, parts, shuffled, write_table
@@ -277,7 +276,7 @@ def test_a_job_needs_its_bounds(table, tmp_path):
     TableJob.of_files(table[0], tmp_path / "out", SPEC, CONFIG, "skip").save(tmp_path)
     with pytest.raises(DataError, match="run the job of the sample first"):
         in_process("map", "rows", tmp_path, b"", {})
-    assert Task(tmp_path, None, None).job.name == "t"
+    assert TableJob.load(tmp_path).name == "t"
 
 
 def test_the_command_line_describes_the_jobs(table, tmp_path, runner):

@@ -17,7 +17,6 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, HistorySpec, append_history
 from gmeta.preprocess.history.files import stripe_layout
 from gmeta.preprocess.history.files.generation import Generation, new_generation
-from gmeta.preprocess.history.files.stripe_layout import MOST_PARTIAL
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.reference.io.history import Event, draw_day, history_of, write_day
@@ -55,18 +54,18 @@ DAYS = st.lists(st.lists(EVENTS, min_size=1, max_size=12), min_size=1, max_size=
 
 @settings(max_examples=20)
 @given(
-    partial=st.integers(1, 3),
+    join=st.sampled_from([(0, 1), (1, 1), (5, 4), (9, 1)]),  # never, and more and more often
     days=DAYS,
     start=st.integers(0, 12),
     until=st.integers(0, 13),
     longest=st.integers(0, 9),
 )
-def test_every_later_generation_rebuilds_the_history(tmp_path_factory, partial, days, start, until, longest):
+def test_every_later_generation_rebuilds_the_history(tmp_path_factory, join, days, start, until, longest):
     # A file that was read before is refused, so a day that repeats another has one event more.
     days = [[*events, Event(99, number, 0, 0.0)] for number, events in enumerate(days)]
     folder = tmp_path_factory.mktemp("days")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripe_layout, "MOST_PARTIAL", partial)  # so that few days join stripes
+        patch.setattr(stripe_layout, "JOIN", join)
         store = append_days(folder, days)
     users = [*{event.user for events in days for event in events}, 1234]
     for later in range(1, len(days) + 1):
@@ -89,7 +88,7 @@ def test_events_that_come_later_change_no_history(tmp_path):
 
 
 def test_an_append_writes_no_full_stripe_anew(tmp_path):
-    days = [[Event(5, 10 * day + number, 1, 0.5) for number in range(6)] for day in range(2 * MOST_PARTIAL)]
+    days = [[Event(5, 10 * day + number, 1, 0.5) for number in range(6)] for day in range(20)]
     store = append_days(tmp_path, days)
     seen = {}
     for number in range(1, len(days) + 1):
@@ -101,9 +100,30 @@ def test_an_append_writes_no_full_stripe_anew(tmp_path):
         seen |= dict.fromkeys(full)
         for group in (0, 1):
             partly = (places["group"] == group) & (places["events"] < 4)
-            assert partly.sum() <= MOST_PARTIAL
+            assert partly.sum() <= 1  # 6 events are enough for whatever isn't full
         assert opened.manifest.shards[with_five].events == 6 * number
-    assert Generation(store).manifest.reads == tuple(range(1, 2 * MOST_PARTIAL + 1))
+
+
+def test_an_append_joins_stripes_that_are_about_as_long_as_what_comes(tmp_path):
+    spec = HistorySpec("user", "ts", shards=1, stripe_events=100)
+    sizes = {1: [5, 4, 3, 1, 3], 2: [7, 6, 1, 10, 1]}
+    days = [
+        [Event(user, 10 * day, 1, 0.5) for user, own in sizes.items() for _ in range(own[day])]
+        for day in range(5)
+    ]
+    store = append_days(tmp_path, days, spec)
+    lengths = []
+    for number in range(1, 6):
+        index = Generation(store, number).open(0).index()
+        lengths.append([each.tolist() for each in np.split(index.places["events"], index.ends[:-1])])
+    # At last the 3 events of user 1 take the stripe of 1, and so that of 3; 9 is more than 5/4 of these 7.
+    assert lengths == [
+        [[5], [7]],
+        [[9], [13]],
+        [[9, 3], [13, 1]],
+        [[9, 3, 1], [24]],
+        [[9, 7], [24, 1]],
+    ]
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "shuffled"])

@@ -7,6 +7,7 @@ import os
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -22,6 +23,7 @@ from gmeta.preprocess import (
     export_history,
     list_examples,
     remove_examples,
+    scrub_history,
 )
 from gmeta.preprocess.history.example_sets import refuse_needed, register
 from gmeta.preprocess.history.files.generation import Generation, generations
@@ -95,7 +97,7 @@ def test_files_that_are_gone_are_named(store):
     ("edit", "message"),
     [
         (lambda value: value.update(watermark=5), "its digest doesn't match its content"),
-        (lambda value: value.update(version=9), "a manifest of version 9, this gmeta reads version 1"),
+        (lambda value: value.update(version=9), "a manifest of version 9, this gmeta reads version 2"),
         (lambda value: value.update(format="x"), "not a gmeta-histories manifest"),
         (lambda value: value["shards"][0].update(events=-1), "events must be a whole number"),
         (lambda value: value.pop("groups"), "groups"),
@@ -144,7 +146,7 @@ def killed_at(count, work):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("write", ["append", "compact"])
+@pytest.mark.parametrize("write", ["append", "compact", "scrub"])
 def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store, write):
     before = everything(store)
     day = write_day(tmp_path / "day.parquet", draw_day(5, 200, day=3))
@@ -153,8 +155,10 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
     def work():
         if write == "append":
             append_history(store, day)
-        else:
+        elif write == "compact":
             compact_history(store)
+        else:
+            scrub_history(store, [7])
 
     while killed_at(points + 1, work):
         points += 1
@@ -170,7 +174,9 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
     assert points >= 10  # two files of two shards, the manifest, the generation and CURRENT
     assert Generation(store).manifest.generation == 3
     assert verify_history(store).faults == ()
-    assert len(everything(store).columns["ts"]) == (600 if write == "append" else 400)
+    own = int(np.diff(before.row_splits)[7])
+    events = {"append": 600, "compact": 400, "scrub": 400 - own}[write]
+    assert len(everything(store).columns["ts"]) == events
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -155,5 +155,5 @@ def test_users_that_are_no_numbers_are_named(tmp_path):
     arguments = ["history", "export", store, tmp_path / "out", "--users", tmp_path / "users"]
     ran = CliRunner().invoke(main, [*map(str, arguments)])
     assert ran.exit_code == 2
-    assert "users:2: a user must be an int64, got 'anna'" in ran.stderr
+    assert "user 'anna' is no whole number, and users of this store are" in ran.stderr
     assert not (tmp_path / "out").exists()

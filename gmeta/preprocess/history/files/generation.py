@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from gmeta.core.data.history_manifest import (
     CURRENT,
@@ -16,6 +18,7 @@ from gmeta.core.data.history_manifest import (
     generation_folder,
     newest_generation,
     shard_files,
+    user_shards,
 )
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import sync, write_atomically
@@ -73,6 +76,19 @@ class Generation:
                 advice="restore the file, or take another generation",
             )
         return ShardReader(data, self.files(shard), where=str(path))
+
+    def is_deleted(self, user: int, generation: int | None = None) -> bool:
+        """Return whether events of a user that a generation held have been deleted since.
+
+        Args:
+          user: The user.
+          generation: Which generation; None: any before this one.
+        """
+        shard = user_shards(np.array([user]), len(self.manifest.shards))[0]
+        with closing(self.open(int(shard))) as reader:
+            index = reader.index()
+        by = index.deletions[index.users == user]
+        return bool((by > max(0, generation or 0)).any())
 
 
 def generations(store: Path) -> list[int]:

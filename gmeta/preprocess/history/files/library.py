@@ -19,10 +19,10 @@ _SIGNATURES = {
     "reader_free": (None, [_POINTER]),
     "reader_file": (_FAULT, [_POINTER, _NUMBER, ctypes.c_char_p]),
     "index_decode": (_FAULT, [_POINTER, ctypes.c_char_p, _NUMBER]),
-    "index_encode": (_POINTER, [_POINTER, _NUMBER, _POINTER, _POINTER, _POINTER, _POINTER]),
+    "index_encode": (_POINTER, [_POINTER, _NUMBER, *([_POINTER] * 5)]),
     "index_users": (_NUMBER, [_POINTER]),
     "index_stripes": (_NUMBER, [_POINTER]),
-    "index_copy": (None, [_POINTER, _POINTER, _POINTER, _POINTER]),
+    "index_copy": (None, [_POINTER] * 5),
     "scan": (
         _FAULT,
         [_POINTER, *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER), *([_POINTER] * 4)],

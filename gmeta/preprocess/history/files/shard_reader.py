@@ -31,11 +31,13 @@ class Index(NamedTuple):
     Attributes:
       users: (U,) int64, ascending.
       ends: (U,) int64: the end of each user's stripes in `places`.
+      deletions: (U,) int64: the generation that deleted all events before it; 0 if there was none.
       places: (S,) `PLACE`; a user's are ordered by group, file and offset.
     """
 
     users: NDArray[np.int64]
     ends: NDArray[np.int64]
+    deletions: NDArray[np.int64]
     places: NDArray[np.void]
 
 
@@ -82,7 +84,8 @@ class ShardReader:
         """Return a copy of the index."""
         users = history_library().gmeta_history_index_users(self._reader)
         stripes = history_library().gmeta_history_index_stripes(self._reader)
-        found = Index(np.empty(users, np.int64), np.empty(users, np.int64), np.empty(stripes, PLACE))
+        own = np.empty((3, users), np.int64)
+        found = Index(own[0], own[1], own[2], np.empty(stripes, PLACE))
         history_library().gmeta_history_index_copy(self._reader, *(part.ctypes.data for part in found))
         return found
 
@@ -144,10 +147,12 @@ def encode_index(index: Index) -> bytes:
     reader, size = history_library().gmeta_history_reader_new(), ctypes.c_int64()
     _need(reader)
     try:
-        users, ends = (np.ascontiguousarray(part, np.int64) for part in (index.users, index.ends))
+        numbers = [np.ascontiguousarray(part, np.int64) for part in index[:-1]]
         places = np.ascontiguousarray(index.places, PLACE)
-        pointers = (users.ctypes.data, ends.ctypes.data, places.ctypes.data)
-        data = history_library().gmeta_history_index_encode(reader, len(users), *pointers, ctypes.byref(size))
+        pointers = [part.ctypes.data for part in (*numbers, places)]
+        data = history_library().gmeta_history_index_encode(
+            reader, len(index.users), *pointers, ctypes.byref(size)
+        )
         _need(data)
         return ctypes.string_at(data, size.value)
     finally:

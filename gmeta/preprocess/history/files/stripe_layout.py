@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from gmeta.preprocess.history.files.shard_reader import PLACE, Index
 
-MOST_PARTIAL = 12
-"""The stripes of a user that aren't full. When there are so many, the next append joins them.
+JOIN = 5, 4
+"""An append joins a stripe that isn't full with newer events, if it has at most 5/4 as many.
 
-An append writes a user's new events as stripes of their own, and so writes nothing anew. But each of these
-stripes lies in another file, and a reader has to read each. With 12 of them, and stripes of 256, the events
-of a user who comes every day are written three to four times in all.
+An append writes a user's new events as stripes of their own, and each of these lies in another file, where a
+reader has to read it. Joined stripes are fewer reads, but their events are written anew. Joined with about as
+many, an event is in a stripe twice as long or so each time, and never again once that is full: so with
+stripes of 256, the events of a user who comes every day are written four times in all, and the user has three
+or four stripes that aren't full. A fixed number of them before all are joined costs as much, and twice the
+reads.
 """
 
 Ints = NDArray[np.int64]
@@ -32,34 +35,59 @@ class Rewrite(NamedTuple):
     kept: NDArray[np.bool_]
 
 
+class Deletions(NamedTuple):
+    """Users whose events were deleted.
+
+    Attributes:
+      users: (U,) int64, in any order.
+      generations: (U,) int64: the generation that deleted all events before it.
+    """
+
+    users: Ints
+    generations: Ints
+
+
+def deletions_of(index: Index) -> Deletions:
+    """Return the deletions of an index."""
+    deleted = index.deletions > 0
+    return Deletions(index.users[deleted], index.deletions[deleted])
+
+
 def owners(index: Index) -> Ints:
     """Return the user of each stripe of an index."""
     return np.repeat(index.users, np.diff(index.ends, prepend=0))
 
 
-def find_partial(index: Index, users: Ints, stripe_events: int) -> Rewrite:
-    """Find the stripes that an append joins with the new events of `users`, (U,) ascending.
+def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
+    """Find the stripes that an append joins with new events, by `JOIN`.
 
-    These are, of a user who has `MOST_PARTIAL` of them in a group, all that aren't full. Of the stripes that
+    These are some of the newest stripes of a user that aren't full: the last, if it is short enough for the
+    new events, the one before, if it is short enough for these and the last, and so on. Of the stripes that
     an append writes for a user only the last isn't full, so events of one time and birth stay in their order
     if it moves into a later file.
+
+    Args:
+      index: The stripes that there are.
+      users: (N,) ascending: the user of each new event.
+      stripe_events: Most events of a stripe.
     """
     places, owner = index.places, owners(index)
     kept = np.ones(len(places), np.bool_)
-    if not len(places):
-        return Rewrite(_take(index, owner, ~kept), kept)
-    begins = np.flatnonzero(
-        np.concatenate(([True], (owner[1:] != owner[:-1]) | (places["group"][1:] != places["group"][:-1])))
-    )
-    partly = places["events"] < stripe_events
-    many = np.add.reduceat(partly.astype(np.int64), begins) >= MOST_PARTIAL
-    kept = ~(partly & np.repeat(many, np.diff(begins, append=len(places))) & np.isin(owner, users))
+    partly = np.flatnonzero(places["events"] < stripe_events)
+    group, owned, events = places["group"][partly], owner[partly], places["events"][partly]
+    is_last = np.ones(len(partly), np.bool_)
+    is_last[:-1] = (owned[1:] != owned[:-1]) | (group[1:] != group[:-1])
+    at = np.flatnonzero(is_last)
+    first = np.concatenate(([0], at[:-1] + 1)) if len(at) else at
+    together = np.searchsorted(users, owned[at], side="right") - np.searchsorted(users, owned[at])
+    while len(at):
+        joins = JOIN[1] * events[at] <= JOIN[0] * together
+        kept[partly[at[joins]]] = False
+        together = together[joins] + events[at[joins]]
+        at, first = at[joins] - 1, first[joins]
+        more = at >= first
+        at, first, together = at[more], first[more], together[more]
     return Rewrite(_take(index, owner, ~kept), kept)
-
-
-def rewrite_all(index: Index) -> Rewrite:
-    """Choose all stripes."""
-    return Rewrite(index, np.zeros(len(index.places), np.bool_))
 
 
 def cut(users: Ints, stripe_events: int) -> Ints:
@@ -94,13 +122,15 @@ def describe(
     return places
 
 
-def build_index(owner: Ints, places: NDArray[np.void]) -> Index:
+def build_index(owner: Ints, places: NDArray[np.void], deletions: Deletions) -> Index:
     """Build an index of stripes in any order; `owner` is the user of each."""
     order = np.lexsort((places["offset"], places["file"], places["group"], owner))
-    users, counts = np.unique(owner, return_counts=True)
-    return Index(users, np.cumsum(counts), places[order])
+    users = np.union1d(owner, deletions.users)
+    deleted = np.zeros(len(users), np.int64)
+    np.maximum.at(deleted, np.searchsorted(users, deletions.users), deletions.generations)
+    return Index(users, np.searchsorted(owner[order], users, side="right"), deleted, places[order])
 
 
 def _take(index: Index, owner: Ints, chosen: NDArray[np.bool_]) -> Index:
-    users, counts = np.unique(owner[chosen], return_counts=True)
-    return Index(users, np.cumsum(counts), index.places[chosen])
+    none = np.zeros(0, np.int64)
+    return build_index(owner[chosen], index.places[chosen], Deletions(none, none))

@@ -87,3 +87,26 @@ def crc_of(columns: Sequence[Sequence[int] | Sequence[float]]) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
+
+
+class Shown(NamedTuple):
+    """An exposure: the generation that the ranker read, and the (time, item) that it had besides."""
+
+    ts: int
+    generation: int = 1
+    tail: tuple[tuple[int, int], ...] = ()
+
+
+def windows_of(shown: Sequence[Shown], within: int) -> list[list[Shown]]:
+    """Cut a user's exposures, in the order of time, into the windows of ``gmeta.io.late(share="window")``."""
+    windows: list[list[Shown]] = []
+    for exposure in shown:
+        if windows:
+            first, before = windows[-1][0], windows[-1][-1]
+            known = tuple(event for event in exposure.tail if event[0] < before.ts)
+            same = exposure.generation == before.generation and known == before.tail
+            if same and exposure.ts < first.ts + within:
+                windows[-1].append(exposure)
+                continue
+        windows.append([exposure])
+    return windows

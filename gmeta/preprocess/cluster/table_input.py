@@ -1,0 +1,163 @@
+"""The table that a job on a cluster reads: its columns and its files, as every worker sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, TypeVar
+from urllib.parse import unquote
+
+from gmeta.core.data.on_bad import OnBad
+from gmeta.core.data.schema import Column
+from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.cluster.tally import Tally
+from gmeta.preprocess.cluster.text_records import TextForm
+from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_names
+from gmeta.preprocess.tables.table_source import TableSource
+
+_FILE = "job.json"
+J = TypeVar("J", bound="TableInput")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the table; ``form`` is None if it isn't text."""
+
+    path: str
+    form: TextForm | None = None
+
+
+@dataclass(frozen=True)
+class TableInput:
+    """What workers need to know of a table.
+
+    Attributes:
+      name: The table's name in the summary.
+      spec: The columns, as `TableSpec.resolve` decided them.
+      on_bad: The rule for bad records.
+      files: The table's files; tallies refer to a file by its number in this tuple.
+    """
+
+    name: str
+    spec: TableSpec
+    on_bad: OnBad
+    files: tuple[InputFile, ...]
+
+    def columns(self, *added: str) -> list[Column]:
+        """Return the columns of rows that move between workers, followed by the added ones."""
+        own = [Column(name, c.dtype or "int64", bool(c.is_list)) for name, c in self.spec.columns.items()]
+        return [*own, *map(Column, added)]
+
+    def path_of(self, file: int) -> Path:
+        """Return the path of the file with this number."""
+        return Path(self.files[file].path)
+
+    def file_of(self, uri: str | None) -> int:
+        """Return the number of the file that a cluster names ``uri``: the longest common path end decides."""
+        if uri is None:
+            return 0
+        parts = PurePosixPath(unquote(uri)).parts[::-1]
+
+        def alike(number: int) -> int:
+            own = PurePosixPath(self.files[number].path).parts[::-1]
+            return next(
+                (place for place, (a, b) in enumerate(zip(own, parts, strict=False)) if a != b), len(own)
+            )
+
+        return max(range(len(self.files)), key=alike)
+
+    def check_rows(self, rows: int, tally: Tally) -> None:
+        """Raise an error if bad records are refused, or if not all good rows are there.
+
+        Args:
+          rows: The rows that have come to where they are written.
+          tally: The tally of all records.
+
+        Raises:
+          DataError: A record is bad and the rule is ``"raise"``, or there is no record.
+          GmetaError: Rows were lost.
+        """
+        tally.report(BadRecords(self.on_bad), self.path_of)
+        if rows + tally.bad != tally.rows_read:
+            raise GmetaError(
+                f"{tally.rows_read} records were read, {tally.bad} of them bad, but {rows} rows were "
+                "sorted: the input changed meanwhile, or a job before this one hasn't ended; run it again"
+            )
+        if not tally.rows_read:
+            raise DataError("there is no row in it", path=self.path_of(0))
+
+    def save(self, folder: Path) -> None:
+        """Write ``job.json``."""
+        (folder / _FILE).write_text(json.dumps(to_mapping(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls: type[J], folder: Path) -> J:
+        """Read ``job.json``.
+
+        Raises:
+          DataError: The file doesn't exist, or another version of gmeta wrote it, or it is of another job.
+        """
+        path = folder / _FILE
+        try:
+            return from_mapping(cls, json.loads(path.read_text()), where=str(path))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"no description of a job: {error}", path=path, advice="make one first"
+            ) from error
+
+
+class FoundTable(NamedTuple):
+    """A table, before anything is decided about its rows.
+
+    Attributes:
+      name: Its name in summaries.
+      spec: The columns, as `TableSpec.resolve` decided them.
+      files: Its files.
+      inputs: The file's name -> its SHA-256, or its size and time where only the cluster can read it.
+      bytes: The size of all files; 0 where only the cluster can read them.
+    """
+
+    name: str
+    spec: TableSpec
+    files: tuple[InputFile, ...]
+    inputs: Mapping[str, str]
+    bytes: int = 0
+
+
+def find_table(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> FoundTable:
+    """Find a table's files on this machine, and decide what its spec leaves open.
+
+    Args:
+      data: Files, folders and patterns (`table_files.find_files`).
+      spec: The description of the columns; the first file decides what it leaves open.
+
+    Raises:
+      ConfigError: The spec doesn't fit.
+      DataError: A file can't be read.
+    """
+    with closing(duckdb_engine.connect(memory.default_limit())) as connection:
+        source = TableSource(data, spec, connection)
+        return FoundTable(
+            source.name,
+            source.spec,
+            tuple(InputFile(str(file.path), _form(file, source.spec)) for file in source.files),
+            source.digests(),
+            sum(file.path.stat().st_size for file in source.files),
+        )
+
+
+def _form(file: TableFile, spec: TableSpec) -> TextForm | None:
+    if not file.is_text:
+        return None
+    if file.format == "json":
+        return TextForm("json")
+    names = tuple(csv_names(file.path, spec.csv))
+    return TextForm("csv", names, csv_delimiter(file.path, spec.csv), spec.csv.quote, spec.csv.header)

@@ -1,0 +1,58 @@
+// The DeletedHistories kernel: asks the indexes of a store's shards whose events were deleted.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/history/kernels_shards.h"
+#include "io/history/user_shard.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace gmeta::history {
+namespace {
+
+using tf::OpKernelContext;
+using tf::Tensor;
+
+class DeletedHistoriesOp : public tf::OpKernel {
+ public:
+  explicit DeletedHistoriesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("store", &store_));
+    OP_REQUIRES_OK(c, c->GetAttr("digest", &digest_));
+    OP_REQUIRES_OK(c, c->GetAttr("opened", &opened_));
+    OP_REQUIRES_OK(c, c->GetAttr("shards", &shards_));
+  }
+
+  void Compute(OpKernelContext* c) override {
+    const Tensor& users = c->input(0);
+    const Tensor& generations = c->input(1);
+    OP_REQUIRES(c, users.dims() == 1 && users.shape() == generations.shape(),
+                tf::errors::InvalidArgument(
+                    "DeletedHistories takes vectors of one length, got shapes ",
+                    users.shape().DebugString(), " and ", generations.shape().DebugString()));
+    Tensor* deleted = nullptr;
+    OP_REQUIRES_OK(c, c->allocate_output(0, users.shape(), &deleted));
+    std::vector<std::shared_ptr<OpenShard>> opened(static_cast<size_t>(shards_));
+    for (int64_t i = 0; i < users.NumElements(); ++i) {
+      const int64_t user = users.vec<int64_t>()(i);
+      const int64_t number = UserShard(user, shards_);
+      std::shared_ptr<OpenShard>& shard = opened[static_cast<size_t>(number)];
+      if (shard == nullptr) {
+        OP_REQUIRES_OK(c, OpenShards::Of()->Get(store_, digest_, opened_, number, &shard));
+      }
+      deleted->vec<bool>()(i) = shard->index().IsDeleted(user, generations.vec<int64_t>()(i));
+    }
+  }
+
+ private:
+  std::string store_, digest_;
+  int64_t opened_ = 0, shards_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("GmetaDeletedHistories").Device(tf::DEVICE_CPU), DeletedHistoriesOp);
+
+}  // namespace
+}  // namespace gmeta::history
