@@ -10,6 +10,9 @@ from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.append_summary import AppendSummary
 from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
 from gmeta.preprocess.history.drop import drop_generations
+from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, remove_examples
+from gmeta.preprocess.history.example_writer import ExamplesSummary, history_examples
+from gmeta.preprocess.history.export import ExportSummary, export_history
 from gmeta.preprocess.history.files.history_crc import history_crcs
 from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
 from gmeta.preprocess.history.spec import HistorySpec
@@ -23,6 +26,9 @@ __all__ = [
     "EXPOSURE_SPEC",
     "AppendSummary",
     "ColumnSpec",
+    "ExampleSet",
+    "ExamplesSummary",
+    "ExportSummary",
     "ExposureConfig",
     "HistorySpec",
     "PrepareConfig",
@@ -34,9 +40,13 @@ __all__ = [
     "append_history_on_spark",
     "compact_history",
     "drop_generations",
+    "export_history",
     "history_crcs",
+    "history_examples",
+    "list_examples",
     "prepare",
     "prepare_on_spark",
+    "remove_examples",
     "scrub_history",
     "write_exposures",
 ]

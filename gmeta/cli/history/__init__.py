@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gmeta.cli.history import changes, views
+from gmeta.cli.history import changes, example_sets, views
 
 __all__ = ["command"]
 
@@ -18,5 +18,9 @@ def command() -> None:
     """
 
 
-for each in (changes.append, changes.compact, changes.scrub, changes.drop, views.verify, views.show):
+for each in (
+    *(changes.append, changes.compact, changes.scrub, changes.drop),
+    example_sets.examples,
+    *(views.verify, views.show, views.export_events),
+):
     command.add_command(each)

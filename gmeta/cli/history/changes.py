@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from gmeta.cli.history.store_options import store_argument
+from gmeta.cli.history.store_options import find_users, store_argument, user_option, users_option
 from gmeta.cli.options import engine_options, on_bad_option
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
@@ -133,22 +133,18 @@ def compact(store: Path, start: int | None, spec_file: Path | None) -> None:
 
 @click.command()
 @store_argument
-@click.option("--user", "users", multiple=True, help="A user; may be repeated.")
-@click.option(
-    "--users", "users_file", type=click.File(), help="A file with a user in each line; `-` is the input."
-)
+@user_option
+@users_option
 def scrub(store: Path, users: tuple[str, ...], users_file: TextIO | None) -> None:
     """Delete all events of users: write the next generation without them.
 
     Earlier generations still hold these events until `drop` removes them.
     """
     from gmeta.cli.prepare_output import PrepareProgress
-    from gmeta.preprocess import HistorySpec, scrub_history
-    from gmeta.preprocess.history.files.generation import Generation, generations
+    from gmeta.preprocess import scrub_history
+    from gmeta.preprocess.history.files.generation import generations
 
-    spec = HistorySpec.from_json(Generation(store).manifest.spec)
-    lines = [] if users_file is None else users_file.read().splitlines()
-    named = [spec.user_number(each.strip()) for each in (*users, *lines) if each.strip()]
+    named = find_users(store, users, users_file)
     if not named:
         raise ConfigError("no user is named: pass --user, or --users with a file")
     with PrepareProgress() as progress:

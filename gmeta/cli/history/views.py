@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
 import click
 
-from gmeta.cli.history.store_options import generation_option, store_argument
+from gmeta.cli.history.store_options import (
+    find_users,
+    generation_option,
+    store_argument,
+    user_option,
+    users_option,
+)
 from gmeta.core.errors import ConfigError
 
 
@@ -14,17 +21,25 @@ from gmeta.core.errors import ConfigError
 @store_argument
 @generation_option
 def verify(store: Path, generation: int | None) -> None:
-    """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged."""
+    """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged.
+
+    The registered sets of examples are looked at too: whether they are there, as they were registered, and
+    the generations that they read.
+    """
+    from gmeta.preprocess.history.example_sets import find_faults
     from gmeta.preprocess.history.verify import verify_history
 
     found = verify_history(store, generation)
+    examples = list(find_faults(store))
     for fault in found.faults:
         click.echo(f"damaged: {fault}")
     click.echo(
         f"generation {found.generation}: {found.stripes:,} stripes with {found.events:,} events, "
         f"{len(found.faults):,} of them damaged"
     )
-    click.get_current_context().exit(1 if found.faults else 0)
+    for fault in examples:
+        click.echo(f"not as registered: {fault}")
+    click.get_current_context().exit(1 if found.faults or examples else 0)
 
 
 @click.command()
@@ -55,3 +70,36 @@ def show(store: Path, user: str, until: int | None, longest: int, generation: in
         click.echo(f"{group}: {len(found[BIRTH]):,} events")
         for row in [names, *rows]:
             click.echo("  ".join(f"{value!s:>12}" for value in row))
+
+
+@click.command("export")
+@store_argument
+@click.argument("out", type=click.Path(path_type=Path))
+@generation_option
+@click.option("--until", type=int, help="Write only events before this time.")
+@user_option
+@users_option
+def export_events(
+    store: Path,
+    out: Path,
+    generation: int | None,
+    until: int | None,
+    users: tuple[str, ...],
+    users_file: TextIO | None,
+) -> None:
+    """Write events as Parquet into the folder OUT, which appears whole or not at all.
+
+    There is a file for each shard that has events, and a spec with which `append` reads the files. --user and
+    --users write only the events of these users.
+    """
+    from gmeta.cli.prepare_output import PrepareProgress
+    from gmeta.preprocess import export_history
+
+    named = find_users(store, users, users_file) if users or users_file else None
+    with PrepareProgress() as progress:
+        done = export_history(store, out, generation=generation, until=until, users=named, progress=progress)
+    absent = f"; {done.absent:,} of the users asked for have none" if done.absent else ""
+    click.echo(
+        f"generation {done.generation}: {done.events:,} events of {done.users:,} users in {done.files:,} "
+        f"files, {done.bytes:,} bytes, in {done.seconds:.1f} s{absent}"
+    )

@@ -34,13 +34,13 @@ def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) ->
             raise ConfigError(f"{store} has no generation {absent[0]}; it has {', '.join(map(str, there))}")
         if there[-1] in doomed:
             raise ConfigError(f"generation {there[-1]} is the newest of {store}: readers open it")
+        refuse_needed(store, doomed)
         for number in sorted(set(there) - doomed):
             if needed := sorted(doomed & set(HistoryManifest.load(store, number).reads)):
                 raise ConfigError(
                     f"generation {number} of {store} reads stripes of generation {needed[0]}: run `gmeta "
                     "history compact`, and drop all generations before the one that it makes"
                 )
-        refuse_needed(store, doomed)
         for number in sorted(doomed):
             folder = generation_folder(store, number)
             folder.rename(folder.with_name(f".{folder.name}.removed"))

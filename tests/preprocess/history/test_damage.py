@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,19 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.data.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
-from gmeta.core.errors import DataError, GmetaError
-from gmeta.preprocess import HistorySpec, append_history, compact_history, drop_generations, scrub_history
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.preprocess import (
+    ExampleSet,
+    HistorySpec,
+    append_history,
+    compact_history,
+    drop_generations,
+    export_history,
+    list_examples,
+    remove_examples,
+    scrub_history,
+)
+from gmeta.preprocess.history.example_sets import refuse_needed, register
 from gmeta.preprocess.history.files.generation import Generation, generations
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
@@ -183,6 +195,44 @@ def test_a_process_that_is_killed_while_it_drops_generations_leaves_a_store(stor
     assert points > 15  # two renames and flushes, and then each file
     assert [path.name for path in (store / "generations").iterdir()] == ["00000003"]
     assert all((everything(store).columns[name] == before.columns[name]).all() for name in before.columns)
+
+
+CLICKS = ExampleSet("clicks", "/nowhere/clicks", "0" * 64, 20, (1, 2), 1000)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_that_is_killed_while_it_registers_leaves_the_old_registration_or_the_new_one(store):
+    register(store, CLICKS)
+    other, points = replace(CLICKS, generations=(2,)), 0
+    while killed_at(points + 1, lambda: register(store, other)):
+        points += 1
+        assert list_examples(store) in ([CLICKS], [other])
+        assert verify_history(store).faults == ()
+        with pytest.raises(ConfigError, match="'clicks' at /nowhere/clicks read generation 2 of"):
+            refuse_needed(store, {2})
+        register(store, CLICKS)
+        assert [path.name for path in (store / "examples").iterdir()] == ["clicks.json"]
+    assert points >= 5  # the file's content, its name, the folder and the store
+    assert list_examples(store) == [other]
+    points = 0
+    while killed_at(points + 1, lambda: remove_examples(store, "clicks")):
+        points += 1
+        assert list_examples(store) in ([], [other])
+        register(store, other)
+    assert points == 2
+    assert list_examples(store) == []
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_an_export_that_is_killed_leaves_no_file_that_looks_whole(tmp_path, store):
+    out, points = tmp_path / "out", 0
+    while killed_at(points + 1, lambda: export_history(store, out)):
+        points += 1
+        assert not out.exists()
+    assert points >= 6
+    names = ["shard-00000.parquet", "shard-00001.parquet", "spec.toml"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(tmp_path, store, monkeypatch):

@@ -1,0 +1,221 @@
+"""Makes sets of examples that point into a store, and registers them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.manifest import Manifest
+from gmeta.core.data.on_bad import check_on_bad
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.json_values import folder_name
+from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.columns import single
+from gmeta.preprocess.config import PrepareConfig
+from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, register
+from gmeta.preprocess.history.exposure_source import ExposureSource, Pointers
+from gmeta.preprocess.history.files.generation import Generation, generations, show_numbers
+from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.local.preparation import prepare_source
+from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.summary import PrepareSummary
+from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+from gmeta.preprocess.tables.table_source import TableSource
+
+if TYPE_CHECKING:
+    import duckdb
+
+Data = str | os.PathLike[str]
+CHECKS = ("length", "crc")
+
+
+@dataclass(frozen=True)
+class ExamplesSummary:
+    """What `history_examples` did.
+
+    Attributes:
+      examples: The set, as it is registered.
+      prepared: What was read, kept and left out.
+      empty: Rows read that have no history; None if the set was there already.
+      bytes: The size of the set's shards, without their indexes.
+    """
+
+    examples: ExampleSet
+    prepared: PrepareSummary
+    empty: int | None
+    bytes: int
+
+
+def history_examples(
+    store: Data,
+    data: Data | Sequence[Data],
+    out: Data,
+    spec: TableSpec,
+    config: PrepareConfig | None = None,
+    on_bad: str = "raise",
+    *,
+    longest: int = 1000,
+    check: str = "length",
+    columns: Sequence[str] = (),
+    generation: str | None = None,
+    name: str | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    memory_limit: int | None = None,
+    progress: Progress = no_progress,
+) -> ExamplesSummary:
+    """Make a set of examples of exposures that point into a store, for `gmeta.io.late`, and register it.
+
+    The set is a prepared data set, as `prepare` makes it, of the exposures without their histories. An
+    exposure gets at most three columns more:
+
+    * ``"generation"``, the newest generation of the store now, unless the table says which was read;
+    * ``"history_length"``, how many events its history has: the newest `longest` of those before the
+      exposure's time that the generation held;
+    * ``"history_crc"``, with ``check="crc"``, the checksum of that history (`history_crcs`).
+
+    As long as the set is registered, the generations that its rows name stay in the store; `remove_examples`
+    unregisters it.
+
+    Args:
+      store: The store's folder.
+      data: Files, folders or patterns of CSV, Parquet or JSON lines.
+      out: The folder to make. One that was made of the same data, settings and generation is used as it is.
+      spec: The exposures' columns: the task is the user, and the time is in the store's unit.
+      config: Settings of the data set. None: each exposure is an example, ``PrepareConfig(batch_rows=1)``.
+      on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each and leaves it out. A
+        row of a generation that isn't there ends the run under either rule.
+      longest: Most events of a history.
+      check: ``"length"``, or ``"crc"`` for the checksum too.
+      columns: The columns of events, of one group or the time, of which ``"crc"`` makes the checksum, in the
+        order in which `gmeta.io.late` gets them.
+      generation: The table's column with the generation that the ranker read. None: the newest now.
+      name: The set's name in the store. None: that of the folder.
+      overwrite: Replace a prepared data set that differs.
+      resume: Continue a killed run, as for `prepare`.
+      memory_limit: Bytes of memory to stay within; the index of a shard must fit besides. None: half of the
+        available memory.
+      progress: Called with the progress of the stages ``"read"``, ``"sort"`` and ``"write"``.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ConfigError: A column isn't there or has a name that examples need, an argument is out of range, or
+        another set has the name or the folder.
+      DataError: As for `prepare`; or a row names a generation that the store doesn't have, or the store is
+        damaged.
+      GmetaError: ``out`` holds something else, or it or the store can't be written.
+
+    Example:
+      >>> spec = TableSpec("user", time="ts", label="click")
+      >>> history_examples("histories", "shown.parquet", "examples", spec)  # doctest: +SKIP
+      >>> late("examples/train", HistoryStore("histories"), generation="generation", ...)  # doctest: +SKIP
+
+    References:
+      Versioned Late Materialization, section 3.3.
+    """
+    store, out = Path(store), Path(out)
+    name = out.absolute().name if name is None else name
+    pointers = _check(Generation(store), spec, longest, check, columns, generation)
+    folder = os.path.realpath(out)
+    _refuse_taken(store, name, folder)
+    files = [data] if isinstance(data, str | os.PathLike) else list(data)
+    named, opened = {pointers.store.manifest.generation}, list[ExposureSource]()
+    if generation is not None:
+        named = _find_generations(store, files, spec, generation, on_bad, memory_limit)
+
+    def open_source(connection: duckdb.DuckDBPyConnection, bad: BadRecords) -> ExposureSource:
+        opened.append(ExposureSource(TableSource(files, given, connection), pointers))
+        return opened[0]
+
+    given = spec if generation is None else _with_column(spec, generation)
+    prepared = prepare_source(
+        open_source,
+        out,
+        config or PrepareConfig(batch_rows=1),
+        on_bad,
+        overwrite=overwrite,
+        resume=resume,
+        memory_limit=memory_limit,
+        progress=progress,
+    )
+    manifest = Manifest.load(out)
+    examples = ExampleSet(name, folder, manifest.digest, prepared.rows, tuple(sorted(named)), longest)
+    register(store, examples)
+    size = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    return ExamplesSummary(examples, prepared, None if prepared.reused else opened[0].empty, size)
+
+
+def _check(
+    opened: Generation,
+    spec: TableSpec,
+    longest: int,
+    check: str,
+    columns: Sequence[str],
+    generation: str | None,
+) -> Pointers:
+    if spec.time is None:
+        raise ConfigError("examples need the time of each exposure: name its column, with --time or a spec")
+    if check not in CHECKS:
+        raise ConfigError(f"check must be one of {', '.join(CHECKS)}, got {check!r}")
+    if isinstance(columns, str) or bool(columns) != (check == "crc"):
+        raise ConfigError(
+            "columns must be those of which check='crc' makes the checksum, got "
+            f"{columns!r} and check={check!r}"
+        )
+    opened.manifest.find(columns)
+    whole_number("longest", longest, least=1)
+    return Pointers(opened, generation, longest, tuple(columns))
+
+
+def _refuse_taken(store: Path, name: str, folder: str) -> None:
+    try:
+        folder_name(f"{name}.json", "the examples' name")
+    except ValueError as error:
+        raise ConfigError(f"{error}: give another --name") from error
+    for known in list_examples(store):
+        if (known.name == name) != (known.folder == folder):
+            raise ConfigError(
+                f"{store} has examples {known.name!r} at {known.folder} already, and these are {name!r} at "
+                f"{folder}: give another --name or folder, or unregister them with `gmeta history examples "
+                f"{store} --remove {known.name}`"
+            )
+
+
+def _with_column(spec: TableSpec, name: str) -> TableSpec:
+    """Return the spec with a column, if it names the columns that it keeps and this isn't one."""
+    if not spec.columns or name in spec.columns:
+        return spec
+    return replace(spec, columns={**spec.columns, name: ColumnSpec(dtype="int64")})
+
+
+def _find_generations(
+    store: Path, files: Sequence[Data], spec: TableSpec, column: str, on_bad: str, memory_limit: int | None
+) -> set[int]:
+    """Return the generations that a table names; refuse one that the store doesn't have."""
+    there, named = generations(store), set[int]()
+    own = {column: spec.columns.get(column, ColumnSpec())}
+    with closing(duckdb_engine.connect(memory_limit or memory.default_limit())) as connection:
+        table = TableSource(files, TableSpec(column, columns=own, csv=spec.csv), connection)
+        for chunk in table.chunks(BadRecords(check_on_bad(on_bad)), no_progress):
+            found = single(chunk, column)
+            strange = np.flatnonzero(~np.isin(found, there))
+            if len(strange):
+                path, line, place = table.where(int(single(chunk, NUMBER)[strange[0]]))
+                raise DataError(
+                    f"{place}generation {found[strange[0]]} was read, and {store} has {show_numbers(there)}",
+                    path=path,
+                    line=line,
+                    advice="open the store that the ranker read, or leave the row out",
+                )
+            named |= {*np.unique(found).tolist()}
+    return named
