@@ -86,7 +86,7 @@ def groups(
     An iterator's state is the number of groups that it has returned: a few hundred bytes, restored without
     reading anything again. ``tf.train.Checkpoint`` saves it, also through ``prefetch`` and ``map``, which add
     the elements that wait in them. With Keras' ``BackupAndRestore``, use `ReadingPosition`. To resume with
-    another number of ranks, start each of them at the same `EpochPlan`.
+    another number of ranks, start each of them at the same `EpochPlan`, or with ``balance`` at a position.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or on any
@@ -179,10 +179,9 @@ def groups(
             )
 
         def part_of(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
-            steps = (
-                tf.constant(-1, tf.int64) if balance is not None else -((begin - end) // groups_per_element)
-            )
-            own = {**every, "begins": begin[None], "ends": end[None], "steps": steps}
+            own = {**every, "begins": begin[None], "ends": end[None]}
+            if balance is None:
+                own["steps"] = -((begin - end) // groups_per_element)
             numbers, zero = tf.constant([seed, 0], tf.int64), tf.constant(0, tf.int64)
             return _group_ranges(split, shares, zero, seed=numbers, first_step=zero, **own, **inputs)
 
