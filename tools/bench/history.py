@@ -1,12 +1,12 @@
-"""Histories of users at moments: gmeta's own format beside Parquet and RocksDB.
+"""Histories of users at moments: bytes, reads, appends and speed of a store, and its format beside others.
 
     gmeta bench history --json FILE
+    gmeta bench history --parts formats
+    gmeta bench history --parts append bytes --users 100000 --plot FILE
 
-A request asks for the newest events of a user before a moment, as the generation of that day knew them: the
-time and three more of the eight columns. Events are made up, 600 a user in the mean. All forms store the same
-events and, before anything is timed, give the same answers. Each works on one core and reads files that are
-in the page cache. `long`, `middle` and `short` are at most 3,000, 1,000 and 100 events. A call has 256
-requests of random users or, `in_order`, one of each user in ascending order.
+Events are made up, 600 a user in the mean, with six columns besides the time. Parts:
+
+formats   gmeta's form of a shard beside Parquet and RocksDB, of other users than all below
 
 gmeta                 stripes of 256 events in a file, and the index of a shard
 parquet_dense         sorted by user and time, with delta encodings and zstd, row groups of 65,536 rows;
@@ -20,100 +20,114 @@ rocksdb_CODEC         a key for 256 events, whose columns are stored as they are
                       index in memory names the keys of a call, and all of them are fetched at once
 rocksdb_lz4_iterated  the same without that index: an iterator goes backwards from the moment
 
+A request asks for the newest events of a user before a moment, as the generation of that day knew them: the
+time and three more of the eight columns. All forms give the same answers, each works on one core and reads
+files that are in the page cache. `long`, `middle` and `short` are at most 3,000, 1,000 and 100 events. A call
+has 256 requests of random users or, `in_order`, one of each user in ascending order.
+
 bytes_per_event       of files, and of indexes that are stored
 scans, events         requests answered in a second, and the events of the answers
 gmeta_over_best       gmeta's rate over that of the fastest other form, however many bytes it takes
 gmeta_over_dense      the same among forms of at most twice gmeta's bytes
 history/scan          gmeta's events a second on a core, of whole histories in order
 
-Lance isn't compared, as the package registry at hand has none. rocksdict isn't a dependency; without it
-RocksDB is left out: pip install rocksdict==0.3.29
+The other parts share a store that 91 daily appends make, and 20 requests a user, made right after events
+of the user's. A history has what the store held that morning.
+
+append    append/share       bytes that the 91st append writes, of all in the store; mean_of_9: of the last
+                             nine; append/written: of all appends, in stores
+          append/events      events a second and core of one append of all days; append/day: seconds of
+                             processor time of a daily append
+          compact/events     events a second and core of the compaction
+          reads_per_lookup   reads of a history of at most 1,000 events, of the compacted store; appended: of
+                             the store of 91 appends
+bytes     examples/bytes     a prepared data set of the requests without histories
+          total/bytes        with the compacted store; both in % of fat rows, a prepared data set with a
+                             record for each request and its newest 1,000 events
+          total/of_FORM      the same of other fat rows: with records that zstd compresses; with one such
+                             record for all requests of a user; and in Parquet, by zstd, ordered by user
+          read/READER/bytes  what a reader fetches from examples and the compacted store, each batch of 256
+                             anew; in % of fat rows of 3,000 events, which every reader reads whole. In random
+                             order or, by_user, with all requests of a user in a batch
+          affinity/bytes     bytes from the store in that order, in % of random order, at 1,000 events
+speed     op                 events a second of the native op with all cores, random requests
+          throughput/WHAT    how many times as fast a reader is with affinity, with pipelined reads, and with
+                             base batches that it joins
+
+Fat rows are written for a sample of users and scaled. Lance isn't compared, as the package registry at hand
+has none. rocksdict isn't a dependency; without it RocksDB is left out: pip install rocksdict==0.3.29
 """
 
 from __future__ import annotations
 
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from harness import Result, interleave, parser, report
-from parts.history_formats.contenders import Form, assert_same, contenders, versions
-from parts.history_formats.events import MEAN_EVENTS, Events, make_events, make_requests
+from harness import Result, parser, report
 
-LONGEST = {"long": 3_000, "middle": 1_000, "short": 100}
-CALL = 256  # requests of random users
+PARTS = ("formats", "append", "bytes", "speed")
 
 
-def rates(events: Events, forms: dict[str, Form], what: str, rounds: int) -> dict[str, tuple[float, float]]:
-    """Time calls in turn, each round with requests of its own.
+def formats(given: Namespace) -> tuple[list[Result], dict[str, Any]]:
+    """Measure the format beside others."""
+    from parts.history_formats.contenders import contenders, versions
+    from parts.history_formats.events import make_events
+    from parts.history_formats.rates import compare
 
-    Args:
-      events: What the forms store.
-      forms: Name -> form.
-      what: A key of `LONGEST`, with ``_in_order`` behind it for users in ascending order.
-      rounds: Timed rounds.
-
-    Returns:
-      Name -> requests and events a second, by the median round.
-    """
-    longest, in_order = LONGEST[what.removesuffix("_in_order")], what.endswith("_in_order")
-    count, warm_up = len(events.users) if in_order else CALL, 2
-    calls = [make_requests(events, count, seed, in_order=in_order) for seed in range(warm_up + rounds)]
-    assert_same(forms, calls[0], longest)
-    sizes = [int(forms["gmeta"].scan(call, longest).row_splits[-1]) for call in calls[warm_up:]]
-    timed = {
-        name: (lambda number, form=form: form.scan(calls[number], longest)) for name, form in forms.items()
-    }
-    seconds = interleave(timed, rounds=rounds, warm_up=warm_up)
-    mean = sum(sizes) / len(sizes)
-    return {name: (count / each, mean / each) for name, each in seconds.items()}
+    events = make_events(given.shard_users, given.events)
+    with tempfile.TemporaryDirectory() as folder:
+        results = compare(events, contenders(Path(folder), events), given.rounds)
+    return results, {"shard_users": given.shard_users, "shard_events": len(events), **versions()}
 
 
-def results_of(forms: dict[str, Form], found: dict[str, dict[str, Any]], events: int) -> list[Result]:
-    """Turn rates into figures.
+def store(given: Namespace) -> tuple[list[Result], dict[str, Any]]:
+    """Measure a store that has grown day by day."""
+    from parts.history_store import appends, pace, sizes
+    from parts.history_store.days import grow
 
-    Args:
-      forms: Name -> form.
-      found: What was asked -> `rates`.
-      events: How many are stored.
-
-    Returns:
-      The figures.
-    """
-    results = [
-        Result(f"history/formats/{name}/bytes_per_event", form.size / events, "bytes")
-        for name, form in forms.items()
-    ]
-    peers = [name for name in forms if name != "gmeta"]
-    dense = [name for name in peers if forms[name].size <= 2 * forms["gmeta"].size]
-    for what, rate in found.items():
-        best = max(peers, key=rate.__getitem__)
-        for name, (scans, read) in rate.items():
-            peer = (best, rate[best][0]) if name == "gmeta" else ()
-            results.append(Result(f"history/formats/{name}/scans_{what}", scans, "scans/s", *peer))
-            results.append(Result(f"history/formats/{name}/events_{what}", read, "events/s"))
-        for kind, names in (("best", peers), ("dense", dense)):
-            if names:
-                ratio = rate["gmeta"][0] / max(rate[name][0] for name in names)
-                results.append(Result(f"history/formats/gmeta_over_{kind}_{what}", ratio, "times"))
-    return [*results, Result("history/scan", found["long_in_order"]["gmeta"][1], "events/s")]
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        grown = grow(folder, given.users, given.events, given.days)
+        if "append" in given.parts:
+            results += appends.measure(grown)
+        if "bytes" in given.parts or given.plot:
+            measured = sizes.measure(folder, grown, given.sample)
+            results += measured.results()
+            if given.plot:
+                measured.plot(given.plot)
+        if "speed" in given.parts:
+            results += pace.measure(folder, grown, given.rounds)
+        facts = {"users": given.users, "events": grown.events, "requests": len(grown.requests)}
+    return results, {**facts, "sample": given.sample, "days": given.days}
 
 
 def main() -> None:
-    """Store the events in all forms, and time them."""
+    """Measure the parts that are named."""
     options = parser(__doc__)
-    options.add_argument("--users", type=int, default=4_000, help="of the shard (default: %(default)s)")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--users", type=int, default=5_000, help="of the store (default: %(default)s)")
+    options.add_argument("--sample", type=int, default=200, help="users with fat rows (default: %(default)s)")
     options.add_argument(
-        "--events", type=int, default=MEAN_EVENTS, help="of a user in the mean (default: %(default)s)"
+        "--events", type=int, default=600, help="of a user in the mean (default: %(default)s)"
     )
+    options.add_argument("--days", type=int, default=91, help="that are appended (default: %(default)s)")
+    options.add_argument(
+        "--shard-users", type=int, default=4_000, help="of the shard in formats (default: %(default)s)"
+    )
+    options.add_argument("--plot", type=Path, help="draw where bytes go into this PNG")
     given = options.parse_args()
-    events = make_events(*((50, 60) if given.smoke else (given.users, given.events)))
-    with tempfile.TemporaryDirectory() as folder:
-        forms = contenders(Path(folder), events)
-        asked = [f"{length}{order}" for order in ("", "_in_order") for length in LONGEST]
-        found = {what: rates(events, forms, what, given.rounds) for what in asked}
-        results = results_of(forms, found, len(events))
-    facts = {"users": len(events.users), "events": len(events), **versions()}
+    if given.smoke:
+        given.__dict__ |= {"users": 40, "days": 10, "sample": 10, "events": 60, "shard_users": 50}
+    results: list[Result] = []
+    facts: dict[str, Any] = {}
+    for measure, parts in ((formats, PARTS[:1]), (store, PARTS[1:])):
+        if set(parts) & set(given.parts) or (measure is store and given.plot):
+            more, about = measure(given)
+            results += more
+            facts |= about
     report("Histories at moments", results, given.json, **facts)
 
 

@@ -59,7 +59,7 @@ def readers(forms: Forms, longest: int, batch: int) -> dict[str, tf.data.Dataset
         "labels": ["click"],
         "longest": longest,
         "sequences_per_batch": batch,
-        "options": gmeta.io.ReadOptions(seed=1),
+        "options": gmeta.io.ReadOptions(seed=1, shuffle_buffer=512),  # the same order for both
     }
     return {
         "fat": gmeta.io.sequences(forms.fat / "train", exposed=PAGE, **columns).repeat(),

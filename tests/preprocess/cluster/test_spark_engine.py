@@ -119,7 +119,7 @@ def test_a_hot_task_a_killed_worker_and_parquet(spark, tmp_path, monkeypatch):
     path = write_table(shuffled(table), tmp_path / "t.parquet")
     prepare(path, tmp_path / "a", config, spec=SPEC)
     seen = []
-    monkeypatch.setattr(spark_rows, "written", spark_faults.written_or_killed)
+    monkeypatch.setattr(spark_rows, "write_shards", spark_faults.written_or_killed)
     monkeypatch.setattr(spark_engine, "edges", lambda counts: edges(seen.extend(counts) or seen))
     spark_engine.prepare_on_spark(path, tmp_path / "b", config, spec=SPEC, ranges=5)
     assert contents(tmp_path / "b") == contents(tmp_path / "a")

@@ -19,7 +19,7 @@ MEAN_EVENTS = 600
 STRIPE = 256
 """The most events that a form stores together, where it has such a unit."""
 
-_BEGIN, _DAY = 1_600_000_000, 86_400
+BEGIN, DAY = 1_600_000_000, 86_400
 _ITEMS, _CATEGORIES = 1_000_000, 1_000
 _LATE = 0.02  # of the events, by one day to three
 
@@ -59,7 +59,9 @@ class Events:
         return owners, begins, np.minimum(begins + STRIPE, self.ends[owners])
 
 
-def make_events(users: int, mean: int = MEAN_EVENTS, seed: int = 0) -> Events:
+def make_events(
+    users: int, mean: int = MEAN_EVENTS, seed: int = 0, *, days: int = DAYS, shortest: int = 10
+) -> Events:
     """Make up events.
 
     A user's number of events is log-normal. Their gaps are too, so they come in bursts; items are Zipf's, a
@@ -69,6 +71,8 @@ def make_events(users: int, mean: int = MEAN_EVENTS, seed: int = 0) -> Events:
       users: How many users.
       mean: Events of a user in the mean.
       seed: Of the random numbers.
+      days: How long the log is.
+      shortest: Days between a user's first event and the last, at least.
 
     Returns:
       The events.
@@ -81,11 +85,11 @@ def make_events(users: int, mean: int = MEAN_EVENTS, seed: int = 0) -> Events:
     elapsed = np.cumsum(rng.lognormal(0, 2.0, size))
     before = np.concatenate([[0.0], elapsed[ends - 1]])
     share = (elapsed - before[:-1][owners]) / (before[1:] - before[:-1])[owners]
-    span = rng.integers(10, DAYS, users) * float(_DAY)
-    first = rng.random(users) * (DAYS * _DAY - span)
-    time = _BEGIN + (first[owners] + share * span[owners]).astype(np.int64)
+    span = rng.integers(shortest, days, users) * float(DAY)
+    first = rng.random(users) * (days * DAY - span)
+    time = BEGIN + (first[owners] + share * span[owners]).astype(np.int64)
     late = np.where(rng.random(size) < _LATE, rng.integers(1, 4, size), 0)
-    birth = np.minimum((time - _BEGIN) // _DAY + late, DAYS - 1)
+    birth = np.minimum((time - BEGIN) // DAY + late, days - 1)
     item = np.minimum(rng.zipf(1.2, size), 2**62) * 7_919 % _ITEMS
     prices = np.round(rng.lognormal(3, 1, _ITEMS), 2).astype(np.float32)
     columns = {
@@ -125,5 +129,5 @@ def make_requests(events: Events, count: int, seed: int, *, in_order: bool) -> N
     requests = np.zeros(len(chosen), REQUEST)
     requests["user"], requests["start"] = events.users[chosen], -(2**63)
     requests["until"] = first + (rng.random(len(chosen)) * (last - first + 1)).astype(np.int64)
-    requests["generation"] = (requests["until"] - _BEGIN) // _DAY
+    requests["generation"] = (requests["until"] - BEGIN) // DAY
     return requests

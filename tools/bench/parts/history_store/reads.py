@@ -1,0 +1,65 @@
+"""What readers fetch from a store: bytes and reads, with every batch read anew."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gmeta
+import numpy as np
+from gmeta.core.data.history_manifest import user_shards
+from numpy.typing import NDArray
+from parts.history_store.days import OWN, SHARDS, Grown, Requests
+
+BATCH = 256
+
+
+class Fetched(NamedTuple):
+    """What requests have fetched.
+
+    Attributes:
+      bytes: Of a request.
+      reads: Of a request whose history isn't empty.
+      lengths: (R,) int64: events of each history.
+    """
+
+    bytes: float
+    reads: float
+    lengths: NDArray[np.int64]
+
+
+def fetch(grown: Grown, requests: Requests, longest: int, generation: int | None = None) -> Fetched:
+    """Read the histories of requests in batches, and count.
+
+    Args:
+      grown: The store.
+      requests: In the order in which they are read.
+      longest: Most events of a history.
+      generation: Of the store that is opened; None: the newest.
+    """
+    store, stats, lengths = gmeta.io.HistoryStore(grown.path, generation), gmeta.io.ReaderStats(), []
+    for begin in range(0, len(requests), BATCH):
+        own = requests[slice(begin, begin + BATCH)]
+        found = store.read(
+            own.user,
+            ["time", *OWN],
+            until=own.time,
+            generation=own.generation,
+            longest=longest,
+            stats=stats,
+        )
+        lengths.append(found["time"].row_lengths().numpy())
+    joined, counts = np.concatenate(lengths), stats.read()
+    return Fetched(
+        counts.history_bytes / len(requests), counts.history_reads / max(1, (joined > 0).sum()), joined
+    )
+
+
+def shuffled(requests: Requests) -> Requests:
+    """Return requests in random order."""
+    return requests[np.random.default_rng(2).permutation(len(requests))]
+
+
+def by_affinity(requests: Requests) -> Requests:
+    """Return requests in the order of shards and users, so that a batch has all of some users' requests."""
+    shard = user_shards(requests.user, SHARDS)
+    return requests[np.lexsort((requests.time, requests.user, shard))]
