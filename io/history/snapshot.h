@@ -213,8 +213,8 @@ class Snapshot {
   }
 
   // Finds the events to be kept. Most often the chosen stripes lie one after another in memory,
-  // their events are in order, and all were born by then: two binary searches find the events side
-  // by side, and none is looked at alone.
+  // their events are in order, and all before the moment were born by then: two binary searches
+  // find the events side by side, and none is looked at alone.
   void Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
             size_t longest) {
     kept_.clear();
@@ -248,15 +248,18 @@ class Snapshot {
       if (begins_[number] != end) return false;
       end += Events(places[number]);
     }
-    size_t unordered = 0, unborn = 0;
+    size_t unordered = 0;
     for (size_t i = begin + 1; i < end; ++i) unordered += static_cast<size_t>(IsBefore(i, i - 1));
-    for (size_t i = begin; i < end; ++i) {
-      unborn += static_cast<size_t>(births_[i] > moment.generation);
-    }
-    if (unordered + unborn > 0) return false;
+    if (unordered > 0) return false;
     const auto of = [this](size_t i) { return times_.begin() + static_cast<ptrdiff_t>(i); };
     const auto from = std::lower_bound(of(begin), of(end), moment.start);
     const auto to = std::lower_bound(from, of(end), moment.until);
+    const auto births = births_.begin() + (from - times_.begin());
+    size_t unborn = 0;
+    for (ptrdiff_t i = 0; i < to - from; ++i) {
+      unborn += static_cast<size_t>(births[i] > moment.generation);
+    }
+    if (unborn > 0) return false;
     count_ = std::min(longest, static_cast<size_t>(to - from));
     first_ = static_cast<size_t>(to - times_.begin()) - count_;
     return true;
