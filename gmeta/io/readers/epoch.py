@@ -61,7 +61,7 @@ class EpochPlan:
     def lanes(self, ranks: int) -> tuple[tuple[Span, ...], ...]:
         """Return the ranges of ``ranks`` ranks (or shares), each as a tuple of spans."""
         cuts = [rank * self.groups // ranks for rank in range(ranks + 1)]
-        return tuple(_cut(self.left, cuts[rank], cuts[rank + 1]) for rank in range(ranks))
+        return tuple(cut_spans(self.left, cuts[rank], cuts[rank + 1]) for rank in range(ranks))
 
     def steps(self, ranks: int, groups_per_step: int) -> int:
         """Count the steps that every rank takes: as many as the longest range needs."""
@@ -75,7 +75,8 @@ class EpochPlan:
           cursors: The ``cursor`` of each rank's, or share's, last element, in order (`gmeta.io.groups`).
         """
         rests = (
-            _cut(lane, cursor, None) for lane, cursor in zip(self.lanes(len(cursors)), cursors, strict=True)
+            cut_spans(lane, cursor, None)
+            for lane, cursor in zip(self.lanes(len(cursors)), cursors, strict=True)
         )
         return replace(self, left=tuple(span for rest in rests for span in rest))
 
@@ -100,7 +101,7 @@ class EpochPlan:
             raise ConfigError(f"EpochPlan: {value!r} isn't what to_json made: {error}") from error
 
 
-def _cut(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span, ...]:
+def cut_spans(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span, ...]:
     """Cut the positions with numbers ``begin`` to ``end - 1`` out of some spans."""
     found, before = [], 0
     for first, last in spans:
