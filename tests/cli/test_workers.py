@@ -37,7 +37,6 @@ def in_turn(pieces):
 
 def kill_one(folder):
     """In a warm process: two workers read, and one is killed in the middle of its pieces."""
-    cloudpickle.register_pickle_by_value(sys.modules[numbers.__module__])
     workers = [WorkerProcess(folder) for _ in range(2)]
     addresses = [worker.address() for worker in workers]
     from gmeta.io import ServedPosition, distribute
@@ -53,7 +52,6 @@ def scale(folder):
     """In a warm process: a pool adds a worker while training waits, and replaces one that was killed."""
     import os
 
-    cloudpickle.register_pickle_by_value(sys.modules[numbers.__module__])
     from gmeta.io import ScaledPool, ServedPosition, distribute
 
     pool = ScaledPool(1, 2, folder=folder, interval=0.5)

@@ -7,3 +7,5 @@
 - `lanes` reads the pieces of an epoch from workers, `served_position` is how far training has got, and
   `served_epochs` makes a dataset of both. `base_batches` makes large batches of small ones.
 """
+
+__all__: list[str] = []
