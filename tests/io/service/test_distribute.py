@@ -318,3 +318,45 @@ def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
         assert key.stat().st_mode & 0o777 == 0o600
         assert len(key.read_bytes()) == 64
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["key"]
+
+
+def test_fit_trains_on_it_and_goes_on_where_it_was_interrupted(two, tmp_path):
+    def batches(start):
+        return numbers(start).map(lambda e: (tf.cast(e["k"], tf.float32)[:, None], e["k"]))
+
+    class Model(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = tf.keras.layers.Dense(1)
+            self.reading = ServedPosition(2)
+            self.seen = []
+
+        def call(self, inputs):
+            return self.layer(inputs)
+
+        def train_step(self, data):
+            self.add_seen(data[1])
+            return {"loss": tf.reduce_mean(self(data[0]))}
+
+        def add_seen(self, k):
+            tf.numpy_function(lambda k: (self.seen.append(int(k[0])), k)[1], [k], tf.int64)
+
+    class Interrupt(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 24:
+                raise InterruptedError
+
+    def fit(model, *callbacks):
+        model.compile()
+        data = distribute(batches, two, position=model.reading).repeat()
+        backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=5)
+        model.fit(data, epochs=2, steps_per_epoch=40, callbacks=[backup, *callbacks], verbose=0)
+        return model.seen
+
+    first, second = Model(), Model()
+    with pytest.raises(InterruptedError):
+        fit(first, Interrupt())
+    rest = fit(second)
+    assert first.seen == merged(2, 2)[:25]
+    assert first.seen + rest[:15] == merged(2, 2)
+    assert rest[15:] == merged(2, 2)
