@@ -22,6 +22,7 @@ COMMANDS = {
     "history": "Keep users' histories in a store, and see what is in it.",
     "train": "Train on a prepared data set; resume where a run stopped.",
     "launch": "Run a program of yours on several ranks.",
+    "workers": "Read data for processes that train, here or on other machines.",
     "evaluate": "Measure adaptation to new users, and write the report.",
     "export": "Write a trained model for TensorFlow Serving.",
     "bench": "Measure a part of gmeta beside its peers.",

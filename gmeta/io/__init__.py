@@ -13,6 +13,7 @@
 - `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
   `sequences` with histories out of such a store; `history_crc` is a history's checksum.
 - `write_predictions` predicts for all rows of a split, into Arrow files; any number of ranks goes on with it.
+- `distribute` lets workers read (`gmeta workers`), and `rebatch` makes large batches of small ones.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
@@ -37,22 +38,27 @@ from gmeta.io.histories.store import HistoryStore
 from gmeta.io.predictions.prediction_plan import Predictions
 from gmeta.io.predictions.write import write_predictions
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats
-from gmeta.io.readers import data_service
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.group_reader import Balance, epoch_plan, groups
 from gmeta.io.readers.position import ReadingPosition
-from gmeta.io.readers.read_options import AfterSteps, OneEpoch, ReadOptions, Start
+from gmeta.io.readers.read_options import AfterSteps, EpochPiece, OneEpoch, ReadOptions, Start
 from gmeta.io.readers.reading_time import ReadingTime, Waiting, from_memory
 from gmeta.io.readers.row_reader import rows
 from gmeta.io.readers.sequence_reader import sequences
 from gmeta.io.readers.task_reader import tasks
+from gmeta.io.service.base_batches import rebatch
+from gmeta.io.service.scaled_pool import ScaledPool
+from gmeta.io.service.served_epochs import distribute
+from gmeta.io.service.served_position import ServedPosition
+from gmeta.io.service.worker_pool import WorkerPool
 
 __all__ = [
     "After",
     "AfterSteps",
     "ArrowSource",
     "Balance",
+    "EpochPiece",
     "EpochPlan",
     "FeatureSource",
     "FetchCounts",
@@ -68,16 +74,19 @@ __all__ = [
     "ReadingPosition",
     "ReadingTime",
     "RocksDBSource",
+    "ScaledPool",
     "SequenceCost",
     "SequenceSplit",
+    "ServedPosition",
     "Start",
     "TaskChoice",
     "Waiting",
+    "WorkerPool",
     "as_data_error",
     "balance_over_ranks",
     "balanced_elements",
     "data_errors",
-    "data_service",
+    "distribute",
     "epoch_plan",
     "from_memory",
     "group_batch",
@@ -85,6 +94,7 @@ __all__ = [
     "history_crc",
     "join_features",
     "late",
+    "rebatch",
     "rows",
     "sequences",
     "tasks",

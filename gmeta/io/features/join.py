@@ -32,8 +32,8 @@ def join_features(
 
     The join runs in Python. The call holds Python's global lock except while it waits for the store, so
     ``num_parallel_calls`` hides the store's latency, but adds no more than one core of work in this process.
-    Also, the dataset refers to an object of this process. So tf.data service can't run it in workers
-    elsewhere (join before, in a job that writes shards, or after the service), and the graph can't be saved.
+    More cores join in workers: open the source in the function that `gmeta.io.distribute` sends them. The
+    dataset refers to an object of this process, so its graph can't be saved.
 
     Args:
       dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.group_batch` makes them, or with

@@ -61,7 +61,7 @@ class EpochPlan:
     def lanes(self, ranks: int) -> tuple[tuple[Span, ...], ...]:
         """Return the ranges of ``ranks`` ranks (or shares), each as a tuple of spans."""
         cuts = [rank * self.groups // ranks for rank in range(ranks + 1)]
-        return tuple(_cut(self.left, cuts[rank], cuts[rank + 1]) for rank in range(ranks))
+        return tuple(cut_spans(self.left, cuts[rank], cuts[rank + 1]) for rank in range(ranks))
 
     def steps(self, ranks: int, groups_per_step: int) -> int:
         """Count the steps that every rank takes: as many as the longest range needs."""
@@ -79,7 +79,7 @@ class EpochPlan:
     def rests(self, cursors: Sequence[int]) -> tuple[tuple[Span, ...], ...]:
         """Return what is left of each range after its rank has read a number of groups (`after`)."""
         lanes = self.lanes(len(cursors))
-        return tuple(_cut(lane, cursor, None) for lane, cursor in zip(lanes, cursors, strict=True))
+        return tuple(cut_spans(lane, cursor, None) for lane, cursor in zip(lanes, cursors, strict=True))
 
     def after_steps(self, steps: int, *, ranks: int, groups_per_step: int) -> EpochPlan:
         """Return what is left after each of ``ranks`` ranks, or shares, has taken ``steps`` steps."""
@@ -102,7 +102,7 @@ class EpochPlan:
             raise ConfigError(f"EpochPlan: {value!r} isn't what to_json made: {error}") from error
 
 
-def _cut(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span, ...]:
+def cut_spans(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span, ...]:
     """Cut the positions with numbers ``begin`` to ``end - 1`` out of some spans."""
     found, before = [], 0
     for first, last in spans:

@@ -12,7 +12,7 @@ on from there, each group once. A rank counts its own; ranks tell each other bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
-from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.epoch import EpochPlan, cut_spans
 
 UNKNOWN = -1
 """The cursor of a share that another rank reads."""
@@ -106,19 +106,27 @@ def only_own(cursors: Sequence[int], shares: Shares) -> tuple[int, ...]:
     return (*[UNKNOWN] * shares.first, *cursors, *[UNKNOWN] * rest)
 
 
-def ranges(plan: EpochPlan, shares: Shares, cursors: Sequence[int]) -> dict[str, npt.NDArray[np.int64]]:
+def ranges(
+    plan: EpochPlan,
+    shares: Shares,
+    cursors: Sequence[int],
+    part: Callable[[int], tuple[int, int]] | None = None,
+) -> dict[str, npt.NDArray[np.int64]]:
     """Return the spans that a rank reads, as the inputs of the native reader's op.
 
     Args:
       plan: What was left of the epoch when the shares began to read.
       shares: The rank's shares.
       cursors: Groups that each of its shares has read since.
+      part: Of the number of groups of a share, the first that is read, and the end. None: all are.
 
     Returns:
       ``lanes``, ``begins`` and ``ends``, each (spans,) int64: the share that a span belongs to, counted from
       the rank's first one, and its ends. A share without groups has an empty span.
     """
     rests = plan.rests(only_own(cursors, shares))[shares.first : shares.first + shares.count]
+    if part is not None:
+        rests = tuple(cut_spans(rest, *part(sum(end - begin for begin, end in rest))) for rest in rests)
     spans = [(lane, *span) for lane, rest in enumerate(rests) for span in rest or ((0, 0),)]
     columns = np.array(spans, np.int64).T
     return dict(zip(("lanes", "begins", "ends"), columns, strict=True))

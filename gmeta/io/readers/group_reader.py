@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from gmeta.core import collectives
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
@@ -23,10 +22,12 @@ from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
     DEFAULTS,
     AfterSteps,
+    EpochPiece,
     OneEpoch,
     ReadOptions,
     Start,
     first_epoch_of,
+    shares_of,
     without_steps,
 )
 
@@ -98,8 +99,8 @@ def groups(
         is skipped leaves a smaller element, so bad data doesn't change which groups step k reads.
       balance: Make elements of about equal cost instead.
       min_rows: A group with fewer rows is bad.
-      start: Where reading begins: an epoch's number, or `OneEpoch`, `AfterSteps`, an `EpochPlan`, a
-        `ReadingPosition`. With a position, end the pipeline with its `count`.
+      start: Where reading begins: an epoch's number, or `OneEpoch`, `EpochPiece`, `AfterSteps`, an
+        `EpochPlan`, a `ReadingPosition`. With a position, end the pipeline with its `count`.
       options: Order, rank, threads and bad data (`ReadOptions`). All ranks have the same number of elements:
         if the range of one rank is longer, the last elements of the others hold no groups. This doesn't apply
         with ``balance``.
@@ -124,16 +125,16 @@ def groups(
             f"groups: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least 1"
         )
     start = without_steps(start)
-    first_epoch, endless = first_epoch_of(start), not isinstance(start, OneEpoch)
-    pieces = start.pieces if isinstance(start, OneEpoch) else 1
+    first_epoch, endless = first_epoch_of(start), not isinstance(start, OneEpoch | EpochPiece)
+    piece = start if isinstance(start, EpochPiece) else None
     position = start if isinstance(start, ReadingPosition) else None
-    if balance is not None and (pieces > 1 or isinstance(start, AfterSteps)):
+    if balance is not None and isinstance(start, AfterSteps):
         raise ConfigError(
             f"groups: start={start!r} counts steps, and with balance a step has as many groups as cost "
             "enough: start at an epoch's number, a ReadingPosition or an EpochPlan, or save the iterator"
         )
     seed, on_bad = options.seed, options.on_bad
-    shares = _shares(options.shard)
+    shares = shares_of(options.shard, start)
     split = open_split(path, on_bad)
     whole = EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=first_epoch)
     resume = start if isinstance(start, EpochPlan) else None
@@ -158,9 +159,11 @@ def groups(
         "stats": 0 if options.stats is None else options.stats.id,
     }
 
+    part = piece.part_of if piece is not None and balance is not None else None
+
     def inputs_of(plan: EpochPlan) -> dict[str, Any]:
         steps = -1 if balance is not None else plan.steps(shares.total, groups_per_element)
-        numbers = {**ranges(plan, shares, [0] * shares.count), "steps": steps}
+        numbers = {**ranges(plan, shares, [0] * shares.count, part), "steps": steps}
         return {name: tf.constant(value, tf.int64) for name, value in numbers.items()}
 
     every = inputs_of(EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=0))
@@ -203,14 +206,13 @@ def groups(
         return settle(tf.data.Dataset.range(1).map(lambda _: count.begin()).flat_map(rest_of))
     if position is not None:
         return settle(position.epochs(steps).flat_map(epoch_of))
-    if pieces > 1:
-        number, planned = tf.constant(first_epoch, tf.int64), int(first["steps"])
-
-        def piece_of(piece: tf.Tensor) -> tf.data.Dataset:
-            begin, end = piece * planned // pieces, (piece + 1) * planned // pieces
-            return epoch_of(number, begin, end)
-
-        return settle(tf.data.Dataset.range(pieces).flat_map(piece_of), pieces=pieces)
+    if piece is not None:
+        number, begin, end = tf.constant(first_epoch, tf.int64), 0, steps
+        if balance is None:
+            begin, end = piece.part_of(steps)
+            begin = min(begin + piece.taken, end)
+        elements = epoch_of(number, *(tf.constant(step, tf.int64) for step in (begin, end)))
+        return settle(elements if balance is None else elements.skip(piece.taken))
     if not endless:
         return settle(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
     elements = count_epochs(first_epoch).flat_map(epoch_of)
@@ -219,7 +221,7 @@ def groups(
     return settle(elements)
 
 
-def settle(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
+def settle(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return the dataset with options: no further sharding, it can be saved, and it ends at once.
 
     TensorFlow 2.16 doesn't wake the thread that tunes a pipeline when an iterator ends before its data: the
@@ -232,18 +234,13 @@ def settle(dataset: tf.data.Dataset, *, pieces: int = 1) -> tf.data.Dataset:
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
-    dataset._gmeta_ranges = pieces
+    dataset._gmeta_ranges = True
     return dataset
 
 
 def reads_ranges(dataset: tf.data.Dataset) -> bool:
     """Return whether a dataset is, or derives from, one of `groups`, whose ranks read contiguous ranges."""
     return hasattr(dataset, "_gmeta_ranges") or any(map(reads_ranges, dataset._inputs()))
-
-
-def in_pieces(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset is, or derives from, one of `groups` with ``pieces``."""
-    return getattr(dataset, "_gmeta_ranges", 1) > 1 or any(map(in_pieces, dataset._inputs()))
 
 
 def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -> EpochPlan:
@@ -260,10 +257,6 @@ def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -
     """
     split = open_split(path)
     return EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=epoch)
-
-
-def _shares(shard: tuple[int, int] | None) -> Shares:
-    return collectives.world().shares if shard is None else Shares.of(*shard)
 
 
 def _check(resume: EpochPlan, split: PreparedSplit, seed: int, path: str | os.PathLike[str]) -> EpochPlan:

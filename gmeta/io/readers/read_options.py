@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
 from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError
+from gmeta.core.shares import Shares
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.part_start import PartStart
@@ -68,26 +71,62 @@ DEFAULTS = ReadOptions()
 class OneEpoch:
     """A start with which every iteration is the same epoch.
 
-    The dataset then has no state outside its iterators, so tf.data service can read it
-    (`gmeta.io.data_service`) and distribute pieces of the epoch over its workers.
+    The dataset then has no state outside its iterators.
 
     Attributes:
       epoch: The epoch's number.
-      pieces: The number of runs of steps that the epoch is cut into. A piece should be no smaller than a
-        window of ``shuffle_buffer`` groups, or windows are read several times.
 
     Raises:
-      ConfigError: A number is out of its range.
+      ConfigError: The number is below 0.
     """
 
     epoch: int = 0
-    pieces: int = 1
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.pieces < 1:
+        whole_number("OneEpoch: epoch", self.epoch)
+
+
+@dataclass(frozen=True)
+class EpochPiece:
+    """A start for a part of one epoch; all pieces of an epoch, one after another, are the epoch.
+
+    A piece is a run of neighbouring steps of `gmeta.io.groups` or, where a step's groups aren't known ahead
+    (``balance``), of groups. It should be no smaller than a window of ``shuffle_buffer`` groups, or windows
+    are read several times. `gmeta.io.distribute` makes pieces, for workers to read.
+
+    Attributes:
+      epoch: The epoch's number.
+      number: The piece's number, from 0 on.
+      pieces: The number of pieces of the epoch.
+      taken: Elements at the piece's beginning that aren't read, because training has them. With ``balance``,
+        and in `gmeta.io.rows`, they are read again and discarded.
+      shares: The part of the data that is read, unless ``ReadOptions.shard`` says it; None: this process'.
+
+    Raises:
+      ConfigError: A number is out of its range.
+
+    Example:
+      >>> EpochPiece(epoch=3, number=1, pieces=4).part_of(10)
+      (2, 5)
+    """
+
+    epoch: int = 0
+    number: int = 0
+    pieces: int = 1
+    taken: int = 0
+    shares: Shares | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "number", "taken"):
+            whole_number(f"EpochPiece: {name}", getattr(self, name))
+        if self.number >= whole_number("EpochPiece: pieces", self.pieces, least=1):
             raise ConfigError(
-                f"OneEpoch: epoch={self.epoch} must be at least 0, and pieces={self.pieces} at least 1"
+                f"EpochPiece: number={self.number} must be below pieces={self.pieces}: they count from 0"
             )
+
+    def part_of(self, size: int) -> tuple[int, int]:
+        """Return the first of ``size`` steps, or groups, that is in the piece, and the first after it."""
+        return self.number * size // self.pieces, (self.number + 1) * size // self.pieces
 
 
 @dataclass(frozen=True)
@@ -107,11 +146,11 @@ class AfterSteps:
     epoch: int = 0
 
 
-Start: TypeAlias = int | OneEpoch | AfterSteps | EpochPlan | ReadingPosition | PartStart
+Start: TypeAlias = int | OneEpoch | EpochPiece | AfterSteps | EpochPlan | ReadingPosition | PartStart
 """Where a dataset begins. An int is an epoch's number; each iteration that reads an element adds one to it.
-`OneEpoch` reads one epoch alone, and `AfterSteps` begins after the steps already taken. An `EpochPlan` reads
-what is left of an epoch, on any number of ranks, a `ReadingPosition` begins where its variables say, and
-`gmeta.io.write_predictions` sets a `PartStart` for each part."""
+`OneEpoch` reads one epoch alone, `EpochPiece` a part of it, and `AfterSteps` begins after the steps already
+taken. An `EpochPlan` reads what is left of an epoch, on any number of ranks, a `ReadingPosition` begins where
+its variables say, and `gmeta.io.write_predictions` sets a `PartStart` for each part."""
 
 
 def without_steps(start: Start) -> Start:
@@ -127,10 +166,19 @@ def first_epoch_of(start: Start) -> int:
     """
     if isinstance(start, ReadingPosition):
         return 0  # the position gives the number, at each iteration
-    number = start.epoch if isinstance(start, OneEpoch | AfterSteps | EpochPlan | PartStart) else start
+    with_epoch = OneEpoch | EpochPiece | AfterSteps | EpochPlan | PartStart
+    number = start.epoch if isinstance(start, with_epoch) else start
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(
-            f"start={start!r} must be an epoch's number from 0 on, OneEpoch, AfterSteps, an EpochPlan or a "
-            "ReadingPosition"
+            f"start={start!r} must be an epoch's number from 0 on, OneEpoch, EpochPiece, AfterSteps, an "
+            "EpochPlan or a ReadingPosition"
         )
     return number
+
+
+def shares_of(shard: tuple[int, int] | None, start: Start) -> Shares:
+    """Return the shares of the data to read: those of ``shard``, or of the start, or of this process."""
+    if shard is not None:
+        return Shares.of(*shard)
+    given = start.shares if isinstance(start, EpochPiece) else None
+    return collectives.world().shares if given is None else given

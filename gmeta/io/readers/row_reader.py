@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
@@ -20,7 +19,15 @@ from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.part_start import PartStart
 from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import open_split
-from gmeta.io.readers.read_options import DEFAULTS, AfterSteps, OneEpoch, ReadOptions, Start, without_steps
+from gmeta.io.readers.read_options import (
+    DEFAULTS,
+    AfterSteps,
+    EpochPiece,
+    ReadOptions,
+    Start,
+    shares_of,
+    without_steps,
+)
 from gmeta.io.readers.row_dataset import row_batches
 
 BLOCK_BYTES = 4 << 20
@@ -59,8 +66,8 @@ def rows(
         the longest list of the batch.
       drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
       start: Where reading begins: an epoch's number; `OneEpoch`; an `EpochPlan`, by whole groups, on any
-        number of ranks; or `AfterSteps` with the current number of ranks, which reads the rows of those steps
-        again and discards them.
+        number of ranks; `EpochPiece`, with batches of its own; or `AfterSteps` with the current number of
+        ranks, which reads the rows of those steps again and discards them.
       options: Order, rank, threads and bad data (`ReadOptions`). Here ``shuffle_buffer`` counts the rows that
         are permuted together, rounded to whole groups; None: as many as fill 4 MiB, and at least 16
         batches. A rank reads the rows of its range of the epoch's groups. Ranges may differ in rows, and so
@@ -82,10 +89,15 @@ def rows(
     """
     size = whole_number("rows: batch_size", batch_size, least=1)
     start = without_steps(start)
-    if isinstance(start, ReadingPosition) or (isinstance(start, OneEpoch) and start.pieces > 1):
+    if isinstance(start, ReadingPosition):
         raise ConfigError(
             f"rows: start={start!r} counts steps of groups, and a batch has rows of many groups: start at an "
             "epoch's number, OneEpoch, AfterSteps or an EpochPlan, or save the iterator"
+        )
+    if drop_remainder and isinstance(start, EpochPiece):
+        raise ConfigError(
+            "rows: drop_remainder=True would lose the last rows of every piece of the epoch: leave it out, "
+            "and drop small batches behind gmeta.io.distribute"
         )
     split = open_split(path, options.on_bad)
     label = choose_label("rows", split.schema, split.roles, label)
@@ -102,9 +114,11 @@ def rows(
     if shuffle_buffer is None:
         width = max(1, sum(shard.bytes for shard in split.shards) // max(1, split.rows))
         shuffle_buffer = max(16 * size, BLOCK_BYTES // width)
-    shares = collectives.world().shares if options.shard is None else Shares.of(*options.shard)
+    shares = shares_of(options.shard, start)
     skipped = _count_skipped(start, shares)
     of_groups = start.epoch if isinstance(start, AfterSteps) else start
+    if isinstance(start, EpochPiece):
+        of_groups = replace(start, taken=0)
 
     def lane(number: int) -> tf.data.Dataset:
         """Read the batches of one range."""
@@ -126,6 +140,8 @@ def rows(
 
     lanes = [lane(number) for number in range(shares.first, shares.first + shares.count)]
     batches = lanes[0] if len(lanes) == 1 else _join(lanes)
+    if isinstance(start, EpochPiece):
+        batches = batches.skip(start.taken)
     if skipped:
         # Epoch 0 of this counter is the first iteration, which resumes after the skipped batches.
         batches = count_epochs(0).flat_map(
@@ -137,7 +153,7 @@ def rows(
         batches = batches.map(lambda *batch: _pad(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
     if (
         shares.total == 1
-        and not isinstance(start, EpochPlan | PartStart)
+        and not isinstance(start, EpochPlan | EpochPiece | PartStart)
         and not skipped
         and options.on_bad == "raise"
     ):

@@ -12,8 +12,8 @@ def reading(**given: Any) -> dict[str, Any]:
     """Put options of a reader into ``options``, and an epoch, or steps that were taken, into ``start``.
 
     Args:
-      **given: Arguments of a reader; fields of `ReadOptions`; and of a start, ``epoch``, ``pieces`` (all
-        iterations are that epoch) and ``passed`` (steps that were taken).
+      **given: Arguments of a reader; fields of `ReadOptions`; and of a start, ``epoch``, ``passed``
+        (steps that were taken) and ``again`` (all iterations are that epoch).
 
     Example:
       >>> arguments = reading(batch_size=8, epoch=2, seed=1)
@@ -21,7 +21,7 @@ def reading(**given: Any) -> dict[str, Any]:
       (8, 2, 1)
     """
     options = {field.name: given.pop(field.name) for field in fields(ReadOptions) if field.name in given}
-    epoch, pieces, passed = given.pop("epoch", 0), given.pop("pieces", None), given.pop("passed", None)
+    epoch, passed, again = given.pop("epoch", 0), given.pop("passed", None), given.pop("again", False)
     start = epoch if passed is None else AfterSteps(passed, epoch)
-    start = start if pieces is None else OneEpoch(epoch, pieces)
+    start = OneEpoch(epoch) if again else start
     return {"start": start, **given, "options": ReadOptions(**options)}

@@ -406,7 +406,7 @@ def test_a_rank_of_several_ranges_joins_their_steps(prepared, layout, monkeypatc
 
 def test_a_distribution_strategy_takes_it(prepared):
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    options = {"groups_per_element": 4, "seed": 3, "pieces": 1}
+    options = {"groups_per_element": 4, "seed": 3, "again": True}
     whole = tasks_of(groups(prepared, **reading(**options)))
     given = strategy.experimental_distribute_dataset(groups(prepared, **reading(**options)))
     assert tasks_of(given) == whole

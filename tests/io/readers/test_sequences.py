@@ -52,7 +52,7 @@ def order(dataset):
     "options",
     [
         {"seed": 5, "epoch": 3, "shuffle_buffer": 7, "passed": [(2, 1)], "shard": (0, 2)},
-        {"shuffle": False, "pieces": 3, "min_rows": 3, "on_bad": "skip"},
+        {"shuffle": False, "again": True, "min_rows": 3, "on_bad": "skip"},
         {"balance": Balance(17.0, SequenceCost(1.0, 0.1), max_tokens=20, longest=9)},
     ],
 )

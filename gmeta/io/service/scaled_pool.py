@@ -1,0 +1,146 @@
+"""A pool that starts and stops its workers, by how long training waits for data."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.io.readers.reading_time import Waiting
+from gmeta.io.service.announcements import announced
+from gmeta.io.service.pool_size import Load, workers_to_add
+from gmeta.io.service.worker_pool import WorkerPool
+
+_START_SECONDS = 120.0
+"""After this time, a worker that was started and doesn't answer no longer counts as starting."""
+_END_SECONDS = 10.0
+_IDLE_SECONDS = 300
+
+
+class ScaledPool(WorkerPool):
+    """Workers that are added while training waits for data, and sent away while they idle.
+
+    At least ``least`` workers read, and one that was lost is replaced. Every ``interval`` seconds of reading,
+    a worker is added if training waited for data more than 5% of the time, up to ``most``; one is sent away
+    if the others suffice (`gmeta.io.service.pool_size`). Pieces that it reads go on at others.
+
+    Without ``command``, workers are processes of this machine, and end with this one, or when nobody has read
+    for five minutes. With one, each start runs the command, which starts one worker that announces itself in
+    ``folder``, such as ``"srun -N1 gmeta workers /shared/workers"``.
+
+    Args:
+      least: The fewest workers.
+      most: The most workers.
+      folder: Where workers announce themselves, on a disk that they share with this process. None: a
+        temporary folder.
+      command: What starts one worker; ``{folder}`` stands for the folder.
+      interval: Seconds between decisions.
+      timeout: As for `WorkerPool`.
+
+    Attributes:
+      folder: The folder.
+
+    Raises:
+      ConfigError: A number is out of its range, or a command has no folder.
+
+    Example:
+      >>> pool = ScaledPool(least=1, most=4)  # doctest: +SKIP
+      >>> model.fit(distribute(train, pool), epochs=3)  # doctest: +SKIP
+      >>> pool.close()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        least: int = 1,
+        most: int = 4,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        command: str | None = None,
+        interval: float = 10.0,
+        timeout: float = 120.0,
+    ) -> None:
+        self.least = whole_number("ScaledPool: least", least, least=1)
+        self.most = whole_number("ScaledPool: most", most, least=self.least)
+        if not interval > 0:
+            raise ConfigError(f"ScaledPool: interval={interval} must be above 0 seconds")
+        if command is not None and folder is None:
+            raise ConfigError(
+                f"ScaledPool: command={command!r} needs the folder where its workers announce themselves"
+            )
+        self.interval = interval
+        self._temporary = tempfile.TemporaryDirectory(prefix="gmeta-workers-") if folder is None else None
+        place = Path(folder or self._temporary.name)  # type: ignore[union-attr]
+        place.mkdir(parents=True, exist_ok=True)
+        super().__init__(place, timeout=timeout)
+        local = [sys.executable, "-m", "gmeta", "workers", "{folder}", "--host", "127.0.0.1"]
+        words = shlex.split(command) if command else [*local, "--idle", str(_IDLE_SECONDS)]
+        self._command = [word.replace("{folder}", str(place)) for word in words]
+        self._submits = command is not None
+        self._started: list[tuple[subprocess.Popen[bytes], float]] = []
+        self._waiting, self._made, self._streams = Waiting(), 0.0, 1
+        self._decided = time.monotonic()
+        self._closed = False
+        self._keep(Load(0.0, 1.0, len(announced(place))))
+        atexit.register(self.close)
+
+    def note(self, waiting: Waiting, made: float, streams: int) -> None:
+        """Count how training waited and how busy workers were; now and then, start or send away one."""
+        with self._lock:
+            self._waiting += waiting
+            self._made += made
+            self._streams = max(self._streams, streams)
+            passed = time.monotonic() - self._decided
+            if passed < self.interval or self._closed:
+                return
+            ready = len(self.ready())
+            busy = min(1.0, self._made / (passed * self._streams))
+            load = Load(self._waiting.share, busy, ready, self._count_starting(ready))
+            self._waiting, self._made, self._streams = Waiting(), 0.0, 1
+            self._decided = time.monotonic()
+        self._keep(load)
+
+    def close(self) -> None:
+        """Send all workers away that answer, and end the processes that were started here."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for address in self.ready():
+            self.send_away(address)
+        for process, _ in self._started:
+            process.terminate()
+        for process, _ in self._started:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _keep(self, load: Load) -> None:
+        add = workers_to_add(load, least=self.least, most=self.most)
+        for _ in range(add):
+            self._started.append((subprocess.Popen(self._command), time.monotonic()))
+        for address in self.ready()[add:] if add < 0 else ():
+            self.send_away(address)
+
+    def _count_starting(self, ready: int) -> int:
+        """Count the workers that were started and don't answer yet."""
+        now = time.monotonic()
+        # A command may end well at once, such as one that gives the work to a cluster.
+        ends = (None, 0) if self._submits else (None,)
+        self._started = [
+            (process, since)
+            for process, since in self._started
+            if process.poll() in ends and (process.poll() is None or now - since < _START_SECONDS)
+        ]
+        recent = sum(1 for _, since in self._started if now - since < _START_SECONDS)
+        return max(0, min(recent, len(self._started) - ready))

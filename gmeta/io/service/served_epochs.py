@@ -1,0 +1,250 @@
+"""Data sets that workers read: the pieces of an epoch, merged, each element exactly once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.io.readers.group_reader import settle
+from gmeta.io.readers.read_options import EpochPiece
+from gmeta.io.readers.reading_time import Waiting
+from gmeta.io.service.base_batches import join_base_batches
+from gmeta.io.service.lanes import Lanes
+from gmeta.io.service.served_position import Cursor, ServedPosition
+from gmeta.io.service.worker_pool import WorkerPool
+
+_TICK_SECONDS = 0.5
+
+
+@tf.autograph.experimental.do_not_convert
+def distribute(
+    dataset: Callable[[EpochPiece], tf.data.Dataset],
+    workers: WorkerPool | Sequence[str] | str | os.PathLike[str],
+    *,
+    position: ServedPosition | None = None,
+    at_once: int = 8,
+    ahead: int = 2,
+    deterministic: bool = True,
+    batches: int = 1,
+    shuffle: int | None = None,
+    seed: int = 0,
+    patience: float = 600.0,
+) -> tf.data.Dataset:
+    """Let workers read a data set; training gets each element exactly once, whatever happens to workers.
+
+    An epoch is cut into pieces, of which ``at_once`` are read at the same time, each by one worker. Training
+    takes their elements in turn. If a worker is lost, others read the rest of its pieces, from the first
+    element that didn't arrive; workers that join take over pieces. Each iteration is the next epoch.
+
+    ``dataset`` is sent to the workers, which call it for each piece. There it may do anything that Python
+    does, such as joining features from a store that it opens (`gmeta.io.join_features`). A function of the
+    script that trains travels as it is; modules that it imports must be installed at the workers, and paths
+    must lead to the same data.
+
+    Args:
+      dataset: A function of a start, which returns the data set of that piece of an epoch, the same whenever
+        and wherever it is called: pass the start to `gmeta.io.tasks`, `groups`, `sequences`, `rows` or
+        `late`. Of several ranks, each reads its own part.
+      workers: Addresses, ``["host:port", ...]``; a folder in which workers announce themselves
+        (`gmeta workers FOLDER`); a `WorkerPool`; or a `ScaledPool`, which starts and stops workers.
+      position: Where reading begins, and how far it has got; a checkpoint can hold it. None: a new one, with
+        32 pieces.
+      at_once: How many pieces are read at the same time; no more workers than that have work.
+      ahead: Elements of each of them that wait here, besides what the connection holds.
+      deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
+        whatever the workers. False: training takes what comes first, and doesn't wait for a slow worker.
+      batches: How many base batches, elements of ``dataset``, are joined to one batch (`gmeta.io.rebatch`).
+      shuffle: How many base batches are permuted together. None: rows keep their order.
+      seed: The seed of these permutations, which differ from epoch to epoch.
+      patience: Seconds without an element after which a worker counts as lost.
+
+    Returns:
+      A dataset of the elements of ``dataset``. The position counts an element when it is taken from this
+      dataset: a ``prefetch`` behind it would count what training hasn't seen. Its cardinality isn't known.
+
+    Raises:
+      ConfigError: An argument is invalid; or the dataset can't be sent, doesn't begin at the piece it was
+        given, or never ends.
+      tf.errors.OpError: While iterating: no worker could be reached for the pool's ``timeout``, or reading
+        failed; `gmeta.io.data_errors` turns it into one line.
+
+    Example:
+      >>> def train(start):
+      ...     return tasks("gs://bucket/data/warm", query=10, start=start)
+      >>> model.reading = ServedPosition(pieces=128)  # doctest: +SKIP
+      >>> model.fit(distribute(train, "/shared/workers", position=model.reading), epochs=3)  # doctest: +SKIP
+
+    References:
+      Versioned Late Materialization, section 3.3: workers that preprocess, base batches.
+    """
+    pool = workers if isinstance(workers, WorkerPool) else WorkerPool(workers)
+    position = ServedPosition() if position is None else position
+    lanes = min(whole_number("distribute: at_once", at_once, least=1), position.pieces)
+    whole_number("distribute: ahead", ahead, least=1)
+    if not patience > 0:
+        raise ConfigError(f"distribute: patience={patience} must be above 0 seconds")
+    if not deterministic and shuffle is not None:
+        raise ConfigError(
+            "distribute: with deterministic=False a block of base batches isn't the same when it is read "
+            "again, and training couldn't resume inside it: leave out deterministic=False, or shuffle="
+        )
+    shares = collectives.world().shares
+    spec = _spec(dataset, EpochPiece(pieces=position.pieces, shares=shares))
+    flat = tf.nest.flatten(spec, expand_composites=True)
+    try:
+        function = cloudpickle.dumps(dataset)
+    except Exception as error:  # whatever its values raise
+        raise ConfigError(
+            f"distribute: {dataset!r} can't be sent to workers: {error}; open stores and files in the "
+            "function, and leave out counters of this process, such as ReaderStats"
+        ) from error
+
+    def elements(vector: np.ndarray[Any, Any]) -> Iterator[tuple[Any, ...]]:
+        cursor = Cursor(vector)
+        pieces = [
+            [
+                EpochPiece(cursor.epoch, number, len(cursor.taken), int(cursor.taken[number]), shares)
+                for number in range(lane, len(cursor.taken), lanes)
+                if not cursor.ended[number]
+            ]
+            for lane in range(lanes)
+        ]
+        reading = Lanes(pool, function, pieces, ahead=ahead, patience=patience)
+        try:
+            for salt, place, arrays in _with_end(_merge(reading, cursor, lanes, deterministic, pool)):
+                yield salt, place, *arrays
+        finally:
+            reading.close()
+
+    @tf.autograph.experimental.do_not_convert
+    def epoch(vector: tf.Tensor, within: tf.Tensor) -> tf.data.Dataset:
+        scalar, cursor = tf.TensorSpec([], tf.int64), tf.TensorSpec([3 + 2 * position.pieces], tf.int64)
+        read = tf.data.Dataset.from_generator(
+            elements, output_signature=(scalar, cursor, *flat), args=(vector,)
+        )
+        base = read.map(
+            lambda salt, place, *parts: (
+                salt,
+                place,
+                tf.nest.pack_sequence_as(spec, parts, expand_composites=True),
+            )
+        )
+        if batches == 1 and shuffle is None:
+            return base.map(lambda _, place, element: (place, _number(0), _number(1), element))
+        return join_base_batches(base, batches, shuffle, seed).skip(within)
+
+    @tf.autograph.experimental.do_not_convert
+    def count(place: tf.Tensor, batch: tf.Tensor, of: tf.Tensor, element: Any) -> Any:
+        with tf.control_dependencies(position.set_to(place, batch, of)):
+            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+
+    starts = tf.data.Dataset.range(1).map(lambda _: position.begin())
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # it would count what it holds as taken
+    served = starts.flat_map(lambda vector: epoch(vector, vector[2])).map(count).with_options(options)
+    return settle(served)
+
+
+def _number(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.int64)
+
+
+def _merge(
+    reading: Lanes, cursor: Cursor, lanes: int, deterministic: bool, pool: WorkerPool
+) -> Iterator[tuple[int, Cursor, list[Any]]]:
+    """Yield the lanes' elements in turn, and set the cursor behind each; tell the pool how long that took."""
+    over = [False] * lanes
+    began: float | None = None  # the first element isn't counted: datasets are built for it
+    mark = time.monotonic()
+    while not all(over):
+        with reading.news:
+            turns = [(cursor.turn + step) % lanes for step in range(lanes)]
+            alive = [lane for lane in turns if not over[lane]]
+            found = next(
+                (
+                    (lane, item)
+                    for lane in (alive[:1] if deterministic else alive)
+                    if (item := reading.look(lane)) is not None
+                ),
+                None,
+            )
+            if found is None:
+                reading.news.wait(_TICK_SECONDS)
+        if found is None or found[1][1] is not None:
+            now = time.monotonic()
+            waited = 0.0 if began is None else now - mark
+            pool.note(Waiting(waited, 0.0, int(found is not None)), reading.made(), len(alive))
+            mark = now
+        if found is None:
+            continue
+        lane, (piece, arrays) = found
+        if arrays is None:
+            over[lane] = piece < 0
+            if piece >= 0:
+                cursor.ended[piece] = 1
+            continue
+        cursor.taken[piece] += 1
+        cursor.turn = (lane + 1) % lanes
+        began = mark
+        yield int(cursor.taken.sum()), cursor, arrays
+        now = time.monotonic()
+        pool.note(Waiting(0.0, now - mark), 0.0, len(alive))
+        mark = now
+
+
+def _with_end(
+    merged: Iterator[tuple[int, Cursor, list[Any]]],
+) -> Iterator[tuple[np.int64, np.ndarray[Any, Any], list[Any]]]:
+    """Yield (salt, position, arrays) of each element, one behind: the last one's says that all is read."""
+    held: tuple[np.int64, np.ndarray[Any, Any], list[Any]] | None = None
+    for total, cursor, arrays in merged:
+        if held is not None:
+            yield held
+        held = np.int64((cursor.epoch << 40) + total), cursor.vector(), arrays
+    if held is not None:
+        salt, vector, arrays = held
+        vector[-(len(vector) - 3) // 2 :] = 1
+        yield salt, vector, arrays
+
+
+def _spec(dataset: Callable[[EpochPiece], tf.data.Dataset], start: EpochPiece) -> Any:
+    """Return the structure of the elements; the dataset is built here, and not read."""
+    if not callable(dataset):
+        raise ConfigError(
+            f"distribute: dataset={dataset!r} must be a function of a start, such as "
+            'lambda start: gmeta.io.tasks("data/warm", start=start)'
+        )
+    built = dataset(start)
+    if not isinstance(built, tf.data.Dataset):
+        raise ConfigError(f"distribute: the function returned {built!r}, and must return a tf.data.Dataset")
+    if any(_is_variable(tensor) for tensor in _capture(built)):
+        raise ConfigError(
+            "distribute: the dataset counts in variables (epochs, a ReadingPosition, ReadingTime), and each "
+            "worker would have its own: pass it the start that the function is called with, start=start"
+        )
+    if int(built.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ConfigError("distribute: the dataset never ends: put repeat() behind distribute")
+    return built.element_spec
+
+
+def _capture(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
+    """Yield the tensors that the functions of a dataset, and of all its inputs, capture."""
+    for function in dataset._functions():
+        yield from function.function.captured_inputs
+    for source in dataset._inputs():
+        yield from _capture(source)
+
+
+def _is_variable(tensor: tf.Tensor) -> bool:
+    """Tell variables from other resources, such as lookup tables, which no reading changes."""
+    handle = getattr(tensor, "_handle_data", None)
+    return tensor.dtype == tf.resource and handle is not None and bool(handle.shape_and_type)

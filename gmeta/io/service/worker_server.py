@@ -1,0 +1,167 @@
+"""A worker: reads pieces of epochs for whoever asks, a thread for each piece.
+
+The one who trains sends its function from a piece to a dataset, and names a piece. The worker builds the
+dataset and sends its elements, as far as the connection takes them; a slow reader thus stops it. It keeps
+nothing: where its connection breaks, another worker goes on from the first element that didn't arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.native import load_op_library
+from gmeta.core.version import __version__
+from gmeta.io.service.announcements import announce
+from gmeta.io.service.channel import Channel
+
+_ASKING_SECONDS = 60.0
+
+
+class WorkerServer:
+    """A worker that listens.
+
+    Args:
+      host: The address to listen at; ``"0.0.0.0"`` for all of this machine's.
+      port: The port; 0 for any that is free.
+      key: What those who ask must know (`gmeta.io.service.announcements.key_of`).
+      folder: Where the worker announces itself while it listens, if it does.
+
+    Attributes:
+      address: ``"host:port"``, for those who ask.
+      pieces: How many pieces were read, or begun.
+      elements: How many elements were sent.
+
+    Raises:
+      OSError: The port is taken, or the host isn't this machine's.
+    """
+
+    def __init__(self, host: str, port: int, key: bytes, folder: Path | None = None) -> None:
+        load_op_library("io")
+        self._listener = socket.create_server((host, port))
+        self._listener.settimeout(0.2)
+        name = socket.gethostname() if host in ("", "0.0.0.0") else host
+        self.address = f"{name}:{self._listener.getsockname()[1]}"
+        self.pieces = self.elements = 0
+        self._closed = False
+        self._key = key
+        self._functions: dict[str, Any] = {}
+        self._channels: set[Channel] = set()
+        self._threads: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+        self._leaves = threading.Event()
+        self._announcement = None if folder is None else announce(folder, self.address)
+
+    def serve(self, idle: float | None = None) -> None:
+        """Serve until someone who trains sends this worker away, or nobody has read for ``idle`` seconds."""
+        used = time.monotonic()
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except TimeoutError:
+                if self._threads:
+                    used = time.monotonic()
+                elif self._leaves.is_set() or (idle is not None and time.monotonic() - used > idle):
+                    return
+                continue
+            except OSError:
+                if self._closed:
+                    return
+                raise
+            thread = threading.Thread(target=self._answer, args=(link,), daemon=True)
+            with self._lock:
+                self._threads.add(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Listen no more, and end what is being sent; waits 5 s at most for datasets that are slow to end."""
+        self._withdraw()
+        self._closed = True
+        self._listener.close()
+        with self._lock:
+            channels, threads = list(self._channels), list(self._threads)
+        for channel in channels:
+            channel.hang_up()
+        until = time.monotonic() + 5
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _withdraw(self) -> None:
+        if self._announcement is not None:
+            self._announcement.unlink(missing_ok=True)
+
+    def _answer(self, link: socket.socket) -> None:
+        try:
+            channel = Channel(link, self._key, server=True)
+            with self._lock:
+                self._channels.add(channel)
+            try:
+                self._hear(channel)
+            finally:
+                with self._lock:
+                    self._channels.discard(channel)
+                channel.close()
+        except (OSError, EOFError):
+            pass  # whoever asked is gone, or knows no key; elements that didn't arrive are asked for again
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _hear(self, channel: Channel) -> None:
+        """Do what is asked for, one thing after another."""
+        asked = channel.receive(_ASKING_SECONDS)
+        while True:
+            version, what, *given = asked
+            if version != __version__:
+                channel.send(("error", f"the worker {self.address} runs gmeta {__version__}, not {version}"))
+            elif what == "read":
+                for message in self._messages(self._function(channel, given[0]), given[1]):
+                    channel.send(message)
+            elif what == "leave":
+                self._withdraw()
+                self._leaves.set()
+            else:
+                channel.send(("hello",))
+            asked = channel.receive()
+
+    def _function(self, channel: Channel, digest: str) -> Any:
+        """Return the function with this digest, or the error that came of it; ask for it the first time."""
+        if digest not in self._functions:
+            channel.send(("function",))
+            sent = channel.receive(_ASKING_SECONDS)
+            try:
+                self._functions[digest] = pickle.loads(sent)
+            except Exception as error:  # such as a module that isn't here
+                return error
+        return self._functions[digest]
+
+    def _messages(self, function: Any, start: Any) -> Iterator[tuple[Any, ...]]:
+        with self._lock:
+            self.pieces += 1
+        began = time.monotonic()
+        try:
+            if isinstance(function, Exception):
+                raise function
+            for element in function(start):
+                arrays = [tensor.numpy() for tensor in tf.nest.flatten(element, expand_composites=True)]
+                yield "element", time.monotonic() - began, arrays
+                began = time.monotonic()
+                with self._lock:
+                    self.elements += 1
+        except Exception as error:  # whatever a user's function raises is for the one who trains
+            yield "error", f"{type(error).__name__}: {getattr(error, 'message', error)}"
+        else:
+            yield ("end",)
+
+
+def digest_of(function: bytes) -> str:
+    """Return the name by which a worker knows a function that it was sent."""
+    return hashlib.sha256(function).hexdigest()

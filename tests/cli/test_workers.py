@@ -1,0 +1,122 @@
+"""`gmeta workers`: processes that are killed, interrupted, started and sent away while others train."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gmeta.cli import main
+from gmeta.testing.jobs import warm
+from gmeta.testing.jobs.reading_workers import WorkerProcess
+
+COUNT = 60
+
+
+def numbers(start):
+    """An epoch of numbers, a few milliseconds each."""
+    import tensorflow as tf
+
+    begin, end = start.part_of(COUNT)
+    k = np.arange(min(begin + start.taken, end), end)
+
+    def slow(number):
+        return tf.numpy_function(lambda one: (time.sleep(0.01), one)[1], [number], tf.int64)
+
+    return tf.data.Dataset.from_tensor_slices(k).map(slow).map(lambda one: tf.ensure_shape(one, []))
+
+
+def in_turn(pieces):
+    """The order in which training takes the elements of pieces that are all read at once."""
+    return [k * COUNT // pieces + step for step in range(COUNT // pieces) for k in range(pieces)]
+
+
+def kill_one(folder):
+    """In a warm process: two workers read, and one is killed in the middle of its pieces."""
+    workers = [WorkerProcess(folder) for _ in range(2)]
+    addresses = [worker.address() for worker in workers]
+    from gmeta.io import ServedPosition, distribute
+
+    served = iter(distribute(numbers, folder, position=ServedPosition(4), ahead=1))
+    found = [int(next(served)) for _ in range(9)]
+    workers[0].kill()
+    found += [int(number) for number in served]
+    return addresses, found, workers[1].interrupt()
+
+
+def scale(folder):
+    """In a warm process: a pool adds a worker while training waits, and replaces one that was killed."""
+    import os
+
+    from gmeta.io import ScaledPool, ServedPosition, distribute
+
+    pool = ScaledPool(1, 2, folder=folder, interval=0.5)
+    first = pool._started[0][0]
+    served = distribute(numbers, pool, position=ServedPosition(4), ahead=1)
+    epochs, started = [], [first.pid]
+    killed = False
+    until = time.monotonic() + 100
+    while time.monotonic() < until and len(started) < 3:
+        epochs.append([int(number) for number in served])
+        started += [process.pid for process, _ in pool._started if process.pid not in started]
+        if len(pool.ready()) == 2 and not killed:
+            os.kill(first.pid, signal.SIGKILL)
+            killed = True
+    pool.close()
+    return (
+        epochs,
+        len(started),
+        [process.poll() for process, _ in pool._started],
+        sorted(path.name for path in Path(folder).iterdir()),
+    )
+
+
+def test_a_worker_that_is_killed_costs_no_element_and_ctrl_c_ends_the_other(tmp_path):
+    addresses, found, (code, out, err) = warm.call(by_value(kill_one), str(tmp_path), timeout=120)
+    assert found == in_turn(4)
+    assert code == 0, err
+    assert "Traceback" not in err
+    assert "ended; " in out
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"{addresses[0].replace(':', '-')}.worker", "key"]  # the killed one couldn't take it back
+
+
+def test_a_pool_adds_workers_while_training_waits_and_replaces_lost_ones(tmp_path):
+    epochs, started, ends, left = warm.call(by_value(scale), str(tmp_path), timeout=200)
+    assert all(epoch == in_turn(4) for epoch in epochs)
+    assert started == 3
+    assert None not in ends
+    assert [name for name in left if name.endswith(".worker")].__len__() <= 1  # that of the killed one
+
+
+def by_value(function):
+    """Let a function of this module travel to a process that doesn't know the module."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return function
+
+
+def test_what_can_not_be_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.delenv("GMETA_WORKERS_KEY", raising=False)
+    for words, expected in (
+        (["workers"], "GMETA_WORKERS_KEY isn't set"),
+        (["workers", str(tmp_path), "--host", "203.0.113.1"], "can't listen at 203.0.113.1:0: "),
+    ):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 2
+        assert expected in done.output
+        assert done.output.count("\n") == 1
+
+
+def test_a_worker_ends_when_nobody_reads(tmp_path):
+    pytest.importorskip("tensorflow")
+    done = warm.run(
+        [sys.executable, "-m", "gmeta", "workers", tmp_path, "--host", "127.0.0.1", "--idle", "0.3"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a worker at 127.0.0.1:")
+    assert "ended; 0 pieces begun, 0 elements sent" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
