@@ -22,6 +22,7 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.json_values import whole
 from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
+from gmeta.io.readers.position import ReadingPosition, position_of
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.saving import tables_saved_elsewhere
 
@@ -224,7 +225,9 @@ class ShardedCheckpoint(StepCallback):
 
         Args:
           data: Batches. `gmeta.io.tasks` and `gmeta.io.groups` divide the data into one range for each
-            current rank; if the number of ranks has changed, pass `stages_of_epoch` to them instead.
+            current rank; if the number of ranks has changed, pass `stages_of_epoch` to them instead. Data
+            with a balance that begin at a `gmeta.io.ReadingPosition`, an attribute of the model, are returned
+            as they are, on any number of ranks.
 
         Raises:
           ConfigError: The batches are the rank's own, each joined from several, and the checkpoint ends
@@ -232,6 +235,14 @@ class ShardedCheckpoint(StepCallback):
         """
         self._goes_on = True
         shares, passed = collectives.world().shares, self.batches_of_epoch
+        position, model = position_of(data), self._restored or self.model
+        if _counts_groups(position):
+            if not any(part is position for part in model.submodules):
+                raise ConfigError(
+                    "the data begin at a ReadingPosition that the checkpoint doesn't hold: make it an "
+                    "attribute of the model, before the model is restored"
+                )
+            return data
         policy = data.options().experimental_distribute.auto_shard_policy
         if reads_ranges(data) and any(ranks != shares.total for ranks, _ in self._before):
             stages = " and ".join(f"{steps} steps of {ranks} ranks" for ranks, steps in self._before)
@@ -259,8 +270,15 @@ class ShardedCheckpoint(StepCallback):
         """Claim the folder against other jobs, and note that the restored model is about to change.
 
         Raises:
-          ConfigError: Another job saves in the folder.
+          ConfigError: Another job saves in the folder; or the model's `gmeta.io.ReadingPosition` counts
+            groups that `fit` reads ahead of their training.
         """
+        ahead = getattr(self.model, "batches_ahead", 0)
+        if ahead and any(map(_counts_groups, self.model.submodules)):
+            raise ConfigError(
+                f"the model's ReadingPosition would count {ahead} batches that are read and not trained: "
+                "compile with Pipeline(depth=0)"
+            )
         self.store.claim()
         self._restored = None
 
@@ -330,6 +348,7 @@ class ShardedCheckpoint(StepCallback):
         merge = getattr(self.model, "merge_moving_averages", None)
         if merge is not None:  # otherwise the checkpoint would hold the averages of rank 0 alone
             merge()
+        collectives.gather_states(self.model)
         self.store.save(tables_by_name(self.model), self._batches, dense=dense, metadata=self._metadata())
         self._due = False
 
@@ -342,6 +361,10 @@ class ShardedCheckpoint(StepCallback):
             # If the number of ranks never changed, the two entries above say the same.
             **({"stages": self.stages_of_epoch} if len(self.stages_of_epoch) > 1 else {}),
         }
+
+
+def _counts_groups(part: Any) -> bool:
+    return isinstance(part, ReadingPosition) and part.counts_groups
 
 
 def _stages(metadata: Mapping[str, Any]) -> Stages:

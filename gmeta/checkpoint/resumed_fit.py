@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.io.readers.position import uncounted
 
 Stages: TypeAlias = tuple[tuple[int, int], ...]
 """Steps of an epoch: (ranks, steps), for each number of ranks in turn."""
@@ -131,7 +132,8 @@ def _no_history() -> tf.keras.callbacks.History:
 def _has_batches(data: tf.data.Dataset) -> bool:
     """Return whether any rank has batches left: Keras refuses to run an epoch without a batch."""
     known = int(data.cardinality())
-    here = known != 0 if known != tf.data.UNKNOWN_CARDINALITY else any(True for _ in data.take(1))
+    with uncounted(data):
+        here = known != 0 if known != tf.data.UNKNOWN_CARDINALITY else any(True for _ in data.take(1))
     return any(collectives.allgather_objects(here))
 
 

@@ -12,6 +12,7 @@
 - `balance_over_ranks` and `balanced_elements` redistribute groups so that all ranks have equal work.
 - `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
   `sequences` with histories out of such a store; `history_crc` is a history's checksum.
+- `write_predictions` predicts for all rows of a split, into Arrow files; any number of ranks goes on with it.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
@@ -33,6 +34,8 @@ from gmeta.io.features import (
 from gmeta.io.histories.checksum import history_crc
 from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
+from gmeta.io.predictions.prediction_plan import Predictions
+from gmeta.io.predictions.write import write_predictions
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats
 from gmeta.io.readers import data_service
 from gmeta.io.readers.epoch import EpochPlan
@@ -58,6 +61,7 @@ __all__ = [
     "HBaseSource",
     "HistoryStore",
     "OneEpoch",
+    "Predictions",
     "ReadOptions",
     "ReaderCounts",
     "ReaderStats",
@@ -84,4 +88,5 @@ __all__ = [
     "rows",
     "sequences",
     "tasks",
+    "write_predictions",
 ]

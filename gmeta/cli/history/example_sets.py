@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @click.option("--longest", type=int, help="Most events of a history.  [default: 1000]")
 @click.option(
     "--check",
-    type=click.Choice(["length", "crc"]),
-    help="What examples keep of a history, to compare it with: its length, or a checksum too.  "
+    type=click.Choice(["length", "crc", "none"]),
+    help="What examples keep of a history, to compare it with: its length, a checksum too, or nothing.  "
     "[default: length]",
 )
 @click.option(
@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--generation", help="Column with the generation that was read.  [default: the newest now]")
 @click.option("--name", help="The set's name in the store.  [default: the folder's]")
-@click.option(
-    "--batch-rows",
-    type=int,
-    help="Exposures of a user that are one example; 0: all of a user's.  [default: 1]",
-)
+@click.option("--batch-rows", type=int, help="Exposures of a record.  [default: all of a user's]")
 @click.option("--shards", type=int, help="Files.  [default: 2]")
 @click.option("--codec", type=click.Choice(CODECS), help="Compress each record.")
 @on_bad_option
@@ -98,8 +94,7 @@ def _make(
 
     if out is None:
         raise ConfigError("name the folder to make, with --out")
-    rows = 1 if batch_rows is None else batch_rows or None
-    config = PrepareConfig(batch_rows=rows, codec=codec)
+    config = PrepareConfig(batch_rows=batch_rows, codec=codec)
     with PrepareProgress() as progress:
         done = history_examples(
             store,

@@ -5,7 +5,7 @@ started the process, the world is one rank, every collective is the identity, an
 
 * Inside a step (`tensors`): `alltoall` and `allreduce_sum`, usable in a ``tf.function``.
 * Between steps (`objects`, `weights`): `allgather_objects`, `broadcast_object`, `barrier`,
-  `broadcast_variables`.
+  `broadcast_variables`, `gather_states`.
 * `check_agreement` refuses ranks that differ in values that must be the same.
 * `count_collectives` counts the executed collectives; `name_failures` says which rank reports an error.
 * `launch` (a module, without TensorFlow) starts the ranks of a job on this machine.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
     from gmeta.core.collectives.failures import name_failures
     from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
+    from gmeta.core.collectives.rank_state import gather_states
     from gmeta.core.collectives.shared_data import part_of
     from gmeta.core.collectives.tensors import allreduce_sum, alltoall
     from gmeta.core.collectives.weights import broadcast_variables
@@ -45,6 +46,7 @@ __all__ = [
     "check_agreement",
     "check_init",
     "count_collectives",
+    "gather_states",
     "horovod_version",
     "import_horovod",
     "init",
@@ -63,6 +65,7 @@ _LAZY = {
     "broadcast_variables": "weights",
     "check_agreement": "agreement",
     "count_collectives": "counting",
+    "gather_states": "rank_state",
     "name_failures": "failures",
     "part_of": "shared_data",
 }

@@ -74,10 +74,12 @@ class EpochPlan:
         Args:
           cursors: The ``cursor`` of each rank's, or share's, last element, in order (`gmeta.io.groups`).
         """
-        rests = (
-            _cut(lane, cursor, None) for lane, cursor in zip(self.lanes(len(cursors)), cursors, strict=True)
-        )
-        return replace(self, left=tuple(span for rest in rests for span in rest))
+        return replace(self, left=tuple(span for rest in self.rests(cursors) for span in rest))
+
+    def rests(self, cursors: Sequence[int]) -> tuple[tuple[Span, ...], ...]:
+        """Return what is left of each range after its rank has read a number of groups (`after`)."""
+        lanes = self.lanes(len(cursors))
+        return tuple(_cut(lane, cursor, None) for lane, cursor in zip(lanes, cursors, strict=True))
 
     def after_steps(self, steps: int, *, ranks: int, groups_per_step: int) -> EpochPlan:
         """Return what is left after each of ``ranks`` ranks, or shares, has taken ``steps`` steps."""

@@ -16,6 +16,8 @@ from gmeta.core.shares import Shares
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.group_count import ranges
+from gmeta.io.readers.part_start import PartStart
 from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
@@ -87,7 +89,7 @@ def groups(
     An iterator's state is the number of groups that it has returned: a few hundred bytes, restored without
     reading anything again. ``tf.train.Checkpoint`` saves it, also through ``prefetch`` and ``map``, which add
     the elements that wait in them. With Keras' ``BackupAndRestore``, use `ReadingPosition`. To resume with
-    another number of ranks, start each of them at the same `EpochPlan`.
+    another number of ranks, start each of them at the same `EpochPlan`, or with ``balance`` at a position.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or on any
@@ -125,10 +127,10 @@ def groups(
     first_epoch, endless = first_epoch_of(start), not isinstance(start, OneEpoch)
     pieces = start.pieces if isinstance(start, OneEpoch) else 1
     position = start if isinstance(start, ReadingPosition) else None
-    if balance is not None and (pieces > 1 or isinstance(start, ReadingPosition | AfterSteps)):
+    if balance is not None and (pieces > 1 or isinstance(start, AfterSteps)):
         raise ConfigError(
             f"groups: start={start!r} counts steps, and with balance a step has as many groups as cost "
-            "enough: start at an epoch's number or an EpochPlan, or save the iterator"
+            "enough: start at an epoch's number, a ReadingPosition or an EpochPlan, or save the iterator"
         )
     seed, on_bad = options.seed, options.on_bad
     shares = _shares(options.shard)
@@ -156,16 +158,13 @@ def groups(
         "stats": 0 if options.stats is None else options.stats.id,
     }
 
-    def ranges(plan: EpochPlan) -> dict[str, Any]:
-        lanes = plan.lanes(shares.total)[shares.first : shares.first + shares.count]
-        spans = [(lane, *span) for lane, own in enumerate(lanes) for span in own or ((0, 0),)]
+    def inputs_of(plan: EpochPlan) -> dict[str, Any]:
         steps = -1 if balance is not None else plan.steps(shares.total, groups_per_element)
-        numbers = ("lanes", "begins", "ends")
-        columns = {name: tf.constant([span[i] for span in spans], tf.int64) for i, name in enumerate(numbers)}
-        return {**columns, "steps": tf.constant(steps, tf.int64)}
+        numbers = {**ranges(plan, shares, [0] * shares.count), "steps": steps}
+        return {name: tf.constant(value, tf.int64) for name, value in numbers.items()}
 
-    every = ranges(EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=0))
-    first = ranges(whole)
+    every = inputs_of(EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=0))
+    first = inputs_of(whole)
     steps = int(every["steps"])
 
     @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
@@ -176,6 +175,32 @@ def groups(
         numbers = tf.stack([tf.constant(seed, tf.int64), number])
         return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **inputs)
 
+    if isinstance(start, PartStart):
+        if shares.total > 1:
+            raise ConfigError(
+                f"groups: a part is read by one rank, shard=(0, 1), and there are {shares.total}"
+            )
+
+        def part_of(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+            own = {**every, "begins": begin[None], "ends": end[None]}
+            if balance is None:
+                own["steps"] = -((begin - end) // groups_per_element)
+            numbers, zero = tf.constant([seed, 0], tf.int64), tf.constant(0, tf.int64)
+            return _group_ranges(split, shares, zero, seed=numbers, first_step=zero, **own, **inputs)
+
+        return settle(start.read(options).flat_map(part_of))
+    if position is not None and balance is not None:
+        count = position.count_groups(whole, shares)
+
+        @tf.autograph.experimental.do_not_convert
+        def rest_of(number: tf.Tensor, step: tf.Tensor, *begun: tf.Tensor) -> tf.data.Dataset:
+            *spans, cursor = begun
+            own = {**every, **dict(zip(("lanes", "begins", "ends"), spans, strict=True))}
+            numbers = tf.stack([tf.constant(seed, tf.int64), number])
+            rest = _group_ranges(split, shares, number, seed=numbers, first_step=0, **own, **inputs)
+            return rest.enumerate(step).map(lambda place, element: count.note(place, element, cursor))
+
+        return settle(tf.data.Dataset.range(1).map(lambda _: count.begin()).flat_map(rest_of))
     if position is not None:
         return settle(position.epochs(steps).flat_map(epoch_of))
     if pieces > 1:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+from gmeta.core.shares import Shares
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.group_count import GroupCount
 
 
 def count_epochs(first: int) -> tf.data.Dataset:
@@ -37,9 +43,18 @@ class ReadingPosition(tf.Module):
     last. `tasks` ends with it. With `groups`, add it after your own transformations:
     ``position.count(groups(..., start=position).prefetch(2))``.
 
+    With a `Balance`, a step has as many groups as cost enough, so the position counts groups too. What it
+    then holds is an `EpochPlan`: any number of ranks reads on from there, each group once. A rank counts what
+    it has read itself; call `gather_ranks` on all ranks before one of them saves the position for all.
+    ``ShardedCheckpoint`` does so.
+
     Attributes:
       epoch: () int64 variable.
       step: () int64 variable, elements taken in this epoch.
+      left: (spans, 2) int64 variable, with a balance: positions of the epoch's order that were left when this
+        number of ranks began to read; none if that was the whole epoch.
+      cursors: (ranks,) int64 variable, with a balance: groups that each rank (`gmeta.core.shares`: share) has
+        read since; -1 if another rank knows.
 
     Example:
       >>> model.reading = ReadingPosition()
@@ -53,6 +68,10 @@ class ReadingPosition(tf.Module):
         with tf.init_scope(), tf.device("CPU:0"):
             self.epoch = tf.Variable(epoch, dtype=tf.int64, trainable=False, name="epoch")
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+            none = tf.zeros([0, 2], tf.int64)
+            self.left = tf.Variable(none, trainable=False, name="left", shape=(None, 2))
+            self.cursors = tf.Variable(none[:, 0], trainable=False, name="cursors", shape=(None,))
+        self._groups: GroupCount | None = None
 
     def epochs(self, steps: int) -> tf.data.Dataset:
         """Return a dataset of one element, (epoch, step), read when an iteration begins.
@@ -60,6 +79,7 @@ class ReadingPosition(tf.Module):
         Args:
           steps: How many steps an epoch has; once they are taken, the next epoch begins.
         """
+        self._groups = None
 
         def begin(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             over = tf.cast(self.step >= steps, tf.int64)
@@ -69,15 +89,60 @@ class ReadingPosition(tf.Module):
 
         return tf.data.Dataset.range(1).map(begin)
 
+    def count_groups(self, whole: EpochPlan, shares: Shares) -> GroupCount:
+        """Count groups from now on, of epochs of this plan's data set, as a rank with these shares."""
+        self._groups = GroupCount(self, whole, shares)
+        return self._groups
+
+    @property
+    def counts_groups(self) -> bool:
+        """Whether the position is that of a dataset with a balance."""
+        return self._groups is not None
+
+    def gather_ranks(self) -> None:
+        """Tell all ranks the places of all ranks, in one collective; with steps alone they know them.
+
+        All ranks must call this together, between two steps.
+
+        Raises:
+          ConfigError: Ranks read different epochs.
+          CollectiveError: As `gmeta.core.collectives.allgather_objects`.
+        """
+        if self._groups is not None:
+            self._groups.gather()
+
     def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Return the dataset, counting the elements that are taken from it."""
+        groups = self._groups
 
         def count(*element: Any) -> Any:
-            with tf.control_dependencies([self.step.assign_add(1)]):
+            taken = [] if groups is None else [groups.take()]
+            with tf.control_dependencies(taken), tf.control_dependencies([self.step.assign_add(1)]):
                 found = tf.nest.map_structure(tf.identity, element, expand_composites=True)
             return found if len(found) > 1 else found[0]
 
         options = tf.data.Options()
         # It would put a buffer after the counting.
         options.experimental_optimization.inject_prefetch = False
-        return dataset.map(count).with_options(options)
+        counted = dataset.map(count).with_options(options)
+        counted._gmeta_position = self
+        return counted
+
+
+def position_of(dataset: tf.data.Dataset) -> ReadingPosition | None:
+    """Return the position that counts a dataset, or one that it derives from."""
+    found: ReadingPosition | None = getattr(dataset, "_gmeta_position", None)
+    return found or next(filter(None, map(position_of, dataset._inputs())), None)
+
+
+@contextmanager
+def uncounted(dataset: tf.data.Dataset) -> Iterator[None]:
+    """Leave the dataset's position as it is, whatever is taken from the dataset inside the block."""
+    position = position_of(dataset)
+    variables = [] if position is None else position.variables
+    before = [variable.numpy() for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)

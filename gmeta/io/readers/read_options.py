@@ -10,6 +10,7 @@ from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.part_start import PartStart
 from gmeta.io.readers.position import ReadingPosition
 
 
@@ -106,10 +107,11 @@ class AfterSteps:
     epoch: int = 0
 
 
-Start: TypeAlias = int | OneEpoch | AfterSteps | EpochPlan | ReadingPosition
+Start: TypeAlias = int | OneEpoch | AfterSteps | EpochPlan | ReadingPosition | PartStart
 """Where a dataset begins. An int is an epoch's number; each iteration that reads an element adds one to it.
 `OneEpoch` reads one epoch alone, and `AfterSteps` begins after the steps already taken. An `EpochPlan` reads
-what is left of an epoch, on any number of ranks, and a `ReadingPosition` begins where its variables say."""
+what is left of an epoch, on any number of ranks, a `ReadingPosition` begins where its variables say, and
+`gmeta.io.write_predictions` sets a `PartStart` for each part."""
 
 
 def without_steps(start: Start) -> Start:
@@ -125,7 +127,7 @@ def first_epoch_of(start: Start) -> int:
     """
     if isinstance(start, ReadingPosition):
         return 0  # the position gives the number, at each iteration
-    number = start.epoch if isinstance(start, OneEpoch | AfterSteps | EpochPlan) else start
+    number = start.epoch if isinstance(start, OneEpoch | AfterSteps | EpochPlan | PartStart) else start
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(
             f"start={start!r} must be an epoch's number from 0 on, OneEpoch, AfterSteps, an EpochPlan or a "

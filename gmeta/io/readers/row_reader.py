@@ -17,6 +17,7 @@ from gmeta.core.shares import Shares
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import groups, settle
+from gmeta.io.readers.part_start import PartStart
 from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, AfterSteps, OneEpoch, ReadOptions, Start, without_steps
@@ -134,7 +135,12 @@ def rows(
         )
     if pad_value is not None:
         batches = batches.map(lambda *batch: _pad(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
-    if shares.total == 1 and not isinstance(start, EpochPlan) and not skipped and options.on_bad == "raise":
+    if (
+        shares.total == 1
+        and not isinstance(start, EpochPlan | PartStart)
+        and not skipped
+        and options.on_bad == "raise"
+    ):
         steps = split.rows // size if drop_remainder else -(-split.rows // size)
         batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
     return settle(batches.prefetch(tf.data.AUTOTUNE))

@@ -12,7 +12,7 @@ from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
-from gmeta.io.readers.group_reader import groups, settle
+from gmeta.io.readers.group_reader import Balance, groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
@@ -31,6 +31,7 @@ def tasks(
     features: Sequence[str] | None = None,
     pad_value: int | None = None,
     only: TaskChoice | None = None,
+    balance: Balance | None = None,
     start: Start = 0,
     options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
@@ -77,11 +78,13 @@ def tasks(
         the longest list of the element.
       only: Which tasks are read. Tasks that it leaves out make their element smaller, or empty. It also
         leaves out tasks that are too small to split, which then don't count as bad records. None: all tasks.
+      balance: Make elements of about equal cost instead. A task's tokens are its rows, support and query.
       start: Where reading begins, as for `gmeta.io.groups`.
       options: Order, rank, threads and bad data (`ReadOptions`). A task that is too small to split, or has no
         row on one side, is bad data; if it is skipped, its element is smaller. All ranks have the same number
-        of elements: if a rank's range has one group less, its last element may hold no task. The dataset's
-        options say that it is sharded (auto-sharding OFF), so `fit` doesn't shard it again.
+        of elements, except with ``balance``: if a rank's range has one group less, its last element may hold
+        no task. The dataset's options say that it is sharded (auto-sharding OFF), so `fit` doesn't shard it
+        again.
 
     Returns:
       A dataset. An element is a dict of ``T`` tasks with ``N`` rows in all; ``S`` is the size of the largest
@@ -134,6 +137,7 @@ def tasks(
     elements = groups(
         path,
         groups_per_element=tasks_per_batch,
+        balance=balance,
         min_rows=least_rows(query) if only is None else 1,
         start=start,
         options=options,

@@ -257,6 +257,11 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         """
         return step_number(self.optimizer)
 
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches `fit` takes from its data before it trains them, by the pipeline of `compile`."""
+        return self._pipeline.depth
+
     def mark(self, part: str, *tensors: tf.Tensor) -> None:
         """Tell the step clock, if any, that a part of the step ends once the tensors are computed."""
         if self.step_clock is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import duckdb
 
 Data = str | os.PathLike[str]
-CHECKS = ("length", "crc")
+CHECKS = ("length", "crc", "none")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExamplesSummary:
     Attributes:
       examples: The set, as it is registered.
       prepared: What was read, kept and left out.
-      empty: Rows read that have no history; None if the set was there already.
+      empty: Rows read that have no history; None if the set was there already, or keeps no lengths.
       bytes: The size of the set's shards, without their indexes.
     """
 
@@ -80,7 +80,9 @@ def history_examples(
     * ``"generation"``, the newest generation of the store now, unless the table says which was read;
     * ``"history_length"``, how many events its history has: the newest `longest` of those before the
       exposure's time that the generation held;
-    * ``"history_crc"``, with ``check="crc"``, the checksum of that history (`history_crcs`).
+    * ``"history_crc"``, the checksum of that history (`history_crcs`).
+
+    These two are of what the store had. A ranker that had more events, the tail, logs its own numbers.
 
     As long as the set is registered, the generations that its rows name stay in the store; `remove_examples`
     unregisters it.
@@ -90,11 +92,13 @@ def history_examples(
       data: Files, folders or patterns of CSV, Parquet or JSON lines.
       out: The folder to make. One that was made of the same data, settings and generation is used as it is.
       spec: The exposures' columns: the task is the user, and the time is in the store's unit.
-      config: Settings of the data set. None: each exposure is an example, ``PrepareConfig(batch_rows=1)``.
+      config: Settings of the data set. None: the exposures of a user are side by side in one record, which
+        takes the fewest bytes, and ``late(share="window")`` makes examples of them. With ``batch_rows=1``
+        each exposure is an example, of about 200 bytes.
       on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each and leaves it out. A
         row of a generation that isn't there ends the run under either rule.
       longest: Most events of a history.
-      check: ``"length"``, or ``"crc"`` for the checksum too.
+      check: ``"length"``, ``"crc"`` for the checksum too, or ``"none"`` for neither.
       columns: The columns of events, of one group or the time, of which ``"crc"`` makes the checksum, in the
         order in which `gmeta.io.late` gets them.
       generation: The table's column with the generation that the ranker read. None: the newest now.
@@ -131,7 +135,7 @@ def history_examples(
     files = [data] if isinstance(data, str | os.PathLike) else list(data)
     named, opened = {pointers.store.manifest.generation}, list[ExposureSource]()
     if generation is not None:
-        named = _find_generations(store, files, spec, generation, on_bad, memory_limit)
+        named = _find_generations(pointers.store, files, spec, generation, on_bad, memory_limit)
 
     def open_source(connection: duckdb.DuckDBPyConnection, bad: BadRecords) -> ExposureSource:
         opened.append(ExposureSource(TableSource(files, given, connection), pointers))
@@ -141,7 +145,7 @@ def history_examples(
     prepared = prepare_source(
         open_source,
         out,
-        config or PrepareConfig(batch_rows=1),
+        config,
         on_bad,
         overwrite=overwrite,
         resume=resume,
@@ -151,8 +155,9 @@ def history_examples(
     manifest = Manifest.load(out)
     examples = ExampleSet(name, folder, manifest.digest, prepared.rows, tuple(sorted(named)), longest)
     register(store, examples)
+    empty = opened[0].empty if pointers.length and not prepared.reused else None
     size = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
-    return ExamplesSummary(examples, prepared, None if prepared.reused else opened[0].empty, size)
+    return ExamplesSummary(examples, prepared, empty, size)
 
 
 def _check(
@@ -174,7 +179,7 @@ def _check(
         )
     opened.manifest.find(columns)
     whole_number("longest", longest, least=1)
-    return Pointers(opened, generation, longest, tuple(columns))
+    return Pointers(opened, generation, longest, check != "none", tuple(columns))
 
 
 def _refuse_taken(store: Path, name: str, folder: str) -> None:
@@ -199,10 +204,16 @@ def _with_column(spec: TableSpec, name: str) -> TableSpec:
 
 
 def _find_generations(
-    store: Path, files: Sequence[Data], spec: TableSpec, column: str, on_bad: str, memory_limit: int | None
+    opened: Generation,
+    files: Sequence[Data],
+    spec: TableSpec,
+    column: str,
+    on_bad: str,
+    memory_limit: int | None,
 ) -> set[int]:
     """Return the generations that a table names; refuse one that the store doesn't have."""
-    there, named = generations(store), set[int]()
+    newest, named = opened.manifest.generation, set[int]()
+    there = [number for number in generations(opened.store) if number <= newest]
     own = {column: spec.columns.get(column, ColumnSpec())}
     with closing(duckdb_engine.connect(memory_limit or memory.default_limit())) as connection:
         table = TableSource(files, TableSpec(column, columns=own, csv=spec.csv), connection)
@@ -212,7 +223,8 @@ def _find_generations(
             if len(strange):
                 path, line, place = table.where(int(single(chunk, NUMBER)[strange[0]]))
                 raise DataError(
-                    f"{place}generation {found[strange[0]]} was read, and {store} has {show_numbers(there)}",
+                    f"{place}generation {found[strange[0]]} was read, and {opened.store} has "
+                    f"{show_numbers(there)}",
                     path=path,
                     line=line,
                     advice="open the store that the ranker read, or leave the row out",

@@ -23,7 +23,7 @@ from gmeta.core.staging import resumable_folder
 from gmeta.preprocess.history.files.generation import Generation
 from gmeta.preprocess.history.files.shard_reader import REQUEST, Index, ShardReader
 from gmeta.preprocess.history.files.stripe import as_floats
-from gmeta.preprocess.history.files.stripe_layout import owners
+from gmeta.preprocess.history.files.stripe_layout import count_events
 from gmeta.preprocess.progress import Progress, no_progress
 
 SPEC = "spec.toml"
@@ -139,10 +139,7 @@ def _read(
 
 def _parts(index: Index, chosen: Ints | None) -> Iterator[Ints]:
     """Cut a shard's users, ascending, into parts of at most `_EVENTS` events or one user."""
-    first = index.places["group"] == 0
-    counts = np.zeros(len(index.users), np.int64)
-    np.add.at(counts, np.searchsorted(index.users, owners(index)[first]), index.places["events"][first])
-    users = index.users
+    users, counts = index.users, count_events(index)
     if chosen is not None:
         kept = np.isin(users, chosen)
         users, counts = users[kept], counts[kept]

@@ -56,7 +56,8 @@ class OldShard:
             reader = self._open.enter_context(closing(before.open(number)))
             index = reader.index()
             own = user_shards(index.users, spec.shards) == shard
-            named = own & np.isin(index.users, deleted)
+            has_events = np.diff(index.ends, prepend=0) > 0
+            named = own & has_events & np.isin(index.users, deleted)
             by = np.where(named, generation, index.deletions)
             deletions.append(Deletions(index.users[own & (by > 0)], by[own & (by > 0)]))
             self._parts.append((reader, index.users[own & ~named]))

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 from sklearn.metrics import roc_auc_score
 
+from gmeta.core.collectives.empty_batch import empty_batch
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, FeatureConfig, TableConfig, record_lookups
 from gmeta.losses import product_cross_entropy
 from gmeta.metrics import AUC
 from gmeta.models import GRM, grm
-from gmeta.models.training.ranks.data import empty_batch
 from gmeta.ops import jagged
 from gmeta.optimizers import Adam
 from gmeta.testing.data.exposure_batches import draw_exposures, of_user, with_targets

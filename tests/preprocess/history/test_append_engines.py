@@ -22,7 +22,6 @@ from gmeta.preprocess.history.cluster import append_job, spark_append
 from gmeta.preprocess.history.cluster.append_job import AppendJob
 from gmeta.preprocess.history.cluster.streaming_append import plan_jobs
 from gmeta.preprocess.history.files.generation import Generation
-from gmeta.preprocess.history.files.stripe_layout import MOST_PARTIAL
 from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.jobs import spark_faults
 from gmeta.testing.jobs.streaming_jobs import as_program, in_process, map_files, partitioned, run_append
@@ -37,6 +36,8 @@ SPEC = HistorySpec(
     shards=4,
     stripe_events=4,
 )
+EARLIER = 11
+"""Days that a store has before the two days of a test."""
 BAD = "x,5,1,0.5\n7,5,1\n7,5,1,0.5,9\n7,5,2,\n"  # a text, a field too few, one too many, nothing
 
 
@@ -71,9 +72,9 @@ def streamed(store, data, spec=None, on_bad="raise", **options):
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory):
-    """A store whose users have nearly as many partial stripes as an append joins, and two more days."""
+    """A store whose users have stripes that an append joins, and two more days."""
     folder = tmp_path_factory.mktemp("grown")
-    for number in range(MOST_PARTIAL - 1):
+    for number in range(EARLIER):
         append_history(folder / "store", write_csv(folder / f"{number}.csv", number + 1, 60), SPEC)
     days = []
     for day in (4, 20):  # the first of them is late
@@ -84,7 +85,7 @@ def grown(tmp_path_factory):
     for day in days:
         assert append_history(expected, day, on_bad="skip").left_out == 8
     places = np.concatenate([Generation(expected).open(shard).index().places for shard in range(4)])
-    joined = (places["file"] == MOST_PARTIAL + 1) & (places["born_first"] < MOST_PARTIAL + 1)
+    joined = (places["file"] == EARLIER + 2) & (places["born_first"] < EARLIER + 2)
     assert joined.sum() > 20
     assert verify_history(expected).faults == ()
     return folder / "store", days, contents(expected)
@@ -103,7 +104,7 @@ def test_as_programs(grown, tmp_path):
     store, days, expected = grown
     shutil.copytree(store, tmp_path / "store")
     streamed(tmp_path / "store", days[0], on_bad="skip", run=as_program, pieces=1, reducers=1)
-    first = {name: data for name, data in expected.items() if f"{MOST_PARTIAL + 1:08d}" not in name}
+    first = {name: data for name, data in expected.items() if f"{EARLIER + 2:08d}" not in name}
     assert {**contents(tmp_path / "store"), "CURRENT": b""} == {**first, "CURRENT": b""}
 
 
@@ -196,11 +197,11 @@ def test_a_reducer_that_fails_and_comes_again_changes_no_byte(grown, tmp_path, m
         patch.setattr(append_job, "finish_append", killed)
         with pytest.raises(KeyboardInterrupt):
             in_process("append", "finish", folder, b"", {})
-    assert Generation(tmp_path / "store").manifest.generation == MOST_PARTIAL - 1
+    assert Generation(tmp_path / "store").manifest.generation == EARLIER
     for _ in range(2):
         said = in_process("append", "finish", folder, b"", {})
-    assert said == f"generation {MOST_PARTIAL} of {tmp_path / 'store'}\n".encode()
-    first = {name: data for name, data in expected.items() if f"{MOST_PARTIAL + 1:08d}" not in name}
+    assert said == f"generation {EARLIER + 1} of {tmp_path / 'store'}\n".encode()
+    first = {name: data for name, data in expected.items() if f"{EARLIER + 2:08d}" not in name}
     assert {**contents(tmp_path / "store"), "CURRENT": b""} == {**first, "CURRENT": b""}
     assert AppendJob.load(folder) == job
 

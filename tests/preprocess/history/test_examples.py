@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from click.testing import CliRunner
 
 from gmeta import io
@@ -66,9 +67,15 @@ def write_shown(folder, rows=80, **more):
     return pq.read_table(folder / "shown.parquet").to_pylist()
 
 
-def make(folder, **arguments):
+def make(folder, batch_rows=1, **arguments):
     return history_examples(
-        folder / "store", folder / "shown.parquet", folder / "clicks", SPEC, longest=LONGEST, **arguments
+        folder / "store",
+        folder / "shown.parquet",
+        folder / "clicks",
+        SPEC,
+        PrepareConfig(batch_rows=batch_rows),
+        longest=LONGEST,
+        **arguments,
     )
 
 
@@ -77,8 +84,8 @@ def seen_at(row, generation, days=2):
     return history_of(DAYS[:days], row["user"], until=row["ts"], generation=generation, longest=LONGEST)
 
 
-def late(folder, generation="generation", opened=None, columns=("shown",)):
-    """What `gmeta.io.late` gives of each exposure, by its number."""
+def late(folder, generation="generation", opened=None, columns=("shown",), **arguments):
+    """What `gmeta.io.late` gives of each exposure, by its number; those of one moment have one history."""
     found = {}
     dataset = io.late(
         folder / "clicks" / "train",
@@ -87,12 +94,14 @@ def late(folder, generation="generation", opened=None, columns=("shown",)):
         targets=columns,
         generation=generation,
         longest=LONGEST,
+        **arguments,
     )
     for batch in dataset:
         for row, numbers in enumerate(batch["targets"]["shown"].to_list()):
             own = {name: values[row].numpy().tolist() for name, values in batch["history"].items()}
             rest = {name: values[row].numpy().tolist() for name, values in batch["targets"].items()}
-            found[numbers[-1]] = {**own, **{name: values[-1] for name, values in rest.items()}}
+            for place, number in enumerate(numbers):
+                found[number] = {**own, **{name: values[place] for name, values in rest.items()}}
     return found
 
 
@@ -139,6 +148,22 @@ def test_each_row_has_the_length_and_the_checksum_of_its_own_generation(folder, 
         assert own["history_crc"] == crc_of([[e.price for e in history], [e.ts for e in history]])
 
 
+@pytest.mark.parametrize("check", ["length", "crc"])
+def test_exposures_side_by_side_are_examples_each_and_readers_check_them(folder, check):
+    """From a later generation `late` raises if a history isn't the one of which the set keeps the number."""
+    rows = write_shown(folder)
+    then = [seen_at(row, 2) for row in rows]
+    make(folder, batch_rows=None, check="crc", columns=["ts", "item"])
+    append_history(
+        folder / "store",
+        write_day(folder / "late.parquet", [event._replace(ts=event.ts - 2500) for event in DAYS[3]]),
+    )
+    found = late(folder, check=check, share="window", within=1)
+    assert [found[row["shown"]]["ts"] for row in rows] == [[event.ts for event in own] for own in then]
+    with pytest.raises(tf.errors.DataLossError, match="clicks"):
+        late(folder, generation=None, check=check, share="window", within=1)
+
+
 def test_an_exposure_costs_few_bytes_beside_what_was_shown(tmp_path):
     """Of users' exposures side by side, what points into the store takes at most 48 bytes a row."""
     events = draw_day(0, 5000, users=200)
@@ -150,19 +175,17 @@ def test_an_exposure_costs_few_bytes_beside_what_was_shown(tmp_path):
         "click": np.ones(4000),
     }
     pq.write_table(pa.table(rows), tmp_path / "shown.parquet")
-    config = PrepareConfig()
     done = history_examples(
         tmp_path / "store",
         tmp_path / "shown.parquet",
         tmp_path / "out",
         SPEC,
-        config,
         check="crc",
         columns=["item"],
     )
     label = 4
     assert done.bytes / 4000 - label <= 48
-    bare = prepare(tmp_path / "shown.parquet", tmp_path / "bare", config, spec=SPEC)
+    bare = prepare(tmp_path / "shown.parquet", tmp_path / "bare", spec=SPEC)
     shards = Manifest.load(bare.out).splits["train"].shards
     assert done.bytes > sum(shard.bytes for shard in shards)
 
@@ -272,7 +295,7 @@ def test_bad_rows_are_left_out_and_counted(folder):
     ("arguments", "message"),
     [
         ({"longest": 0}, "longest must be a whole number from 1 on, got 0"),
-        ({"check": "sum"}, "check must be one of length, crc, got 'sum'"),
+        ({"check": "sum"}, "check must be one of length, crc, none, got 'sum'"),
         ({"check": "crc"}, r"columns must be those of which check='crc' .* got \(\) and check='crc'"),
         ({"columns": ["item"]}, r"columns must be those of which check='crc' .*'length'"),
         ({"check": "crc", "columns": ["clicks"]}, "no column 'clicks' in the histories"),
@@ -303,14 +326,21 @@ def test_names_that_are_taken_are_refused(folder):
     ):
         make(folder, name="mine")
     write_shown(folder, history_length=np.ones(80, np.int64))
-    with pytest.raises(ConfigError, match=r"has a column 'history_length', .*: leave it out by a --spec"):
+    with pytest.raises(
+        ConfigError, match=r"'history_length', .*: keep what the ranker logged with --check none"
+    ):
         history_examples(*other)
     write_shown(folder, generation=np.ones(80, np.int64))
     with pytest.raises(
-        ConfigError, match=r"'generation', .*: it is the .*, say so with --generation, or leave"
+        ConfigError, match=r"'generation', .*: say with --generation that it is .*, or leave it"
     ):
         history_examples(*other)
-    assert history_examples(*other, generation="generation").examples.generations == (1,)
+    write_shown(folder, generation=np.ones(80, np.int64), history_length=np.full(80, 5))
+    done = history_examples(*other, generation="generation", check="none")
+    assert done.empty is None
+    names = {column.name for column in Manifest.load(done.prepared.out).schema}
+    assert names == {"user", "batch_id", "ts", "shown", "click", "generation", "history_length"}
+    assert done.examples.generations == (1,)
     assert [each.name for each in list_examples(folder / "store")] == ["clicks", "other"]
 
 
@@ -333,7 +363,7 @@ def test_the_command(folder):
     assert "store has no sets of examples" in run("examples", store).output
     made = run(
         *("examples", store, *shown, "--out", folder / "clicks", "--longest", 6, "--check", "crc"),
-        *("--columns", "item, ts", "--batch-rows", 0),
+        *("--columns", "item, ts"),
     )
     assert made.exit_code == 0, made.output
     assert "rows have no event in the store before them" in made.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gmeta import io
@@ -94,6 +94,7 @@ def change(store, model, kind, given, number):
 
 
 @settings(max_examples=10)
+@example(changes=[("scrub", {0}), ("scrub", {0, 1})], until=9000, opened=2)
 @given(changes=CHANGES, until=st.integers(0, 9000), opened=st.integers(0, 9))
 def test_a_store_is_what_plain_python_has(tmp_path_factory, changes, until, opened):
     store, model = tmp_path_factory.mktemp("changes") / "store", Model()

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_keras.src.engine import data_adapter
 
 from gmeta.core import collectives
+from gmeta.core.collectives.empty_batch import empty_batch
 from gmeta.core.collectives.shared_data import part_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
@@ -169,35 +170,6 @@ def pad_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
     )
     none = tf.nest.flatten(empty_batch(spec))
     return marked.scan(tuple(tf.shape(none[index]) for index in open_parts), remember)
-
-
-def empty_batch(spec: Any) -> Any:
-    """Return a batch without samples, with the structure of a data set's elements.
-
-    Raises:
-      ConfigError: A part of an element has unknown rank, or isn't a tensor.
-    """
-    return tf.nest.map_structure(_empty, spec)
-
-
-def _empty(spec: tf.TypeSpec) -> Any:
-    tensors = isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec))
-    if not tensors or spec.shape.rank is None:
-        raise ConfigError(
-            f"a rank without data needs a batch of no samples, but there is none of {spec}: give the data "
-            "set's elements tensors of known rank (from_generator: output_signature)"
-        )
-    shape = spec.shape
-    if shape.rank == 0:
-        return tf.zeros([], spec.dtype)
-    inner = [1 if size is None else size for size in shape[1:]]
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensor(tf.zeros([0, shape.rank], tf.int64), tf.zeros([0], spec.dtype), [0, *inner])
-    if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
-        values = tf.zeros([0, *inner[spec.ragged_rank :]], spec.dtype)
-        nothing = tf.zeros([1], spec.row_splits_dtype)
-        return tf.RaggedTensor.from_nested_row_splits(values, [nothing] * spec.ragged_rank)
-    return tf.zeros([0, *inner], spec.dtype)
 
 
 def _is_open(spec: tf.TypeSpec) -> bool:

@@ -12,6 +12,7 @@ from tf_keras.src.engine import data_adapter
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
+from gmeta.core.collectives.empty_batch import empty_batch
 from gmeta.core.graph.conditions import name_refusals
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
@@ -19,7 +20,7 @@ from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import follow_late
 from gmeta.models.training.ranks.averages import merge_moving_averages
-from gmeta.models.training.ranks.data import RankData, SameElements, empty_batch, rank_dataset
+from gmeta.models.training.ranks.data import RankData, SameElements, rank_dataset
 from gmeta.models.training.ranks.metric_merge import merge_over_ranks
 from gmeta.models.training.ranks.start import start_together
 from gmeta.models.training.ranks.step import rank_step

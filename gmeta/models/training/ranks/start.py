@@ -38,6 +38,7 @@ def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: M
         model(x, training=False)
     else:
         model.merge_moving_averages()  # of steps outside of fit; else only rank 0's would count
+    collectives.gather_states(model)
     optimizer = model.optimizer
     if hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)

@@ -57,6 +57,14 @@ def owners(index: Index) -> Ints:
     return np.repeat(index.users, np.diff(index.ends, prepend=0))
 
 
+def count_events(index: Index) -> Ints:
+    """Return the events of each user of an index, (U,)."""
+    first = index.places["group"] == 0
+    counts = np.zeros(len(index.users), np.int64)
+    np.add.at(counts, np.searchsorted(index.users, owners(index)[first]), index.places["events"][first])
+    return counts
+
+
 def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     """Find the stripes that an append joins with new events, by `MOST_TIMES`.
 

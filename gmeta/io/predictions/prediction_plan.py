@@ -1,0 +1,179 @@
+"""What a folder of predictions holds: the plan that is written first, and the manifest that is written last.
+
+::
+
+    out/
+      plan.json             which data in which parts, by which model: a run with another plan is refused
+      part-00000.arrow      the predictions for one part's groups; appears whole, by a rename
+      part-00001.arrow
+      manifest.json         once all parts are there and read back: their rows and checksums
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manifest_file
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import write_atomically
+from gmeta.core.json_values import folder_name, items, mapping, text, whole
+from gmeta.core.settings import from_mapping
+
+PLAN_NAME = "plan.json"
+FORMAT, VERSION = "gmeta-predictions", 1
+_ADVICE = "give another folder, or remove this one to predict anew"
+
+
+@dataclass(frozen=True)
+class PredictionPlan:
+    """What decides the bytes of predictions, as far as their caller says it.
+
+    Attributes:
+      data: The digest of the data set and the split (`gmeta.io.EpochPlan`).
+      groups: The number of the split's groups.
+      groups_per_part: The number of groups of each part; the last one may have fewer.
+      columns: Output column -> where it is in a batch.
+      batches: The form of the reader's batches.
+      on_bad: What the reader does with bad data.
+      model: The name of the model's weights, or "".
+    """
+
+    data: str
+    groups: int
+    groups_per_part: int
+    columns: Mapping[str, str]
+    batches: str
+    on_bad: str
+    model: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all attributes, which each part holds too."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return -(-self.groups // self.groups_per_part)
+
+    def span(self, part: int) -> tuple[int, int]:
+        """Return the positions of a part's groups in the order of the data set."""
+        begin = part * self.groups_per_part
+        return begin, min(self.groups, begin + self.groups_per_part)
+
+    def agree_with(self, out: Path) -> None:
+        """Write the plan into a folder, or check that the folder has the same plan.
+
+        Raises:
+          ConfigError: The folder has another plan, or files without one.
+          DataError: The plan there isn't one.
+        """
+        path = out / PLAN_NAME
+        if not path.exists():
+            if any(out.glob("*.arrow")) or (out / FILE_NAME).exists():
+                raise ConfigError(
+                    f"{out} holds files that are no predictions of gmeta's: give another folder"
+                )
+            write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
+            return
+        try:
+            there = from_mapping(PredictionPlan, json.loads(path.read_text()), where="plan")
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"no plan of predictions: {error}", path=path, advice=_ADVICE) from error
+        for field in fields(self):
+            here, before = getattr(self, field.name), getattr(there, field.name)
+            if here != before:
+                raise ConfigError(
+                    f"{out} was begun with other predictions: {field.name} was {before!r}, and is {here!r}; "
+                    f"{_ADVICE}"
+                )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One Arrow file.
+
+    Attributes:
+      name: Its name.
+      rows: Its rows.
+      bytes: Its size.
+      sha256: Its digest.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Part:
+        """Read a part from what `to_json` returned; raise ValueError, KeyError or TypeError."""
+        part = cls(**mapping(value, "a part"))
+        folder_name(part.name, "a part's name")
+        for name in ("rows", "bytes"):
+            whole(getattr(part, name), name)
+        text(part.sha256, "sha256")
+        return part
+
+
+@dataclass(frozen=True)
+class Predictions(SealedManifest):
+    """Predictions that are complete.
+
+    Attributes:
+      plan: What they are of.
+      schema: The columns, name -> Arrow's name of its type.
+      parts: The files, in the order of the data set.
+    """
+
+    plan: PredictionPlan
+    schema: Mapping[str, str]
+    parts: Sequence[Part]
+
+    @property
+    def rows(self) -> int:
+        """The rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "rows": self.rows,
+            "plan": asdict(self.plan),
+            "schema": dict(self.schema),
+            "parts": [part.to_json() for part in self.parts],
+        }
+
+    @classmethod
+    def load(cls, folder: Path) -> Predictions:
+        """Read the manifest of a folder.
+
+        Raises:
+          DataError: There is none, or it isn't one that `write_predictions` wrote.
+        """
+        path = folder / FILE_NAME
+        value = load_manifest_file(path, FORMAT, VERSION, advice="predict again", older=_ADVICE)
+        try:
+            found = cls(
+                from_mapping(PredictionPlan, mapping(value["plan"], "plan"), where="plan"),
+                {
+                    text(k, "a column"): text(v, "a type")
+                    for k, v in mapping(value["schema"], "schema").items()
+                },
+                tuple(Part.from_json(part) for part in items(value["parts"], "parts")),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"not a manifest of predictions: {error}", path=path, advice=_ADVICE) from error
+        if found.digest != value.get("digest"):
+            raise DataError("its digest doesn't match its content", path=path, advice=_ADVICE)
+        return found

@@ -1,0 +1,205 @@
+"""Predictions for all rows of a split, in parts that any number of ranks share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.manifest_file import FILE_NAME
+from gmeta.core.errors import ConfigError
+from gmeta.core.files import sync
+from gmeta.core.staging import explain_write_errors, lock_file
+from gmeta.io.error_lines import data_errors
+from gmeta.io.predictions.arrow_columns import record_batch
+from gmeta.io.predictions.calls import Calls, on_all_ranks, on_first_rank
+from gmeta.io.predictions.part_file import check_same, part_path, read_part, schema_of, write_part
+from gmeta.io.predictions.prediction_plan import Part, PredictionPlan, Predictions
+from gmeta.io.readers.part_start import PartStart
+from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
+
+
+class Reader(Protocol):
+    """A function that makes a dataset: ``start`` and ``options`` are those of any reader."""
+
+    def __call__(self, *, start: Start, options: ReadOptions) -> tf.data.Dataset:
+        """Return a dataset of the batches from ``start``."""
+
+
+def write_predictions(
+    model: tf.keras.Model | Callable[[Any], Any],
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    reader: Reader,
+    columns: Mapping[str, str],
+    groups_per_part: int = 4096,
+    model_name: str = "",
+    options: ReadOptions = DEFAULTS,
+) -> Predictions:
+    """Predict for all rows of a split, and write Arrow files; go on where a run before was interrupted.
+
+    The split's groups, in their order on the disk, are cut into parts of ``groups_per_part``, whatever the
+    number of ranks. Each part becomes a file ``part-00012.arrow`` (Arrow IPC, which is Feather version 2),
+    which appears by a rename when all of it is on the disk. Ranks divide the parts that aren't there among
+    them. So after Ctrl-C, ``kill -9`` or the loss of a rank, the same call goes on with the parts that are
+    missing, on any number of ranks; each row is in one part, once, and the files have the same bytes if the
+    model gives the same numbers. At the end all parts are read back, and ``manifest.json`` is written with
+    their rows and checksums. A call after that returns it, and predicts nothing.
+
+    All ranks of a job call this together, with a folder that they share. A Keras model's calls are made by
+    all ranks in step, as tables divided among ranks need it: a rank without a batch passes one of no samples.
+    Another function is called by each rank alone.
+
+    Args:
+      model: A Keras model, whose ``predict_step`` gets each batch; or any function of a batch, called eagerly
+        (`tf.function` it yourself). The result is a tensor, which is named ``prediction``, or a dict of them,
+        with a row for each row of the table.
+      path: ``"<folder>/<split>"``, as for `gmeta.io.groups`.
+      out: A local folder, which is made if it isn't there.
+      reader: Makes the batches, by any reader of this split: pass on ``start`` and ``options``. It is called
+        once. Each iteration of what it returns reads one part alone, so no batch has groups of two parts.
+      columns: What else of a batch is written: column -> its place, keys of dicts and numbers of tuples with
+        slashes between them, such as ``"task"``, ``"targets/item"`` or, of `gmeta.io.rows`, ``"0/user"``.
+      groups_per_part: Groups of a part, which is held in memory until it is written.
+      model_name: What identifies the model's weights, such as the name of a checkpoint. A run goes on only
+        under the same name.
+      options: ``on_bad``, ``threads`` and ``stats`` of the reader. The order is always that on the disk.
+
+    Returns:
+      The manifest: the plan, the columns and the parts. A scalar of a row is a number, a vector a list of
+      fixed size, a ragged row a large list.
+
+    Raises:
+      ConfigError: The folder was begun with another data set, other columns, another model's name or other
+        arguments; a column or its place doesn't exist, or has another number of rows; or ``reader`` ignores
+        what it is passed.
+      DataError: The split or a part is damaged.
+      GmetaError: Another job writes to the folder, or it can't be written.
+      CollectiveError: Another rank has ended.
+
+    Example:
+      >>> done = write_predictions(  # doctest: +SKIP
+      ...     model, "data/test", "scores", model_name="checkpoint-12000",
+      ...     reader=lambda **start: sequences("data/test", history=["item"], longest=1000, **start),
+      ...     columns={"user": "task"},
+      ... )
+      >>> table = pyarrow.dataset.dataset("scores", format="arrow").to_table()  # doctest: +SKIP
+    """
+    out, split, world = Path(out), open_split(path, options.on_bad), collectives.world()
+    size = whole_number("write_predictions: groups_per_part", groups_per_part, least=1)
+    options = replace(options, shuffle=False, shuffle_buffer=None, shard=(0, 1))
+    start = PartStart()
+    dataset = _batches(reader, start, options)
+    plan = PredictionPlan(
+        data=split.digest,
+        groups=split.groups,
+        groups_per_part=size,
+        columns=dict(columns),
+        batches=str(dataset.element_spec),
+        on_bad=options.on_bad,
+        model=model_name,
+    )
+    collectives.check_agreement({"plan of the predictions": plan.digest}, advice="pass the same on all ranks")
+    with explain_write_errors(out), ExitStack() as held:
+        missing = on_first_rank(lambda: _begin(out, plan, held))
+        if missing is None:
+            return Predictions.load(out)
+        calls = Calls(model, dataset.element_spec)
+        with calls.of_all_ranks():
+            known = _known_schema(out, plan)
+            for part in missing[world.rank :: world.size]:
+                start.move_to(plan.span(part))
+                with data_errors():
+                    rows = [_rows(batch, calls(batch), plan.columns) for batch in dataset]
+                rows = rows or [_rows(*calls.nothing(), plan.columns)]
+                known = known or rows[0].schema
+                check_same(part_path(out, part), known, rows[0].schema)
+                write_part(out, plan, part, rows)
+        return _finish(out, plan)
+
+
+def _begin(out: Path, plan: PredictionPlan, held: ExitStack) -> list[int] | None:
+    """Claim the folder, and return the parts that aren't there; None if all is done."""
+    out.mkdir(parents=True, exist_ok=True)
+    refusal = f"another job writes predictions to {out}: wait for it, or end it"
+    held.enter_context(lock_file(out / ".lock", refusal))
+    plan.agree_with(out)
+    if (out / FILE_NAME).exists():
+        return None
+    for rest in out.glob(".*.tmp"):  # of killed processes
+        rest.unlink()
+    return [part for part in range(plan.parts) if not part_path(out, part).exists()]
+
+
+def _batches(reader: Reader, part: PartStart, options: ReadOptions) -> tf.data.Dataset:
+    dataset = reader(start=part, options=options)
+    if not part.readers or any(_order(given) != _order(options) for given in part.readers):
+        raise ConfigError(
+            "write_predictions: reader must read what it is asked for: pass on start and options, as in "
+            "reader=lambda **start: gmeta.io.sequences(path, ..., **start)"
+        )
+    return dataset
+
+
+def _order(options: ReadOptions) -> tuple[Any, ...]:
+    return options.shuffle, options.shard, options.seed, options.on_bad
+
+
+def _known_schema(out: Path, plan: PredictionPlan) -> pa.Schema | None:
+    there = (path for path in (part_path(out, part) for part in range(plan.parts)) if path.exists())
+    return next(map(schema_of, there), None)
+
+
+def _rows(batch: Any, predicted: Any, columns: Mapping[str, str]) -> pa.RecordBatch:
+    named = predicted if isinstance(predicted, Mapping) else {"prediction": predicted}
+    twice = sorted(set(named) & set(columns))
+    if twice:
+        raise ConfigError(
+            f"columns and predictions are both named {', '.join(twice)}: rename those of columns"
+        )
+    return record_batch({**{name: _find(batch, place) for name, place in columns.items()}, **named})
+
+
+def _find(batch: Any, place: str) -> Any:
+    value = batch
+    for key in place.split("/"):
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif isinstance(value, tuple) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            parts = isinstance(value, Mapping | tuple)
+            there = value if isinstance(value, Mapping) else range(len(value) if parts else 0)
+            raise ConfigError(
+                f"write_predictions: columns: a batch has no {place!r}; in place of {key!r} there are "
+                f"{', '.join(map(str, there)) or 'no parts'}"
+            )
+    return value
+
+
+def _finish(out: Path, plan: PredictionPlan) -> Predictions:
+    """Read all parts, each on one rank, and write the manifest."""
+    world = collectives.world()
+    schema = schema_of(part_path(out, 0))
+    own = range(plan.parts)[world.rank :: world.size]
+    told = on_all_ranks(lambda: {part: read_part(out, plan, part, schema).to_json() for part in own})
+    found = {part: Part.from_json(value) for parts in told for part, value in parts.items()}
+    parts = [found[part] for part in range(plan.parts)]
+    done = Predictions(plan, {field.name: str(field.type) for field in schema}, tuple(parts))
+
+    def save() -> None:
+        sync(out)  # the parts' names, before that of the manifest
+        done.save(out)
+
+    on_first_rank(save)
+    return done
