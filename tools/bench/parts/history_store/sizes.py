@@ -61,7 +61,15 @@ class Sizes:
 
     def plot(self, path: Path) -> None:
         """Draw the bytes into a PNG."""
-        figure.plot(path, self.fat["fat"], self.widest, self.examples[0], self.store, self.late)
+        figure.plot(
+            path,
+            self.fat["fat"],
+            self.widest,
+            self.examples[0],
+            self.store,
+            self.late,
+            self.by_user["long"].bytes,
+        )
 
 
 def measure(folder: Path, grown: Grown, sample: int) -> Sizes:
