@@ -41,15 +41,18 @@ append    append/share       bytes that the 91st append writes, of all in the st
           compact/events     events a second and core of the compaction
           reads_per_lookup   reads of a history of at most 1,000 events, of the compacted store; appended: of
                              the store of 91 appends
-bytes     examples/bytes     a prepared data set of the requests without histories
+bytes     examples/bytes     a prepared data set with a record for each request, without its history; by_user:
+                             with a record for all requests of a user
           total/bytes        with the compacted store; both in % of fat rows, a prepared data set with a
                              record for each request and its newest 1,000 events
           total/of_FORM      the same of other fat rows: with records that zstd compresses; with one such
-                             record for all requests of a user; and in Parquet, by zstd, ordered by user
+                             record for all requests of a user, and in Parquet, by zstd, ordered by user,
+                             beside examples by user
           read/READER/bytes  what a reader fetches from examples and the compacted store, each batch of 256
-                             anew; in % of fat rows of 3,000 events, which every reader reads whole. In random
-                             order or, by_user, with all requests of a user in a batch
-          affinity/bytes     bytes from the store in that order, in % of random order, at 1,000 events
+                             anew; in % of fat rows of 3,000 events, which every reader reads whole. In the
+                             order of `gmeta.io.late`; in random order; and with all requests of a user in a
+                             batch
+          affinity/bytes     bytes from the store in the last order, in % of random order, at 1,000 events
 speed     op                 events a second of the native op with all cores, random requests
           throughput/WHAT    how many times as fast a reader is with affinity, with pipelined reads, and with
                              base batches that it joins

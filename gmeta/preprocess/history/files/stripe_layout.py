@@ -9,15 +9,14 @@ from numpy.typing import NDArray
 
 from gmeta.preprocess.history.files.shard_reader import PLACE, Index
 
-JOIN = 5, 4
-"""An append joins a stripe that isn't full with newer events, if it has at most 5/4 as many.
+MOST_TIMES = 1
+"""An append joins a stripe that isn't full with newer events, if it has at most so many times their number.
 
 An append writes a user's new events as stripes of their own, and each of these lies in another file, where a
-reader has to read it. Joined stripes are fewer reads, but their events are written anew. Joined with about as
-many, an event is in a stripe twice as long or so each time, and never again once that is full: so with
-stripes of 256, the events of a user who comes every day are written four times in all, and the user has three
-or four stripes that aren't full. A fixed number of them before all are joined costs as much, and twice the
-reads.
+reader has to read it. Joined stripes are fewer reads, but their events are written anew. Joined with at least
+as many, an event is in a stripe twice as long each time, and never again once that is full: so with stripes
+of 256, the events of a user who comes every day are written four times in all, and the user has about four
+stripes that aren't full. A fixed number of them before all are joined costs as much, and twice the reads.
 """
 
 Ints = NDArray[np.int64]
@@ -67,7 +66,7 @@ def count_events(index: Index) -> Ints:
 
 
 def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
-    """Find the stripes that an append joins with new events, by `JOIN`.
+    """Find the stripes that an append joins with new events, by `MOST_TIMES`.
 
     These are some of the newest stripes of a user that aren't full: the last, if it is short enough for the
     new events, the one before, if it is short enough for these and the last, and so on. Of the stripes that
@@ -89,7 +88,7 @@ def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     first = np.concatenate(([0], at[:-1] + 1)) if len(at) else at
     together = np.searchsorted(users, owned[at], side="right") - np.searchsorted(users, owned[at])
     while len(at):
-        joins = JOIN[1] * events[at] <= JOIN[0] * together
+        joins = events[at] <= MOST_TIMES * together
         kept[partly[at[joins]]] = False
         together = together[joins] + events[at[joins]]
         at, first = at[joins] - 1, first[joins]

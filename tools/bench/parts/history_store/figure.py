@@ -9,7 +9,13 @@ _FAT, _EXAMPLES, _STORE = "#b0b7c3", "#e8871e", "#2f6db5"
 
 
 def plot(
-    path: Path, fat: float, widest: float, examples: float, store: float, fetched: Mapping[str, float]
+    path: Path,
+    fat: float,
+    widest: float,
+    examples: float,
+    store: float,
+    fetched: Mapping[str, float],
+    by_user: float,
 ) -> None:
     """Draw the bytes of a request that are written and read, into a PNG.
 
@@ -19,7 +25,8 @@ def plot(
       widest: Of one of 3,000.
       examples: Of an example.
       store: Of the store.
-      fetched: Reader -> what it fetches from the store.
+      fetched: Reader -> what it fetches from the store, in random order.
+      by_user: What the first of them does with all requests of a user in a batch.
     """
     import matplotlib
 
@@ -34,8 +41,9 @@ def plot(
             (f"read: {reader} reader, {LONGEST[reader]} events", examples, own)
             for reader, own in fetched.items()
         ),
+        ("read: long reader, a user's requests together", examples, by_user),
     ]
-    figure, axis = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
     for place, (_, first, second) in enumerate(bars):
         whole, of = first + (second or 0), fat if place < 2 else widest
         axis.barh(place, first / 1e3, color=_FAT if second is None else _EXAMPLES)

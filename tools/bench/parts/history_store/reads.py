@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import gmeta
@@ -52,6 +53,24 @@ def fetch(grown: Grown, requests: Requests, longest: int, generation: int | None
     return Fetched(
         counts.history_bytes / len(requests), counts.history_reads / max(1, (joined > 0).sum()), joined
     )
+
+
+def fetch_late(grown: Grown, examples: Path, longest: int) -> float:
+    """Read batches of examples as `gmeta.io.late` does by default; return bytes of a request."""
+    stats = gmeta.io.ReaderStats()
+    batches = gmeta.io.late(
+        examples / "train",
+        gmeta.io.HistoryStore(grown.path),
+        history=["time", *OWN],
+        targets=["item"],
+        generation="generation",
+        longest=longest,
+        sequences_per_batch=BATCH,
+        options=gmeta.io.ReadOptions(seed=1, stats=stats),
+    )
+    for _ in batches:
+        pass
+    return stats.read().history_bytes / len(grown.requests)
 
 
 def shuffled(requests: Requests) -> Requests:

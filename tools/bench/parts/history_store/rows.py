@@ -47,8 +47,8 @@ def fat_rows(folder: Path, grown: Grown, requests: Requests, longest: int) -> di
     return {name: size / len(requests) for name, size in found.items()}
 
 
-def examples(folder: Path, requests: Requests, lengths: np.ndarray) -> Path:
-    """Write requests without histories, as a prepared data set with a record for each.
+def examples(folder: Path, requests: Requests, lengths: np.ndarray) -> tuple[Path, Path]:
+    """Write requests without histories, as prepared data sets.
 
     Args:
       folder: An empty one.
@@ -56,13 +56,14 @@ def examples(folder: Path, requests: Requests, lengths: np.ndarray) -> Path:
       lengths: (R,) int64: events of each history, which an example notes.
 
     Returns:
-      The data set.
+      The data set with a record for each request, and that with one for all requests of a user.
     """
     columns = {"generation": pa.array(requests.generation), "history_length": pa.array(lengths)}
     pq.write_table(_exposures(requests, columns), folder / "examples.parquet")
-    spec = TableSpec("user", time="time", label="click")
-    prepare(folder / "examples.parquet", folder / "examples", PrepareConfig(batch_rows=1), spec=spec)
-    return folder / "examples"
+    spec, made = TableSpec("user", time="time", label="click"), (folder / "examples", folder / "by-user")
+    for path, batch_rows in zip(made, (1, None), strict=True):
+        prepare(folder / "examples.parquet", path, PrepareConfig(batch_rows=batch_rows), spec=spec)
+    return made
 
 
 def folder_bytes(folder: Path) -> int:

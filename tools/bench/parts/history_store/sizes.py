@@ -9,7 +9,7 @@ import numpy as np
 from harness import Result
 from parts.history_store import figure
 from parts.history_store.days import Grown
-from parts.history_store.reads import Fetched, by_affinity, fetch, shuffled
+from parts.history_store.reads import Fetched, by_affinity, fetch, fetch_late, shuffled
 from parts.history_store.rows import examples, fat_rows, folder_bytes
 
 LONGEST = {"long": 3_000, "middle": 1_000, "short": 100}
@@ -22,42 +22,54 @@ class Sizes:
     Attributes:
       fat: Form of fat rows -> with at most 1,000 events.
       widest: Fat rows with at most 3,000 events.
-      examples: A request without its history.
+      examples: A request without its history; and in a record with all requests of its user.
       store: The compacted store, divided by its requests.
-      random: Reader -> what it fetches from the store, in random order.
+      late: Reader -> what it fetches from the store in the order of `gmeta.io.late`.
+      random: The same in random order.
       by_user: The same with all requests of a user in a batch.
     """
 
     fat: dict[str, float]
     widest: float
-    examples: float
+    examples: tuple[float, float]
     store: float
+    late: dict[str, float]
     random: dict[str, Fetched]
     by_user: dict[str, Fetched]
 
     def results(self) -> list[Result]:
         """Return the figures of the part ``bytes``."""
-        rows, total = "% of fat rows", self.examples + self.store
-        found = [
-            Result("history/examples/bytes", 100 * self.examples / self.fat["fat"], rows),
-            Result("history/total/bytes", 100 * total / self.fat["fat"], rows),
-        ]
+        rows, whole = "% of fat rows", self.fat["fat"]
+        found = []
+        for name, own in zip(("bytes", "bytes/by_user"), self.examples, strict=True):
+            found.append(Result(f"history/examples/{name}", 100 * own / whole, rows))
+            found.append(Result(f"history/total/{name}", 100 * (own + self.store) / whole, rows))
         for form, size in self.fat.items():
             if form != "fat":
+                total = self.examples[form.endswith("by_user")] + self.store
                 found.append(Result(f"history/total/of_{form}", 100 * total / size, f"% of {form}"))
-        for name, fetched in (("", self.random), ("/by_user", self.by_user)):
+        random, by_user = (_bytes(fetched) for fetched in (self.random, self.by_user))
+        for name, fetched in (("", self.late), ("/random", random), ("/by_user", by_user)):
             for reader, own in fetched.items():
-                share = 100 * (self.examples + own.bytes) / self.widest
+                share = 100 * (self.examples[0] + own) / self.widest
                 found.append(Result(f"history/read/{reader}/bytes{name}", share, rows))
-        affinity = 100 * self.by_user["middle"].bytes / self.random["middle"].bytes
+        affinity = 100 * by_user["middle"] / random["middle"]
         found.append(Result("history/affinity/bytes", affinity, "% of random order"))
-        parts = {**self.fat, "fat_3000": self.widest, "examples": self.examples, "store": self.store}
+        parts = {**self.fat, "fat_3000": self.widest, "store": self.store}
+        parts |= zip(("examples", "examples_by_user"), self.examples, strict=True)
         return [*found, *(Result(f"history/bytes/{name}", size, "bytes") for name, size in parts.items())]
 
     def plot(self, path: Path) -> None:
         """Draw the bytes into a PNG."""
-        fetched = {reader: own.bytes for reader, own in self.random.items()}
-        figure.plot(path, self.fat["fat"], self.widest, self.examples, self.store, fetched)
+        figure.plot(
+            path,
+            self.fat["fat"],
+            self.widest,
+            self.examples[0],
+            self.store,
+            self.late,
+            self.by_user["long"].bytes,
+        )
 
 
 def measure(folder: Path, grown: Grown, sample: int) -> Sizes:
@@ -80,15 +92,20 @@ def measure(folder: Path, grown: Grown, sample: int) -> Sizes:
         for order in (shuffled(grown.requests), by_affinity(grown.requests))
     )
     lengths = fetch(grown, grown.requests, LONGEST["middle"]).lengths
-    shown = folder_bytes(examples(folder, grown.requests, lengths))
+    shown = examples(folder, grown.requests, lengths)
     # A sample's histories may be longer or shorter than all users' are.
     scale = float(lengths.mean() / fetch(grown, some, LONGEST["middle"]).lengths.mean())
     count = len(grown.requests)
     return Sizes(
         {form: size * scale for form, size in written[0].items()},
         written[1]["fat"] * scale,
-        shown / count,
+        (folder_bytes(shown[0]) / count, folder_bytes(shown[1]) / count),
         grown.compacted / count,
+        {reader: fetch_late(grown, shown[0], longest) for reader, longest in LONGEST.items()},
         random,
         by_user,
     )
+
+
+def _bytes(fetched: dict[str, Fetched]) -> dict[str, float]:
+    return {reader: own.bytes for reader, own in fetched.items()}
