@@ -22,7 +22,7 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.json_values import whole
 from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
-from gmeta.io.readers.position import ReadingPosition, position_of
+from gmeta.io.readers.starts.position import ReadingPosition, position_of
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.saving import tables_saved_elsewhere
 

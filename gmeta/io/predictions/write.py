@@ -23,9 +23,9 @@ from gmeta.io.predictions.arrow_columns import record_batch
 from gmeta.io.predictions.calls import Calls, on_all_ranks, on_first_rank
 from gmeta.io.predictions.part_file import check_same, part_path, read_part, schema_of, write_part
 from gmeta.io.predictions.prediction_plan import Part, PredictionPlan, Predictions
-from gmeta.io.readers.part_start import PartStart
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
+from gmeta.io.readers.starts.part_start import PartStart
 
 
 class Reader(Protocol):

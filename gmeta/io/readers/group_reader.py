@@ -14,10 +14,6 @@ from gmeta.core.native import load_op_library
 from gmeta.core.shares import Shares
 from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
-from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.group_count import ranges
-from gmeta.io.readers.part_start import PartStart
-from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
     DEFAULTS,
@@ -30,6 +26,10 @@ from gmeta.io.readers.read_options import (
     shares_of,
     without_steps,
 )
+from gmeta.io.readers.starts.epoch import EpochPlan
+from gmeta.io.readers.starts.group_count import ranges
+from gmeta.io.readers.starts.part_start import PartStart
+from gmeta.io.readers.starts.position import ReadingPosition, count_epochs
 
 WINDOW_BYTES = 64 << 20
 """Default size of the window in which groups are permuted."""

@@ -12,9 +12,9 @@ from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
 from gmeta.io.reader_stats import ReaderStats
-from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.part_start import PartStart
-from gmeta.io.readers.position import ReadingPosition
+from gmeta.io.readers.starts.epoch import EpochPlan
+from gmeta.io.readers.starts.part_start import PartStart
+from gmeta.io.readers.starts.position import ReadingPosition
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,7 @@ from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
-from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import groups, settle
-from gmeta.io.readers.part_start import PartStart
-from gmeta.io.readers.position import ReadingPosition, count_epochs
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import (
     DEFAULTS,
@@ -29,6 +26,9 @@ from gmeta.io.readers.read_options import (
     without_steps,
 )
 from gmeta.io.readers.row_dataset import row_batches
+from gmeta.io.readers.starts.epoch import EpochPlan
+from gmeta.io.readers.starts.part_start import PartStart
+from gmeta.io.readers.starts.position import ReadingPosition, count_epochs
 
 BLOCK_BYTES = 4 << 20
 """Default size of the buffer in which rows are permuted; it fits into a CPU's cache."""

@@ -13,9 +13,9 @@ from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.group_reader import Balance, groups, settle
-from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
+from gmeta.io.readers.starts.position import ReadingPosition
 
 
 def tasks(

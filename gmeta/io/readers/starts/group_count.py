@@ -23,7 +23,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
-from gmeta.io.readers.epoch import EpochPlan, cut_spans
+from gmeta.io.readers.starts.epoch import EpochPlan, cut_spans
 
 UNKNOWN = -1
 """The cursor of a share that another rank reads."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.io.readers.epoch import Span
+from gmeta.io.readers.starts.epoch import Span
 
 
 class PartStart:

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.shares import Shares
-from gmeta.io.readers.epoch import EpochPlan
-from gmeta.io.readers.group_count import GroupCount
+from gmeta.io.readers.starts.epoch import EpochPlan
+from gmeta.io.readers.starts.group_count import GroupCount
 
 
 def count_epochs(first: int) -> tf.data.Dataset:
