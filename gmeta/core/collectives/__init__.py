@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
     from gmeta.core.collectives.failures import name_failures
     from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
-    from gmeta.core.collectives.rank_state import gather_states
     from gmeta.core.collectives.shared_data import part_of
     from gmeta.core.collectives.tensors import allreduce_sum, alltoall
-    from gmeta.core.collectives.weights import broadcast_variables
+    from gmeta.core.collectives.weights import broadcast_variables, gather_states
 
 __all__ = [
     "HOW_TO_BUILD",
@@ -65,7 +64,7 @@ _LAZY = {
     "broadcast_variables": "weights",
     "check_agreement": "agreement",
     "count_collectives": "counting",
-    "gather_states": "rank_state",
+    "gather_states": "weights",
     "name_failures": "failures",
     "part_of": "shared_data",
 }

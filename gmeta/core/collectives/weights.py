@@ -1,8 +1,9 @@
-"""Gives every rank the initial weights of one."""
+"""Gives every rank the initial weights of one, and every rank's own state to all before one saves it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -51,3 +52,18 @@ def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None
             flat = np.frombuffer(received, value.dtype, count=value.size, offset=offset)
             variable.assign(flat.reshape(value.shape))
             offset += value.nbytes
+
+
+@runtime_checkable
+class RankState(Protocol):
+    """A part of a model that one rank can save for all, once they have told each other theirs."""
+
+    def gather_ranks(self) -> None:
+        """Tell all ranks the state of all ranks; all must call this together, between two steps."""
+
+
+def gather_states(model: tf.Module) -> None:
+    """Gather all such parts of a model, before one rank's variables are saved, or sent to the others."""
+    for part in model.submodules:
+        if isinstance(part, RankState):
+            part.gather_ranks()

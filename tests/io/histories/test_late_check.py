@@ -135,6 +135,16 @@ def test_batches_of_equal_cost_count_histories_and_exposures(logged, examples, c
     assert len(found) > 3
 
 
+def test_batches_of_equal_cost_go_on_at_a_position(logged):
+    arguments = {"balance": io.Balance(60.0), "seed": 4}
+    whole = [plain(batch) for batch in late(logged, **arguments)]
+    before, after = io.ReadingPosition(), io.ReadingPosition()
+    found = [plain(batch) for batch in late(logged, start=before, **arguments).take(3)]
+    for to, of in zip(after.variables, before.variables, strict=True):
+        to.assign(of)
+    assert [*found, *(plain(batch) for batch in late(logged, start=after, **arguments))] == whole
+
+
 def test_what_was_read_is_counted_and_the_requests_of_a_user_read_once(logged):
     store = io.HistoryStore(logged[0] / "store")
     counts = []

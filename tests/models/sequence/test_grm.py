@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from sklearn.metrics import roc_auc_score
 
-from gmeta.core.collectives.empty_batch import empty_batch
+from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, FeatureConfig, TableConfig, record_lookups

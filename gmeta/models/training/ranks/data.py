@@ -20,8 +20,7 @@ import tensorflow as tf
 from tf_keras.src.engine import data_adapter
 
 from gmeta.core import collectives
-from gmeta.core.collectives.empty_batch import empty_batch
-from gmeta.core.collectives.shared_data import part_of
+from gmeta.core.collectives.shared_data import empty_batch, part_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
 from gmeta.core.step_callback import StepCallback

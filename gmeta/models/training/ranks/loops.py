@@ -12,7 +12,7 @@ from tf_keras.src.engine import data_adapter
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
-from gmeta.core.collectives.empty_batch import empty_batch
+from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.graph.conditions import name_refusals
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
