@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives.empty_batch import empty_batch
+from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.errors import CollectiveError, GmetaError
 
 T = TypeVar("T")
