@@ -57,8 +57,9 @@ class ReaderCounts:
         ``not_columnar``, ``newer_layout``, ``wrong_key``. For files: ``empty_file``, ``open``, ``read``.
         For groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, a group with
         support rows alone or query rows alone (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also
-        ``unexposed``, which is no fault: a user who was shown nothing (`gmeta.io.sequences`). For histories
-        (`gmeta.io.late`): ``damaged_history``, which is left empty, and ``other_history``, which isn't what
+        ``unexposed``, which is no fault: a user who was shown nothing (`gmeta.io.sequences`). For
+        histories (`gmeta.io.late`): ``deleted``, also no fault: an example of a user whose events were
+        deleted; ``damaged_history``, which is left empty, and ``other_history``, which isn't what
         the ranker saw; its records are skipped.
       messages: The first hundred messages about bad data, each "FILE at byte OFFSET: what; what to do".
       histories: Histories that were rebuilt out of a store.

@@ -13,6 +13,7 @@ from gmeta.core.data.history_manifest import BIRTH
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
+from gmeta.io.histories.deleted_examples import leave_out_deleted
 from gmeta.io.histories.logged_check import LoggedCheck, need_numbers
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.reader_stats import ReaderStats
@@ -32,6 +33,7 @@ class HistoryPlan:
     generation: str | None
     tail: Mapping[str, str]
     longest: int | None
+    window: int | None
     targets: Sequence[str]
     on_bad: OnBad
     stats: ReaderStats | None
@@ -42,6 +44,8 @@ class HistoryPlan:
             raise ConfigError(f"late: history must be a list of the store's columns, got {self.history!r}")
         if self.longest is not None:
             whole_number("late: longest", self.longest, least=1)
+        if self.window is not None:
+            whole_number("late: window", self.window, least=1)
         self.store.check(self.read)
         if self.tail and set(self.tail) != set(self.read):
             raise ConfigError(
@@ -82,23 +86,32 @@ class HistoryPlan:
     @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the batch with histories, and without the columns that only they needed."""
+        if self.store.deletions:
+            batch = self._without_deleted(batch)
         shown = batch["targets"]
         generations = (
             tf.fill(tf.shape(batch["task"]), tf.constant(self.store.generation, tf.int64))
             if self.generation is None
             else _last(shown[self.generation])
         )
+        until = _last(shown[self.time])
+        start = None if self.window is None else tf.maximum(until, tf.int64.min + self.window) - self.window
         found = self.store.read(
             batch["task"],
             self.read,
-            until=_last(shown[self.time]),
+            until=until,
+            start=start,
             generation=generations,
             longest=self.longest,
             on_bad=self.on_bad,
             stats=self.stats,
         )
         if self.tail:
-            found = self._merge(found, {name: _last(shown[of]) for name, of in self.tail.items()})
+            tail = {name: _last(shown[of]) for name, of in self.tail.items()}
+            if start is not None:
+                recent = tail[self.store.time] >= start[:, None]
+                tail = {name: tf.ragged.boolean_mask(own, recent) for name, own in tail.items()}
+            found = self._merge(found, tail)
         made = {
             **batch,
             "history": {name: found[name] for name in self.history},
@@ -108,6 +121,13 @@ class HistoryPlan:
             return made
         rows = shown[self.time].row_lengths()
         return self.check(made, generations, _last(shown[self.check.column]), rows)
+
+    def _without_deleted(self, batch: dict[str, Any]) -> dict[str, Any]:
+        shown = batch["targets"]
+        written = None if self.generation is None else _last(shown[self.generation])
+        deleted = self.store.deleted(batch["task"], written)
+        rows = shown[self.time].row_lengths()
+        return leave_out_deleted(batch, deleted, rows, self.stats, self.store.path)
 
     def _merge(
         self, found: Mapping[str, tf.RaggedTensor], tail: Mapping[str, tf.RaggedTensor]

@@ -35,6 +35,7 @@ def late(
     generation: str | None = None,
     tail: Mapping[str, str] | None = None,
     longest: int | None = None,
+    window: int | None = None,
     check: Check | None = None,
     check_column: str | None = None,
     share: Literal["window"] | None = None,
@@ -57,6 +58,10 @@ def late(
     later aren't in it. Events that the ranker had and that generation hadn't are the ``tail``, which the
     example carries. Both together give what the ranker saw, from any later generation of the store.
 
+    Examples of users whose events `gmeta history scrub` has deleted since are left out, and counted in
+    ``options.stats`` as ``"deleted"``. Without ``generation`` these are all examples of users who were ever
+    deleted, also of those who came back.
+
     Args:
       examples: ``"<folder>/<split>"`` of the prepared data set; its task is the user.
       store: The store.
@@ -69,6 +74,8 @@ def late(
       tail: Column of `history` -> the examples' list column with the values of the tail's events. All of
         `history` and the store's time must be there. Events are ordered by time, those of the store first.
       longest: Most events of a history, the tail's included; the newest are kept. None: all.
+      window: Only events of so long before the example's last exposure count, in the unit of time, so an
+        event of time e is in the history of an exposure at t if t - window <= e < t. None: all.
       check: Compares each history, the tail included, with what the ranker logged beside the example's last
         exposure: with ``"length"`` its number of events, of which at most `longest` count; with ``"crc"`` its
         checksum, that of `history_crc` over the columns of `history` in this order. A history that differs
@@ -122,7 +129,7 @@ def late(
         raise ConfigError(f"late: check_column={check_column!r} needs check='crc' or check='length'")
     column = check_column or (CRC_COLUMN if check == "crc" else LENGTH_COLUMN)
     compared = None if check is None else LoggedCheck(check, column, longest, where, store.path, *bad)
-    plan = HistoryPlan(store, history, time, generation, tail, longest, targets, *bad, compared)
+    plan = HistoryPlan(store, history, time, generation, tail, longest, window, targets, *bad, compared)
     plan.fit_to(opened.schema)
     split = SequenceSplit(
         contexts=contexts,

@@ -35,6 +35,7 @@ class HistoryStore:
       generation: The number of the generation.
       watermark: The time before which all events had arrived.
       start: The time before which a compaction has left out events; None: there was none.
+      deletions: How many users' events were deleted.
       columns: The names of the columns, by group.
       time: The name of the column of times.
 
@@ -61,6 +62,7 @@ class HistoryStore:
         self.generation = self._manifest.generation
         self.watermark = self._manifest.watermark
         self.start = self._manifest.start
+        self.deletions = sum(shard.deleted for shard in self._manifest.shards)
         self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
         self.time: str = self._manifest.spec["time"]
 
