@@ -36,7 +36,7 @@ class GMeta:
         places["born_first"] = np.minimum.reduceat(events.columns["birth"], begins)
         places["born_last"] = np.maximum.reduceat(events.columns["birth"], begins)
         user_ends = np.searchsorted(owners, np.arange(len(events.users)), side="right")
-        index = encode_index(Index(events.users, user_ends, places))
+        index = encode_index(Index(events.users, user_ends, np.zeros_like(events.users), places))
         (folder / "stripes").write_bytes(data)
         self.size = len(data) + len(index)
         self._reader = ShardReader(index, {0: folder / "stripes"}, where="the index")
