@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gmeta.cli import main
 from gmeta.core.data.history_manifest import generation_folder
@@ -15,7 +13,7 @@ from gmeta.preprocess import HistorySpec, append_history, compact_history, drop_
 from gmeta.preprocess.history.files.generation import Generation, generations
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.reference.io.history import draw_day, history_of, write_day
+from gmeta.testing.reference.io.history import draw_day, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=2, stripe_events=4)
 USERS = range(30)
@@ -29,32 +27,6 @@ def items_of(store, **moment):
     found = read_histories(Generation(store), USERS, ["ts", "born", "item"], **moment)
     rows = list(zip(*(found.columns[name].tolist() for name in ("ts", "born", "item")), strict=True))
     return [rows[a:b] for a, b in zip(found.row_splits, found.row_splits[1:], strict=False)]
-
-
-@settings(max_examples=10)
-@given(
-    compacted=st.sets(st.integers(1, 6), min_size=1),
-    seed=st.integers(0, 99),
-    until=st.integers(0, 8000),
-    longest=st.integers(0, 30),
-)
-def test_no_history_changes(tmp_path_factory, compacted, seed, until, longest):
-    """The days are appended one after another, some followed by a compaction, which is a generation too."""
-    folder, days = tmp_path_factory.mktemp("compact"), []
-    for number in range(1, 7):
-        days.append(draw_day(seed + number, 60, day=number))
-        append(folder, number, days[-1])
-        if number in compacted:
-            days.append([])
-            compact_history(folder / "store")
-    store = folder / "store"
-    newest = len(days)
-    assert generations(store) == list(range(1, newest + 1))
-    assert verify_history(store).faults == ()
-    for then in range(1, newest + 1):
-        moment = {"until": until, "generation": then, "longest": longest}
-        expected = [[tuple(e[:3]) for e in history_of(days, user, **moment)] for user in USERS]
-        assert items_of(store, **moment) == expected
 
 
 def test_a_compacted_history_is_one_read_of_full_stripes(tmp_path):

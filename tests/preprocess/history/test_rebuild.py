@@ -48,9 +48,9 @@ class Model:
         self.deletions |= {e[0]: self.newest for e in self.events if e[0] in users}
         self.events = [e for e in self.events if e[0] not in users and (start is None or e[1] >= start)]
 
-    def history(self, user, generation, until):
+    def history(self, user, generation, until, longest):
         found = [e[1:] for e in self.events if e[0] == user and e[1] < until and e[2] <= generation]
-        return sorted(found)
+        return sorted(found)[max(0, len(found) - longest) :]
 
     def is_deleted(self, user, generation):
         return generation < self.deletions.get(user, 0)
@@ -65,7 +65,7 @@ def histories(opened, names=("ts", "born", "item"), **moment):
 CHANGES = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(0, 99)),
-        st.tuples(st.just("compact"), st.integers(0, 3000)),
+        st.tuples(st.just("compact"), st.none() | st.integers(0, 3000)),
         st.tuples(st.just("scrub"), st.sets(st.integers(0, 29), min_size=1, max_size=20)),
     ),
     min_size=1,
@@ -79,7 +79,7 @@ def change(store, model, kind, given, number):
         day = draw_day(given, 40, day=number + 1)
         append_history(store, write_day(store.with_name(f"{number}.parquet"), day), SPEC)
         model.append(day)
-    elif kind == "compact" and given < Generation(store).manifest.watermark:
+    elif kind == "compact" and (given is None or given < Generation(store).manifest.watermark):
         compact_history(store, start=given)
         model.rebuild(start=given)
     elif kind == "compact":
@@ -94,9 +94,11 @@ def change(store, model, kind, given, number):
 
 
 @settings(max_examples=10)
-@example(changes=[("scrub", {0}), ("scrub", {0, 1})], until=9000, opened=2)
-@given(changes=CHANGES, until=st.integers(0, 9000), opened=st.integers(0, 9))
-def test_a_store_is_what_plain_python_has(tmp_path_factory, changes, until, opened):
+@example(changes=[("scrub", {0}), ("scrub", {0, 1})], until=9000, opened=2, longest=999)
+@given(
+    changes=CHANGES, until=st.integers(0, 9000), opened=st.integers(0, 9), longest=st.sampled_from([2, 999])
+)
+def test_a_store_is_what_plain_python_has(tmp_path_factory, changes, until, opened, longest):
     store, model = tmp_path_factory.mktemp("changes") / "store", Model()
     change(store, model, "append", 5, 1)
     for number, (kind, given_) in enumerate(changes, 2):
@@ -106,11 +108,14 @@ def test_a_store_is_what_plain_python_has(tmp_path_factory, changes, until, open
     assert newest.manifest.generation == model.newest
     then = min(model.newest, max(1, opened))
     for generation in (then, model.newest):
-        found = histories(newest, generation=generation, until=until)
-        expected = [[e[:3] for e in model.history(user, generation, until)] for user in USERS]
+        moment = {"generation": generation, "until": until, "longest": longest}
+        found = histories(newest, **moment)
+        expected = [[e[:3] for e in model.history(user, generation, until, longest)] for user in USERS]
         assert found == expected
-        prices = histories(newest, ["price"], generation=generation, until=until)
-        assert prices == [[(e[3],) for e in model.history(user, generation, until)] for user in USERS]
+        prices = histories(newest, ["price"], **moment)
+        assert prices == [
+            [(e[3],) for e in model.history(user, generation, until, longest)] for user in USERS
+        ]
         told = [newest.is_deleted(user, generation) for user in USERS]
         assert told == [model.is_deleted(user, generation) for user in USERS]
         assert io.HistoryStore(store).deleted(USERS, generation).numpy().tolist() == told
