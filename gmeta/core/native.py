@@ -7,11 +7,14 @@ there) and refuses a mismatch with an error that names both versions.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeAlias
 
 from gmeta.core.errors import NativeLibraryError
 
@@ -23,6 +26,9 @@ LIBRARIES = {
     "records": _PACKAGE / "preprocess" / "_gmeta_records.so",
 }
 """Library name -> file. ``ops`` and ``io`` are TensorFlow op libraries; ``records`` knows no TensorFlow."""
+
+FunctionTypes: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
+"""The end of a C function's name -> the types of its result and of its arguments, as ctypes has them."""
 
 
 def library_path(name: str) -> Path:
@@ -39,6 +45,28 @@ def library_path(name: str) -> Path:
     if not _is_whole(path):
         raise NativeLibraryError(f"{path} is cut short or is no library: rebuild it with `make setup`")
     return path
+
+
+def load_functions(name: str, prefix: str, types: FunctionTypes) -> ctypes.CDLL:
+    """Load a library that knows no TensorFlow, and state the types of some of its C functions.
+
+    Args:
+      name: The library's name.
+      prefix: What the functions' names begin with.
+      types: Which functions there must be.
+
+    Raises:
+      NativeLibraryError: The library was never built, or lacks a function.
+    """
+    path = library_path(name)
+    library = ctypes.CDLL(str(path))
+    for rest, (result, arguments) in types.items():
+        try:
+            function = getattr(library, prefix + rest)
+        except AttributeError as error:
+            raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 def _is_whole(path: Path) -> bool:

@@ -53,12 +53,12 @@ class HistoryStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], generation: int | None = None) -> None:
-        self._path = locate(path)
-        self.path = os.fspath(self._path)
-        newest = newest_generation(self._path)
+        store = locate(path)
+        self.path = os.fspath(store)
+        newest = newest_generation(store)
         if generation is not None and not 1 <= generation <= newest:
             raise DataError(f"there is no generation {generation}; the newest is {newest}", path=path)
-        self._manifest = HistoryManifest.load(self._path, newest if generation is None else generation)
+        self._manifest = HistoryManifest.load(store, newest if generation is None else generation)
         self.generation = self._manifest.generation
         self.watermark = self._manifest.watermark
         self.start = self._manifest.start

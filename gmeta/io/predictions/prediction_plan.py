@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -30,7 +29,7 @@ _ADVICE = "give another folder, or remove this one to predict anew"
 
 
 @dataclass(frozen=True)
-class PredictionPlan:
+class PredictionPlan(SealedManifest):
     """What decides the bytes of predictions, as far as their caller says it.
 
     Attributes:
@@ -51,10 +50,8 @@ class PredictionPlan:
     on_bad: str
     model: str
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all attributes, which each part holds too."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+    def _body(self) -> dict[str, Any]:
+        return asdict(self)
 
     @property
     def parts(self) -> int:

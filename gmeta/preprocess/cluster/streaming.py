@@ -10,7 +10,7 @@ from typing import IO, Generic, TypeVar
 
 import click
 
-from gmeta.core.errors import GmetaError
+from gmeta.core.errors import DataError, GmetaError
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.tally import Tally
@@ -59,6 +59,19 @@ def count_bad(tally: Tally) -> None:
     """Add the bad records of each reason to that reason's Hadoop counter."""
     for (_, reason), number in tally.counts.items():
         count(f"bad: {reason.value}", number)
+
+
+def load_tally(folder: Path, *, advice: str) -> Tally:
+    """Read the tally that a reducer has written into the job's folder.
+
+    Raises:
+      DataError: It isn't there.
+    """
+    path = folder / TALLY_FILE
+    try:
+        return Tally.from_json(path.read_text())
+    except OSError as error:
+        raise DataError(f"no tally of the records: {error.strerror}", path=path, advice=advice) from error
 
 
 def run(program: str, jobs: type[J], stages: Mapping[str, Stage[J]], about: str) -> None:

@@ -25,12 +25,21 @@ from typing import Any
 
 import numpy as np
 
-from gmeta.core.errors import DataError
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.staging import put_in_place
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
-from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, SHARDS, TALLY_FILE, Task, count, count_bad, run
+from gmeta.preprocess.cluster.streaming import (
+    BOUNDS,
+    COUNTS,
+    SHARDS,
+    TALLY_FILE,
+    Task,
+    count,
+    count_bad,
+    load_tally,
+    run,
+)
 from gmeta.preprocess.cluster.streaming_map import range_order
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally
@@ -142,13 +151,7 @@ def finish(task: Task[TableJob]) -> None:
     job = task.job
     if job.is_done():
         return
-    path = task.folder / TALLY_FILE
-    try:
-        tally = Tally.from_json(path.read_text())
-    except OSError as error:
-        raise DataError(
-            f"no tally of the rows: {error.strerror}", path=path, advice="run the job of the tasks"
-        ) from error
+    tally = load_tally(task.folder, advice="run the job of the tasks")
     notes = [json.loads(path.read_text()) for path in sorted((task.folder / COUNTS).glob("*.json"))]
     for note in notes:
         tally.merge(Tally.from_json(note["tally"]))

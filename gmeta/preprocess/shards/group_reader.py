@@ -14,14 +14,14 @@ import numpy as np
 from gmeta.core.data.group_index import LAYOUTS, GroupIndex, Layout
 from gmeta.core.data.manifest import Shard
 from gmeta.core.data.schema import Column
-from gmeta.core.errors import DataError, NativeLibraryError
-from gmeta.core.native import library_path
+from gmeta.core.errors import DataError
+from gmeta.core.native import FunctionTypes, load_functions
 from gmeta.preprocess.columns import Columns
 
 _BYTES = 8 << 20  # groups are read until they have so many
 _DTYPES = ("int64", "float32")  # each index is the value in the native enum
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
-_SIGNATURES = {
+_SIGNATURES: FunctionTypes = {
     "reader_new": (
         _POINTER,
         [ctypes.c_char_p, *([_NUMBER] * 3), *([_POINTER] * 2), ctypes.c_int32, _NUMBER, _NUMBER],
@@ -35,15 +35,7 @@ _SIGNATURES = {
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    path = library_path("records")
-    library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
-        try:
-            function = getattr(library, f"gmeta_groups_{name}")
-        except AttributeError as error:
-            raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
-        function.restype, function.argtypes = result, arguments
-    return library
+    return load_functions("records", "gmeta_groups_", _SIGNATURES)
 
 
 class Damage(NamedTuple):

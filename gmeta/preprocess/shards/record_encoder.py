@@ -14,31 +14,31 @@ from numpy.typing import NDArray
 from gmeta.core.data.group_index import LAYOUTS, Codec, Layout, check_codec
 from gmeta.core.data.schema import Schema
 from gmeta.core.errors import NativeLibraryError
-from gmeta.core.native import library_path
+from gmeta.core.native import FunctionTypes, load_functions
 
 _DTYPES = ("int64", "float32")  # each index is the value in the native enum
 
 
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES: FunctionTypes = {
+    "encoder_new": (_POINTER, [_NUMBER, *([_POINTER] * 3), ctypes.c_int32, _NUMBER, _NUMBER, ctypes.c_int32]),
+    "encoder_free": (None, [_POINTER]),
+    "has_zstd": (ctypes.c_int32, []),
+    "encode_groups": (
+        _NUMBER,
+        [
+            _POINTER,
+            *(_NUMBER, _NUMBER, _POINTER, _POINTER),
+            *(_NUMBER, _POINTER, _POINTER, _POINTER),
+            *(_NUMBER, _POINTER, _POINTER),
+        ],
+    ),
+}
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
-    path = library_path("records")
-    library = ctypes.CDLL(str(path))
-    try:
-        encode = library.gmeta_records_encode_groups
-    except AttributeError as error:
-        raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
-    library.gmeta_records_encoder_new.restype = ctypes.c_void_p
-    library.gmeta_records_encoder_free.argtypes = [ctypes.c_void_p]
-    library.gmeta_records_encoder_free.restype = None
-    library.gmeta_records_has_zstd.restype = ctypes.c_int32
-    encode.restype = ctypes.c_int64
-    encode.argtypes = [
-        ctypes.c_void_p,
-        *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
-        *(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
-        *(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
-    ]
-    return library
+    return load_functions("records", "gmeta_records_", _SIGNATURES)
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class RecordEncoder:
         self._count = count = len(schema.columns)
         names = [column.name for column in schema]
         self._handle = _library().gmeta_records_encoder_new(
-            ctypes.c_int64(count),
+            count,
             (ctypes.c_char_p * count)(*(name.encode() for name in names)),
             (ctypes.c_int32 * count)(*(_DTYPES.index(column.dtype) for column in schema)),
             (ctypes.c_int32 * count)(*(int(column.is_list) for column in schema)),
-            ctypes.c_int32(LAYOUTS.index(layout)),
-            ctypes.c_int64(names.index(schema.task)),
-            ctypes.c_int64(names.index(schema.batch)),
-            ctypes.c_int32(codec is not None),
+            LAYOUTS.index(layout),
+            names.index(schema.task),
+            names.index(schema.batch),
+            int(codec is not None),
         )
         if not self._handle:
             raise MemoryError("no memory for the record encoder")

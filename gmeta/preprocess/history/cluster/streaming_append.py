@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gmeta.core.data.history_manifest import current_generation, shard_files
-from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.errors import GmetaError
 from gmeta.core.files import sync
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.attempts import ATTEMPTS, write_note
-from gmeta.preprocess.cluster.streaming import SHARDS, TALLY_FILE, Task, count, count_bad, run
+from gmeta.preprocess.cluster.streaming import SHARDS, TALLY_FILE, Task, count, count_bad, load_tally, run
 from gmeta.preprocess.cluster.streaming_map import good_rows_of
 from gmeta.preprocess.cluster.streaming_reduce import rows_of
 from gmeta.preprocess.cluster.table_input import find_table
@@ -130,13 +130,7 @@ def finish(task: Task[AppendJob]) -> None:
     job, folder = task.job, task.folder / SHARDS
     store, plan = Path(job.plan.store), job.plan
     if current_generation(store) < plan.generation or plan.load().inputs != job.inputs:
-        path = task.folder / TALLY_FILE
-        try:
-            tally = Tally.from_json(path.read_text())
-        except OSError as error:
-            raise DataError(
-                f"no tally of the records: {error.strerror}", path=path, advice="run the job first"
-            ) from error
+        tally = load_tally(task.folder, advice="run the job first")
         notes = {int(note.stem): note for note in folder.glob(f"*{_NOTE}")}
         written = {n: from_mapping(NewShard, json.loads(note.read_text())) for n, note in notes.items()}
         with new_generation(store, plan.before) as (_, partial):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from gmeta.core.errors import NativeLibraryError
-from gmeta.core.native import library_path
+from gmeta.core.native import FunctionTypes, load_functions
 
 _POINTER, _NUMBER, _FAULT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-_SIGNATURES = {
+_SIGNATURES: FunctionTypes = {
     "buffer_new": (_POINTER, []),
     "buffer_free": (None, [_POINTER]),
     "encode": (_POINTER, [_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER, _POINTER]),
@@ -40,15 +39,7 @@ def history_library() -> ctypes.CDLL:
     Raises:
       NativeLibraryError: It was never built, or is of another version.
     """
-    path = library_path("records")
-    library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
-        try:
-            function = getattr(library, f"gmeta_history_{name}")
-        except AttributeError as error:
-            raise NativeLibraryError(f"{path} is of another version: rebuild it with `make setup`") from error
-        function.restype, function.argtypes = result, arguments
-    return library
+    return load_functions("records", "gmeta_history_", _SIGNATURES)
 
 
 def describe_fault(of: str, fault: int) -> str:
