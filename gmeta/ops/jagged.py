@@ -240,6 +240,9 @@ def last(sequences: Jagged) -> tf.Tensor:
 def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     """Gather rows with a dense gradient; `tf.gather` gives slices, about which TensorFlow warns.
 
+    The gradients of a row are summed in float32 at least. In bfloat16 a sum would stand still at 256 times
+    its terms, and a GPU would add each term by a loop of compare and swap.
+
     Args:
       values: (rows, ...).
       tokens: The numbers of the rows, integers of any shape.
@@ -253,7 +256,9 @@ def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def gather(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return tf.math.unsorted_segment_sum(upstream, tokens, tf.shape(values)[0])
+            wide = tf.float32 if upstream.dtype.size < 4 else upstream.dtype
+            sums = tf.math.unsorted_segment_sum(tf.cast(upstream, wide), tokens, tf.shape(values)[0])
+            return tf.cast(sums, upstream.dtype)
 
         return tf.gather(values, tokens), gradient
 

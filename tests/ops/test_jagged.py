@@ -235,3 +235,12 @@ def test_shapes_that_make_no_sense_are_refused():
         jagged.from_ragged(tf.ragged.constant([[[1], [2, 3]]]))
     with pytest.raises(ConfigError, match=r"\(3,\)"):
         jagged.from_padded(tf.zeros([3]), [1])
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_gradients_of_a_row_that_many_take_are_whole_in_half_precision(dtype):
+    values = tf.ones([2, 3], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        taken = jagged.take(values, tf.zeros([1024], tf.int32))
+    np.testing.assert_array_equal(tape.gradient(taken, values), [[1024] * 3, [0] * 3])

@@ -24,7 +24,8 @@ bytes        of the store and the examples, in percent of fat rows of that lengt
 equal_bytes  how many events fat rows may have to take the bytes of the store and the examples
 oracle       GAUC of the probabilities that the log was drawn with
 
-With --rows FILE the rows of earlier calls are kept there, so that seeds can be run one after another.
+With --rows FOLDER each seed's rows are kept in a file there, and the report is of all that are there. So
+seeds can be run one after another, or side by side; --seeds without a number runs none, and reports.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def main() -> None:
     """Train at all lengths, and tell what they gain."""
     gpus = tf.config.list_physical_devices("GPU")
     options = parser(__doc__)
-    options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     options.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     options.add_argument("--kinds", nargs="+", default=["hstu", "dnn"], choices=["hstu", "dnn"])
     options.add_argument("--users", type=int, default=1_500, help="(default: %(default)s)")
@@ -166,19 +167,23 @@ def main() -> None:
     options.add_argument("--blocks", type=int, default=1, help="of HSTU (default: %(default)s)")
     options.add_argument("--rate", type=float, default=3e-3, help="of Adam (default: %(default)s)")
     options.add_argument("--horizon", type=float, default=1e9, help="of HSTU's start; 0: as published")
-    options.add_argument("--rows", type=Path, help="where rows are kept, of this call and of earlier ones")
+    options.add_argument("--rows", type=Path, help="folder where each seed's rows are kept")
     given = options.parse_args()
     if given.smoke:
         small = {"seeds": [0, 1], "lengths": [5, 20], "users": 40, "events": 40, "epochs": 1, "dim": 4}
         given.__dict__ |= {**small, "kinds": ["hstu"]}
     if gpus:
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    rows: list[Row] = json.loads(given.rows.read_text()) if given.rows and given.rows.exists() else []
+    kept = {path: json.loads(path.read_text()) for path in given.rows.glob("*.json")} if given.rows else {}
     for seed in given.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            rows = [row for row in rows if row["seed"] != seed] + measure(given, seed, Path(folder))
+            own = measure(given, seed, Path(folder))
+        path = (given.rows or Path()) / f"seed-{seed}.json"
+        kept[path] = own
         if given.rows:
-            given.rows.write_text(json.dumps(rows, indent=1) + "\n")
+            given.rows.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(own, indent=1) + "\n")
+    rows: list[Row] = [row for own in kept.values() for row in own]
     facts = {
         "gpu": [tf.config.experimental.get_device_details(gpu).get("device_name") for gpu in gpus],
         "seeds": sorted({row["seed"] for row in rows}),

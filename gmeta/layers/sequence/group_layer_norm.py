@@ -8,8 +8,25 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import assert_first
-from gmeta.ops import jagged
 from gmeta.ops.layer.norms import layer_norm
+
+
+def _of_each(weight: tf.Tensor, domains: tf.Tensor) -> tf.Tensor:
+    """Gather a domain's row for each token: (domains, dim) -> (total, dim).
+
+    Thousands of tokens share a row. Its gradient is their sum, taken as a matrix product: a sum by segments
+    would make a GPU's threads wait for each other, and add in another order in each run.
+    """
+
+    @tf.custom_gradient
+    def gather(weight: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            chosen = tf.one_hot(domains, tf.shape(weight)[0], dtype=upstream.dtype)
+            return tf.matmul(chosen, upstream, transpose_a=True)
+
+        return tf.gather(weight, domains), gradient
+
+    return gather(weight)
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -69,7 +86,7 @@ class GroupLayerNorm(tf.keras.layers.Layer):
             [f"{self.name}: domains must be in [0, {self.domains}), got", domains],
         )
         scale, offset = (
-            jagged.take(tf.convert_to_tensor(weight), domains) for weight in (self.gamma, self.beta)
+            _of_each(tf.convert_to_tensor(weight), domains) for weight in (self.gamma, self.beta)
         )
         return layer_norm(values, scale, offset, self.eps)
 

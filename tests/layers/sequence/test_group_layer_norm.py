@@ -75,3 +75,12 @@ def test_domains_that_are_not_there_are_refused():
     for domain in (-1, 2):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be in \[0, 2\)"):
             GroupLayerNorm(2)(tf.zeros([1, 4]), [domain])
+
+
+def test_gradients_of_many_tokens_are_whole_in_half_precision():
+    layer = GroupLayerNorm(2, dtype="mixed_bfloat16")
+    x = tf.constant([[1.0, -1.0]] * 1024)
+    with tf.GradientTape() as tape:
+        out = layer(x, tf.zeros([1024], tf.int32))
+    _, beta = tape.gradient(out, [layer.gamma, layer.beta])
+    np.testing.assert_array_equal(beta, [[1024, 1024], [0, 0]])
