@@ -63,12 +63,14 @@ def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
 def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
     """Build DLRM with rows from N(0, 1/dim): their products start as large as entries would be at N(0, 1)."""
     features = [
-        replace(each, table=replace(each.table, initializer=Normal(0.0, each.dim**-0.5))) for each in features
+        replace(each, table=replace(table, initializer=Normal(0.0, table.dim**-0.5)))
+        for each in features
+        for table in each.tables
     ]
     top: Options = {"top": config.hidden, "head": "rating"}  # the output is any number: a label, or its logit
     if not _has_scales(config):
         return dlrm(features, **top, **options)
-    width, *others = sorted({feature.dim for feature in features})
+    width, *others = sorted({feature.width for feature in features})
     if others:
         raise ConfigError(f"dlrm takes features of one width, got {[width, *others]}")
     names = [feature.name for feature in features]
@@ -92,7 +94,7 @@ def _scale(
     scaled = ScaledNumbers(
         network,
         [feature.name for feature in features],
-        [feature.dim for feature in features],
+        [feature.width for feature in features],
         {column: (scale.mean, scale.deviation) for column, scale in config.numbers.items()},
         answer=None if answer is None else (answer.mean, answer.deviation),
     )

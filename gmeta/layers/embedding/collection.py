@@ -21,7 +21,7 @@ from gmeta.layers.embedding.ids import Ids, feature_ids, flat_ids, like_ids, num
 from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables
 from gmeta.layers.embedding.plan_check import PlanCheck
 from gmeta.layers.embedding.plan_text import plan_table
-from gmeta.layers.embedding.pooling import pool
+from gmeta.layers.embedding.pooling import join_vectors, pool
 from gmeta.layers.embedding.table_arrays import load_table, save_table
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
@@ -46,7 +46,8 @@ class CollectionLookup(NamedTuple):
     Attributes:
       rows: One (unique, dim) float32 tensor for each merged table. Watch these.
       keys: One (unique,) int64 tensor for each merged table.
-      positions: Feature -> indices into its table's rows, shaped as the feature's ids.
+      positions: Feature -> indices into its table's rows, shaped as the feature's ids. A feature of several
+        tables has such indices for each, by the names of its `gmeta.layers.FeatureConfig.parts`.
       sent: On several ranks, the exchange that brought the rows; the gradients go back the same way.
     """
 
@@ -70,6 +71,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     RaggedTensor or SparseTensor (samples, None)   None               ragged (samples, None, dim)
     Tensor, RaggedTensor or SparseTensor, rank 2   sum, mean, sqrtn   (samples, dim)
     =============================================  =================  =========================
+
+    dim is ``FeatureConfig.width``. A feature of several tables reads its ids once, and its vectors are those
+    of the tables, side by side or added up. It trains as features of one table each that are fed the same
+    ids, to the last bit, and their checkpoints load into it.
 
     Ids are integers from 0 on, below the limit that `plan` shows. With ``FeatureConfig(hash=True)`` they are
     strings or any 64-bit integers. If samples have different numbers of ids, pass them ragged or sparse. A
@@ -197,7 +202,8 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         return self._read(inputs)[1]
 
     def _read(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Ids], list[tf.Tensor]]:
-        ids = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
+        read = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
+        ids = {part.name: read[feature.name] for feature in self.features for part in feature.parts}
         return ids, [self._keys(merged, ids) for merged in self.merged]
 
     def _keys(self, merged: MergedTable, ids: Mapping[str, Ids]) -> tf.Tensor:
@@ -230,22 +236,33 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
     def embed(self, lookup: CollectionLookup) -> dict[str, Any]:
         """Gather and pool the lookup's rows: feature -> its float32 vectors."""
+        return self._join(
+            {
+                part.name: pool(rows, lookup.positions[part.name], part.combiner)
+                for rows, merged in zip(lookup.rows, self.merged, strict=True)
+                for part in merged.features
+            }
+        )
+
+    def _join(self, vectors: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the vectors of features from those of their parts."""
         return {
-            feature.name: pool(rows, lookup.positions[feature.name], feature.combiner)
-            for rows, merged in zip(lookup.rows, self.merged, strict=True)
-            for feature in merged.features
+            feature.name: join_vectors([vectors[part.name] for part in feature.parts], feature.join)
+            for feature in self.features
         }
 
     def concat(self, lookup: CollectionLookup) -> tf.Tensor:
-        """Concatenate all features' vectors, in the features' order: (samples, sum of dims).
+        """Concatenate all features' vectors, in the features' order: (samples, sum of widths).
 
         Raises:
           ConfigError: A feature has several vectors per sample.
         """
-        single = [f.name for f in self.features if _is_single(f, lookup.positions[f.name])]
-        if len(self.merged) == 1 and len(single) == len(self.features):
+        parts = [part for feature in self.features for part in feature.parts]
+        single = [part.name for part in parts if _is_single(part, lookup.positions[part.name])]
+        adds = any(feature.join == "sum" for feature in self.features)
+        if len(self.merged) == 1 and len(single) == len(parts) and not adds:
             side_by_side = tf.gather(lookup.rows[0], self._stack(lookup, single, axis=1))
-            return tf.reshape(side_by_side, [-1, len(single) * self.features[0].dim])
+            return tf.reshape(side_by_side, [-1, len(single) * self.merged[0].dim])
         vectors: dict[str, Any] = {}
         for rows, merged in zip(lookup.rows, self.merged, strict=True):
             # One gather for all features with one id per sample. With several gathers, TensorFlow would have
@@ -257,13 +274,14 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             for feature in merged.features:
                 if feature.name not in single:
                     vectors[feature.name] = pool(rows, lookup.positions[feature.name], feature.combiner)
-        for name, vector in vectors.items():
+        joined = self._join(vectors)
+        for name, vector in joined.items():
             if vector.shape.rank != 2:
                 raise ConfigError(
                     f"feature {name!r} has vectors of shape {vector.shape} and can't stand beside the "
                     "others: give it a combiner"
                 )
-        return tf.concat([vectors[feature.name] for feature in self.features], axis=-1)
+        return tf.concat(list(joined.values()), axis=-1)
 
     def _stack(self, lookup: CollectionLookup, names: Sequence[str], axis: int) -> tf.Tensor:
         # Stack where the positions are: from host memory, a GPU then gets one copy, not one per feature.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +10,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.table_config import TableConfig
 
 Combiner = Literal["sum", "mean", "sqrtn"]
+Join = Literal["concat", "sum"]
 
 
 @dataclass(frozen=True)
@@ -17,22 +19,31 @@ class FeatureConfig:
 
     Attributes:
       name: The feature's name in the input.
-      table: The embedding table that it reads. Features that name the same table share its rows. None: the
-        feature gets its own table, with the feature's name and width ``dim``.
+      table: The embedding table that it reads: a `TableConfig`, or the name of a table of width ``dim``.
+        Features that name the same table share its rows. None: the feature gets its own table, with the
+        feature's name and width ``dim``. A tuple: the feature's ids are read once and looked up in each of
+        these tables, and ``join`` makes one vector of the tables' vectors.
       combiner: How the rows of a sample's ids become one vector: their ``"sum"``, their ``"mean"``, or their
         sum divided by the square root of their number (``"sqrtn"``). A sample without ids has the zero
-        vector. None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes.
+        vector. None: a vector for each id. See `gmeta.layers.EmbeddingCollection` for the shapes. A feature
+        of several tables pools the rows of each table, then joins.
       max_length: Use only the last ``max_length`` ids of a sample (the latest, if ids are in order of time).
         None: use all.
       hash: Accept strings and any 64-bit numbers as ids. `gmeta.ops.hash_ids` hashes them to the bits that
         the table leaves (`gmeta.layers.EmbeddingCollection.plan` shows how many). A text reads the same row
         as the number that ``gmeta prepare`` stores for it, in exported models too. Whole numbers that fit
         read the same row with and without ``hash``.
-      dim: Width of the feature's vectors; give it instead of a table.
+      dim: Width of the table; give it unless the table is a `TableConfig`. Of several tables: a tuple with
+        the width of each, or one number for all; the attribute is the tuple.
+      join: How the vectors of several tables become one: ``"concat"`` puts them side by side in the order of
+        the tables, (samples, sum of dims); ``"sum"`` adds vectors of one width, (samples, dim). A feature may
+        have a ``combiner`` besides, which pools a sample's ids. None: ``"concat"`` for several tables.
 
     Raises:
-      ConfigError: The feature has neither a table nor a ``dim``, or their widths differ; ``max_length`` is
-        below 1; the combiner is unknown; or ``hash`` isn't True or False.
+      ConfigError: A table has neither a `TableConfig` nor a ``dim``, or their widths differ; ``max_length``
+        is below 1; the combiner is unknown; ``hash`` isn't True or False; or ``join`` is given without a
+        tuple of tables. Or the tuple is empty or names a table twice; there are more or fewer widths than
+        tables; or ``join="sum"`` is to add vectors of several widths.
 
     Example:
       >>> genres = FeatureConfig("genre", dim=32, combiner="mean")
@@ -45,37 +56,109 @@ class FeatureConfig:
       >>> features = [FeatureConfig("clicked", items, combiner="sum"), FeatureConfig("shown", items)]
       >>> features[1].dim
       32
+
+      A feature that reads two tables. Another feature may share one of them:
+
+      >>> item = FeatureConfig("item", table=("item", "item_by_city"), dim=(64, 16))
+      >>> item.join, item.width
+      ('concat', 80)
     """
 
     name: str
-    table: TableConfig = field(default=None)  # type: ignore[assignment]  # __post_init__ makes one
+    table: TableConfig | str | Sequence[TableConfig | str] = field(default=None)  # type: ignore[assignment]
     combiner: Combiner | None = None
     max_length: int | None = None
     hash: bool = False
-    dim: int = field(default=0, kw_only=True)
+    dim: int | Sequence[int] = field(default=0, kw_only=True)
+    join: Join | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         where = f"feature {self.name!r}"
-        if self.table is None:
-            if not self.dim:
-                raise ConfigError(f"{where}: give it a table=TableConfig(...), or dim= for one of its own")
-            object.__setattr__(self, "table", TableConfig(self.name, self.dim))
-        if not isinstance(self.table, TableConfig):
-            raise ConfigError(
-                f"{where}: table must be a gmeta.layers.TableConfig, got {self.table!r}; "
-                f"FeatureConfig({self.name!r}, dim=16) has a table of its own"
-            )
-        if self.dim not in (0, self.table.dim):
-            raise ConfigError(
-                f"{where}: dim={self.dim}, but its table {self.table.name!r} is {self.table.dim} wide: leave "
-                "dim out"
-            )
-        object.__setattr__(self, "dim", self.table.dim)
+        if isinstance(self.table, list | tuple):
+            self._take_several(where, tuple(self.table))
+        else:
+            made = _table(where, self.name if self.table is None else self.table, self.dim)
+            object.__setattr__(self, "table", made)
+            object.__setattr__(self, "dim", made.dim)
+            if self.join is not None:
+                raise ConfigError(
+                    f"{where}: join={self.join!r} is for several tables, and the feature reads one: leave it "
+                    "out, or give a tuple of tables"
+                )
         if not isinstance(self.hash, bool):
             raise ConfigError(f"{where}: hash must be True or False, got {self.hash!r}")
         if self.combiner not in (None, "sum", "mean", "sqrtn"):
             raise ConfigError(
-                f"{where}: combiner must be None, 'sum', 'mean' or 'sqrtn', got {self.combiner!r}"
+                f"{where}: combiner must be None, 'sum', 'mean' or 'sqrtn', got {self.combiner!r}; how to "
+                "put vectors of several tables together is said by join='concat' or join='sum'"
             )
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"{where}: max_length must be at least 1, or None, got {self.max_length}")
+
+    def _take_several(self, where: str, given: tuple[TableConfig | str, ...]) -> None:
+        if not given:
+            raise ConfigError(f"{where}: table=() has no tables: name at least one, or leave it out")
+        dims = tuple(self.dim) if isinstance(self.dim, list | tuple) else (self.dim,) * len(given)
+        if len(dims) != len(given):
+            raise ConfigError(
+                f"{where} reads {len(given)} tables, but dim={self.dim!r} has {len(dims)} widths: give one "
+                "for each table, or one number for all"
+            )
+        tables = tuple(_table(where, each, dim) for each, dim in zip(given, dims, strict=True))
+        names = [table.name for table in tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"{where} names the table {', '.join(twice)} twice: name each table once")
+        dims = tuple(table.dim for table in tables)
+        if self.join not in (None, "concat", "sum"):
+            raise ConfigError(f"{where}: join must be 'concat' or 'sum', got {self.join!r}")
+        if self.join == "sum" and len(set(dims)) > 1:
+            raise ConfigError(
+                f"{where}: join='sum' adds vectors of one width, but the tables {', '.join(names)} are "
+                f"{', '.join(map(str, dims))} wide: make them alike, or choose join='concat'"
+            )
+        object.__setattr__(self, "table", tables)
+        object.__setattr__(self, "dim", dims)
+        object.__setattr__(self, "join", self.join or "concat")
+
+    @property
+    def tables(self) -> tuple[TableConfig, ...]:
+        """The tables that the feature reads."""
+        return self.table if isinstance(self.table, tuple) else (self.table,)
+
+    @property
+    def width(self) -> int:
+        """Width of the feature's vectors: the sum of the tables' widths, or of one if they are added."""
+        dims = [table.dim for table in self.tables]
+        return dims[0] if self.join == "sum" else sum(dims)
+
+    @property
+    def parts(self) -> tuple[FeatureConfig, ...]:
+        """The feature as features of one table each, named ``feature/table``; without a tuple, itself."""
+        if not isinstance(self.table, tuple):
+            return (self,)
+        return tuple(
+            FeatureConfig(f"{self.name}/{table.name}", table, self.combiner, self.max_length, self.hash)
+            for table in self.tables
+        )
+
+
+def _table(where: str, given: object, dim: object) -> TableConfig:
+    """Return a table as it is given, or of its name and width."""
+    if isinstance(given, str):
+        if dim == 0:
+            raise ConfigError(
+                f"{where}: nothing gives the width of the table {given!r}: give dim=16, or "
+                f"table=TableConfig({given!r}, ...)"
+            )
+        return TableConfig(given, dim)  # type: ignore[arg-type]  # it checks the width
+    if not isinstance(given, TableConfig):
+        raise ConfigError(
+            f"{where}: table must be a gmeta.layers.TableConfig, a name, or a tuple of these, got {given!r}; "
+            "for a table of the feature's own give dim=16 instead"
+        )
+    if dim not in (0, given.dim):
+        raise ConfigError(
+            f"{where}: dim={dim}, but its table {given.name!r} is {given.dim} wide: leave dim out"
+        )
+    return given

@@ -128,7 +128,9 @@ def _check_shape(ids: Ids, feature: FeatureConfig) -> None:
         wanted = f"ids of shape (samples, length), of which it keeps the last {feature.max_length}"
     else:
         return
+    joins = feature.join is not None and feature.combiner is not None
     raise ConfigError(
         f"feature {feature.name!r} has combiner={feature.combiner!r} and takes {wanted}; "
         f"got a {'RaggedTensor' if ragged else 'Tensor'} of shape {ids.shape}"
+        + ("; a combiner pools a sample's ids, and join puts the tables' vectors together" if joins else "")
     )

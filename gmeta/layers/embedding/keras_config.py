@@ -43,6 +43,8 @@ def from_config(config: Any) -> Any:
     Raises:
       ConfigError: The config names a class that isn't one of gmeta's settings.
     """
+    if isinstance(config, list):
+        return [from_config(each) for each in config]
     if not isinstance(config, dict):
         return config
     if _SCHEDULE in config:

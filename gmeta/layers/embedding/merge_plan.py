@@ -25,7 +25,8 @@ class MergedTable:
     Attributes:
       policy: Width, initial values, admission, eviction, precision and optimizer of its rows.
       tables: The merged tables' names; a table's position is its number i.
-      features: The features that read these tables, in the order of the collection.
+      features: The features that read these tables, in the order of the collection; of a feature that reads
+        several tables, the parts that read these (`gmeta.layers.FeatureConfig.parts`).
     """
 
     policy: RowPolicy
@@ -50,7 +51,7 @@ class MergedTable:
     @property
     def hashed(self) -> tuple[str, ...]:
         """The names of the tables whose ids are hashed."""
-        names = {feature.table.name for feature in self.features if feature.hash}
+        names = {_table_of(feature).name for feature in self.features if feature.hash}
         return tuple(table for table in self.tables if table in names)
 
     def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
@@ -59,7 +60,7 @@ class MergedTable:
 
     def key_prefix(self, feature: FeatureConfig) -> int:
         """Return the table's bits of the key, which are or-ed into the feature's raw ids."""
-        return self.tables.index(feature.table.name) << self.id_bits
+        return self.tables.index(_table_of(feature).name) << self.id_bits
 
 
 def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
@@ -74,14 +75,15 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     strange = next((each for each in features if not isinstance(each, FeatureConfig)), None)
     if strange is not None:
         raise ConfigError(f"features must be gmeta.layers.FeatureConfig(name, dim=...), got {strange!r}")
-    names = [feature.name for feature in features]
+    parts = [part for feature in features for part in feature.parts]
+    names = [name for each in features for name in {each.name, *(part.name for part in each.parts)}]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"features named twice: {', '.join(twice)}")
     shared: dict[str, TableConfig] = {}
     hashed: dict[str, bool] = {}
-    for feature in features:
-        table = feature.table
+    for feature in parts:
+        table = _table_of(feature)
         if hashed.setdefault(table.name, feature.hash) != feature.hash:
             raise ConfigError(
                 f"feature {feature.name!r} shares table {table.name!r} with hash={feature.hash}, but "
@@ -96,6 +98,11 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     for table in shared.values():
         groups.setdefault(table.policy, []).append(table.name)
     return tuple(
-        MergedTable(policy, tuple(tables), tuple(f for f in features if f.table.name in tables))
+        MergedTable(policy, tuple(tables), tuple(part for part in parts if _table_of(part).name in tables))
         for policy, tables in groups.items()
     )
+
+
+def _table_of(part: FeatureConfig) -> TableConfig:
+    (table,) = part.tables
+    return table

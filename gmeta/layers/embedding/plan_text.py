@@ -46,7 +46,8 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
 
 
 def _feature(feature: FeatureConfig) -> str:
-    """Format a feature's name, its pooling, and its table if that has another name."""
+    """Format a feature's name, its pooling, and its table if neither it nor its part has that name."""
     how = [*([] if feature.combiner is None else [feature.combiner]), *(["hashed"] if feature.hash else [])]
     pooled = f"{feature.name} ({', '.join(how)})" if how else feature.name
-    return pooled if feature.table.name == feature.name else f"{pooled} -> {feature.table.name}"
+    (table,) = feature.tables
+    return pooled if table.name == feature.name.rpartition("/")[2] else f"{pooled} -> {table.name}"

@@ -1,13 +1,14 @@
-"""Gathers the vectors of a sample's ids, and pools them into one vector if wanted."""
+"""Gathers the vectors of a sample's ids, pools them if wanted, and joins those of several tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers.embedding.feature_config import Combiner
+from gmeta.layers.embedding.feature_config import Combiner, Join
 from gmeta.layers.embedding.ids import Ids
 from gmeta.ops.native_forms import on_gpu
 
@@ -36,6 +37,22 @@ def pool(rows: tf.Tensor, positions: Ids, combiner: Combiner | None) -> Any:
         return total
     count = tf.cast(tf.shape(positions)[1], rows.dtype)
     return tf.math.divide_no_nan(total, tf.sqrt(count) if combiner == "sqrtn" else count)
+
+
+def join_vectors(vectors: Sequence[Any], how: Join | None) -> Any:
+    """Make one vector of those that the tables of a feature have for the same ids.
+
+    Args:
+      vectors: What `pool` returned for each table: (..., dim), all dense or all ragged with equal splits.
+      how: See ``join`` of `gmeta.layers.FeatureConfig`; None: there is only one table.
+    """
+    if how is None:
+        (vector,) = vectors
+        return vector
+    if isinstance(vectors[0], tf.RaggedTensor):
+        flat = join_vectors([each.flat_values for each in vectors], how)
+        return vectors[0].with_flat_values(flat)
+    return tf.add_n(vectors) if how == "sum" else tf.concat(vectors, axis=-1)
 
 
 def _pool_lists(rows: tf.Tensor, positions: tf.RaggedTensor, reduce: Any) -> tf.Tensor:

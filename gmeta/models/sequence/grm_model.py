@@ -130,7 +130,7 @@ class GRM(Model):
         self.trunk = ExposureTrunk(
             backbone,
             self.columns,
-            {feature.name: feature.dim for feature in collection.features},
+            {feature.name: feature.width for feature in collection.features},
             dim=dim,
             combine=combine,
             scenarios=scenarios,

@@ -127,7 +127,7 @@ class NextItemModel(Model):
         super().__init__(name=name)
         self.collection, self.backbone = collection, backbone
         feature = _item_feature(name, collection, item)
-        self.dim = feature.dim
+        self.dim = feature.width
         if time is None and backbone.needs_times:
             raise ConfigError(
                 f"{name}: {backbone.name} needs times: name their column by time=, or make it with "

@@ -220,7 +220,7 @@ def dlrm(
       >>> list(model.learner.adapted_weights())[-2:]
       ['head/kernel', 'head/bias']
     """
-    widths = sorted({feature.dim for feature in features})
+    widths = sorted({feature.width for feature in features})
     if len(widths) != 1:
         raise ConfigError(f"dlrm: dot products need vectors of one width, got features of {widths}")
     network = DLRMNetwork(

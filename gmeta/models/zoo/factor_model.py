@@ -165,7 +165,7 @@ def factor_ridge(
         dropout=settings.dropout if others or floats else 0.0,
         seed=seed,
     )
-    names, widths = [each.name for each in features], [each.dim for each in features]
+    names, widths = [each.name for each in features], [each.width for each in features]
     return MetaModel(
         EmbeddingCollection(features, seed=seed),
         ScaledNumbers(network, names, widths, floats) if floats else network,

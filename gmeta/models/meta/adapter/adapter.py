@@ -128,7 +128,8 @@ class Adapter:
 
 def _columns(learner: TaskLearner) -> SampleColumns:
     """Return the columns that the learner's samples consist of."""
-    return SampleColumns(learner.collection.merged, columns_beside(learner))
+    collection = learner.collection
+    return SampleColumns(collection.features, collection.merged, columns_beside(learner))
 
 
 def _pack(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[str, Any]:

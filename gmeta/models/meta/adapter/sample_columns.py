@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.ids import PADDING, TEXT_PADDING
 from gmeta.layers.embedding.merge_plan import MergedTable
 
@@ -20,15 +21,23 @@ class SampleColumns:
     """The columns that samples consist of: the ids of features, and columns of numbers.
 
     Args:
-      tables: The tables of the embedded features.
+      features: The embedded features.
+      tables: Their tables.
       numbers: Names of the columns that a network takes without embedding.
     """
 
-    def __init__(self, tables: Iterable[MergedTable], numbers: Iterable[str] = ()) -> None:
-        of = {feature: table for table in tables for feature in table.features}
-        self._ids = {feature.name: feature.combiner is not None for feature in of}
+    def __init__(
+        self,
+        features: Sequence[FeatureConfig],
+        tables: Iterable[MergedTable],
+        numbers: Iterable[str] = (),
+    ) -> None:
+        limits = {part.name: table.id_limit for table in tables for part in table.features}
+        self._ids = {feature.name: feature.combiner is not None for feature in features}
         # None: the feature hashes its ids, so it takes any integer, and text.
-        self._limits = {f.name: None if f.hash else table.id_limit for f, table in of.items()}
+        self._limits = {
+            f.name: None if f.hash else min(limits[part.name] for part in f.parts) for f in features
+        }
         self._numbers = tuple(numbers)
 
     def samples(self, given: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def inputs_by_name(network: Any, collection: EmbeddingCollection) -> list[str] |
     if named is not None:
         return list(named)
     given = getattr(network, "input", None) if getattr(network, "_is_graph_network", False) else None
-    features = {feature.name: feature.dim for feature in collection.features}
+    features = {feature.name: feature.width for feature in collection.features}
     if isinstance(given, Mapping):
         wrong = [
             f"{name} {tensor.shape[-1]} wide, of which the collection makes {features[name]}"
@@ -89,10 +89,10 @@ def build(network: Any, collection: EmbeddingCollection, names: Sequence[str] | 
     """
     if names is not None:
         if isinstance(network, TaskNetwork) and not network.network.built:
-            widths = {feature.name: [feature.dim] for feature in collection.features}
+            widths = {feature.name: [feature.width] for feature in collection.features}
             network({name: tf.zeros([1, 1, *widths.get(name, [])]) for name in names})
         return
-    width = sum(feature.dim for feature in collection.features)
+    width = sum(feature.width for feature in collection.features)
     outputs = network(tf.zeros([1, 1, width]))
     if outputs.shape.rank != 3:
         raise ConfigError(

@@ -86,10 +86,11 @@ class TaskView:
             return tf.nest.map_structure(lambda *values: tf.concat(values, axis=1), *both)
         rows = tuple((weights or {}).get(name, own) for name, own in self.row_parameters().items())
         index = self.index(part)
+        embedded = {feature.name for feature in self._collection.features}
         columns = {
             name: tf.gather(self.batch["features"][name], tf.reshape(index, [-1]))
             for name in self._names or ()
-            if name not in self.copies.positions[part]
+            if name not in embedded
         }
         flat = self._inputs_of(self.copies.lookup(part, rows), columns)
         return tf.nest.map_structure(lambda values: _by_task(values, index), flat)
