@@ -137,6 +137,28 @@ def test_ids_out_of_range_are_refused_by_name(model, tmp_path):
             ask_here(tmp_path / "1", "serving_default", inputs)
 
 
+@pytest.mark.parametrize("unknown", ["initial", {"by_city": np.ones(3)}])
+def test_a_feature_of_several_tables_is_one_input(tmp_path, unknown):
+    both = (FEATURES[1].table, "by_city")
+    features = [
+        FeatureConfig("item", both, dim=(4, 3), hash=True),
+        FeatureConfig("tags", ("a", "b"), dim=5, combiner="mean", join="sum"),
+    ]
+    collection = EmbeddingCollection(features, optimizer=optimizers.SGD(1.0))
+    trained = {"item": ["a", "b", "c"], "tags": tf.ragged.constant([[1, 2], [], [7]], tf.int64)}
+    lookup = collection.lookup(trained)
+    collection.apply_gradients(lookup, [tf.ones_like(rows) for rows in lookup.rows])
+    exported = export_model(collection, tmp_path / "1", signatures=vectors_of(collection), unknown=unknown)
+    assert list(exported.signatures["vectors"]) == ["item", "tags"]
+    sent = {"item": ["a", "new", "c"], "tags": np.array([[1, 2], [-1, -1], [7, 9]])}
+    answer = ask_here(tmp_path / "1", "vectors", sent)
+    expected = {name: vectors.numpy() for name, vectors in collection(sent).items()}
+    if unknown != "initial":
+        expected["item"][1, 4:] = 1.0
+    for name, vectors in expected.items():
+        np.testing.assert_array_equal(answer[name], vectors, name)
+
+
 def test_a_functional_model_has_its_own_inputs(tmp_path):
     collection = EmbeddingCollection([FEATURES[1], FEATURES[2]])
     given = {

@@ -145,6 +145,10 @@ def test_embedding_rows_adapt_too():
             {"features": [FeatureConfig("user", dim=4), FeatureConfig("item", dim=8)]},
             r"one width, got .* \[4, 8\]",
         ),
+        (
+            {"features": [FeatureConfig("user", dim=4), FeatureConfig("item", ("item", "group"), dim=4)]},
+            r"one width, got .* \[4, 8\]",
+        ),
         ({"features": [FeatureConfig("user", dim=4)]}, "no pair of vectors"),
         ({"features": FEATURES, "head": "clicks"}, "head must be 'ctr' or 'rating', got 'clicks'"),
         ({"features": FEATURES, "floats": ["item"]}, "item can't be a feature and a float column"),
@@ -153,6 +157,15 @@ def test_embedding_rows_adapt_too():
 def test_what_makes_no_dlrm_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         dlrm(**settings)
+
+
+def test_a_feature_of_several_tables_takes_part_if_it_is_as_wide():
+    item = FeatureConfig("item", ("item", "group"), dim=4, join="sum")
+    model = dlrm([FeatureConfig("user", dim=4), item])
+    model.compile("adam", "binary_crossentropy")
+    model.train_step(task_batch([3, 2], ids={"user": 4, "item": 5}))
+    (table,) = model.collection.tables
+    assert {int(key) >> 61 for key in table.export().keys} == {0, 1, 2}  # the user's, and the item's two
 
 
 def test_a_keras_file_holds_it_whole(tmp_path):
