@@ -89,8 +89,8 @@ class FeatureConfig:
             raise ConfigError(f"{where}: hash must be True or False, got {self.hash!r}")
         if self.combiner not in (None, "sum", "mean", "sqrtn"):
             raise ConfigError(
-                f"{where}: combiner must be None, 'sum', 'mean' or 'sqrtn', got {self.combiner!r}; how to "
-                "put vectors of several tables together is said by join='concat' or join='sum'"
+                f"{where}: combiner must be None, 'sum', 'mean' or 'sqrtn', got {self.combiner!r}; "
+                "join='concat' or join='sum' puts vectors of several tables together"
             )
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"{where}: max_length must be at least 1, or None, got {self.max_length}")

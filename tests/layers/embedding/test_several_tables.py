@@ -183,7 +183,7 @@ def test_the_plan_shows_the_tables():
         ({"table": ("a", TableConfig("a", 4)), "dim": 4}, "'x' names the table a twice"),
         ({"table": ("a", "b"), "dim": (4, 8), "join": "sum"}, "join='sum' adds .* a, b are 4, 8 wide"),
         ({"table": ("a", "b"), "dim": 4, "join": "mean"}, "join must be 'concat' or 'sum', got 'mean'"),
-        ({"table": ("a", "b"), "dim": 4, "combiner": "concat"}, "got 'concat'; .* join='concat' or"),
+        ({"table": ("a", "b"), "dim": 4, "combiner": "concat"}, "got 'concat'; join='concat' or"),
         ({"table": ("a", 5), "dim": 4}, r"must be a gmeta.layers.TableConfig, a name, .* got 5"),
         ({"table": ("a", TableConfig("b", 8)), "dim": 4}, "dim=4, but its table 'b' is 8 wide"),
         ({"table": "a", "dim": 4, "join": "sum"}, "join='sum' is for several tables, and .* reads one"),
