@@ -8,7 +8,10 @@ the same batches in the same order give the same table, whatever the number of t
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from gmeta.core.errors import ConfigError
@@ -24,6 +27,7 @@ __all__ = [
     "Eviction",
     "MinNorm",
     "ProbabilityAdmission",
+    "Tiers",
     "TwoPrecisions",
 ]
 
@@ -364,3 +368,62 @@ class TwoPrecisions:
 
     def __post_init__(self) -> None:
         _check_whole(self, "threshold", self.threshold, 2, 2**32 - 1)
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Keeps a bounded part of a table's rows in host memory, and the others in files on a drive.
+
+    A row is in one place or the other, and a move between them means nothing: rows, optimizer slots,
+    statistics, eviction and checkpoints are those of a table that is all in memory, bit for bit. A training
+    lookup brings its rows to memory first, all reads of a batch at once. `gmeta.Pipeline` with ``depth=1``
+    reads those of the next batch while a batch computes. Afterwards, rows that weren't used for long move to
+    the drive: a clock passes a row over once if it was used since it last came by. Evaluation reads rows
+    where they are.
+
+    The drive gets appended segments of 256 KiB, and each row is written at most twice in the mean each time
+    it moves there; the files take at most twice the bytes of the rows in them. They are scratch: they have no
+    name, a process that ends or is killed leaves none, and a restart begins from a checkpoint. If the drive
+    is full or fails, the call raises `tf.errors.ResourceExhaustedError` with the file, the offset and what
+    to do.
+
+    Args:
+      host_bytes: Bytes of the rows in memory after each call; during a call, the rows of its batch come on
+        top. So do the key index, about 48 bytes for each row wherever it is, 8 to 16 bytes for each row on
+        the drive, and the segments being filled, at most 32 MiB. A row has 8 bytes, and 4 for each weight and
+        optimizer slot. The tables of a collection divide the bytes, so that each may have as many rows.
+      ssd: A folder on a fast local drive. It is made if it isn't there.
+
+    Raises:
+      ConfigError: ``host_bytes`` isn't a positive integer; or when a table is made: the folder can't be made
+        or written to, or the table is on a GPU.
+
+    Example:
+      >>> table = HashTable(64, precision=None, tiers=Tiers(host_bytes=8 << 30, ssd="/tmp/gmeta-rows"))
+    """
+
+    host_bytes: int
+    ssd: str
+
+    def __post_init__(self) -> None:
+        _check_whole(self, "host_bytes", self.host_bytes, 1)
+        object.__setattr__(self, "ssd", os.fspath(self.ssd))
+
+    def divide(self, row_bytes: Sequence[int]) -> list[Tiers]:
+        """Divide the bytes among tables, by the bytes of their rows, so that each may have as many rows."""
+        whole = sum(row_bytes)
+        return [Tiers(max(1, self.host_bytes * one // whole), self.ssd) for one in row_bytes]
+
+    def folder(self, owner: str) -> str:
+        """Make the folder if need be, and return its absolute path; `owner` is for messages."""
+        path = Path(self.ssd).absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{owner}: the folder {path}, for rows on a drive, can't be made: {error.strerror}: name "
+                "another one (Tiers.ssd)"
+            ) from error
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise ConfigError(f"{owner}: the folder {path} can't be written to: name another one (Tiers.ssd)")
+        return str(path)

@@ -6,9 +6,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from gmeta.ops import HashTable
+from gmeta.policies import Tiers
 from gmeta.testing.reference import ReferenceHashTable
+
+
+def put_on_a_drive(patch: pytest.MonkeyPatch, tiers: Tiers) -> None:
+    """Give all tables that are made from now on these tiers, unless they have some."""
+    make = HashTable.__init__
+
+    def make_tiered(self: HashTable, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **{**kwargs, "tiers": kwargs.get("tiers") or tiers})
+
+    patch.setattr(HashTable, "__init__", make_tiered)
 
 
 def sorted_records(table: HashTable) -> dict[str, npt.NDArray[Any]]:

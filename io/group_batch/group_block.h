@@ -108,7 +108,7 @@ class BlockParser {
     }
     uint32_t crc;  // of the payload, which is sound; it lies behind it
     std::memcpy(&crc, payload.data() + payload.size(), sizeof(crc));
-    if (crc != records::MaskCrc(group.entry.crc)) {
+    if (crc != MaskCrc(group.entry.crc)) {
       Undo(block);
       return Say(group, 0,
                  {Fault::kIndexMismatch, rows,

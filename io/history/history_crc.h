@@ -20,7 +20,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "io/records/crc32c.h"
+#include "ops/common/crc32c.h"
 
 namespace gmeta::history {
 
@@ -28,7 +28,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read where t
 
 // Returns the CRC of what `before` is the CRC of, and these values behind it.
 inline uint32_t CrcOfValues(const int64_t* values, size_t count, uint32_t before) {
-  return records::Crc32c(reinterpret_cast<const char*>(values), count * sizeof(int64_t), before);
+  return Crc32c(reinterpret_cast<const char*>(values), count * sizeof(int64_t), before);
 }
 
 inline uint32_t CrcOfValues(const float* values, size_t count, uint32_t before) {

@@ -40,7 +40,7 @@
 #include <vector>
 
 #include "io/history/stripe.h"
-#include "io/records/crc32c.h"
+#include "ops/common/crc32c.h"
 
 namespace gmeta::history {
 
@@ -158,7 +158,7 @@ class ShardIndex {
   }
 
   static uint32_t HeaderCrc(const IndexHeader& header) {
-    return records::Crc32c(reinterpret_cast<const char*>(&header), offsetof(IndexHeader, crc));
+    return Crc32c(reinterpret_cast<const char*>(&header), offsetof(IndexHeader, crc));
   }
 
   static PlaceWords Words(const StripePlace& place) {

@@ -26,7 +26,7 @@
 #include <string_view>
 
 #include "io/history/column_codec.h"
-#include "io/records/crc32c.h"
+#include "ops/common/crc32c.h"
 
 namespace gmeta::history {
 
@@ -79,8 +79,8 @@ inline size_t DirectorySize(size_t columns) {
 // Returns the checksum of a header and the directory behind it, whose CRC isn't covered.
 inline uint32_t DirectoryCrc(const char* stripe, size_t columns) {
   const char* entries = stripe + sizeof(StripeHeader);
-  const uint32_t of_entries = records::Crc32c(entries, columns * sizeof(StripeEntry));
-  return records::Crc32c(stripe, offsetof(StripeHeader, crc), of_entries);
+  const uint32_t of_entries = Crc32c(entries, columns * sizeof(StripeEntry));
+  return Crc32c(stripe, offsetof(StripeHeader, crc), of_entries);
 }
 
 // Appends a stripe.
@@ -101,7 +101,7 @@ inline void AppendStripe(const int64_t* const* columns, size_t count, size_t eve
     AppendColumn(columns[i], events, out);
     StripeEntry entry;
     entry.size = static_cast<uint32_t>(out->size() - at);
-    entry.crc = records::Crc32c(out->data() + at, entry.size);
+    entry.crc = Crc32c(out->data() + at, entry.size);
     std::memcpy(out->data() + begin + DirectorySize(i), &entry, sizeof(entry));
   }
   std::memcpy(out->data() + begin, &header, sizeof(header));
@@ -144,7 +144,7 @@ class Stripe {
     size_t at = DirectorySize(columns_);
     for (size_t i = 0; i < column; ++i) at += Entry(i).size;
     const StripeEntry entry = Entry(column);
-    if (records::Crc32c(bytes_.data() + at, entry.size) != entry.crc) {
+    if (Crc32c(bytes_.data() + at, entry.size) != entry.crc) {
       return StripeFault::kColumnCrc;
     }
     return ReadColumn(bytes_.substr(at, entry.size), events_, out) ? StripeFault::kNone

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "io/records/column.h"
-#include "io/records/crc32c.h"
 #include "io/records/tfrecord.h"
+#include "ops/common/crc32c.h"
 
 namespace gmeta::records {
 

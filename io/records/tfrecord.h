@@ -46,8 +46,8 @@
 #include <string_view>
 #include <vector>
 
-#include "io/records/crc32c.h"
 #include "io/records/fault.h"
+#include "ops/common/crc32c.h"
 
 namespace gmeta::records {
 

@@ -10,6 +10,7 @@
 #define GMETA_OPS_TABLE_KERNELS_H_
 
 #include <array>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,13 +41,15 @@ struct TableSettings {
   int64_t dim = 1;
   int64_t seed = 0;
   int64_t half_below = 0;
-  int64_t device_rows = 0;  // rows beyond this are in host memory; 0: all are on the device
-  std::vector<float> l2;    // of the rows' prior, one a column; empty: none
+  int64_t device_rows = 0;   // rows beyond this are in host memory; 0: all are on the device
+  std::vector<float> l2;     // of the rows' prior, one a column; empty: none
+  std::string disk_folder;   // for the rows that memory has no room for; empty: all are in memory
+  int64_t memory_bytes = 0;  // of rows in memory, with a disk_folder
   Part optimizer, initializer, admission, eviction;
 };
 
 // The order of GmetaHashTableStatistics.
-using StatisticsArray = std::array<int64_t, 12>;
+using StatisticsArray = std::array<int64_t, 16>;
 
 template <class Engine>
 class HashTableResource : public tensorflow::ResourceBase {
@@ -104,7 +107,12 @@ class TableOp : public OpKernel {
                           " keys in a call, got ", keys.NumElements(), ": split the batch"));
     }
     const std::shared_ptr<Engine> table = resource->table();
-    Run(context, resource->name(), *table);
+    try {
+      Run(context, resource->name(), *table);
+    } catch (const std::exception& error) {  // a drive, or memory, that has no more to give
+      context->CtxFailure(absl::ResourceExhaustedError(
+          absl::StrCat("table '", resource->name(), "': ", error.what())));
+    }
   }
 
  protected:

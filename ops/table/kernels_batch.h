@@ -26,6 +26,8 @@ class CreateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("eviction", &settings_.eviction.kind));
     OP_REQUIRES_OK(context, context->GetAttr("half_below", &settings_.half_below));
     OP_REQUIRES_OK(context, context->GetAttr("device_rows", &settings_.device_rows));
+    OP_REQUIRES_OK(context, context->GetAttr("disk_folder", &settings_.disk_folder));
+    OP_REQUIRES_OK(context, context->GetAttr("memory_bytes", &settings_.memory_bytes));
     OP_REQUIRES_OK(context, context->GetAttr("l2", &settings_.l2));
     OP_REQUIRES(context,
                 settings_.l2.empty() || settings_.l2.size() == static_cast<size_t>(settings_.dim),

@@ -28,6 +28,9 @@ class HostEngine {
     options.half_below = static_cast<uint32_t>(settings.half_below);
     options.prior = RowPrior(settings.l2);
     options.initializer.seed = static_cast<uint64_t>(settings.seed);
+    if (!settings.disk_folder.empty()) {
+      options.disk = DiskTier{settings.disk_folder, static_cast<uint64_t>(settings.memory_bytes)};
+    }
     const std::optional<SparseOptimizer> optimizer =
         MakeOptimizer(settings.optimizer.kind, settings.optimizer.parameters);
     if (!optimizer) {
@@ -115,9 +118,10 @@ class HostEngine {
 
   absl::Status Statistics(StatisticsArray* out) const {
     const TableStatistics s = table_.Statistics();
-    const uint64_t values[] = {s.size,    s.capacity, s.bytes,     s.hits,
-                               s.misses,  s.inserts,  s.removes,   s.updates,
-                               s.ignored, s.rejects,  s.evictions, s.half_rows};
+    const uint64_t values[] = {s.size,      s.capacity,   s.bytes,     s.hits,       //
+                               s.misses,    s.inserts,    s.removes,   s.updates,    //
+                               s.ignored,   s.rejects,    s.evictions, s.half_rows,  //
+                               s.disk_rows, s.disk_bytes, s.brought,   s.spilled};
     std::copy(std::begin(values), std::end(values), out->begin());
     return absl::OkStatus();
   }

@@ -40,6 +40,8 @@ REGISTER_OP("GmetaHashTable")
     .Attr("half_below: int >= 0")
     .Attr("device_rows: int >= 0 = 0")
     .Attr("l2: list(float) = []")
+    .Attr("disk_folder: string = ''")
+    .Attr("memory_bytes: int >= 0 = 0")
     .Attr("seed: int")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -156,13 +158,13 @@ REGISTER_OP("GmetaHashTableReserve")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // size, capacity, bytes, hits, misses, inserts, removes, updates, ignored, rejects, evictions,
-// half_rows
+// half_rows, disk_rows, disk_bytes, brought, spilled
 REGISTER_OP("GmetaHashTableStatistics")
     .Input("table: resource")
     .Output("statistics: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(12));
+      c->set_output(0, c->Vector(16));
       return absl::OkStatus();
     });
 

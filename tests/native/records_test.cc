@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "io/records/crc32c.h"
 #include "io/records/example_encoder.h"
 #include "io/records/example_parser.h"
 #include "io/records/tfrecord.h"
+#include "ops/common/crc32c.h"
 #include "tests/native/check.h"
 #include "tests/native/memory_source.h"
 
@@ -57,7 +57,7 @@ void TestCrcOfKnownMessages() {
   CHECK_EQ(Crc32c(std::string(32, '\0').data(), 32), 0x8a9136aau);
   CHECK_EQ(Crc32c(std::string(32, '\xff').data(), 32), 0x62a8ab43u);
   CHECK_EQ(Crc32c("", 0), 0u);
-  CHECK_EQ(internal::Crc32cPortable("123456789", 9), 0xe3069283u);
+  CHECK_EQ(crc32c_internal::Crc32cPortable("123456789", 9), 0xe3069283u);
 }
 
 void TestCrcPathsAgree() {
@@ -67,12 +67,12 @@ void TestCrcPathsAgree() {
   for (size_t start = 0; start < 9; ++start) {
     for (size_t size = 0; start + size <= bytes.size(); ++size) {
       const uint32_t crc = Crc32c(bytes.data() + start, size);
-      CHECK_EQ(crc, internal::Crc32cPortable(bytes.data() + start, size));
+      CHECK_EQ(crc, crc32c_internal::Crc32cPortable(bytes.data() + start, size));
       // In two pieces.
       const char* middle = bytes.data() + start + size / 3;
       const uint32_t before = Crc32c(bytes.data() + start, size / 3);
       CHECK_EQ(crc, Crc32c(middle, size - size / 3, before));
-      CHECK_EQ(crc, internal::Crc32cPortable(middle, size - size / 3, before));
+      CHECK_EQ(crc, crc32c_internal::Crc32cPortable(middle, size - size / 3, before));
     }
   }
 }

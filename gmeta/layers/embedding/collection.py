@@ -36,6 +36,7 @@ from gmeta.ops.portable import is_portable
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.optimizer_change import take_records_of
 from gmeta.optimizers import Adam, SparseOptimizer
+from gmeta.policies import Tiers
 
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -101,6 +102,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
       wire_dtype: The dtype in which rows and gradients travel between ranks. ``"float16"`` and
         ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says
         by how much.
+      tiers: `gmeta.policies.Tiers` bounds the rows of all tables in host memory; the others are on a drive.
       device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
         and the gradients that come back stay on the GPU.
       device_rows: How many rows of each table the GPU's memory holds, as in `gmeta.ops.HashTable`.
@@ -132,6 +134,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         optimizer: SparseOptimizer | None = None,
         seed: int = 0,
         wire_dtype: str = "float32",
+        tiers: Tiers | None = None,
         device: Device = "auto",
         device_rows: int | None = None,
         name: str = "embeddings",
@@ -145,23 +148,28 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self._optimizer = optimizer
         self.seed = seed
         self.wire_dtype = wire_dtype
+        self.tiers = tiers
         self.device = device
         self.device_rows = device_rows
         self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
+        optimizers = [each.policy.optimizer or optimizer or Adam(learning_rate=None) for each in self.merged]
+        widths = [m.dim + own.slot_floats(m.dim) for m, own in zip(self.merged, optimizers, strict=True)]
+        shares = [None] * len(widths) if tiers is None else tiers.divide([8 + 4 * width for width in widths])
         self.tables = [
             HashTable(
                 merged.dim,
-                optimizer=merged.policy.optimizer or optimizer or Adam(learning_rate=None),
+                optimizer=own,
                 initializer=merged.policy.initializer,
                 admission=merged.policy.admission,
                 eviction=merged.policy.eviction,
                 precision=merged.policy.precision,
                 seed=seed,
                 name=f"{name}/{'+'.join(merged.tables)}",
+                tiers=share,
                 device=device,
                 device_rows=device_rows,
             )
-            for merged in self.merged
+            for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
         for merged, table in zip(self.merged, self.tables, strict=True):
             if optimizer is None and merged.policy.optimizer is None:
@@ -338,6 +346,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             "optimizer": settings.to_config(self._optimizer),
             "seed": self.seed,
             "wire_dtype": self.wire_dtype,
+            "tiers": settings.to_config(self.tiers),
             "device": self.device,
             "device_rows": self.device_rows,
         }
@@ -348,6 +357,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         made = {
             "features": [settings.from_config(feature) for feature in config["features"]],
             "optimizer": settings.from_config(config["optimizer"]),
+            "tiers": settings.from_config(config.get("tiers")),
         }
         return cls(**{**config, **made})
 

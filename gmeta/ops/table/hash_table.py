@@ -18,24 +18,25 @@ from gmeta.ops.device import DEVICE_NAMES, Device, Place, place_of, warn_once
 from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.portable import freeze
+from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.read_ahead import ReadsAhead
 from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
 from gmeta.ops.table.saving import are_saved_elsewhere
 from gmeta.ops.table.statistics import Statistics
 from gmeta.optimizers import Adam, SparseOptimizer
-from gmeta.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
+from gmeta.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, Tiers, TwoPrecisions
 
 _native = load_op_library("ops")
 for _name in (
     *("Lookup", "Update", "Remove", "Contains", "Evict", "Statistics", "Size", "Step"),
     *("Export", "Import", "ExportAdmission", "ImportAdmission"),
-    *("ExportFilter", "ExportShards", "StartJournal", "JournalSaved", "JournalWhole"),
+    *("ExportFilter", "ExportShards"),
 ):
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
-class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
+class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.TrackableResource):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
     The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
@@ -58,6 +59,8 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
         `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
       precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
         in float32.
+      tiers: `gmeta.policies.Tiers` bounds the rows in host memory; the others are on a drive. None: all are
+        in memory.
       device: ``"cpu"`` keeps the table in host memory. ``"gpu"`` keeps it in the memory of the first GPU that
         the process sees. Rows, records and checkpoints mean the same on both devices, and can move between
         them. Without a GPU, or in a build without CUDA, a table is kept in host memory, with one warning.
@@ -71,7 +74,7 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
 
     Raises:
       ConfigError: ``dim`` or ``device_rows`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes
-        holds no row.
+        holds no row; ``tiers`` are given for a table on a GPU, or their folder can't be written to.
 
     Example:
       >>> table = HashTable(4, optimizer=SGD(0.5), initializer=Zeros(), name="item")
@@ -101,6 +104,7 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         precision: TwoPrecisions | None = None,
+        tiers: Tiers | None = None,
         device: Device = "auto",
         device_rows: int | None = None,
     ) -> None:
@@ -112,6 +116,11 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
             raise ConfigError(f"table {name!r}: device_rows must be at least 1, or None, got {device_rows}")
         self._device_rows = device_rows
         self._place: Place = place_of(device, f"table {name!r}")
+        if tiers is not None and self._place == "gpu":
+            raise ConfigError(
+                f"table {name!r}: tiers are for tables in host memory, and this one is on a GPU: make it "
+                "with device='cpu', or leave tiers out; device_rows= keeps a GPU's other rows in host memory"
+            )
         super().__init__(device=DEVICE_NAMES[self._place])
         self._dim = int(dim)
         self._optimizer = optimizer if optimizer is not None else Adam()
@@ -119,6 +128,7 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
         self._admission = admission or Always()
         self._eviction = eviction
         self._precision = precision
+        self._tiers = tiers
         self._seed = int(seed)
         self._name = name
         self._check_bound()
@@ -131,6 +141,7 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
     admission = property(lambda self: self._admission, doc="The `Admission` of missing keys.")
     eviction = property(lambda self: self._eviction, doc="The `Eviction` of rows, or None.")
     precision = property(lambda self: self._precision, doc="The `TwoPrecisions` of rows, or None: float32.")
+    tiers = property(lambda self: self._tiers, doc="The `Tiers` of rows, or None: all are in memory.")
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
     device = property(lambda self: self._place, doc="Where it is: ``'cpu'`` or ``'gpu'``.")
@@ -178,6 +189,8 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
             half_below=self._precision.threshold if self._precision is not None else 0,
             device_rows=self._device_rows or 0,
             l2=self._optimizer.prior_l2(self._dim, self._owner),
+            disk_folder=self._tiers.folder(self._owner) if self._tiers is not None else "",
+            memory_bytes=self._tiers.host_bytes if self._tiers is not None else 0,
             seed=self._seed,
         )
 
@@ -333,7 +346,7 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
 
     def statistics(self) -> Statistics:
         """Return counts of the table's content and of past events, as a `Statistics`."""
-        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 12)
+        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 16)
         return Statistics(size, capacity, size / capacity, *rest)
 
     def export(self, with_slots: bool = True) -> Records:
@@ -372,29 +385,6 @@ class HashTable(ReadsAhead, tf.saved_model.experimental.TrackableResource):
         """
         shards, since = tf.cast([first, last], tf.int64), tf.cast(min_last_step, tf.int64)
         return ShardRecords(*_native.gmeta_hash_table_export_shards(self.resource_handle, shards, since))
-
-    def start_journal(self, limit: int) -> tf.Operation | None:
-        """Note removed keys from now on, so that `export_shards` can give them to an incremental save.
-
-        Args:
-          limit: About how many keys to note, 8 bytes each; 0 ends the journal. If more distinct keys are
-            removed between two saves, the journal overflows, and the next save must be a full one.
-
-        Returns:
-          The operation, in a graph; None in eager mode.
-
-        Raises:
-          tf.errors.InvalidArgumentError: ``limit`` is negative.
-        """
-        return _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(limit, tf.int64))
-
-    def journal_saved(self) -> tf.Operation | None:
-        """Drop the removed keys that `export_shards` has returned from the journal: they are saved."""
-        return _native.gmeta_hash_table_journal_saved(self.resource_handle)
-
-    def journal_whole(self) -> tf.Tensor:
-        """Return whether the journal has every removal since it was started, () bool; `import_` breaks it."""
-        return tf.cast(_native.gmeta_hash_table_journal_whole(self.resource_handle), tf.bool)
 
     def import_(self, records: Records, replace: bool = False) -> tf.Operation | None:
         """Import whole records, as `export` returned them.

@@ -48,6 +48,7 @@ def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
             admission=table.admission,
             eviction=table.eviction,
             precision=table.precision,
+            tiers=table.tiers,
             device=table.device,
             device_rows=table._device_rows,
         )

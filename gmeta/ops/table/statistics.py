@@ -25,6 +25,10 @@ class Statistics(NamedTuple):
       evictions: Rows that eviction removed.
       half_rows: Rows that are now in half precision (`gmeta.policies.TwoPrecisions`); the others are in
         float32.
+      disk_rows: Rows that are now on a drive (`gmeta.policies.Tiers`).
+      disk_bytes: Bytes of the files on the drive.
+      brought: Rows that moved from the drive to memory.
+      spilled: Rows that moved from memory to the drive.
     """
 
     size: tf.Tensor
@@ -40,3 +44,7 @@ class Statistics(NamedTuple):
     rejects: tf.Tensor
     evictions: tf.Tensor
     half_rows: tf.Tensor
+    disk_rows: tf.Tensor
+    disk_bytes: tf.Tensor
+    brought: tf.Tensor
+    spilled: tf.Tensor

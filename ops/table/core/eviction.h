@@ -45,6 +45,7 @@ namespace gmeta {
 
 // Base of policies that evict only when a bound is exceeded.
 struct NeverExpires {
+  static constexpr bool kReadsWeights = false;  // of rows that it judges
   template <class Row>
   static bool Expired(const Row&, uint32_t) {
     return false;
@@ -69,6 +70,8 @@ struct EvictByFrequency : NeverExpires {
 
 // Time to live: rows last used more than `steps` steps ago expire; under a bound, by age.
 struct EvictExpired {
+  static constexpr bool kReadsWeights = false;
+
   uint32_t steps;
 
   template <class Row>
@@ -83,6 +86,8 @@ struct EvictExpired {
 
 // Rows of an L2 norm below the threshold expire; under a bound, by norm.
 struct EvictByNorm {
+  static constexpr bool kReadsWeights = true;
+
   double threshold;
 
   template <class Row>

@@ -258,17 +258,20 @@ class KeyIndex {
 
   void Clear() { *this = KeyIndex(growth_load_); }
 
-  // Calls visit(key, row) for every key.
+  // Calls visit(key, row) for every key. `row` may be changed.
   template <class Visit>
   void ForEach(const Visit& visit) const {
-    for (const GroupTable* table : {&current_, &draining_}) {
-      for (uint64_t at = 0; at < table->groups(); ++at) {
-        const KeyGroup& group = table->data()[at];
-        for (uint32_t full = MatchFull(group.tags); full != 0; full &= full - 1) {
-          const uint32_t index = static_cast<uint32_t>(__builtin_ctz(full));
-          visit(group.keys[index], group.rows[index]);
-        }
-      }
+    for (uint64_t at = 0; at < groups(); ++at) ForEachOf(at, visit);
+  }
+  // The same for the keys of one of groups() groups.
+  uint64_t groups() const { return current_.groups() + draining_.groups(); }
+  template <class Visit>
+  void ForEachOf(uint64_t at, const Visit& visit) const {
+    const uint64_t now = current_.groups();
+    KeyGroup& group = at < now ? current_.data()[at] : draining_.data()[at - now];
+    for (uint32_t full = MatchFull(group.tags); full != 0; full &= full - 1) {
+      const uint32_t index = static_cast<uint32_t>(__builtin_ctz(full));
+      visit(group.keys[index], group.rows[index]);
     }
   }
 

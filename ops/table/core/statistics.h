@@ -22,7 +22,12 @@ struct TableStatistics {
   uint64_t rejects = 0;    // keys looked up and not admitted
   uint64_t evictions = 0;  // rows evicted
   // And now:
-  uint64_t half_rows = 0;  // of `size`, in half precision
+  uint64_t half_rows = 0;   // of `size`, in half precision
+  uint64_t disk_rows = 0;   // of `size`, on disk
+  uint64_t disk_bytes = 0;  // of the files
+  // Counted since the table was made:
+  uint64_t brought = 0;  // rows moved from disk to memory
+  uint64_t spilled = 0;  // rows moved from memory to disk
 };
 
 // A shard's share of the counts. Readers count too, so the counters are atomic and need no lock; a

@@ -4,6 +4,7 @@
 #ifndef GMETA_OPS_TABLE_HOST_ROW_RANKING_H_
 #define GMETA_OPS_TABLE_HOST_ROW_RANKING_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -38,13 +39,16 @@ struct JudgedRow {
 template <class Policy, class Rows, class Remove>
 std::vector<RankedRow> RankRows(const Policy& policy, const KeyIndex& index, const Rows& rows,
                                 size_t dim, const Remove& remove) {
-  constexpr size_t kAhead = 16;
+  constexpr size_t kAhead = 16, kPiece = 1024;
   std::vector<RankedRow> ranked;
   ranked.reserve(index.size());
   index.ForEach([&](int64_t key, uint32_t row) { ranked.push_back({0, key, row}); });
   std::vector<float> weights(dim);
   size_t kept = 0;
   for (size_t i = 0; i < ranked.size(); ++i) {
+    if (Policy::kReadsWeights && i % kPiece == 0) {
+      rows.Load(ranked.data() + i, std::min(kPiece, ranked.size() - i));
+    }
     if (i + kAhead < ranked.size()) rows.PrefetchHeader(ranked[i + kAhead].row);
     RankedRow row = ranked[i];
     const JudgedRow<Rows> judged{&rows, row.key, row.row, &weights};

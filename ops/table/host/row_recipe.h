@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "ops/table/core/admission.h"
 #include "ops/table/core/eviction.h"
@@ -15,6 +16,13 @@
 #include "ops/table/core/row_record.h"
 
 namespace gmeta {
+
+// What of a table's rows is in memory, and where the others are.
+struct DiskTier {
+  std::string folder;         // for the files of rows
+  uint64_t memory_bytes = 0;  // of rows in memory; beyond it, those unused for long move to disk
+  size_t segment_bytes = size_t{256} << 10;  // of a write (record_log.h)
+};
 
 // How rows are made and removed; the same for all shards of a table.
 struct RowRecipe {
@@ -25,6 +33,7 @@ struct RowRecipe {
   std::optional<Eviction> eviction;
   uint32_t half_below;  // rows with a lower frequency are half; 0: no row is
   RowPrior prior;
+  std::optional<DiskTier> disk;
 
   // Reads the row of a key that has none, rounded as storing it in `rows` does.
   template <class RowsOfShard>

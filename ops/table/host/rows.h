@@ -48,13 +48,17 @@ struct RowArenas {
 
 class FullRows {
  public:
-  FullRows(const RowLayout& layout, RowArenas* arenas)
-      : layout_(layout), store_(layout.bytes(), &arenas->full) {}
+  FullRows(const RowLayout& layout, RowArenas* arenas, uint64_t most_rows)
+      : layout_(layout), store_(layout.bytes(), &arenas->full, most_rows) {}
+
+  char* record(uint32_t row) const { return store_[row]; }
 
   RowHeader* header(uint32_t row) const { return RowLayout::header(store_[row]); }
 
   // Returns the number of a row with arbitrary content, which the caller writes.
   uint32_t Allocate(uint32_t /*frequency*/) { return store_.Allocate(); }
+  // The same, of a form.
+  uint32_t AllocateForm(bool /*half*/) { return store_.Allocate(); }
   void Free(uint32_t row) { store_.Free(row); }
   void Clear() { store_.Clear(); }
 
@@ -79,15 +83,22 @@ class FullRows {
     Change(row, visit);
   }
 
-  void CopyWeights(uint32_t row, float* to) const {
-    std::memcpy(to, RowLayout::weights(store_[row]), sizeof(float) * layout_.dim());
+  void CopyWeights(uint32_t row, float* to) const { WeightsOf(store_[row], false, to); }
+  void CopySlots(uint32_t row, float* to) const { SlotsOf(store_[row], false, to); }
+  // The same, of any record of this table.
+  void WeightsOf(char* record, bool /*half*/, float* to) const {
+    std::memcpy(to, RowLayout::weights(record), sizeof(float) * layout_.dim());
   }
-  void CopySlots(uint32_t row, float* to) const {
-    std::copy_n(layout_.slots(store_[row]), layout_.slot_floats(), to);
+  void SlotsOf(char* record, bool /*half*/, float* to) const {
+    std::copy_n(layout_.slots(record), layout_.slot_floats(), to);
   }
 
   // Rounds weights in place as storing them in a new row does.
   void Round(float* /*weights*/) const {}
+
+  // Rows on disk would be read here (tiered_rows.h).
+  template <class Item>
+  void Load(const Item* /*items*/, size_t /*n*/) const {}
 
   void PrefetchHeader(uint32_t row) const { Prefetch<Intent::kWrite>(store_[row]); }
   void PrefetchWeights(uint32_t row) const {
@@ -111,18 +122,23 @@ class FullRows {
 class MixedRows {
  public:
   // Rows with a frequency below `half_below` are half.
-  MixedRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas)
+  MixedRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas, uint64_t most_rows)
       : layout_(layout),
         half_layout_(layout),
         rule_{half_below},
-        full_(layout.bytes(), &arenas->full, HalfRule::kHalf),
-        half_(half_layout_.bytes(), &arenas->half, HalfRule::kHalf),
+        full_(layout.bytes(), &arenas->full, std::min<uint64_t>(most_rows, HalfRule::kHalf)),
+        half_(half_layout_.bytes(), &arenas->half, std::min<uint64_t>(most_rows, HalfRule::kHalf)),
         scratch_(layout.dim() + layout.slot_floats()) {}
 
   RowHeader* header(uint32_t row) const { return RowLayout::header(record(row)); }
 
-  uint32_t Allocate(uint32_t frequency) {
-    if (!rule_.IsRare(frequency)) return full_.Allocate();
+  char* record(uint32_t row) const {
+    return IsHalf(row) ? half_[row & ~HalfRule::kHalf] : full_[row];
+  }
+
+  uint32_t Allocate(uint32_t frequency) { return AllocateForm(rule_.IsRare(frequency)); }
+  uint32_t AllocateForm(bool half) {
+    if (!half) return full_.Allocate();
     const uint32_t row = half_.Allocate() | HalfRule::kHalf;
     ++half_rows_;
     return row;
@@ -166,18 +182,20 @@ class MixedRows {
     ToBfloats(slots, layout_.slot_floats(), half_layout_.slots(record(row)));
   }
 
-  void CopyWeights(uint32_t row, float* to) const {
-    if (IsHalf(row)) {
-      FromHalves(HalfLayout::weights(record(row)), layout_.dim(), to);
+  void CopyWeights(uint32_t row, float* to) const { WeightsOf(record(row), IsHalf(row), to); }
+  void CopySlots(uint32_t row, float* to) const { SlotsOf(record(row), IsHalf(row), to); }
+  void WeightsOf(char* record, bool half, float* to) const {
+    if (half) {
+      FromHalves(HalfLayout::weights(record), layout_.dim(), to);
     } else {
-      std::memcpy(to, RowLayout::weights(record(row)), sizeof(float) * layout_.dim());
+      std::memcpy(to, RowLayout::weights(record), sizeof(float) * layout_.dim());
     }
   }
-  void CopySlots(uint32_t row, float* to) const {
-    if (IsHalf(row)) {
-      FromBfloats(half_layout_.slots(record(row)), layout_.slot_floats(), to);
+  void SlotsOf(char* record, bool half, float* to) const {
+    if (half) {
+      FromBfloats(half_layout_.slots(record), layout_.slot_floats(), to);
     } else {
-      std::copy_n(layout_.slots(record(row)), layout_.slot_floats(), to);
+      std::copy_n(layout_.slots(record), layout_.slot_floats(), to);
     }
   }
 
@@ -190,6 +208,9 @@ class MixedRows {
       FromHalves(halves, n, weights + i);
     }
   }
+
+  template <class Item>
+  void Load(const Item* /*items*/, size_t /*n*/) const {}
 
   void PrefetchHeader(uint32_t row) const { Prefetch<Intent::kWrite>(record(row)); }
   void PrefetchWeights(uint32_t row) const {
@@ -208,10 +229,6 @@ class MixedRows {
   size_t directory_bytes() const { return full_.directory_bytes() + half_.directory_bytes(); }
 
  private:
-  char* record(uint32_t row) const {
-    return IsHalf(row) ? half_[row & ~HalfRule::kHalf] : full_[row];
-  }
-
   uint32_t Promote(uint32_t row) {
     const uint32_t promoted = full_.Allocate();
     *header(promoted) = *header(row);
@@ -232,10 +249,12 @@ class MixedRows {
 
 using Rows = std::variant<FullRows, MixedRows>;
 
-// Makes MixedRows if `half_below` isn't 0, else FullRows.
-inline Rows MakeRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas) {
-  if (half_below == 0) return FullRows(layout, arenas);
-  return MixedRows(layout, half_below, arenas);
+// Makes MixedRows if `half_below` isn't 0, else FullRows. Numbers of rows, without HalfRule's flag,
+// are below `most_rows`.
+inline Rows MakeRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas,
+                     uint64_t most_rows) {
+  if (half_below == 0) return FullRows(layout, arenas, most_rows);
+  return MixedRows(layout, half_below, arenas, most_rows);
 }
 
 }  // namespace gmeta

@@ -1,5 +1,5 @@
-// Shard: one of a table's sub-tables, with a key index and a row store under one lock, and the
-// passes that a batch makes over it.
+// Shard: one of a table's sub-tables: records (records.h) under a lock, and the passes that a batch
+// makes over them.
 //
 // A pass has four stages (key_pipeline.h). A row number found in stage 2 is valid through stage 4:
 // rows never move, and a pass erases nothing. Passes over records are compiled for each form of
@@ -28,17 +28,15 @@
 #include "ops/table/core/eviction.h"
 #include "ops/table/core/key_index.h"
 #include "ops/table/core/logical_shards.h"
-#include "ops/table/core/removal_journal.h"
 #include "ops/table/core/row_record.h"
 #include "ops/table/core/stamp.h"
 #include "ops/table/core/statistics.h"
 #include "ops/table/host/distinct_gradients.h"
 #include "ops/table/host/key_pipeline.h"
 #include "ops/table/host/record_columns.h"
+#include "ops/table/host/records.h"
 #include "ops/table/host/row_ranking.h"
 #include "ops/table/host/row_recipe.h"
-#include "ops/table/host/row_store.h"
-#include "ops/table/host/rows.h"
 #include "ops/table/host/undo_log.h"
 
 namespace gmeta {
@@ -48,21 +46,25 @@ class alignas(128) Shard {
   // Number `shard` of `shards`.
   Shard(const RowRecipe* recipe, RowArenas* arenas, size_t shard, size_t shards)
       : recipe_(recipe),
-        index_(GrowthLoad(shard, shards)),
-        rows_(MakeRows(recipe->layout, recipe->half_below, arenas)),
-        undo_(recipe->layout),
+        records_(recipe, arenas, shard, shards),
         admission_(BeginAdmission(recipe->admission, shards)),
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
                                    : EvictionSchedule()) {}
 
   // Reads rows to a sink (row_sinks.h). A missing key reads its initial row. Nothing changes, not
-  // even the statistics.
+  // even the statistics, but rows on disk come to memory: a later batch will use them.
   template <class Sink>
   void Peek(BatchItems items, const Sink& sink) {
+    if (recipe_->disk) {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      records_.BringUp(items);
+      records_.Spill(kNoStep);
+    }
     Read(items, sink);
   }
 
-  // The same, and counts in the statistics. Returns how many rows the sink wanted.
+  // The same, and counts in the statistics; rows stay where they are. Returns how many rows the
+  // sink wanted.
   template <class Sink>
   uint64_t Lookup(BatchItems items, const Sink& sink) {
     const ReadCounts counts = Read(items, sink);
@@ -81,10 +83,12 @@ class alignas(128) Shard {
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
       if (recipe_->eviction) evictions = MakeRoom(step, false);
+      records_.BringUp(items);
       std::visit([&](auto& admission,
                      auto& rows) { counts = LookupOrInsert(items, step, &admission, &rows, sink); },
-                 admission_, rows_);
-      index_.Drain(DrainShare(items.size));
+                 admission_, records_.memory());
+      records_.index().Drain(DrainShare(items.size));
+      records_.Spill(step);
     }
     counters_.Add(&ShardCounters::hits, items.size - counts.inserts - counts.rejects);
     counters_.Add(&ShardCounters::misses, counts.inserts + counts.rejects);
@@ -103,6 +107,7 @@ class alignas(128) Shard {
     uint64_t updates = 0;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
+      records_.BringUp(distinct.items());
       std::visit(
           [&](auto& rows) {
             const auto ask = [&](const BatchItem& item, uint32_t row) {
@@ -113,17 +118,18 @@ class alignas(128) Shard {
             const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
               if (row == kNoRow) return;
               ++updates;
-              undo_.Note(rows, item.key, hash, row);
+              records_.undo().Note(rows, item.key, hash, row);
               const uint32_t before = std::exchange(rows.header(row)->last_step, step);
               epoch_.NoteStep(before, step, true);
               rows.Change(row, [&](float* weights, float* slots) {
                 optimizer(step - before, dim, distinct[item], weights, slots);
               });
             };
-            Pipeline(index_, distinct.items(), ask, use);
+            Pipeline(records_.index(), distinct.items(), ask, use);
           },
-          rows_);
-      index_.Drain(DrainShare(items.size));
+          records_.memory());
+      records_.index().Drain(DrainShare(items.size));
+      records_.Spill(step);
     }
     counters_.Add(&ShardCounters::updates, updates);
     counters_.Add(&ShardCounters::ignored, distinct.items().size - updates);
@@ -133,7 +139,7 @@ class alignas(128) Shard {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     uint64_t removes = 0;
     for (size_t i = 0; i < items.size; ++i) {
-      removes += RemoveRow(items.data[i].key, MurmurHash3(items.data[i].key));
+      removes += records_.Remove(items.data[i].key, MurmurHash3(items.data[i].key));
     }
     if (removes > 0) epoch_.End();
     counters_.Add(&ShardCounters::removes, removes);
@@ -146,19 +152,16 @@ class alignas(128) Shard {
     const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
       out[item.position] = row != kNoRow;
     };
-    Pipeline(index_, items, ask, use);
+    Pipeline(records_.index(), items, ask, use);
   }
 
   // Writes all records to places `start`, start + 1, ... of the columns.
   void Export(uint64_t start, const RecordColumns& to) {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    std::visit(
-        [&](const auto& rows) {
-          index_.ForEach([&](int64_t key, uint32_t row) {
-            to.Write(recipe_->layout, rows, key, row, start++);
-          });
-        },
-        rows_);
+    ShardSelection all;
+    records_.index().ForEach(
+        [&](int64_t key, uint32_t row) { all.items.push_back({0, row, key}); });
+    Write(all, start, to);
   }
 
   // Selects from a range of logical shards the rows whose last step is `min_last_step` or later,
@@ -167,19 +170,18 @@ class alignas(128) Shard {
   ShardSelection Select(LogicalRange range, uint32_t min_last_step, int64_t* live) {
     ShardSelection selection;
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    std::visit(
-        [&](const auto& rows) {
-          index_.ForEach([&](int64_t key, uint32_t row) {
-            const uint32_t logical = LogicalShard(MurmurHash3(key));
-            if (!range.contains(logical)) return;
-            ++live[logical - range.first];
-            if (min_last_step > 0 && rows.header(row)->last_step < min_last_step) return;
-            selection.items.push_back({logical, row, key});
-          });
-        },
-        rows_);
-    selection.journal_whole = journal_.whole();
-    journal_.Cut(
+    records_.VisitAll([&](const auto& rows) {
+      records_.index().ForEach([&](int64_t key, uint32_t row) {
+        const uint32_t logical = LogicalShard(MurmurHash3(key));
+        if (!range.contains(logical)) return;
+        ++live[logical - range.first];
+        if (min_last_step > 0 && rows.header(row)->last_step < min_last_step) return;
+        selection.items.push_back({logical, row, key});
+      });
+    });
+    RemovalJournal& journal = records_.journal();
+    selection.journal_whole = journal.whole();
+    journal.Cut(
         [&](int64_t key) { return range.contains(LogicalShard(MurmurHash3(key))); },
         [&](int64_t key) { selection.removed.push_back({LogicalShard(MurmurHash3(key)), key}); });
     const auto wait = [&](int64_t key, uint32_t count) {
@@ -193,98 +195,74 @@ class alignas(128) Shard {
 
   // Writes records, selected since the last change, to places `start`, start + 1, ... of columns.
   void ExportSelected(const ShardSelection& selection, uint64_t start, const RecordColumns& to) {
-    constexpr size_t kAhead = 8;
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    const auto& items = selection.items;
-    std::visit(
-        [&](const auto& rows) {
-          for (size_t i = 0; i < items.size(); ++i) {
-            if (i + kAhead < items.size()) {
-              rows.template PrefetchRecord<Intent::kRead>(items[i + kAhead].row);
-            }
-            to.Write(recipe_->layout, rows, items[i].key, items[i].row, start + i);
-          }
-        },
-        rows_);
+    Write(selection, start, to);
   }
 
   // See removal_journal.h.
   void StartJournal(size_t limit) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    journal_.Start(limit);
+    records_.journal().Start(limit);
   }
   void DropCutRemovals() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    journal_.DropCut();
+    records_.journal().DropCut();
   }
   bool journal_whole() {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    return journal_.whole();
+    return records_.journal().whole();
   }
 
   // Writes the records at the items' positions in the columns to the shard, and overwrites the
   // records of keys that it already has.
   void Import(BatchItems items, const ConstRecordColumns& from) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    journal_.Break();
+    records_.journal().Break();
     epoch_.End();
-    index_.Reserve(index_.size() + items.size);
-    std::visit(
-        [&](auto& rows) {
-          for (size_t i = 0; i < items.size; ++i) ImportRow(&rows, items.data[i], from);
-        },
-        rows_);
+    records_.index().Reserve(records_.index().size() + items.size);
+    constexpr size_t kPiece = 1024;  // between which memory is bounded
+    for (size_t i = 0; i < items.size; ++i) {
+      records_.Import(items.data[i], from);
+      if ((i + 1) % kPiece == 0 || i + 1 == items.size) records_.Spill(kNoStep);
+    }
   }
 
   // Snapshots, see undo_log.h. They are numbered from the oldest, which is 0.
   void TakeSnapshot() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    undo_.Begin();
+    records_.undo().Begin();
   }
   void DropSnapshot(size_t number) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    undo_.Drop(number);
+    records_.undo().Drop(number);
   }
   void RestoreSnapshot(size_t number) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    journal_.Break();
+    records_.journal().Break();
     epoch_.End();
-    std::visit(
-        [&](auto& rows) {
-          undo_.Undo(number, [&](const UndoLog::Record& record) {
-            if (record.values == nullptr) {
-              RemoveRow(record.key, MurmurHash3(record.key));
-              return;
-            }
-            const int64_t frequency = record.header.frequency, last_step = record.header.last_step;
-            const float* slots = record.values + recipe_->layout.dim();
-            ImportRow(&rows, {record.key, 0},
-                      {&record.key, record.values, slots, &frequency, &last_step});
-          });
-        },
-        rows_);
+    records_.undo().Undo(number, [&](const UndoLog::Record& record) {
+      if (record.values == nullptr) {
+        records_.Remove(record.key, MurmurHash3(record.key));
+        return;
+      }
+      const int64_t frequency = record.header.frequency, last_step = record.header.last_step;
+      const float* slots = record.values + recipe_->layout.dim();
+      records_.Import({record.key, 0}, {&record.key, record.values, slots, &frequency, &last_step});
+    });
+    records_.Spill(kNoStep);
   }
 
   // Makes room in the index for `keys` keys in total.
   void ReserveKeys(uint64_t keys) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    index_.Reserve(keys);
+    records_.index().Reserve(keys);
   }
 
   void Clear() {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    journal_.Break();
+    records_.journal().Break();
     epoch_.End();
-    if (undo_.is_open()) {
-      std::visit(
-          [&](const auto& rows) {
-            index_.ForEach(
-                [&](int64_t key, uint32_t row) { undo_.Note(rows, key, MurmurHash3(key), row); });
-          },
-          rows_);
-    }
-    index_.Clear();
-    std::visit([](auto& rows) { rows.Clear(); }, rows_);
+    records_.Clear();
     std::visit([](auto& admission) { admission.Clear(); }, admission_);
   }
 
@@ -308,27 +286,21 @@ class alignas(128) Shard {
 
   uint64_t size() {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    return index_.size();
+    return records_.index().size();
   }
 
   void AddStatistics(TableStatistics* sum) {
     {
       std::shared_lock<std::shared_mutex> lock(mutex_);
-      sum->size += index_.size();
-      sum->capacity += index_.capacity();
-      sum->bytes += index_.bytes() + journal_.bytes() + undo_.bytes();
-      std::visit(
-          [&](const auto& rows) {
-            sum->bytes += rows.directory_bytes();
-            sum->half_rows += rows.half_rows();
-          },
-          rows_);
+      records_.AddStatistics(sum);
       sum->bytes += std::visit([](const auto& admission) { return admission.bytes(); }, admission_);
     }
     counters_.AddTo(sum);
   }
 
  private:
+  static constexpr uint32_t kNoStep = UINT32_MAX;
+
   // What a pass has counted; `wanted`: rows that the sink wanted.
   struct ReadCounts {
     uint64_t wanted = 0, hits = 0, inserts = 0, rejects = 0;
@@ -344,22 +316,59 @@ class alignas(128) Shard {
   ReadCounts Read(BatchItems items, const Sink& sink) {
     ReadCounts counts;
     std::shared_lock<std::shared_mutex> lock(mutex_);
+    std::vector<OnDisk> below;
     std::visit(
         [&](const auto& rows) {
           const auto use = [&](const BatchItem& item, uint64_t, uint32_t row) {
             counts.hits += row != kNoRow;
+            if (records_.IsOnDisk(row)) return below.push_back({row, item.position});
             if (!sink.Wants(item.position, StampOf(rows, row))) return;
             ++counts.wanted;
             float* to = sink.place(item.position);
             row == kNoRow ? recipe_->ReadInitial(rows, item.key, to) : rows.CopyWeights(row, to);
           };
           const auto ask = [&](const BatchItem& item, uint32_t row) {
-            sink.Prefetch(rows, item.position, row);
+            if (!records_.IsOnDisk(row)) sink.Prefetch(rows, item.position, row);
           };
-          Pipeline(index_, items, ask, use);
+          Pipeline(records_.index(), items, ask, use);
         },
-        rows_);
+        records_.memory());
+    if (below.empty()) return counts;
+    records_.VisitAll([&](const auto& rows) {
+      InPieces(below, rows, [&](const OnDisk& one) {
+        if (!sink.Wants(one.position, StampOf(rows, one.row))) return;
+        ++counts.wanted;
+        rows.CopyWeights(one.row, sink.place(one.position));
+      });
+    });
     return counts;
+  }
+
+  // A row on disk, and the position in the batch of a key that it belongs to.
+  struct OnDisk {
+    uint32_t row;
+    uint32_t position;
+  };
+
+  // Calls visit(item) for each item, in order, a piece at a time: reads what of it is on disk.
+  template <class Items, class RowsOfShard, class Visit>
+  static void InPieces(const Items& items, const RowsOfShard& rows, const Visit& visit) {
+    constexpr size_t kPiece = 1024, kAhead = 8;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i % kPiece == 0) rows.Load(items.data() + i, std::min(kPiece, items.size() - i));
+      if (i + kAhead < items.size()) {
+        rows.template PrefetchRecord<Intent::kRead>(items[i + kAhead].row);
+      }
+      visit(items[i]);
+    }
+  }
+
+  void Write(const ShardSelection& selection, uint64_t start, const RecordColumns& to) const {
+    records_.VisitAll([&](const auto& rows) {
+      InPieces(selection.items, rows, [&](const auto& item) {
+        to.Write(recipe_->layout, rows, item.key, item.row, start++);
+      });
+    });
   }
 
   template <class AdmissionOfShard, class RowsOfShard, class Sink>
@@ -369,7 +378,7 @@ class alignas(128) Shard {
     const auto use = [&](const BatchItem& item, uint64_t hash, uint32_t row) {
       // Since stage 2, another occurrence of the key in the batch may have inserted an absent key
       // or promoted a half row.
-      if (row == kNoRow || rows->IsHalf(row)) row = index_.Find(item.key, hash);
+      if (row == kNoRow || rows->IsHalf(row)) row = records_.index().Find(item.key, hash);
       const bool wanted = sink.Wants(item.position, StampOf(*rows, row));
       counts.wanted += wanted;
       if (row == kNoRow) {
@@ -378,16 +387,16 @@ class alignas(128) Shard {
           ++counts.rejects;
           return;
         }
-        undo_.Note(*rows, item.key, hash, kNoRow);
+        records_.undo().Note(*rows, item.key, hash, kNoRow);
         row = recipe_->MakeInitial(rows, item.key);
-        index_.Insert(item.key, hash, row);
+        records_.index().Insert(item.key, hash, row);
         ++counts.inserts;
       } else {
-        undo_.Note(*rows, item.key, hash, row);
+        records_.undo().Note(*rows, item.key, hash, row);
       }
       const uint32_t before = rows->header(row)->last_step;
       const uint32_t touched = rows->Touch(row, step, recipe_->prior.empty());
-      if (touched != row) *index_.FindValue(item.key, hash) = touched;
+      if (touched != row) *records_.index().FindValue(item.key, hash) = touched;
       epoch_.NoteStep(before, rows->header(touched)->last_step, false);
       if (wanted) rows->CopyWeights(touched, sink.place(item.position));
     };
@@ -399,84 +408,41 @@ class alignas(128) Shard {
       }
       sink.Prefetch(*rows, item.position, row);
     };
-    Pipeline(index_, items, ask, use);
+    Pipeline(records_.index(), items, ask, use);
     return counts;
   }
 
   // Evicts the expired rows if `sweep` is true. If the shard is then above a high mark, evicts the
   // rows of the lowest rank until it is down to the low marks. Returns how many rows were evicted.
   uint64_t MakeRoom(uint32_t now, bool sweep) {
+    KeyIndex& index = records_.index();
     const auto is_full = [&] {
-      return index_.size() > schedule_.rows.high || charge() > schedule_.bytes.high;
+      return index.size() > schedule_.rows.high || records_.charge() > schedule_.bytes.high;
     };
     if (!sweep && !is_full()) return 0;
-    const uint64_t before = index_.size();
+    const uint64_t before = index.size();
+    const auto remove = [&](const auto& row) {
+      return records_.Remove(row.key, MurmurHash3(row.key));
+    };
     std::vector<RankedRow> ranked = std::visit(
-        [&](const auto& policy, const auto& rows) {
-          return RankRows(policy, index_, rows, recipe_->layout.dim(), [&](const auto& row) {
-            return sweep && policy.Expired(row, now) && RemoveRow(row.key, MurmurHash3(row.key));
+        [&](const auto& policy) {
+          return records_.VisitAll([&](const auto& rows) {
+            return RankRows(policy, index, rows, recipe_->layout.dim(), [&](const auto& row) {
+              return sweep && policy.Expired(row, now) && remove(row);
+            });
           });
         },
-        recipe_->eviction->policy, rows_);
+        recipe_->eviction->policy);
     if (is_full()) {
       const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // charge of one row
       const auto above = [&] {
-        return std::max(Excess(index_.size(), schedule_.rows.low, 1),
-                        Excess(charge(), schedule_.bytes.low, most));
+        return std::max(Excess(index.size(), schedule_.rows.low, 1),
+                        Excess(records_.charge(), schedule_.bytes.low, most));
       };
-      RemoveLowest(std::move(ranked), above,
-                   [&](const RankedRow& row) { RemoveRow(row.key, MurmurHash3(row.key)); });
+      RemoveLowest(std::move(ranked), above, remove);
     }
-    if (index_.size() < before) epoch_.End();
-    return before - index_.size();
-  }
-
-  // The bytes that the rows count for against a bound in bytes.
-  uint64_t charge() const {
-    const uint64_t size = index_.size();
-    return size * Eviction::kIndexBytes +
-           std::visit([&](const auto& rows) { return rows.bytes(size); }, rows_);
-  }
-
-  template <class RowsOfShard>
-  void ImportRow(RowsOfShard* rows, const BatchItem& item, const ConstRecordColumns& from) {
-    const RowLayout& layout = recipe_->layout;
-    const auto [key, position] = item;
-    const uint64_t hash = MurmurHash3(key);
-    const RowHeader header = {static_cast<uint32_t>(from.frequency[position]),
-                              static_cast<uint32_t>(from.last_step[position])};
-    uint32_t row = index_.Find(key, hash);
-    undo_.Note(*rows, key, hash, row);
-    if (row == kNoRow) {
-      row = rows->Allocate(header.frequency);
-      index_.Insert(key, hash, row);
-    } else if (!rows->Fits(row, header.frequency)) {
-      rows->Free(row);
-      row = rows->Allocate(header.frequency);
-      *index_.FindValue(key, hash) = row;
-    }
-    *rows->header(row) = header;
-    const float* own_weights = from.rows + position * layout.dim();
-    const float* own_slots = from.slots + position * layout.slot_floats();
-    rows->Write(row, [&](float* weights, float* slots) {
-      std::copy_n(own_weights, layout.dim(), weights);
-      std::copy_n(own_slots, layout.slot_floats(), slots);
-    });
-  }
-
-  // Removes a key with its record. Returns whether the key had one. Every removal of a single key
-  // goes through here, so that the journal and the snapshots see it.
-  bool RemoveRow(int64_t key, uint64_t hash) {
-    const uint32_t row = index_.Erase(key, hash);
-    if (row == kNoRow) return false;
-    std::visit(
-        [&](auto& rows) {
-          undo_.Note(rows, key, hash, row);
-          rows.Free(row);
-        },
-        rows_);
-    journal_.Note(key);
-    return true;
+    if (index.size() < before) epoch_.End();
+    return before - index.size();
   }
 
   // How many groups a batch drains. Batches that insert nothing also advance a drain, so that later
@@ -485,10 +451,7 @@ class alignas(128) Shard {
 
   std::shared_mutex mutex_;
   const RowRecipe* const recipe_;
-  KeyIndex index_;
-  Rows rows_;
-  UndoLog undo_;
-  RemovalJournal journal_;
+  ShardRecords records_;
   AdmissionState admission_;
   const EvictionSchedule schedule_;
   Epoch epoch_;

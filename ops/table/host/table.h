@@ -10,6 +10,9 @@
 //          +---------------+---------------+
 //                     ChunkArena                         memory of records, never moved
 //
+// A table may have a disk tier (records.h): rows that memory has no room for are in files, and come
+// back before a batch uses them. Every number is that of a table in memory.
+//
 // A record is weights + optimizer slots + frequency + last step (row_record.h). A new row is a pure
 // function of (seed, key) (initializer.h). The optimizer changes it in place (optimizers.h).
 //
@@ -56,6 +59,7 @@
 #include <variant>
 #include <vector>
 
+#include "ops/common/for_each.h"
 #include "ops/common/partition.h"
 #include "ops/table/core/logical_shards.h"
 #include "ops/table/core/optimizers.h"
@@ -162,10 +166,8 @@ class Table {
     }
     const std::optional<RecordColumns> columns = allocate(total, step());
     if (!columns) return false;
-    parallel_for(shards_.size(), total / shards_.size() * (20 + dim()),
-                 [&](size_t first, size_t last) {
-                   for (size_t i = first; i < last; ++i) shards_[i]->Export(starts[i], *columns);
-                 });
+    ForEach(parallel_for, shards_.size(), total / shards_.size() * (20 + dim()),
+            [&](size_t i) { shards_[i]->Export(starts[i], *columns); });
     return true;
   }
 
@@ -184,10 +186,8 @@ class Table {
     const size_t count = range.size() == 0 ? 0 : ((range.last - 1) >> shift) + 1 - begin;
     std::vector<ShardSelection> selections(count);
     std::vector<int64_t> live(range.size(), 0);
-    parallel_for(count, size() / shards_.size() * 20 + 1, [&](size_t first, size_t last) {
-      for (size_t i = first; i < last; ++i) {
-        selections[i] = shards_[begin + i]->Select(range, min_last_step, live.data());
-      }
+    ForEach(parallel_for, count, size() / shards_.size() * 20 + 1, [&](size_t i) {
+      selections[i] = shards_[begin + i]->Select(range, min_last_step, live.data());
     });
     std::vector<uint64_t> starts(count);
     ShardExportSizes sizes{0, 0, 0, step(), true};
@@ -200,12 +200,9 @@ class Table {
     }
     const std::optional<ShardExportColumns> to = allocate(sizes);
     if (!to) return false;
-    parallel_for(count, sizes.rows / (count + 1) * (20 + dim()) + 1,
-                 [&](size_t first, size_t last) {
-                   for (size_t i = first; i < last; ++i) {
-                     shards_[begin + i]->ExportSelected(selections[i], starts[i], to->records);
-                   }
-                 });
+    ForEach(parallel_for, count, sizes.rows / (count + 1) * (20 + dim()) + 1, [&](size_t i) {
+      shards_[begin + i]->ExportSelected(selections[i], starts[i], to->records);
+    });
     std::copy(live.begin(), live.end(), to->live);
     int64_t* const all_splits[] = {to->row_splits, to->removed_splits, to->waiting_splits};
     for (int64_t* splits : all_splits) std::fill_n(splits, range.size() + 1, 0);
@@ -260,10 +257,8 @@ class Table {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const std::optional<size_t> number = snapshots_.Number(id);
     if (!number) return false;
-    parallel_for(shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
-                 [&](size_t first, size_t last) {
-                   for (size_t i = first; i < last; ++i) shards_[i]->RestoreSnapshot(*number);
-                 });
+    ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
+            [&](size_t i) { shards_[i]->RestoreSnapshot(*number); });
     step_.store(snapshots_.Step(*number), std::memory_order_relaxed);
     return true;
   }
@@ -316,10 +311,8 @@ class Table {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
     const uint32_t now = static_cast<uint32_t>(step());
     std::atomic<uint64_t> evictions{0};
-    parallel_for(shards_.size(), (size() / shards_.size() + 1) * 20,
-                 [&](size_t first, size_t last) {
-                   for (size_t i = first; i < last; ++i) evictions += shards_[i]->Evict(now);
-                 });
+    ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * 20,
+            [&](size_t i) { evictions += shards_[i]->Evict(now); });
     return evictions;
   }
 
@@ -418,11 +411,9 @@ class Table {
                  const Work& work) {
     if (n == 0) return;
     const Partition partition(keys, n, log2_shards_, parallel_for);
-    parallel_for(shards_.size(), n * cost / shards_.size() + 1, [&](size_t first, size_t last) {
-      for (size_t i = first; i < last; ++i) {
-        const BatchItems items = partition[i];
-        if (items.size > 0) work(*shards_[i], items);
-      }
+    ForEach(parallel_for, shards_.size(), n * cost / shards_.size() + 1, [&](size_t i) {
+      const BatchItems items = partition[i];
+      if (items.size > 0) work(*shards_[i], items);
     });
   }
 
@@ -432,9 +423,8 @@ class Table {
     for (const auto& shard : shards_) {
       if (shard->IsSweepDue(static_cast<uint64_t>(now))) due.push_back(shard.get());
     }
-    parallel_for(due.size(), (size() / shards_.size() + 1) * 20, [&](size_t first, size_t last) {
-      for (size_t i = first; i < last; ++i) due[i]->Evict(static_cast<uint32_t>(now));
-    });
+    ForEach(parallel_for, due.size(), (size() / shards_.size() + 1) * 20,
+            [&](size_t i) { due[i]->Evict(static_cast<uint32_t>(now)); });
   }
 
   // Calls visit(state of the shard's admission) for each shard, in order.

@@ -22,6 +22,7 @@ struct TableOptions {
   std::optional<Eviction> eviction;  // none by default
   uint32_t half_below = 0;           // rows with a lower frequency are kept in half precision
   RowPrior prior;                    // none by default
+  std::optional<DiskTier> disk;      // none: all rows are in memory
   int log2_shards = 6;               // at most kLog2LogicalShards; fewer if the bound is small
 };
 
@@ -34,7 +35,8 @@ inline RowRecipe MakeRecipe(const TableOptions& options) {
                          options.admission,
                          options.eviction,
                          options.half_below,
-                         options.prior};
+                         options.prior,
+                         options.disk};
       },
       options.optimizer);
 }

@@ -253,7 +253,7 @@ class Mutator {
       std::memcpy(&entry, index->data() + at, sizeof(entry));
       for (const auto& [offset, length] : Records(shard)) {
         if (static_cast<int64_t>(offset) != entry.offset) continue;
-        entry.crc = records::Crc32c(shard.data() + offset + records::kHeaderBytes, length);
+        entry.crc = Crc32c(shard.data() + offset + records::kHeaderBytes, length);
       }
       index->replace(at, kEntry, reinterpret_cast<const char*>(&entry), kEntry);
     }

@@ -22,8 +22,8 @@
 // or another layer, and the CRC of data with its own CRC appended is a constant. TFRecord therefore
 // stores rotate_right(crc, 15) + 0xa282ead8.
 
-#ifndef GMETA_IO_RECORDS_CRC32C_H_
-#define GMETA_IO_RECORDS_CRC32C_H_
+#ifndef GMETA_OPS_COMMON_CRC32C_H_
+#define GMETA_OPS_COMMON_CRC32C_H_
 
 #include <array>
 #include <cstddef>
@@ -35,9 +35,9 @@
 #include <nmmintrin.h>
 #endif
 
-namespace gmeta::records {
+namespace gmeta {
 
-namespace internal {
+namespace crc32c_internal {
 
 using Crc32cTables = std::array<std::array<uint32_t, 256>, 8>;
 
@@ -99,12 +99,12 @@ inline Crc32cFunction ChooseCrc32c() {
   return Crc32cPortable;
 }
 
-}  // namespace internal
+}  // namespace crc32c_internal
 
 // Returns the CRC-32C of `size` bytes. If `before` is the CRC of the bytes in front of them,
 // returns that of both together.
 inline uint32_t Crc32c(const char* data, size_t size, uint32_t before = 0) {
-  static const internal::Crc32cFunction function = internal::ChooseCrc32c();
+  static const crc32c_internal::Crc32cFunction function = crc32c_internal::ChooseCrc32c();
   return function(data, size, before);
 }
 
@@ -115,6 +115,6 @@ inline constexpr uint32_t MaskCrc(uint32_t crc) {
 // Returns the checksum in the form that TFRecord stores.
 inline uint32_t MaskedCrc32c(const char* data, size_t size) { return MaskCrc(Crc32c(data, size)); }
 
-}  // namespace gmeta::records
+}  // namespace gmeta
 
-#endif  // GMETA_IO_RECORDS_CRC32C_H_
+#endif  // GMETA_OPS_COMMON_CRC32C_H_

@@ -1,0 +1,154 @@
+"""Tables with rows on a drive: training, checkpoints and failures. The other tests of this folder hold such
+tables to what all tables promise (`table_device`).
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta import optimizers
+from gmeta.checkpoint import save
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.ops import HashTable
+from gmeta.ops.table.statistics import Statistics
+from gmeta.policies import Tiers
+from gmeta.testing.jobs import warm
+from gmeta.testing.jobs.pipeline_runs import train_at_depth
+from gmeta.testing.tables import assert_same_tables, put_on_a_drive
+
+OF_TIERS = ("bytes", "disk_rows", "disk_bytes", "brought", "spilled")
+
+
+def comparable(result):
+    statistics = [Statistics(*own)._asdict() for own in result["statistics"]]
+    moved = sum(own["brought"] for own in statistics)
+    for own in statistics:
+        for name in OF_TIERS:
+            del own[name]
+    return {**result, "statistics": statistics}, moved
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth"),
+    [
+        ("by chance", 1),
+        ("frequent", 0),
+        ("expiring", 1),
+        *(pytest.param(kind, depth, marks=pytest.mark.slow) for kind in ("rows", "grm") for depth in (0, 1)),
+    ],
+)
+def test_a_training_is_that_of_tables_in_memory(tmp_path, monkeypatch, kind, depth):
+    expected, none = comparable(train_at_depth(kind, depth, epochs=1))
+    put_on_a_drive(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path))  # less than a batch needs
+    found, moved = comparable(train_at_depth(kind, depth, epochs=1))
+    assert (none, moved > 0) == (0, True)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_rows_beyond_the_bound_are_in_files_and_come_back(tmp_path):
+    settings = (32, optimizers.Adam(0.1))
+    memory, tiered = HashTable(*settings), HashTable(*settings, tiers=Tiers(host_bytes=400_000, ssd=tmp_path))
+    row, random = 8 + 4 * 3 * 32, np.random.default_rng(0)
+    for _ in range(40):
+        ids = np.unique((60_000 * random.random(3000) ** 3).astype(np.int64))
+        np.testing.assert_array_equal(tiered.lookup(ids).rows, memory.lookup(ids).rows)
+        gradients = random.normal(size=(len(ids), 32)).astype(np.float32)
+        memory.apply_gradients(ids, gradients)
+        tiered.apply_gradients(ids, gradients)
+    counts = tiered.statistics()
+    in_memory = int(counts.size) - int(counts.disk_rows)
+    assert 0.9 * 400_000 < in_memory * row <= 400_000
+    assert int(counts.disk_bytes) > 64 * 2**18  # each of the 64 shards has written
+    assert int(counts.spilled) - int(counts.brought) == int(counts.disk_rows)
+    assert_same_tables(memory, tiered)
+    before = int(counts.brought)
+    some = np.arange(0, 60_000, 7)
+    np.testing.assert_array_equal(
+        tiered.lookup(some, insert=False).rows, memory.lookup(some, insert=False).rows
+    )
+    assert int(tiered.statistics().brought) == before  # evaluation moves nothing
+    tiered.peek(some)
+    assert int(tiered.statistics().brought) > before
+
+
+def test_sharded_checkpoints_have_the_same_bytes(tmp_path):
+    written = []
+    for name, tiers in (("memory", None), ("tiered", Tiers(host_bytes=1, ssd=tmp_path / "rows"))):
+        table = HashTable(8, optimizers.Adam(0.1), tiers=tiers)
+        for start in (0, 500, 200):
+            lookup = table.lookup(np.arange(start, start + 1000))
+            table.apply_gradients(lookup.keys, tf.ones_like(lookup.rows))
+        save(tmp_path / name, {"item": table})
+        files = sorted((tmp_path / name).rglob("*.arrow"))
+        written.append([(path.name, path.read_bytes()) for path in files])
+    assert written[0]
+    assert written[1] == written[0]
+
+
+def test_a_collection_divides_the_bytes_and_is_made_again_from_its_config(tmp_path):
+    features = [FeatureConfig("a", dim=4), FeatureConfig("b", dim=16)]
+    tiers = Tiers(host_bytes=1_000, ssd=tmp_path)
+    layer = EmbeddingCollection(features, optimizer=optimizers.SGD(1.0), tiers=tiers)
+    assert [table.tiers for table in layer.tables] == [Tiers(250, tmp_path), Tiers(750, tmp_path)]
+    again = EmbeddingCollection.from_config(layer.get_config())
+    assert again.tiers == tiers
+    assert again.tables[1].tiers == layer.tables[1].tiers
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Tiers: host_bytes must be an integer of at least 1, got 0"):
+        Tiers(0, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=rf"table 't': the folder {tmp_path}/file/rows, .* can't be made"):
+        HashTable(4, name="t", tiers=Tiers(100, tmp_path / "file" / "rows"))
+
+
+PROGRAM = """
+import resource, signal, sys
+import gmeta, numpy as np, tensorflow as tf
+from gmeta.ops import HashTable
+from gmeta.policies import Tiers
+table = HashTable(64, name="items", tiers=Tiers(host_bytes=1, ssd=sys.argv[1]))
+ids = np.arange(100_000)
+rows = table.lookup(ids[:50_000]).rows
+if sys.argv[2] == "wait":
+    print("ready", flush=True)
+    sys.stdin.read()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+try:
+    table.lookup(ids)
+except tf.errors.ResourceExhaustedError as error:
+    print(error.message)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+assert (table.lookup(ids[:50_000], insert=False).rows.numpy() == rows.numpy()).all()
+table.lookup(ids)
+assert int(table.size()) == len(ids)
+"""
+
+
+def test_a_full_drive_is_told_and_loses_nothing(tmp_path):
+    done = warm.run([sys.executable, "-c", PROGRAM, str(tmp_path), "fill"], timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"table 'items': can't write {tmp_path}/gmeta-rows-" in done.stdout
+    assert "the rows are still in memory, and earlier checkpoints are whole" in done.stdout
+
+
+def test_a_killed_process_leaves_no_file(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), "wait"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        opened = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert any(name.startswith(f"{tmp_path}/gmeta-rows-") for name in opened)
+        process.kill()
+    assert list(tmp_path.iterdir()) == []
