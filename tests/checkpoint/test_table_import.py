@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 
-from gmeta import checkpoint, ops, optimizers
+from gmeta import checkpoint, ops, optimizers, policies
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.checkpoint.vocabulary import column_source, distinct_keys
@@ -119,6 +119,17 @@ def test_merge_keeps_other_rows_and_replace_only_those_of_other_tables(tmp_path)
         checkpoint.import_table(tables, "item", source, mode="add")  # type: ignore[arg-type]
 
 
+def test_a_merge_keeps_what_admission_remembers_and_a_replacement_forgets_it(tmp_path):
+    table = ops.HashTable(DIM, optimizers.SGD(0.1), name="t", admission=policies.CountAdmission(3))
+    table.lookup([7])
+    source = write(tmp_path / "in", "npy", keys=KEYS, values=VALUES)
+    checkpoint.import_table(table, "t", source)
+    assert table.export_admission().keys.numpy().tolist() == [7]
+    checkpoint.import_table(table, "t", source, mode="replace")
+    assert table.export_admission().keys.numpy().tolist() == []
+    assert int(table.size()) == 3
+
+
 def test_a_state_that_is_not_asked_for_is_named_and_left_out(tmp_path):
     tables, again = collection("item"), collection("item")
     found = tables.lookup({"item": KEYS})
@@ -146,6 +157,10 @@ def test_a_state_of_another_optimizer_is_refused_and_rows_alone_are_not(tmp_path
         f"{tmp_path / 't'} was exported with optimizer adam, but table 'item' has adagrad: make it with that "
         "optimizer, or import without state"
     )
+    checkpoint.export_table(tables, "item", tmp_path / "npy", format="npy", state=True)
+    (tmp_path / "npy" / "slots.npy").unlink()
+    with pytest.raises(DataError, match="the slots are missing; export with state=True"):
+        checkpoint.import_table(tables, "item", tmp_path / "npy", state=True)
     checkpoint.import_table(other, "item", tmp_path / "t")
     np.testing.assert_array_equal(rows_of(other, "item", KEYS), rows_of(tables, "item", KEYS))
     checkpoint.export_table(tables, "item", tmp_path / "rows")
@@ -329,6 +344,17 @@ def test_damaged_files_are_refused(tmp_path, form):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=f"{path.name}: not a whole "):
         checkpoint.import_table(tables, "item", out)
+
+
+@pytest.mark.parametrize(
+    "header", [b"{'descr': '<i8', 'fortran_order': False, 'shape': (3", b"", b"{}\n", b"\xff"]
+)
+def test_a_header_that_numpy_cannot_read_is_refused(tmp_path, header):
+    source = write(tmp_path / "in", "npy", keys=KEYS, values=VALUES)
+    data = (source / "keys.npy").read_bytes()
+    (source / "keys.npy").write_bytes(data[:10] + header.ljust(118) + data[128:])
+    with pytest.raises(DataError, match=r"keys\.npy: not a whole \.npy file of numbers or text: "):
+        checkpoint.import_table(collection("item"), "item", source)
 
 
 def test_hashes_of_another_number_of_bits_are_refused(tmp_path):

@@ -141,7 +141,7 @@ class NpySource(ColumnSource):
 def _map_array(path: Path) -> Array:
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except Exception as error:  # NumPy reads the header as Python source, which fails in many ways
         raise DataError(f"not a whole .npy file of numbers or text: {error}", path=path) from error
     if array.ndim == 0:
         raise DataError("it holds one value, not a column", path=path)
@@ -182,6 +182,7 @@ class ArrowSource(ColumnSource):
             with _open_arrow(path) as file:
                 for number in range(file.num_record_batches):
                     batch = file.get_batch(number)
+                    batch.validate(full=True)
                     arrays = {name: batch.column(self._names[name]) for name in names}
                     step = most or max(batch.num_rows, 1)
                     for start in range(0, batch.num_rows, step):

@@ -49,7 +49,7 @@ def export_table(
     ========================  =============================  ================================================
     ``keys``                  (n,) int64                     ids, as the features give them (hashed: hashes)
     ``values``                (n, dim) float32               rows
-    ``frequency``             (n,) uint32                    how many steps of training have used the row
+    ``frequency``             (n,) uint32                    how many lookups of training have read the row
     ``slots``, with state     (n, slot_floats) float32       the optimizer's slots, one after another
     ``last_step``, with state (n,) uint32                    the table's step when the row was last used
     ========================  =============================  ================================================

@@ -75,7 +75,8 @@ def import_table(
         if its features have ``hash=True``; they are hashed as the features' ids are. ``values`` are float32
         or float16, (n, dim), in Arrow lists of dim numbers.
       mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
-        ``"replace"`` removes the table's other rows first. Tables that are merged with it keep theirs.
+        ``"replace"`` removes the table's other rows first, and what admission remembers of ids without a row.
+        Tables that are merged with it keep their rows; admission's memory of all of them then stays.
       state: Whether to import the optimizer's slots and the last steps, which `export_table` wrote with
         ``state=True``; training then goes on as it would have there. The table takes the step of the files if
         it is empty, or if it is replaced and not merged with others. False: rows start with the slots of new
@@ -111,14 +112,13 @@ def import_table(
     target = tables[found.physical]
     ranks = Ranks.of(rank, world_size, gather)
     sizes = ranks.gather(int(target.size())) if ranks.gather is not None else [int(target.size())]
-    clears = not any(sizes) or (mode == "replace" and found.alone)
+    clears = (state and not any(sizes)) or (mode == "replace" and found.alone)
     with ranks.together():
         files = open_source(Path(source), columns)
         names = [name for name in files.columns if name in VOCABULARY or state]
-        noted = _check_state(files, target, found, Path(source)) if state else None
+        noted, floats = _check_state(files, target, found, Path(source)) if state else (None, 0)
         _check_hash(files.description, found)
         step = noted.step if noted is not None and clears else int(target.step())
-        floats = target.optimizer.slot_floats(target.dim) if noted is None else noted.slot_floats
         check = RowsCheck(found, target.dim, floats, finite, step)
         rows = _check_rows(files, names, check, Path(source))
     with ranks.together():
@@ -137,8 +137,10 @@ def import_table(
     return TableImport(rows, own, left_out, time.perf_counter() - started)
 
 
-def _check_state(files: ColumnSource, target: HashTable, found: FoundTable, path: Path) -> TableDescription:
-    """Refuse files whose slots and last steps can't be those of the table."""
+def _check_state(
+    files: ColumnSource, target: HashTable, found: FoundTable, path: Path
+) -> tuple[TableDescription, int]:
+    """Refuse files whose slots and last steps can't be those of the table; return the width of the slots."""
     noted = files.description
     if noted is None or "last_step" not in files.columns:
         raise DataError(
@@ -150,9 +152,11 @@ def _check_state(files: ColumnSource, target: HashTable, found: FoundTable, path
             f"{path} was exported with optimizer {noted.optimizer}, but table {found.name!r} has {kind}: "
             "make it with that optimizer, or import without state"
         )
-    if noted.slot_floats and "slots" not in files.columns:
+    own = target.optimizer.slot_floats(target.dim)
+    floats = own if noted.optimizer == kind else noted.slot_floats
+    if floats and "slots" not in files.columns:
         raise DataError("the slots are missing", path=path, advice="export with state=True")
-    return noted
+    return noted, floats
 
 
 def _check_hash(noted: TableDescription | None, found: FoundTable) -> None:
