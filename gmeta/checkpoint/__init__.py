@@ -1,5 +1,7 @@
 """Sharded checkpoints of models with tables. Any number of ranks can load what any other number saved.
 
+Single tables are exported as plain columns, out of a model or a checkpoint, and imported from them.
+
 Each name is imported on first use.
 """
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from gmeta.checkpoint.files.contents import CheckpointSummary, summarize
     from gmeta.checkpoint.sharded import CheckpointInfo, load, save
     from gmeta.checkpoint.store import CheckpointStore
+    from gmeta.checkpoint.vocabulary.model_export import export_table
+    from gmeta.checkpoint.vocabulary.model_import import TableImport, import_table
+    from gmeta.checkpoint.vocabulary.saved_export import TableExport, export_saved_table
 
 _WHERE = {
     "CheckpointInfo": "gmeta.checkpoint.sharded",
@@ -22,6 +27,11 @@ _WHERE = {
     "CheckpointStore": "gmeta.checkpoint.store",
     "CheckpointSummary": "gmeta.checkpoint.files.contents",
     "ShardedCheckpoint": "gmeta.checkpoint.callback",
+    "TableExport": "gmeta.checkpoint.vocabulary.saved_export",
+    "TableImport": "gmeta.checkpoint.vocabulary.model_import",
+    "export_saved_table": "gmeta.checkpoint.vocabulary.saved_export",
+    "export_table": "gmeta.checkpoint.vocabulary.model_export",
+    "import_table": "gmeta.checkpoint.vocabulary.model_import",
     "load": "gmeta.checkpoint.sharded",
     "save": "gmeta.checkpoint.sharded",
     "summarize": "gmeta.checkpoint.files.contents",
@@ -34,6 +44,11 @@ __all__ = [
     "CheckpointStore",
     "CheckpointSummary",
     "ShardedCheckpoint",
+    "TableExport",
+    "TableImport",
+    "export_saved_table",
+    "export_table",
+    "import_table",
     "load",
     "save",
     "summarize",

@@ -134,7 +134,7 @@ def save_table(
             f"table {name!r} was imported into, or its journal overflowed, while it was saved: save again, "
             "that will be a full save"
         )
-    _refuse_foreign(name, table, rank, shards)
+    refuse_foreign(name, table, rank, shards)
     part = Part(
         rank=rank,
         first_shard=shards.start,
@@ -156,6 +156,7 @@ def save_table(
         "initializer": repr(table.initializer),
         "seed": table.seed,
         "admission": repr(table.admission),
+        **(table.merged_keys.to_json() if table.merged_keys is not None else {}),
     }
     return TableEntry(**layout(table), settings=settings, filter=filters, parts=(part,)), steps[0]
 
@@ -190,7 +191,7 @@ def _write(
     """Write all ranges; return the live rows of each shard, and the table's step at each range."""
     live: list[int] = []
     steps: list[int] = []
-    for first, range_ in _ranges(table, shards, since):
+    for first, range_ in export_ranges(table, shards, since):
         columns = {
             "key": range_["keys"],
             "weights": range_["rows"],
@@ -208,8 +209,17 @@ def _write(
     return live, steps
 
 
-def _ranges(table: HashTable, shards: range, since: int) -> Iterator[tuple[int, Arrays]]:
-    """Export short ranges of shards; the next range is exported while the caller writes one."""
+def export_ranges(table: HashTable, shards: range, since: int = 0) -> Iterator[tuple[int, Arrays]]:
+    """Export short ranges of shards; the next range is exported while the caller writes one.
+
+    Args:
+      table: The table.
+      shards: The logical shards.
+      since: Leave out rows whose last step is below it.
+
+    Yields:
+      The first logical shard of a range, and the fields of `gmeta.ops.table.records.ShardRecords` as arrays.
+    """
 
     def export(first: int) -> Arrays:
         last = min(shards.stop, (first // _SHARDS_AT_A_TIME + 1) * _SHARDS_AT_A_TIME)
@@ -235,8 +245,12 @@ def _write_shards(file: RecordFileWriter, first: int, splits: npt.NDArray[Any], 
         file.write(first + place, {name: values[begin:end] for name, values in columns.items()})
 
 
-def _refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> None:
-    """Refuse keys of other ranks' shards, which would be lost silently."""
+def refuse_foreign(name: str, table: HashTable, rank: int, shards: range) -> None:
+    """Refuse keys of other ranks' shards, which would be lost silently.
+
+    Raises:
+      ConfigError: The table holds such keys.
+    """
     outside = 0
     for first, last in ((0, shards.start), (shards.stop, LOGICAL_SHARDS)):
         if first < last:

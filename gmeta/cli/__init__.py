@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "Write a trained model for TensorFlow Serving.",
     "bench": "Measure a part of gmeta beside its peers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
+    "tables": "Export tables of a checkpoint for NumPy, pandas and other stores.",
 }
 """Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.command``."""
 

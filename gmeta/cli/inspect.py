@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -51,7 +52,7 @@ def _lines(summary: CheckpointSummary) -> list[str]:
             f"  {changes}",
             *_admission(table),
             *(f"  full although a base was given: {reason}" for reason in table.reasons),
-            *(f"  {setting}: {value}" for setting, value in table.settings.items()),
+            *(f"  {setting}: {_setting(value)}" for setting, value in table.settings.items()),
         ]
         if table.mean_norm is not None:
             lines.append(f"  mean norm {table.mean_norm:.6g}; the largest:")
@@ -61,6 +62,10 @@ def _lines(summary: CheckpointSummary) -> list[str]:
         ]
     lines += [f"file {name}: {_size(size)}" for name, size in summary.files.items()]
     return lines
+
+
+def _setting(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _admission(table: TableSummary) -> list[str]:

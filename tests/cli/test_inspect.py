@@ -12,8 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta import initializers, ops, optimizers, policies
+from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.sharded import save
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.cli import main
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 
 
 @pytest.fixture
@@ -49,6 +52,14 @@ def test_what_is_said_of_a_full_checkpoint(store):
     assert "initializer: Constant(value=1.0)" in text
     assert "\n    50           key 17, frequency 1, last step 1\n" in text
     assert "table empty\n  0 rows of 4, step 0, sgd, " in text
+
+
+def test_the_tables_that_are_merged_in_one_are_listed(tmp_path):
+    features = [FeatureConfig(name, dim=2, hash=name == "b") for name in ("a", "b")]
+    save(tmp_path / "ck", tables_by_name(EmbeddingCollection(features, name="c")))
+    text = inspect(tmp_path / "ck")
+    assert "table c/a+b\n" in text
+    assert "\n  tables: a, b\n  hashed: b\n" in text
 
 
 def test_the_latest_of_a_folder_of_checkpoints_as_json(store):

@@ -1,8 +1,7 @@
 """Merges tables, and keeps the ids of different tables apart in the merged one.
 
 MTGenRec section 3.1: tables of equal width and policy become one physical table, so that a step makes one
-lookup instead of one per feature. Table i's id x becomes the key ``(i << (63 - k)) | x`` with
-``k = ceil(log2(m + 1))`` for m tables, so the top bit stays 0 and x has ``63 - k`` bits.
+lookup instead of one per feature. `gmeta.core.data.merged_keys` says how ids become keys.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import RowPolicy, TableConfig
@@ -39,9 +39,14 @@ class MergedTable:
         return self.policy.dim
 
     @property
+    def keys(self) -> MergedKeys:
+        """How the tables' ids become keys."""
+        return MergedKeys(self.tables, self.hashed)
+
+    @property
     def id_bits(self) -> int:
-        """The number of bits that a raw id may have: 63 - ceil(log2(m + 1))."""
-        return 63 - len(self.tables).bit_length()
+        """The number of bits that a raw id may have."""
+        return self.keys.id_bits
 
     @property
     def id_limit(self) -> int:
@@ -60,7 +65,7 @@ class MergedTable:
 
     def key_prefix(self, feature: FeatureConfig) -> int:
         """Return the table's bits of the key, which are or-ed into the feature's raw ids."""
-        return self.tables.index(_table_of(feature).name) << self.id_bits
+        return self.keys.prefix_of(_table_of(feature).name)
 
 
 def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.initializers.distributions import Initializer, Normal
@@ -92,6 +93,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
 
     chosen_by: Literal["user", "nobody", "compile"] = "user"
     take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
+    merged_keys: MergedKeys | None = None
 
     def __init__(
         self,
@@ -122,15 +124,13 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
                 "with device='cpu', or leave tiers out; device_rows= keeps a GPU's other rows in host memory"
             )
         super().__init__(device=DEVICE_NAMES[self._place])
-        self._dim = int(dim)
+        self._dim, self._seed, self._name = int(dim), int(seed), name
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._initializer = initializer if initializer is not None else Normal()
         self._admission = admission or Always()
         self._eviction = eviction
         self._precision = precision
         self._tiers = tiers
-        self._seed = int(seed)
-        self._name = name
         self._check_bound()
         with tf.init_scope():
             _ = self.resource_handle  # made now, not inside the first tf.function that uses it

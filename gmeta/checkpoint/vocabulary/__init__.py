@@ -1,0 +1,3 @@
+"""Tables as plain columns in files, which other stores, frameworks and pandas read and write."""
+
+__all__: list[str] = []

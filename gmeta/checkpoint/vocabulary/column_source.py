@@ -1,0 +1,225 @@
+"""Reads columns piece by piece from ``.npy`` and Arrow files, of gmeta or of another program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gmeta.checkpoint.files.chain import Columns
+from gmeta.checkpoint.vocabulary.description import ARROW_NAME, COLUMNS, TableDescription
+from gmeta.core.errors import ConfigError, DataError
+
+_ARROW = (".arrow", ".feather")
+_ROWS = 1 << 14  # of a piece; an import costs as much as some hundreds of rows
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows that follow each other in a file.
+
+    Attributes:
+      path: The file; a folder of ``.npy`` files counts as one.
+      first: The number of the first row in it, counted from 0.
+      columns: The columns, ``(n, ...)`` arrays as the file has them.
+    """
+
+    path: Path
+    first: int
+    columns: Columns
+
+
+class ColumnSource:
+    """Columns of one or several files.
+
+    Attributes:
+      description: What gmeta noted about them; None if another program wrote them.
+      columns: The names of the columns that are there.
+    """
+
+    description: TableDescription | None
+    columns: tuple[str, ...]
+
+    def pieces(self, names: Sequence[str], most: int | None = None) -> Iterator[Piece]:
+        """Iterate over the rows of some columns.
+
+        Args:
+          names: The columns.
+          most: The most rows of a piece; None: as many as were written together.
+
+        Raises:
+          DataError: A file is damaged, or its columns can't be read as arrays.
+        """
+        raise NotImplementedError
+
+    def short_pieces(self, names: Sequence[str]) -> Iterator[Piece]:
+        """Iterate over the rows in pieces that take little memory."""
+        return self.pieces(names, _ROWS)
+
+
+def open_source(path: Path, names: Mapping[str, str] | None = None) -> ColumnSource:
+    """Open the files of a table.
+
+    Args:
+      path: A folder of ``.npy`` files, one for each column; an Arrow file; or a folder of Arrow files, which
+        are read in the order of their names.
+      names: Column of gmeta -> its name in the files, if that is another one.
+
+    Raises:
+      ConfigError: ``names`` has a column that gmeta doesn't have.
+      DataError: There are no such files, they are damaged, or they lack keys or values.
+    """
+    strange = sorted(set(names or {}) - set(COLUMNS))
+    if strange:
+        raise ConfigError(
+            f"columns must name some of {', '.join(COLUMNS)}, got {', '.join(map(repr, strange))}"
+        )
+    named = {name: (names or {}).get(name, name) for name in COLUMNS}
+    advice = "give a folder with keys.npy and values.npy, an Arrow file, or a folder of Arrow files"
+    if not path.exists():
+        raise DataError("no such file or folder", path=path, advice=advice)
+    files = sorted(p for p in path.iterdir() if p.suffix in _ARROW) if path.is_dir() else [path]
+    arrays = {name: path / f"{own}.npy" for name, own in named.items() if (path / f"{own}.npy").exists()}
+    if files and arrays:
+        raise DataError("both .npy and Arrow files are here", path=path, advice="keep those to import")
+    if not files and not arrays:
+        raise DataError("neither .npy nor Arrow files are here", path=path, advice=advice)
+    source = NpySource(path, arrays) if arrays else ArrowSource(files, named)
+    noted = path.is_dir() or path.name == ARROW_NAME
+    source.description = TableDescription.load(path if path.is_dir() else path.parent) if noted else None
+    for name, own in named.items():
+        needed = name in ("keys", "values") or name in (names or {})
+        if needed and name not in source.columns:
+            file = f"the file {own}.npy" if arrays else f"a column {own!r}"
+            raise DataError(
+                f"it lacks {file}, the table's {name}",
+                path=path,
+                advice="name the columns as they are called here, such as columns={'keys': 'item_id'}",
+            )
+    return source
+
+
+class NpySource(ColumnSource):
+    """Source of one ``.npy`` file for each column, which are mapped into memory.
+
+    Args:
+      folder: The folder.
+      files: Column -> its file.
+
+    Raises:
+      DataError: A file is damaged, or they have different numbers of rows.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
+        self._folder, self.columns = folder, tuple(files)
+        self._arrays = {name: _map_array(path) for name, path in files.items()}
+        rows = {files[name].name: len(array) for name, array in self._arrays.items()}
+        if len(set(rows.values())) > 1:
+            counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+            raise DataError(f"the files have different numbers of rows: {counts}", path=folder)
+
+    def pieces(self, names: Sequence[str], most: int | None = None) -> Iterator[Piece]:
+        """Iterate over the rows; without ``most`` the only piece maps them all and reads none."""
+        rows = len(next(iter(self._arrays.values())))
+        step = most or max(rows, 1)
+        for first in range(0, rows, step):
+            yield Piece(
+                self._folder, first, {name: self._arrays[name][first : first + step] for name in names}
+            )
+
+
+def _map_array(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # NumPy reads the header as Python source, which fails in many ways
+        raise DataError(f"not a whole .npy file of numbers or text: {error}", path=path) from error
+    if array.ndim == 0:
+        raise DataError("it holds one value, not a column", path=path)
+    return array
+
+
+class ArrowSource(ColumnSource):
+    """Source of Arrow IPC files, which Feather files are too.
+
+    Args:
+      files: The files.
+      names: Column -> its name in the files.
+
+    Raises:
+      DataError: A file isn't an Arrow file, or the files have different columns.
+    """
+
+    def __init__(self, files: Sequence[Path], names: Mapping[str, str]) -> None:
+        self._files, self._names = files, names
+        found = [tuple(name for name in COLUMNS if names[name] in self._schema(path).names) for path in files]
+        self.columns = found[0]
+        for path, columns in zip(files, found, strict=True):
+            if columns != self.columns:
+                raise DataError(
+                    f"it has {', '.join(columns) or 'no columns'}, but {files[0].name} has "
+                    f"{', '.join(self.columns) or 'none'}",
+                    path=path,
+                )
+
+    def _schema(self, path: Path) -> pa.Schema:
+        with _open_arrow(path) as file:
+            return file.schema
+
+    def pieces(self, names: Sequence[str], most: int | None = None) -> Iterator[Piece]:
+        """Iterate over the rows of all files, batch by batch."""
+        for path in self._files:
+            first = 0
+            with _open_arrow(path) as file:
+                for number in range(file.num_record_batches):
+                    batch = file.get_batch(number)
+                    batch.validate(full=True)
+                    arrays = {name: batch.column(self._names[name]) for name in names}
+                    step = most or max(batch.num_rows, 1)
+                    for start in range(0, batch.num_rows, step):
+                        parts = {name: array.slice(start, step) for name, array in arrays.items()}
+                        read = {
+                            name: _as_numpy(part, self._names[name], path) for name, part in parts.items()
+                        }
+                        yield Piece(path, first + start, read)
+                    first += batch.num_rows
+
+
+@contextmanager
+def _open_arrow(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    try:
+        with pa.memory_map(os.fspath(path)) as source:
+            yield pa.ipc.open_file(source)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"not a whole Arrow IPC file: {error}", path=path) from error
+
+
+def _as_numpy(array: pa.Array, name: str, path: Path) -> Array:
+    """Return a column as (n,) numbers or text, or as (n, width) numbers if it holds lists of one length."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    lists = pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type)
+    lists = lists or pa.types.is_large_list(array.type)
+    flat = array.flatten() if lists else array
+    if array.null_count or flat.null_count:
+        raise DataError(f"column {name!r} has nulls", path=path, advice="leave those rows out")
+    numbers: Array = flat.to_numpy(zero_copy_only=False)
+    if not lists:
+        return numbers
+    lengths = pc.unique(pc.list_value_length(array)).to_pylist()
+    if len(lengths) > 1:
+        raise DataError(
+            f"column {name!r} has lists of {min(lengths)} to {max(lengths)} numbers, and must have as many "
+            "in each row as the table",
+            path=path,
+        )
+    return numbers.reshape(len(array), *lengths)

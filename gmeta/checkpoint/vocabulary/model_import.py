@@ -1,0 +1,233 @@
+"""Imports a table of files into a model, on all ranks that hold its rows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.files.chain import Columns
+from gmeta.checkpoint.files.rank_group import Gather, Ranks
+from gmeta.checkpoint.table_part import export_ranges
+from gmeta.checkpoint.vocabulary.column_source import ColumnSource, open_source
+from gmeta.checkpoint.vocabulary.description import VOCABULARY, TableDescription
+from gmeta.checkpoint.vocabulary.distinct_keys import Start, refuse_twins
+from gmeta.checkpoint.vocabulary.rows_check import RowsCheck
+from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.ops.keys.distinct import unique_by_owner
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.optimizer_change import with_fresh_slots
+from gmeta.ops.table.records import Records
+
+Mode = Literal["merge", "replace"]
+
+
+@dataclass(frozen=True)
+class TableImport:
+    """Report on an imported table.
+
+    Attributes:
+      rows: How many rows the files have.
+      own: How many of them this rank owns and has imported.
+      left_out: The columns of the files that weren't imported.
+      seconds: How long it took.
+    """
+
+    rows: int
+    own: int
+    left_out: tuple[str, ...]
+    seconds: float
+
+
+def import_table(
+    model: Any,
+    table: str | None,
+    source: str | os.PathLike[str],
+    *,
+    mode: Mode = "merge",
+    state: bool = False,
+    columns: Mapping[str, str] | None = None,
+    finite: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
+    gather: Gather | None = None,
+) -> TableImport:
+    """Import ids with their rows into a table: those that `export_table` wrote, or another program's.
+
+    Nothing changes if anything is wrong with the files: they are read once to check them, and again to import
+    them, piece by piece. Every rank reads them and keeps the rows of the keys that it owns. The next save of
+    an incremental checkpoint is a full one. Import between two steps.
+
+    Args:
+      model: As in `export_table`.
+      table: As in `export_table`.
+      source: A folder with ``keys.npy``, ``values.npy`` and perhaps ``frequency.npy``; an Arrow IPC or
+        Feather file; or a folder of such files. ``keys`` are any integers that are ids of the table, or text
+        if its features have ``hash=True``; they are hashed as the features' ids are. ``values`` are float32
+        or float16, (n, dim), in Arrow lists of dim numbers.
+      mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
+        ``"replace"`` removes the table's other rows first, and what admission remembers of ids without a row.
+        Tables that are merged with it keep their rows; admission's memory of all of them then stays.
+      state: Whether to import the optimizer's slots and the last steps, which `export_table` wrote with
+        ``state=True``; training then goes on as it would have there. The table takes the step of the files if
+        it is empty, or if it is replaced and not merged with others. False: rows start with the slots of new
+        rows, and their last step is the table's step.
+      columns: Column -> its name in the files, such as ``{"keys": "item_id", "values": "vector"}``.
+      finite: Whether to refuse NaN and infinite values.
+      rank: As in `gmeta.checkpoint.load`.
+      world_size: As in `gmeta.checkpoint.load`.
+      gather: As in `gmeta.checkpoint.load`.
+
+    Returns:
+      What this rank imported. Rows without a ``frequency`` have 0.
+
+    Raises:
+      ConfigError: There is no such table; the files are of another optimizer or another hash; or an argument
+        can't be used.
+      DataError: A file is missing or damaged, has other dtypes or widths, or has a key twice. The message
+        names the file and the row, counted from 0.
+
+    Example:
+      ::
+
+        np.save("pretrained/keys.npy", item_ids)                       # (n,) int64
+        np.save("pretrained/values.npy", vectors.astype(np.float32))   # (n, dim)
+        import_table(model, "item", "pretrained")
+    """
+    started = time.perf_counter()
+    if mode not in ("merge", "replace"):
+        raise ConfigError(f"mode must be 'merge' or 'replace', got {mode!r}")
+    tables = tables_by_name(model)
+    merged = {name: each.merged_keys for name, each in tables.items()}
+    found = find_table(table, merged, f"{type(model).__name__} {getattr(model, 'name', '')!r}")
+    target = tables[found.physical]
+    ranks = Ranks.of(rank, world_size, gather)
+    sizes = ranks.gather(int(target.size())) if ranks.gather is not None else [int(target.size())]
+    clears = (state and not any(sizes)) or (mode == "replace" and found.alone)
+    with ranks.together():
+        files = open_source(Path(source), columns)
+        names = [name for name in files.columns if name in VOCABULARY or state]
+        noted, floats = _check_state(files, target, found, Path(source)) if state else (None, 0)
+        _check_hash(files.description, found)
+        step = noted.step if noted is not None and clears else int(target.step())
+        check = RowsCheck(found, target.dim, floats, finite, step)
+        rows = _check_rows(files, names, check, Path(source))
+    with ranks.together():
+        fitted = _fit_slots(target, noted)
+        if clears:
+            _clear(target, step)
+        elif mode == "replace":
+            _remove_rows(target, found)
+        target.reserve(int(target.size()) + rows // ranks.owners)
+        own = 0
+        for piece in files.short_pieces(names):
+            read = _owned(check.read(piece), ranks)
+            target.import_(fitted(_records(read, step)))
+            own += len(read["keys"])
+    left_out = tuple(name for name in files.columns if name not in names)
+    return TableImport(rows, own, left_out, time.perf_counter() - started)
+
+
+def _check_state(
+    files: ColumnSource, target: HashTable, found: FoundTable, path: Path
+) -> tuple[TableDescription, int]:
+    """Refuse files whose slots and last steps can't be those of the table; return the width of the slots."""
+    noted = files.description
+    if noted is None or "last_step" not in files.columns:
+        raise DataError(
+            "no slots and last steps of an optimizer are here", path=path, advice="export with state=True"
+        )
+    kind = target.optimizer.kind
+    if noted.optimizer != kind and target.take_records_of is None:
+        raise ConfigError(
+            f"{path} was exported with optimizer {noted.optimizer}, but table {found.name!r} has {kind}: "
+            "make it with that optimizer, or import without state"
+        )
+    own = target.optimizer.slot_floats(target.dim)
+    floats = own if noted.optimizer == kind else noted.slot_floats
+    if floats and "slots" not in files.columns:
+        raise DataError("the slots are missing", path=path, advice="export with state=True")
+    return noted, floats
+
+
+def _check_hash(noted: TableDescription | None, found: FoundTable) -> None:
+    """Refuse hashes that were folded into another number of bits than the table's."""
+    if noted is not None and noted.hashed and found.id_bits not in (None, noted.id_bits):
+        raise ConfigError(
+            f"the keys were hashed to {noted.id_bits} bits, but table {found.name!r} hashes to "
+            f"{found.id_bits}, as other tables are merged with it: make the collection with the tables that "
+            "it was exported with, or import the texts"
+        )
+
+
+def _check_rows(files: ColumnSource, names: list[str], check: RowsCheck, path: Path) -> int:
+    """Read everything once to check it; return the number of rows."""
+    rows, starts = 0, list[Start]()
+    for piece in files.short_pieces(names):
+        starts.append((rows, piece.path, piece.first))
+        rows += len(check.read(piece)["keys"])
+    if files.description is not None and files.description.rows != rows:
+        raise DataError(f"{rows} rows, but table.json says {files.description.rows}", path=path)
+
+    def keys() -> Iterator[npt.NDArray[np.int64]]:
+        for piece in files.short_pieces(["keys"]):
+            yield check.keys(piece)
+
+    refuse_twins(keys, starts, rows, check.found.id_bits)
+    return rows
+
+
+def _fit_slots(target: HashTable, noted: TableDescription | None) -> Callable[[Records], Records]:
+    """Return what gives records the slots of the table."""
+    if noted is None:
+        return lambda records: with_fresh_slots(records, target.optimizer, target.dim)
+    if noted.optimizer != target.optimizer.kind and target.take_records_of is not None:
+        return target.take_records_of(target, noted.optimizer)
+    return lambda records: records
+
+
+def _clear(target: HashTable, step: int) -> None:
+    """Remove all rows of a physical table, and set its step."""
+    nothing: Columns = {"keys": np.empty(0, np.int64)}
+    nothing["values"] = np.empty((0, target.dim), np.float32)
+    nothing["slots"] = np.empty((0, target.optimizer.slot_floats(target.dim)), np.float32)
+    target.import_(_records(nothing, step), replace=True)
+
+
+def _remove_rows(target: HashTable, found: FoundTable) -> None:
+    """Remove a table's rows from a physical table that has other tables' rows too."""
+    for _, exported in export_ranges(target, range(LOGICAL_SHARDS)):
+        target.remove(found.own({"keys": exported["keys"]})["keys"] | found.prefix)
+
+
+def _owned(columns: Columns, ranks: Ranks) -> Columns:
+    """Keep the rows of the keys that this rank owns."""
+    if ranks.owners == 1:
+        return columns
+    _, place, counts = (
+        np.asarray(each) for each in unique_by_owner(columns["keys"], world_size=ranks.owners)
+    )
+    ends = np.cumsum(counts)
+    own = (place < ends[ranks.owner]) & (place >= ends[ranks.owner] - counts[ranks.owner])
+    return {name: values[own] for name, values in columns.items()}
+
+
+def _records(columns: Columns, step: int) -> Records:
+    rows = len(columns["keys"])
+    return Records(
+        columns["keys"],
+        columns["values"],
+        columns.get("slots", np.empty((rows, 0), np.float32)),
+        columns.get("frequency", np.zeros(rows, np.int64)),
+        columns.get("last_step", np.full(rows, step, np.int64)),
+        np.int64(step),
+    )

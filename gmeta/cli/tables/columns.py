@@ -1,0 +1,40 @@
+"""The subcommand of ``gmeta tables`` that exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gmeta.checkpoint.vocabulary.description import Format
+
+
+@click.command("export")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--table", help="The table, by the name in its TableConfig.  [default: the only one]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["arrow", "npy"]),
+    default="arrow",
+    show_default=True,
+    help="One Arrow file, or a .npy file for each column.",
+)
+@click.option("--state", is_flag=True, help="Write the optimizer's slots and last steps too.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is an exported table.")
+def export_columns(
+    checkpoint: Path, out: Path, table: str | None, form: Format, state: bool, overwrite: bool
+) -> None:
+    """Write the ids, rows and frequencies of a table into the folder OUT, which appears whole or not at all.
+
+    CHECKPOINT is a checkpoint, or a folder of checkpoints, whose latest one is read. No model is needed.
+    `gmeta.checkpoint.import_table` reads OUT into a model.
+    """
+    from gmeta.checkpoint.vocabulary.saved_export import export_saved_table
+
+    done = export_saved_table(checkpoint, table, out, format=form, state=state, overwrite=overwrite)
+    noted = done.description
+    rows = f"{noted.rows:,} rows of {noted.dim}"
+    click.echo(f"table {noted.table}: {rows}, {done.bytes:,} bytes, in {done.seconds:.1f} s")
+    click.echo(f"columns: {', '.join(noted.columns)}")
