@@ -399,7 +399,8 @@ class Tiers:
         or written to, or the table is on a GPU.
 
     Example:
-      >>> table = HashTable(64, precision=None, tiers=Tiers(host_bytes=8 << 30, ssd="/tmp/gmeta-rows"))
+      >>> tiers = Tiers(host_bytes=8 << 30, ssd="/nvme/rows")
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=64)], tiers=tiers)  # doctest: +SKIP
     """
 
     host_bytes: int

@@ -55,7 +55,7 @@ NATIVE = sorted(
 # intrinsics.
 STANDARD = re.compile(
     r"[a-z_]+|stdint\.h|[a-z]*intrin\.h|sys/[a-z]+\.h|netinet/[a-z]+\.h|arpa/inet\.h"
-    r"|(dlfcn|fcntl|netdb|sched|unistd)\.h"
+    r"|(dlfcn|fcntl|linux/io_uring|netdb|sched|unistd)\.h"
 )
 CUDA = re.compile(r"cuda[a-z0-9_]*\.(h|hpp)|cub/.+|cooperative_groups(/.+)?\.h|cuda/.+|mma\.h")
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from gmeta.ops import HashTable
 from gmeta.policies import Tiers
 from gmeta.testing.reference import ReferenceHashTable
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def put_on_a_drive(patch: pytest.MonkeyPatch, tiers: Tiers) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from gmeta.testing.jobs.pipeline_runs import KINDS, differences, train_at_depth
+from gmeta.policies import Tiers
+from gmeta.testing.jobs.pipeline_runs import KINDS, differences, take_moves, train_at_depth
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+from gmeta.testing.tables import put_on_a_drive
 
 pytestmark = pytest.mark.ranks
 
@@ -28,6 +31,24 @@ def differ(kinds: list[str], depths: list[int]) -> dict[tuple[str, int], list[st
         plain = train_at_depth(kind, 0)
         found |= {(kind, depth): differences(plain, train_at_depth(kind, depth)) for depth in depths}
     return found
+
+
+def differ_on_a_drive(folder: str) -> tuple[list[str], int]:
+    """Runs on every rank: where training with rows on a drive differs, and how many rows came back."""
+    leave_keras_as_it_is()
+    plain = train_at_depth("by chance", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        put_on_a_drive(patch, Tiers(host_bytes=600, ssd=folder))
+        tiered = train_at_depth("by chance", 1)
+    take_moves(plain)
+    moved = take_moves(tiered)
+    return differences(plain, tiered), moved
+
+
+def test_rows_on_a_drive_are_read_ahead_on_ranks(tmp_path: Path) -> None:
+    for different, moved in run_ranks(differ_on_a_drive, 2, str(tmp_path), timeout=600):
+        assert different == []
+        assert moved > 0
 
 
 @pytest.mark.parametrize(("lane", "np_", "kinds", "depths"), CASES)

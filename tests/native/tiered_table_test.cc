@@ -234,7 +234,8 @@ void TestAnErrorReachesTheCaller() {
   std::vector<float> rows(keys.size() * kDim);
   std::string told;
   try {
-    table.Lookup(keys.data(), keys.size(), true, rows.data(), Threads{2});
+    table.Lookup(keys.data(), keys.size(), true, rows.data(), Threads{2});  // the batch has room
+    table.Update(keys.data(), rows.data(), keys.size(), 0.1f, Threads{2});
   } catch (const gmeta::disk::DiskError& error) {
     told = error.what();
   }

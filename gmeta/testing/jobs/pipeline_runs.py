@@ -16,6 +16,7 @@ from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableCon
 from gmeta.losses import uniform_negatives
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, NextItemModel, grm
+from gmeta.ops.table.statistics import Statistics
 from gmeta.policies import LFU, LRU, TTL, CountAdmission, ProbabilityAdmission, TwoPrecisions
 from gmeta.testing.data.exposure_batches import draw_exposures
 from gmeta.testing.tables import sorted_records
@@ -107,6 +108,21 @@ def train_to_compare_sums(
     found = train_at_depth(kind, depth, micro_batches=micro_batches, dropout=0.0, fit=fit, **settings)
     del found["slots"]
     return found
+
+
+def take_moves(found: dict[str, Any]) -> int:
+    """Take the counts of memory and of a drive out of what `train_at_depth` returned.
+
+    Returns:
+      How many rows have moved from a drive to memory.
+    """
+    named = [Statistics(*counts)._asdict() for counts in found["statistics"]]
+    moved = sum(counts["brought"] for counts in named)
+    of_places = ("bytes", "disk_rows", "disk_bytes", "brought", "spilled")
+    found["statistics"] = [
+        [count for name, count in counts.items() if name not in of_places] for counts in named
+    ]
+    return moved
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

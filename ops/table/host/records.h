@@ -13,8 +13,9 @@
 //
 //   After a batch, Spill moves rows to disk until the rest is within its share of memory. Which
 //   ones, a clock decides: a hand goes around the index, and a row that was used since it last
-//   came by is passed over once. Rows that this very step uses go last, so they stay if memory has
-//   room for them. During a batch, memory exceeds its share by the rows of that batch.
+//   came by is passed over once. Rows that this very step uses go last. After a lookup, memory may
+//   exceed its share by as many rows as the batch has keys, so that the update finds them; after
+//   the update it may not.
 //
 // Every change of a record is noted for snapshots (undo_log.h), every removal in the journal
 // (removal_journal.h).
@@ -109,10 +110,12 @@ class ShardRecords {
     VisitMemory([&](auto& rows) { BringUp(&moving, &rows); });
   }
 
-  // Moves rows to disk until memory holds its share; those whose last step is `now` go last.
-  void Spill(uint32_t now) {
-    if (!disk_ || memory_bytes() <= most_bytes_) return;
-    const uint64_t enough = most_bytes_ - most_bytes_ / 32;
+  // Moves rows to disk until memory holds its share and `more` rows; those whose last step is `now`
+  // go last.
+  void Spill(uint32_t now, uint64_t more) {
+    const uint64_t most = most_bytes_ + more * recipe_->layout.bytes();
+    if (!disk_ || memory_bytes() <= most) return;
+    const uint64_t enough = most - most_bytes_ / 32;
     VisitMemory([&](auto& rows) {
       // Two rounds come by each row with and without its note of use, and a third one takes all.
       const uint64_t round = index_.groups();

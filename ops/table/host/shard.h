@@ -58,7 +58,7 @@ class alignas(128) Shard {
     if (recipe_->disk) {
       std::unique_lock<std::shared_mutex> lock(mutex_);
       records_.BringUp(items);
-      records_.Spill(kNoStep);
+      records_.Spill(kNoStep, items.size);
     }
     Read(items, sink);
   }
@@ -88,7 +88,7 @@ class alignas(128) Shard {
                      auto& rows) { counts = LookupOrInsert(items, step, &admission, &rows, sink); },
                  admission_, records_.memory());
       records_.index().Drain(DrainShare(items.size));
-      records_.Spill(step);
+      records_.Spill(step, items.size);
     }
     counters_.Add(&ShardCounters::hits, items.size - counts.inserts - counts.rejects);
     counters_.Add(&ShardCounters::misses, counts.inserts + counts.rejects);
@@ -129,7 +129,7 @@ class alignas(128) Shard {
           },
           records_.memory());
       records_.index().Drain(DrainShare(items.size));
-      records_.Spill(step);
+      records_.Spill(step, 0);
     }
     counters_.Add(&ShardCounters::updates, updates);
     counters_.Add(&ShardCounters::ignored, distinct.items().size - updates);
@@ -223,7 +223,7 @@ class alignas(128) Shard {
     constexpr size_t kPiece = 1024;  // between which memory is bounded
     for (size_t i = 0; i < items.size; ++i) {
       records_.Import(items.data[i], from);
-      if ((i + 1) % kPiece == 0 || i + 1 == items.size) records_.Spill(kNoStep);
+      if ((i + 1) % kPiece == 0 || i + 1 == items.size) records_.Spill(kNoStep, 0);
     }
   }
 
@@ -249,7 +249,7 @@ class alignas(128) Shard {
       const float* slots = record.values + recipe_->layout.dim();
       records_.Import({record.key, 0}, {&record.key, record.values, slots, &frequency, &last_step});
     });
-    records_.Spill(kNoStep);
+    records_.Spill(kNoStep, 0);
   }
 
   // Makes room in the index for `keys` keys in total.

@@ -300,6 +300,7 @@ class Table {
     const double mean = static_cast<double>(rows) / static_cast<double>(shards_.size());
     const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
     for (const auto& shard : shards_) shard->ReserveKeys(share);
+    if (recipe_.disk) return;  // memory has its share of the rows, whatever their number
     (recipe_.half_below == 0 ? arenas_.full : arenas_.half)
         .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }

@@ -123,7 +123,8 @@ def test_a_reserved_table_takes_its_rows_without_growing_and_holds_the_same():
         table.lookup_keys(keys)
     after = reserved.statistics()
     assert int(after.capacity) == int(before.capacity)
-    assert int(after.bytes) < 1.01 * int(before.bytes)  # the directories of blocks grow
+    if reserved.tiers is None:
+        assert int(after.bytes) < 1.01 * int(before.bytes)  # the directories of blocks grow
     assert_same_tables(reserved, plain)
     reserved.lookup_keys(np.arange(10**6, 10**6 + 200_000))  # beyond what was reserved
     assert int(reserved.size()) == 400_000

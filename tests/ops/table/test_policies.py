@@ -188,7 +188,8 @@ def test_a_bound_is_kept_and_memory_used_again():
         table.apply_gradients([], tf.zeros([0, 8]))
         assert int(table.size()) <= bound + 5000
     assert int(table.size()) >= 0.85 * bound
-    assert int(table.statistics().bytes) < 1.25 * (bound + 5000) * (8 + 4 * 8 + 48)
+    if table.tiers is None:
+        assert int(table.statistics().bytes) < 1.25 * (bound + 5000) * (8 + 4 * 8 + 48)
     table.evict()
     assert int(table.size()) <= bound
     assert bool(tf.reduce_all(table.contains(np.arange(395_000, 400_000))))  # the newest stayed

@@ -134,6 +134,8 @@ def test_numbers_that_float16_cannot_hold_are_its_largest():
 @pytest.mark.parametrize("optimizer", [optimizers.SGD(), optimizers.Adam()], ids=lambda o: o.kind)
 def test_half_rows_take_half_the_memory(optimizer):
     mixed, full = tables(dim=64, optimizer=optimizer, threshold=2)
+    if full.tiers is not None:
+        pytest.skip("tiers bound the memory")
     ids = np.arange(100_000)
     for table in (mixed, full):
         table.lookup(ids)

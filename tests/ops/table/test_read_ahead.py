@@ -61,8 +61,8 @@ def import_some(table, keys, replace):
 
 
 def statistics(table):
-    """All counts but those of memory."""
-    memory = ("capacity", "load_factor", "bytes")
+    """All counts but those of memory and of a drive."""
+    memory = ("capacity", "load_factor", "bytes", "disk_rows", "disk_bytes", "brought", "spilled")
     return [int(count) for name, count in table.statistics()._asdict().items() if name not in memory]
 
 

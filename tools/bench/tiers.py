@@ -1,0 +1,186 @@
+"""Tables with rows on a drive: training steps beside tables in memory and RocksDB, and the drive's own rate.
+
+    gmeta bench tiers --json FILE
+
+A table of Adam holds so many rows; memory has room for a share of them. A step looks up the distinct ids of a
+batch, which are drawn by Zipf's law over shuffled ids, and updates their rows. All contenders take the same
+batches in turn, on one host.
+
+cpu/step/cacheN         milliseconds of a step with N% of the rows in memory; peer: RocksDB with as much
+                        cache, which only reads and writes the records, without an optimizer and a log
+cpu/memory/cacheN       how many times as long it takes as a step of the table in memory
+hits/zipfS/cacheN       percent of a batch's distinct ids that memory held, and what Che's approximation of a
+                        least-recently-used cache has (peer)
+drive/reads             random reads of 4 KiB a second, 32 at once, past the page cache
+drive/rows              rows that come from the drive a second while half of all rows are there and every
+                        batch is uniform, in percent of drive/reads
+drive/write             bytes written to the drive for each byte of the rows that moved there
+
+rocksdict isn't a dependency; without it RocksDB is left out: pip install rocksdict==0.3.29
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
+import numpy as np
+import tensorflow as tf
+from gmeta.ops import HashTable
+from gmeta.optimizers import Adam
+from gmeta.policies import Tiers
+from harness import WARM_UP, Result, parser, report
+from numpy.typing import NDArray
+from parts.tiers.drive import Drive, written_bytes
+from parts.tiers.figure import plot
+
+Ids = NDArray[np.int64]
+
+
+def batches(rows: int, size: int, skew: float, seed: int) -> Iterator[Ids]:
+    """Draw the distinct ids of batches, endlessly; a skew of 0 is uniform."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(rows)
+    shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
+    while True:
+        drawn = np.searchsorted(shares, random.random(size) * shares[-1])
+        yield np.unique(order[drawn]).astype(np.int64)
+
+
+def expected_hits(rows: int, cached: int, skew: float, size: int) -> float:
+    """Return the share of a batch's distinct ids that Che's approximation has in a cache of distinct ids.
+
+    An id of which a batch has one with probability q is there if it came within the last T batches, T such
+    that ``cached`` ids did in the mean: ``1 - (1 - q)^T`` (Che, Tung and Wang, 2002).
+    """
+    share = np.arange(1, rows + 1, dtype=np.float64) ** -skew
+    once = -np.expm1(size * np.log1p(-share / share.sum()))
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        held = -np.expm1(middle * np.log1p(-np.minimum(once, 1 - 1e-12)))
+        low, high = (middle, high) if held.sum() < cached else (low, middle)
+    return float((once * held).sum() / once.sum())
+
+
+def new_table(given: Namespace, tiers: Tiers | None) -> HashTable:
+    """Make a table and all of its rows."""
+    table = HashTable(given.dim, Adam(1e-3), tiers=tiers, device="cpu")
+    for first in range(0, given.rows, 50_000):
+        table.lookup_keys(np.arange(first, min(given.rows, first + 50_000)))
+        table.apply_gradients([], tf.zeros([0, given.dim]))
+    return table
+
+
+def train(table: HashTable, ids: Ids, gradients: tf.Tensor) -> None:
+    """Take a step."""
+    table.lookup_keys(ids)
+    table.apply_gradients(ids, gradients[: len(ids)])
+
+
+def steps(given: Namespace, folder: Path, cache: int, skew: float) -> list[Result]:
+    """Measure steps with a share of the rows in memory."""
+    record = 8 + 12 * given.dim
+    memory = given.rows * record * cache // 100
+    tiered = new_table(given, Tiers(memory, str(folder / "rows")))
+    whole = new_table(given, None)
+    gradients = tf.ones([given.batch, given.dim])
+    contenders = {"tiered": lambda ids: train(tiered, ids, gradients)}
+    contenders["memory"] = lambda ids: train(whole, ids, gradients)
+    if importlib.util.find_spec("rocksdict"):
+        from parts.tiers.rocksdb_rows import RocksDB
+
+        database = RocksDB(folder / f"rocksdb-{cache}-{skew}", record, memory)
+        database.fill(np.arange(given.rows))
+        contenders["rocksdb"] = database.step
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    drawn, asked, brought = batches(given.rows, given.batch, skew, 0), 0, 0
+    for number in range(given.warm + given.rounds):
+        ids = next(drawn)
+        before = int(tiered.statistics().brought)
+        for name, step in contenders.items():
+            if number < given.warm and name != "tiered":
+                continue  # only the cache needs so many
+            start = time.perf_counter()
+            step(ids)
+            if number >= given.warm + WARM_UP:
+                seconds[name].append(time.perf_counter() - start)
+        if number >= given.warm:
+            asked += len(ids)
+            brought += int(tiered.statistics().brought) - before
+    took = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
+    about = f"zipf{skew:g}/cache{cache}"
+    hits = 100 * expected_hits(given.rows, given.rows * cache // 100, skew, given.batch)
+    return [
+        Result(f"tiers/cpu/step/{about}", took["tiered"], "ms", "RocksDB", took.get("rocksdb")),
+        Result(f"tiers/cpu/memory/{about}", took["tiered"] / took["memory"], "times a table in memory"),
+        Result(f"tiers/hits/{about}", 100 - 100 * brought / asked, "%", "Che's approximation", hits),
+    ]
+
+
+def drive(given: Namespace, folder: Path) -> list[Result]:
+    """Measure the drive, and the rows that come from it."""
+    record = 8 + 12 * given.dim
+    raw = Drive(folder, given.rows * record)
+    table = new_table(given, Tiers(given.rows * record // 2, str(folder / "rows")))
+    gradients = tf.ones([given.batch, given.dim])
+    reads, rows, drawn = [], [], batches(given.rows, given.batch, 0.0, 1)
+    before, moved = written_bytes(), int(table.statistics().spilled)
+    for _ in range(given.warm):
+        train(table, next(drawn), gradients)
+    for number in range(WARM_UP + given.rounds):
+        reads.append(raw.reads(given.batch))
+        ids = next(drawn)
+        came = int(table.statistics().brought)
+        start = time.perf_counter()
+        table.peek(ids)  # brings rows, and moves others to the drive
+        took = time.perf_counter() - start
+        rows.append((int(table.statistics().brought) - came) / took)
+        train(table, ids, gradients)
+        if number < WARM_UP:
+            reads.clear()
+            rows.clear()
+    amplified = (written_bytes() - before) / ((int(table.statistics().spilled) - moved) * record)
+    rate = statistics.median(reads)
+    return [
+        Result("tiers/drive/reads", rate, "reads/s"),
+        Result("tiers/drive/rows", 100 * statistics.median(rows) / rate, "% of the reads"),
+        Result("tiers/drive/write", amplified, "bytes a byte"),
+    ]
+
+
+def main() -> None:
+    """Measure all shares and skews."""
+    options = parser(__doc__)
+    options.add_argument("--rows", type=int, default=1_000_000, help="of a table (default: %(default)s)")
+    options.add_argument("--dim", type=int, default=64, help="(default: %(default)s)")
+    options.add_argument("--batch", type=int, default=65_536, help="ids drawn (default: %(default)s)")
+    options.add_argument("--warm", type=int, default=40, help="steps that fill memory (default: %(default)s)")
+    options.add_argument("--caches", type=int, nargs="+", default=[1, 10, 20], help="% of the rows")
+    options.add_argument("--skews", type=float, nargs="+", default=[0.9, 1.05, 1.2], help="of Zipf's law")
+    options.add_argument("--folder", type=Path, help="on the drive to be measured (default: a temporary one)")
+    options.add_argument("--plot", type=Path, help="draw hits and steps into this PNG")
+    given = options.parse_args()
+    if given.smoke:
+        given.__dict__ |= {"rows": 4_000, "batch": 500, "warm": 3, "caches": [10], "skews": [1.05]}
+    results: list[Result] = []
+    for cache in given.caches:
+        for skew in given.skews:
+            with tempfile.TemporaryDirectory(dir=given.folder) as name:
+                results += steps(given, Path(name), cache, skew)
+    if given.plot:
+        plot(given.plot, results, given.caches, given.skews)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        results += drive(given, Path(name))
+    facts = {name: getattr(given, name) for name in ("rows", "dim", "batch", "warm")}
+    report("Tiers", results, given.json, **facts)
+
+
+if __name__ == "__main__":
+    main()
