@@ -196,6 +196,17 @@ class ContainsOp : public TableOp<Engine> {
 };
 
 template <class Engine>
+class PrefetchOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string&, Engine& table) override {
+    OP_REQUIRES_OK(context, table.Prefetch(context, this->Keys(context), this->KeyCount(context)));
+  }
+};
+
+template <class Engine>
 class ReserveOp : public TableOp<Engine> {
  public:
   explicit ReserveOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
@@ -254,6 +265,8 @@ class StatisticsOp : public TableOp<Engine> {
       RemoveOp<ENGINE>);                                                                           \
   REGISTER_KERNEL_BUILDER(Name("GmetaHashTableContains").Device(DEVICE).HostMemory("table"),       \
                           ContainsOp<ENGINE>);                                                     \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTablePrefetch").Device(DEVICE).HostMemory("table"),       \
+                          PrefetchOp<ENGINE>);                                                     \
   REGISTER_KERNEL_BUILDER(Name("GmetaHashTableReserve").Device(DEVICE).HostMemory("table"),        \
                           ReserveOp<ENGINE>);                                                      \
   REGISTER_KERNEL_BUILDER(Name("GmetaHashTableStatistics")                                         \

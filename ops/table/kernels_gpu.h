@@ -98,6 +98,9 @@ class GpuEngine {
                                                CudaStream(context)));
   }
 
+  // Kernels reach all rows where they are.
+  absl::Status Prefetch(OpKernelContext*, const int64_t*, int64_t) { return absl::OkStatus(); }
+
   absl::Status Reserve(int64_t rows) { return CudaStatus(gmeta_gpu_table_reserve(table_, rows)); }
 
   absl::Status Evict(OpKernelContext* context, int64_t* evicted) {

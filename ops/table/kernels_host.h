@@ -96,6 +96,11 @@ class HostEngine {
     return absl::OkStatus();
   }
 
+  absl::Status Prefetch(OpKernelContext* context, const int64_t* keys, int64_t n) {
+    table_.Prefetch(keys, static_cast<size_t>(n), PoolParallelFor(context));
+    return absl::OkStatus();
+  }
+
   absl::Status Reserve(int64_t rows) {
     table_.Reserve(static_cast<uint64_t>(rows));
     return absl::OkStatus();

@@ -151,6 +151,13 @@ REGISTER_OP("GmetaHashTableContains")
       return absl::OkStatus();
     });
 
+// Brings the keys' rows to the memory that lookups read (host/records.h).
+REGISTER_OP("GmetaHashTablePrefetch")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return VectorInput(c, 1); });
+
 REGISTER_OP("GmetaHashTableReserve")
     .Input("table: resource")
     .Attr("rows: int >= 0")

@@ -206,6 +206,31 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
                 positions[feature.name] = like_ids(ids[feature.name], part)
         return CollectionLookup(rows, requested.keys, positions, requested.sent)
 
+    def prefetch(self, inputs: Mapping[str, Any]) -> None:
+        """Bring the rows of a later batch from the drive to memory (`gmeta.policies.Tiers`).
+
+        Models with `gmeta.Pipeline` of a depth do it by themselves. In a loop of your own, call this where
+        batches are made, so that it goes on while a step computes; without tiers, nothing happens. On several
+        ranks it sends keys to their owners: all ranks must call it, between the same steps.
+
+        Args:
+          inputs: Feature name -> ids, as for `lookup`.
+
+        Example:
+          >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)])
+          >>> data = tf.data.Dataset.from_tensor_slices({"user": [7, 8, 7, 9]}).batch(2)
+          >>> def ahead(batch):
+          ...     collection.prefetch(batch)
+          ...     return batch
+          >>> for batch in data.map(ahead).prefetch(1):
+          ...     vectors = collection(batch)
+        """
+        if self.tiers is None:
+            return
+        requested = self.fetch.request(self.keys_of(inputs))
+        for table, keys in zip(self.tables, requested.owned, strict=True):
+            table.prefetch(keys)
+
     def keys_of(self, inputs: Mapping[str, Any]) -> list[tf.Tensor]:
         """Compute for each merged table the keys, (n,) int64, that a `lookup` of these ids would look up."""
         return self._read(inputs)[1]

@@ -17,7 +17,7 @@ from gmeta.ops.inputs import float_matrix, keys_vector
 from gmeta.ops.portable import is_portable
 
 _native = load_op_library("ops")
-for _name in ("Peek", "Reread"):
+for _name in ("Peek", "Prefetch", "Reread"):
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
@@ -95,6 +95,25 @@ class ReadsAhead:
         )
         _free_of_order(peeked.rows)
         return peeked
+
+    def prefetch(self, keys: Any) -> tf.Operation | None:
+        """Bring the rows of a later batch from a drive to memory (`gmeta.policies.Tiers`).
+
+        No number changes: a lookup would bring them too, and its step would wait for it. Call this where
+        batches are made, such as in `tf.data.Dataset.map`, or in a thread. `peek` brings rows as well.
+        Without tiers, nothing happens.
+
+        Args:
+          keys: (n,) integers. Keys without a row are skipped.
+
+        Returns:
+          The operation, in a graph; None in eager mode.
+
+        Raises:
+          ConfigError: ``keys`` is not a vector of integers, or the graph is to be exported (`portable_ops`).
+        """
+        self._refuse_export()
+        return _native.gmeta_hash_table_prefetch(self.resource_handle, keys_vector(keys, self._owner))
 
     def reread(
         self, keys: Any, peeked: Peeked, insert: bool | tf.Tensor = True, *, distinct: bool = False

@@ -55,12 +55,15 @@ class alignas(128) Shard {
   // even the statistics, but rows on disk come to memory: a later batch will use them.
   template <class Sink>
   void Peek(BatchItems items, const Sink& sink) {
-    if (recipe_->disk) {
-      std::unique_lock<std::shared_mutex> lock(mutex_);
-      records_.BringUp(items);
-      records_.Spill(kNoStep, items.size);
-    }
+    if (recipe_->disk) Prefetch(items);
     Read(items, sink);
+  }
+
+  // Brings rows on disk to memory.
+  void Prefetch(BatchItems items) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    records_.BringUp(items);
+    records_.Spill(kNoStep, items.size);
   }
 
   // The same, and counts in the statistics; rows stay where they are. Returns how many rows the

@@ -110,6 +110,15 @@ class Table {
               [&](Shard& shard, BatchItems items) { shard.Peek(items, sink); });
   }
 
+  // Brings the rows of a later batch from disk to memory.
+  template <class ParallelFor>
+  void Prefetch(const int64_t* keys, size_t n, const ParallelFor& parallel_for) {
+    std::shared_lock<std::shared_mutex> lock(snapshot_);
+    if (!recipe_.disk) return;
+    ForShards(keys, n, 40 + dim() / 2, parallel_for,
+              [](Shard& shard, BatchItems items) { shard.Prefetch(items); });
+  }
+
   // Lookup, with all its effects, of keys that were peeked. `rows` and `stamps` are what the peek
   // wrote; only the rows that may have changed since are written again. Returns how many.
   template <class ParallelFor>

@@ -65,6 +65,25 @@ def test_rows_beyond_the_bound_are_in_files_and_come_back(tmp_path):
     assert int(tiered.statistics().brought) > before
 
 
+def test_rows_of_a_batch_are_brought_where_it_is_made(tmp_path):
+    layer = EmbeddingCollection([FeatureConfig("a", dim=4)], tiers=Tiers(host_bytes=1, ssd=tmp_path))
+    lookup = layer.lookup({"a": np.arange(100)})
+    layer.apply_gradients(lookup, [tf.ones_like(lookup.rows[0])], 0.1)
+    (table,) = layer.tables
+    assert int(table.statistics().disk_rows) == 100
+
+    def ahead(ids):
+        layer.prefetch({"a": ids})
+        return ids
+
+    batches = list(tf.data.Dataset.range(30).batch(10).map(ahead))
+    assert int(table.statistics().brought) == 30
+    before = table.statistics()
+    layer.lookup({"a": batches[-1]})
+    assert int(table.statistics().brought) == int(before.brought)
+    assert HashTable(4).prefetch([1, 2]) is None
+
+
 def test_sharded_checkpoints_have_the_same_bytes(tmp_path):
     written = []
     for name, tiers in (("memory", None), ("tiered", Tiers(host_bytes=1, ssd=tmp_path / "rows"))):
