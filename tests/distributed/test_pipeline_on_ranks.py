@@ -44,9 +44,7 @@ class Renumber(tf.keras.callbacks.Callback):
             self.model.optimizer.iterations.assign_add(100 * (batch + 1))
 
 
-def differ_where_predictions_are_wrong(
-    kind: str, depths: list[int], divided: list[int]
-) -> list[list[str]]:
+def differ_where_predictions_are_wrong(kind: str, depths: list[int], divided: list[int]) -> list[list[str]]:
     """Runs on every rank: where depths differ if the number of a step is often not as predicted."""
     leave_keras_as_it_is()
     settings: dict[str, Any] = {"accumulate_steps": 3, "fit": {"steps_per_epoch": 5}}

@@ -31,7 +31,11 @@ CASES: dict[tuple[int, str], Cases] = {  # ranks and lane
 }
 if "GMETA_ALL_CASES" in os.environ:
     every = tuple((micro_batches, depth) for micro_batches in (2, 4, 8) for depth in (0, 1, 2))
-    CASES = {(np_, lane): dict.fromkeys((*KINDS, "next item of users"), every) for np_ in (2, 3) for lane in ("horovod", "tcp")}
+    CASES = {
+        (np_, lane): dict.fromkeys((*KINDS, "next item of users"), every)
+        for np_ in (2, 3)
+        for lane in ("horovod", "tcp")
+    }
 
 
 def differ(cases: Cases) -> dict[str, Any]:
