@@ -181,8 +181,8 @@ def test_items_beyond_the_catalogue_are_refused_in_fit_and_evaluate():
 
 
 @pytest.mark.parametrize("kind", [pytest.param("numbers", marks=pytest.mark.slow), "texts"])
-def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tmp_path, kind):
-    numbered, batch = make_model(negatives=64), histories(64)
+def test_a_catalogue_of_any_ids_is_learnt_and_recommended(tmp_path, kind):
+    batch = histories(64)
     ids = (
         np.arange(-5, ITEMS - 5) * 10**17 + 7
         if kind == "numbers"
@@ -191,10 +191,9 @@ def test_a_catalogue_of_any_ids_is_learnt_and_recommended_like_one_of_numbers(tm
     ids = ids if kind == "numbers" else np.array([each.encode() for each in ids], object)
     model = make_model(items=ids, negatives=64)
     other = {**batch, "item": batch["item"].with_values(tf.gather(ids, batch["item"].values))}
-    for each, given in ((numbered, batch), (model, other)):
-        data = tf.data.Dataset.from_tensor_slices(given).batch(16)
-        each.fit(data, epochs=25, verbose=0)
-        assert each.evaluate(data, verbose=0, return_dict=True)["ndcg@5"] > 0.9
+    data = tf.data.Dataset.from_tensor_slices(other).batch(16)
+    model.fit(data, epochs=25, verbose=0)
+    assert model.evaluate(data, verbose=0, return_dict=True)["ndcg@5"] > 0.9
     model.save(tmp_path / "model.keras")
     for each in (model, tf.keras.models.load_model(tmp_path / "model.keras")):
         items, scores = each.recommend(other, 3)
