@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -107,10 +106,8 @@ def test_stores_of_a_process_are_one_writer_and_the_last_gives_the_folder_back(t
     second.claim()
     second.claim()
     del first
-    gc.collect()
     assert (tmp_path / FILE_NAME).exists()
     del second
-    gc.collect()
     assert not (tmp_path / FILE_NAME).exists()
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
+from gmeta.core.errors import ConfigError
 from gmeta.testing.jobs import warm
 from gmeta.testing.jobs.reading_workers import WorkerProcess
 
@@ -55,14 +56,14 @@ def scale(folder):
     from gmeta.io import ScaledPool, ServedPosition, distribute
 
     pool = ScaledPool(1, 2, folder=folder, interval=0.5)
-    first = pool._started[0][0]
+    first = pool._started[0].process
     served = distribute(numbers, pool, position=ServedPosition(4), ahead=1)
     epochs, started = [], [first.pid]
     killed = False
     until = time.monotonic() + 100
     while time.monotonic() < until and len(started) < 3:
         epochs.append([int(number) for number in served])
-        started += [process.pid for process, _ in pool._started if process.pid not in started]
+        started += [one.process.pid for one in pool._started if one.process.pid not in started]
         if len(pool.ready()) == 2 and not killed:
             os.kill(first.pid, signal.SIGKILL)
             killed = True
@@ -70,9 +71,71 @@ def scale(folder):
     return (
         epochs,
         len(started),
-        [process.poll() for process, _ in pool._started],
+        [one.process.poll() for one in pool._started],
         sorted(path.name for path in Path(folder).iterdir()),
     )
+
+
+SUBMIT = """
+import os, sys
+from pathlib import Path
+
+if os.fork():
+    os._exit(0)  # as a command that gives the work to a cluster
+Path(sys.argv[1], f"{os.getpid()}.pid").touch()
+from gmeta.cli import main
+main(["workers", sys.argv[2], "--host", "127.0.0.1"])
+"""
+
+
+def submit(folder):
+    """In a warm process: a pool starts by a command that ends at once, sends away, replaces and closes."""
+    import os
+
+    from gmeta.io import ScaledPool, ServedPosition, distribute
+    from gmeta.io.readers.reading_time import Waiting
+
+    script, until = Path(folder, "submit.py"), time.monotonic() + 100
+    script.write_text(SUBMIT)
+    command = f"{sys.executable} {script} {folder} {{folder}}"
+    pool = ScaledPool(1, 2, folder=f"{folder}/workers", command=command, interval=0.2)
+    served = distribute(numbers, pool, position=ServedPosition(4), ahead=1)
+    epochs, counts = [], []
+
+    def read():
+        epochs.append([int(number) for number in served])
+
+    def workers():
+        pids = [int(path.stem) for path in Path(folder).glob("*.pid")]
+        return [pid for pid in pids if is_running(pid)]
+
+    def wait(count, work):
+        while len(workers()) != count or len(pool.ready()) != count:
+            work()
+            if time.monotonic() > until:
+                break
+        counts.append(len(workers()))
+
+    def idle():
+        time.sleep(0.05)
+        pool.note(Waiting(), 0.0, 4)
+
+    wait(2, read)
+    wait(1, idle)
+    os.kill(workers()[0], signal.SIGKILL)
+    read()  # which another one makes possible
+    wait(1, idle)
+    pool.close()
+    while workers() and time.monotonic() < until:
+        time.sleep(0.05)
+    return epochs, [*counts, len(workers())]
+
+
+def is_running(process):
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_a_worker_that_is_killed_costs_no_element_and_ctrl_c_ends_the_other(tmp_path):
@@ -91,6 +154,19 @@ def test_a_pool_adds_workers_while_training_waits_and_replaces_lost_ones(tmp_pat
     assert started == 3
     assert None not in ends
     assert [name for name in left if name.endswith(".worker")].__len__() <= 1  # that of the killed one
+
+
+def test_a_command_starts_workers_that_the_pool_sends_away_replaces_and_ends(tmp_path):
+    epochs, counts = warm.call(by_value(submit), str(tmp_path), timeout=200)
+    assert all(epoch == in_turn(4) for epoch in epochs)
+    assert counts == [2, 1, 1, 0]
+
+
+def test_a_command_that_there_is_not_is_said(tmp_path):
+    from gmeta.io import ScaledPool
+
+    with pytest.raises(ConfigError, match="can't run 'srnu', which command= begins with: No such file"):
+        ScaledPool(folder=tmp_path, command="srnu -N1 gmeta workers {folder}")
 
 
 def by_value(function):

@@ -24,7 +24,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import Adagrad
-from gmeta.testing.hosts.host_ranks import run_on_hosts, start_ranks, wait_for_ranks
+from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
 from gmeta.testing.hosts.machines import Rack, rack, why_no_rack
 from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
@@ -60,8 +60,38 @@ def train() -> dict[str, Any]:
     }
 
 
-def test_two_hosts_learn_what_one_rank_learns() -> None:
-    alone, found = train(), run_on_hosts(train, 2, gbit=10, environment=TCP)
+def exchange(floats: int) -> str:
+    """One all-to-all."""
+    here = collectives.world()
+    rows, splits = tf.zeros([floats]), tf.fill([here.size], floats // here.size)
+    collectives.alltoall(rows, splits, name="rows")
+    return lane_kind()
+
+
+def exchange_and_train() -> dict[str, Any]:
+    exchange(1 << 20)
+    return train()
+
+
+def run_in(machines: Rack, folder: Path, function: Callable[..., Any], *args: Any, **environment: str) -> Any:
+    """Start a function as the ranks of a rack that the test keeps hold of."""
+    return start_ranks(
+        machines, rank_command(function, args, folder), environment=ranks_environment({**TCP, **environment})
+    )
+
+
+def test_two_hosts_learn_what_one_rank_learns_over_the_shaped_wire(tmp_path: Path) -> None:
+    with rack(2, gbit=1) as machines:
+        wait_for_ranks(machines, run_in(machines, tmp_path, exchange_and_train), timeout=300)
+        for host in machines.hosts:
+            told = host.run("tc", "-s", "qdisc", "show", "dev", "eth0")
+            assert "tbf" in told
+            assert "rate 1Gbit" in told
+            (sent,) = re.findall(r"Sent (\d+) bytes", told)
+            assert int(sent) > 1 << 21  # half of the floats, each 4 bytes
+            (late,) = re.findall(r"overlimits (\d+)", told)
+            assert int(late) > 0
+    alone, found = train(), results(tmp_path, 2)
     assert [rank["lane"] for rank in found] == ["tcp", "tcp"]
     assert [rank["host"] for rank in found] == ["host0", "host1"]
     assert not found[0]["rows"].keys() & found[1]["rows"].keys()
@@ -72,34 +102,6 @@ def test_two_hosts_learn_what_one_rank_learns() -> None:
     for rank in found:
         for mine, other in zip(rank["dense"], alone["dense"], strict=True):
             np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
-
-
-def exchange(floats: int) -> str:
-    """One all-to-all."""
-    here = collectives.world()
-    rows, splits = tf.zeros([floats]), tf.fill([here.size], floats // here.size)
-    collectives.alltoall(rows, splits, name="rows")
-    return lane_kind()
-
-
-def run_in(machines: Rack, folder: Path, function: Callable[..., Any], *args: Any, **environment: str) -> Any:
-    """Start a function as the ranks of a rack that the test keeps hold of."""
-    return start_ranks(
-        machines, rank_command(function, args, folder), environment=ranks_environment({**TCP, **environment})
-    )
-
-
-def test_bytes_go_over_the_shaped_wire(tmp_path: Path) -> None:
-    with rack(2, gbit=1) as machines:
-        wait_for_ranks(machines, run_in(machines, tmp_path, exchange, 1 << 20), timeout=120)
-        for host in machines.hosts:
-            told = host.run("tc", "-s", "qdisc", "show", "dev", "eth0")
-            assert "tbf" in told
-            assert "rate 1Gbit" in told
-            (sent,) = re.findall(r"Sent (\d+) bytes", told)
-            assert int(sent) > 1 << 21  # half of the floats, each 4 bytes
-            (late,) = re.findall(r"overlimits (\d+)", told)
-            assert int(late) > 0
 
 
 def test_containers_of_one_machine_with_one_name_reach_each_other(tmp_path: Path) -> None:

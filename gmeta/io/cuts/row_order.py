@@ -34,11 +34,11 @@ def draw_order(element: dict[str, Any], lengths: tf.Tensor, seeds: Sequence[Any]
       (rows,) int64.
     """
     group = tf.repeat(tf.range(tf.size(lengths)), lengths)
-    row = tf.range(tf.size(group, tf.int64)) - tf.repeat(element["row_splits"][:-1], lengths)
+    row = tf.range(tf.size(group, tf.int64)) - tf.gather(element["row_splits"], group)
     state = tf.zeros_like(row, tf.uint64)
     for value in seeds:
         state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(tf.zeros_like(row) + value, tf.uint64)))
-    for values in (tf.repeat(element["task"], lengths), tf.repeat(element["batch_id"], lengths), row):
+    for values in (tf.gather(element["task"], group), tf.gather(element["batch_id"], group), row):
         state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(values, tf.uint64)))
     by_hash = tf.argsort(tf.bitcast(state, tf.int64), stable=True)
     return tf.cast(tf.gather(by_hash, tf.argsort(tf.gather(group, by_hash), stable=True)), tf.int64)

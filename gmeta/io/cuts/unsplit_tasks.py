@@ -55,13 +55,13 @@ def left_out(
 def keep(element: dict[str, Any], sound: tf.Tensor) -> dict[str, Any]:
     """Remove the tasks that aren't ``sound`` (T,), and their rows, from the element."""
     lengths = element["row_splits"][1:] - element["row_splits"][:-1]
-    rows = tf.repeat(sound, lengths)
+    rows, tasks = (tf.where(kept)[:, 0] for kept in (tf.repeat(sound, lengths), sound))
     return {
         **element,
-        "columns": {name: _mask(values, rows) for name, values in element["columns"].items()},
-        "task": tf.boolean_mask(element["task"], sound),
-        "batch_id": tf.boolean_mask(element["batch_id"], sound),
-        "row_splits": tf.concat([[0], tf.cumsum(tf.boolean_mask(lengths, sound))], axis=0),
+        "columns": {name: tf.gather(values, rows) for name, values in element["columns"].items()},
+        "task": tf.gather(element["task"], tasks),
+        "batch_id": tf.gather(element["batch_id"], tasks),
+        "row_splits": tf.concat([[0], tf.cumsum(tf.gather(lengths, tasks))], axis=0),
     }
 
 
@@ -84,10 +84,6 @@ def count_unsound(
     done = tf.numpy_function(count, [tf.gather(lengths, bad), messages], tf.int64)
     with tf.control_dependencies([done]):
         return {**element, "task": tf.identity(element["task"])}
-
-
-def _mask(values: Any, rows: tf.Tensor) -> Any:
-    return (tf.ragged.boolean_mask if isinstance(values, tf.RaggedTensor) else tf.boolean_mask)(values, rows)
 
 
 def _message(element: dict[str, Any], queries: tf.Tensor, about: About, place: Any) -> tf.Tensor:

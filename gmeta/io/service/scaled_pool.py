@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gmeta.core.arguments import whole_number
@@ -22,6 +24,15 @@ _START_SECONDS = 120.0
 """After this time, a worker that was started and doesn't answer no longer counts as starting."""
 _END_SECONDS = 10.0
 _IDLE_SECONDS = 300
+
+
+@dataclass(eq=False)
+class _Start:
+    """One run of the command; whether a worker has answered for it."""
+
+    process: subprocess.Popen[bytes]
+    since: float
+    answered: bool = False
 
 
 class ScaledPool(WorkerPool):
@@ -48,7 +59,7 @@ class ScaledPool(WorkerPool):
       folder: The folder.
 
     Raises:
-      ConfigError: A number is out of its range, or a command has no folder.
+      ConfigError: A number is out of its range, a command has no folder, or it can't be run.
 
     Example:
       >>> pool = ScaledPool(least=1, most=4)  # doctest: +SKIP
@@ -83,7 +94,8 @@ class ScaledPool(WorkerPool):
         words = shlex.split(command) if command else [*local, "--idle", str(_IDLE_SECONDS)]
         self._command = [word.replace("{folder}", str(place)) for word in words]
         self._submits = command is not None
-        self._started: list[tuple[subprocess.Popen[bytes], float]] = []
+        self._started: list[_Start] = []
+        self._seen = set(announced(place))
         self._waiting, self._made, self._streams = Waiting(), 0.0, 1
         self._decided = time.monotonic()
         self._closed = False
@@ -99,9 +111,9 @@ class ScaledPool(WorkerPool):
             passed = time.monotonic() - self._decided
             if passed < self.interval or self._closed:
                 return
-            ready = len(self.ready())
+            ready = self.ready()
             busy = min(1.0, self._made / (passed * self._streams))
-            load = Load(self._waiting.share, busy, ready, self._count_starting(ready))
+            load = Load(self._waiting.share, busy, len(ready), self._count_starting(ready))
             self._waiting, self._made, self._streams = Waiting(), 0.0, 1
             self._decided = time.monotonic()
         self._keep(load)
@@ -114,33 +126,46 @@ class ScaledPool(WorkerPool):
         atexit.unregister(self.close)
         for address in self.ready():
             self.send_away(address)
-        for process, _ in self._started:
-            process.terminate()
-        for process, _ in self._started:
+        for start in self._started:
+            start.process.terminate()
+        for start in self._started:
             try:
-                process.wait(_END_SECONDS)
+                start.process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                start.process.kill()
+                start.process.wait()
         if self._temporary is not None:
             self._temporary.cleanup()
 
     def _keep(self, load: Load) -> None:
         add = workers_to_add(load, least=self.least, most=self.most)
         for _ in range(add):
-            self._started.append((subprocess.Popen(self._command), time.monotonic()))
+            self._started.append(_Start(self._run(), time.monotonic()))
         for address in self.ready()[add:] if add < 0 else ():
             self.send_away(address)
 
-    def _count_starting(self, ready: int) -> int:
-        """Count the workers that were started and don't answer yet."""
-        now = time.monotonic()
+    def _run(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(self._command)
+        except OSError as error:
+            raise ConfigError(
+                f"ScaledPool: can't run {self._command[0]!r}, which command= begins with: {error.strerror}; "
+                "give a command that runs in a shell on this machine"
+            ) from None
+
+    def _count_starting(self, ready: Iterable[str]) -> int:
+        """Count the workers that were started and haven't answered yet; each new one is that of a start."""
         # A command may end well at once, such as one that gives the work to a cluster.
-        ends = (None, 0) if self._submits else (None,)
-        self._started = [
-            (process, since)
-            for process, since in self._started
-            if process.poll() in ends and (process.poll() is None or now - since < _START_SECONDS)
+        ends, oldest = (None, 0) if self._submits else (None,), time.monotonic() - _START_SECONDS
+        new = len(set(ready) - self._seen)
+        self._seen.update(ready)
+        for start in self._started:
+            if new and not start.answered:
+                start.answered, new = True, new - 1
+        starting = [
+            start
+            for start in self._started
+            if not start.answered and start.since > oldest and start.process.poll() in ends
         ]
-        recent = sum(1 for _, since in self._started if now - since < _START_SECONDS)
-        return max(0, min(recent, len(self._started) - ready))
+        self._started = [one for one in self._started if one in starting or one.process.poll() is None]
+        return len(starting)

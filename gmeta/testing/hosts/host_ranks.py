@@ -1,6 +1,8 @@
-"""Runs a function or a script on ranks of which each has a machine of its own, under ``horovodrun -H``.
+"""Runs a command as ranks of which each has a machine of its own, under ``horovodrun -H``.
 
-    run_on_hosts(function, 2, gbit=10, environment={"GMETA_LANE": "tcp"})
+    with rack(2, gbit=10) as machines:
+        job = start_ranks(machines, command, environment={"GMETA_LANE": "tcp"})
+        wait_for_ranks(machines, job, timeout=300)
 
 The launcher runs on the head of a `rack`, as on a cluster's log-in machine, and starts the ranks by ssh, for
 which the rack has a substitute. So all that differs between one machine and several takes part: names,
@@ -13,49 +15,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from gmeta.core.errors import ConfigError, RanksError
-from gmeta.testing.hosts.machines import DEVICE, Machine, Rack, rack
-from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
+from gmeta.testing.hosts.machines import DEVICE, Machine, Rack
 
 _LAUNCHER = "gmeta.core.collectives.launcher.horovodrun"
-
-
-def run_on_hosts(
-    function_or_script: Callable[..., Any] | Path,
-    np: int,
-    *args: Any,
-    gbit: float | None = None,
-    timeout: float = 300.0,
-    environment: Mapping[str, str] | None = None,
-) -> list[Any]:
-    """Run a function, or a Python script, on ranks that have a machine each, and return what each returned.
-
-    Args:
-      function_or_script: As for `gmeta.testing.jobs.process_ranks.run_ranks`.
-      np: How many ranks, which is how many hosts; at least 2.
-      *args: Pickled for the function; a script gets them as text.
-      gbit: 10^9 bits a second of each host's wire, in each direction; None for no limit.
-      timeout: Seconds after which all ranks are killed.
-      environment: What is set besides this process's environment.
-
-    Returns:
-      By rank, what the function returned; of a script, the text that it wrote to stdout.
-
-    Raises:
-      RanksError: A rank failed or time ran out; the message has the launcher's and all ranks' output.
-      OSError: This machine can't make a rack (`why_no_rack`).
-    """
-    with rack(np, gbit) as machines, tempfile.TemporaryDirectory(prefix="gmeta-ranks-") as folder:
-        command = rank_command(function_or_script, args, Path(folder))
-        job = start_ranks(machines, command, environment=ranks_environment(environment))
-        said = wait_for_ranks(machines, job, timeout)
-        return results(Path(folder), np) if callable(function_or_script) else said
 
 
 def start_ranks(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import os
 import pickle
@@ -111,6 +112,8 @@ def _serve(reads: int, writes: int) -> None:
 
     leave_keras_as_it_is()
     tune_no_datasets()
+    gc.collect()
+    gc.freeze()  # as `tests/conftest.py` does: no fork looks through what was imported, nor copies its pages
     subprocess.Popen = _Forked  # type: ignore[misc]
     requests, answers = Connection(reads, writable=False), Connection(writes, readable=False)
     while True:

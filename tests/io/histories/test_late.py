@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +27,8 @@ from gmeta.preprocess import (
 )
 from gmeta.testing.data.reader_arguments import reading
 from gmeta.testing.data.task_batches import plain
+from gmeta.testing.jobs import warm
+from gmeta.testing.jobs.reading_workers import WorkerProcess
 
 CONFIG = ExposureConfig(users=60, items=200, mean_events=40, most_events=120, exposures=8, page=2)
 EVENTS = ["item", "category", "action", "timestamp"]
@@ -102,6 +107,32 @@ def test_each_exposure_as_an_example_has_the_history_before_it(data):
             assert batch["history"]["timestamp"][row].numpy().tolist() == before[-9:]
             seen += len(times)
     assert seen == 60 * 8
+
+
+def read_by_a_worker(data, workers):
+    """In a warm process: the batches of a worker that reads the store, and those that are made here."""
+    worker = WorkerProcess(workers)
+    worker.address()
+
+    def examples(start):
+        return late(data, EVENTS, 20, sequences_per_batch=9, seed=1, start=start)
+
+    served = io.distribute(examples, workers, position=io.ServedPosition(3, epoch=1), at_once=1)
+    found = [plain(batch) for batch in served]
+    pieces = [io.EpochPiece(1, piece, 3) for piece in range(3)]
+    return found, [plain(batch) for piece in pieces for batch in examples(piece)], worker.interrupt()
+
+
+def test_a_worker_gives_the_batches_of_one_process(data, tmp_path):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        found, here, (code, out, err) = warm.call(read_by_a_worker, data, tmp_path, timeout=200)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert found == here
+    assert sum(len(batch["task"]) for batch in found) == 60
+    assert (code, err) == (0, "")
+    assert f"3 pieces begun, {len(here)} elements sent" in out
 
 
 def test_a_saved_iterator_and_a_position_go_on(data, tmp_path):

@@ -40,17 +40,23 @@ def fit(model, price=PRICES, labels=LABELS, batch_size=10, **kwargs):
     )
 
 
+BAD = [
+    ({"labels": with_nan(LABELS)}, "1 of 10 values of label in the batch .* first is nan at place 7"),
+    ({"price": with_nan(PRICES)}, "1 of 10 values of feature 'price'"),
+    ({"labels": with_nan(LABELS), "sample_weight": with_nan(PRICES)}, "label"),
+    ({"sample_weight": with_nan(PRICES)}, "values of sample weight"),
+]
+
+
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "said", "options"),
     [
-        ({"labels": with_nan(LABELS)}, "1 of 10 values of label in the batch .* first is nan at place 7"),
-        ({"price": with_nan(PRICES)}, "1 of 10 values of feature 'price'"),
-        ({"labels": with_nan(LABELS), "sample_weight": with_nan(PRICES)}, "label"),
-        ({"sample_weight": with_nan(PRICES)}, "values of sample weight"),
+        *((*each, {}) for each in BAD),
+        *(
+            (*BAD[1], each)
+            for each in ({"run_eagerly": True}, {"accumulate_steps": 3}, {"steps_per_execution": 2})
+        ),
     ],
-)
-@pytest.mark.parametrize(
-    "options", [{}, {"run_eagerly": True}, {"accumulate_steps": 3}, {"steps_per_execution": 2}]
 )
 def test_a_bad_column_ends_training_before_its_step_and_is_named(bad, said, options):
     model = make(**options)

@@ -7,6 +7,7 @@ its first steps turn the rounding of a sum into a step of full length.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import time
 
@@ -28,10 +29,8 @@ CASES = [
     ("ctr", 2, 2),
     ("towers", 4, 1),
     ("maml", 2, 1),
-    ("rows", 2, 2),
     ("grm", 2, 0),
-    ("next item", 2, 1),
-    ("next item of positions", 3, 1),
+    ("next item of positions", 2, 1),
 ]
 EVERY = [
     (kind, micro_batches, depth)
@@ -89,7 +88,7 @@ def test_a_loss_that_is_a_sum_is_refused():
         model.compile("sgd", loss, pipeline=gmeta.Pipeline(depth=0, micro_batches=2))
 
 
-@pytest.mark.parametrize("kind", ["ctr", "maml"])
+@pytest.mark.parametrize("kind", ["ctr", pytest.param("maml", marks=pytest.mark.slow)])
 def test_gradients_that_leave_too_early_are_noticed(kind, monkeypatch):
     monkeypatch.setattr(gradients, "leaves_after", lambda keys: keys.first)
     assert far(undivided(kind), train(kind, 0, 2), limit=1e-3) != {}
@@ -136,11 +135,16 @@ def test_a_step_whose_scaled_gradients_overflow_is_skipped():
 
 
 def test_training_on_batches_uses_micro_batches():
-    (one, batches), (other, _) = make_model("maml"), make_model("maml")
+    models = []
+    for _ in range(2):
+        random.seed(5)  # Keras draws seeds from it
+        model, batches = make_model("ctr", dropout=0.0)
+        models.append(model)
+    one, other = models
     one.compile(tf.keras.optimizers.SGD(0.05), "mse")
     other.compile(tf.keras.optimizers.SGD(0.05), "mse", pipeline=gmeta.Pipeline(micro_batches=2))
-    for _, batch in zip(range(2), batches(), strict=False):
-        np.testing.assert_allclose(one.train_on_batch(batch), other.train_on_batch(batch), rtol=1e-5)
+    for batch in itertools.islice(batches(), 0, 6, 3):  # of equal sizes: another one is traced anew
+        np.testing.assert_allclose(one.train_on_batch(*batch), other.train_on_batch(*batch), rtol=1e-5)
     assert far([w.numpy() for w in one.weights], [w.numpy() for w in other.weights]) == {}
 
 

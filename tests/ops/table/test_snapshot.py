@@ -1,7 +1,5 @@
 """What a table is after going back, whatever happened in between."""
 
-import gc
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,7 +77,6 @@ def test_a_snapshot_costs_the_rows_that_change_while_it_lives():
     table.lookup(np.arange(20_000))
     assert few < 0.1 * (int(table.statistics().bytes) - before)
     del snapshot
-    gc.collect()
     assert int(table.statistics().bytes) == before
 
 

@@ -1,6 +1,5 @@
 """RecordWriter: the bytes that protobuf makes, whole files or none, and one line for what is wrong."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -157,7 +156,6 @@ def test_a_forgotten_writer_leaves_nothing_behind(tmp_path):
     writer.write(grouped_columns([3]))
     assert len(names(tmp_path)) == 1
     del writer
-    gc.collect()
     assert names(tmp_path) == []
 
 

@@ -41,10 +41,10 @@ def train(kind, depth=0, micro_batches=1, cluster=False):
     ],
 )
 def test_a_step_of_clusters_is_the_step_of_the_batch_at_every_depth(kind, depth):
-    found = train(kind, depth, 3, cluster=True)
+    found = train(kind, depth, 2, cluster=True)
     apart = distances(train(kind), found)
     assert {name: each for name, each in apart.items() if not each <= LIMIT} == {}
-    assert differences(train(kind, 0, 3, cluster=True), found) == []
+    assert differences(train(kind, 0, 2, cluster=True), found) == []
 
 
 def test_each_form_of_a_column_gives_its_entries_and_their_rows():
