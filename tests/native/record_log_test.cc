@@ -14,6 +14,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -185,6 +186,27 @@ void TestAFullDiskLosesNothing(const std::string& folder) {
   CheckRead(log, model, keys, 100);
 }
 
+// A kernel that refuses a ring, here because the process may open no more files.
+void TestReadsWithoutARing(const std::string& folder) {
+  RecordLog log(folder, 100, 1 << 20, 4096);
+  Model model;
+  std::mt19937_64 random(7);
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; key < 500; ++key) {
+    Append(&log, &model, key, Draw(&random, 100));
+    if (key % 3 == 0) keys.push_back(key);
+  }
+  std::thread([&] {
+    rlimit before;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit none = {3, before.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK(gmeta::disk::IoRing::OfThread() == nullptr);
+    CheckRead(log, model, keys, 100);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  }).join();
+}
+
 void TestAFolderThatIsNotThere() {
   RecordLog log("/nowhere/at/all", 4000, 1 << 20, 4096);
   const std::string record(4000, 'x');
@@ -210,6 +232,7 @@ int main(int argc, char** argv) {
   }
   TestDamageIsTold(folder);
   TestAFullDiskLosesNothing(folder);
+  TestReadsWithoutARing(folder);
   TestAFolderThatIsNotThere();
   std::puts("ok");
 }
