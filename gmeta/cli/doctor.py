@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from gmeta.cli import installation as core
+from gmeta.cli.checks import installation as core
 from gmeta.cli.nccl_log import log_nccl, read_transports
 from gmeta.cli.rank_options import ranks_option, start_ranks
 from gmeta.core.collectives.place import under_launcher
+from gmeta.core.errors import ConfigError
 
 
 @click.command("doctor")
 @ranks_option
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="Also say whether this checkpoint's tables fit in memory; of a folder of them, the latest's.",
+)
+@click.option(
+    "--ssd",
+    type=click.Path(path_type=Path),
+    help="With --checkpoint: a folder on the drive that would hold the rows that don't fit in memory.",
+)
 @click.pass_context
-def command(ctx: click.Context, size: int | None) -> None:
+def command(ctx: click.Context, size: int | None, checkpoint: Path | None, ssd: Path | None) -> None:
     """Say what this installation is and what is wrong with it.
 
     Each line reports one check; a line that starts with BROKEN names a problem, and ends with its remedy. The
     exit code is 1 if anything that gmeta needs is broken.
 
+    With --checkpoint it also says what each table of a model takes, and whether all fit in host memory, or
+    which gmeta.policies.Tiers would do with the drive of --ssd. If they fit in neither, that is BROKEN too.
+
     With --np the command then starts that many ranks; under horovodrun it uses horovodrun's ranks. There it
     runs every collective that training uses, checks the results, and prints latency, bandwidth, each rank's
     versions, and how tensors in host memory and on GPUs travel.
     """
+    if ssd is not None and checkpoint is None:
+        raise ConfigError(
+            f"--ssd {ssd} is for the rows of a checkpoint: add --checkpoint FOLDER, or leave it out"
+        )
+    if checkpoint is not None and (size is not None or under_launcher()):
+        raise ConfigError(
+            f"--checkpoint {checkpoint} is compared with this machine, and needs no ranks: leave out --np "
+            "and the launcher"
+        )
     if under_launcher():
         log_nccl()
         start_ranks(size)
         _prove_collectives()
         return
-    findings = core.examine()
+    tables: list[core.Finding] = []
+    if checkpoint is not None:
+        from gmeta.cli.checks.capacity import examine_tables  # what it imports may be broken
+
+        tables = examine_tables(checkpoint, ssd)  # before TensorFlow takes memory
+    findings = [*core.examine(), *tables]
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         text = f"{finding.value}: {finding.remedy}" if finding.remedy else finding.value

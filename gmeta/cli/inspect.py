@@ -9,7 +9,13 @@ from typing import Any
 
 import click
 
-from gmeta.checkpoint.files.contents import CheckpointSummary, TableSummary, find_checkpoint, summarize
+from gmeta.checkpoint.files.contents import (
+    CheckpointSummary,
+    TableSummary,
+    find_checkpoint,
+    format_size,
+    summarize,
+)
 
 
 @click.command("inspect")
@@ -35,11 +41,10 @@ def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
 
 
 def _lines(summary: CheckpointSummary) -> list[str]:
-    lines = [f"{summary.folder}: {_size(summary.bytes)}, saved by {_count(summary.world_size, 'rank')}"]
+    lines = [f"{summary.folder}: {format_size(summary.bytes)}, saved by {_count(summary.world_size, 'rank')}"]
     if len(summary.chain) > 1:
-        lines.append(
-            f"  continues {' < '.join(reversed(summary.chain[:-1]))}; {_size(summary.chain_bytes)} in all"
-        )
+        bases = " < ".join(reversed(summary.chain[:-1]))
+        lines.append(f"  continues {bases}; {format_size(summary.chain_bytes)} in all")
     lines += [f"  {name} = {json.dumps(value)}" for name, value in summary.metadata.items()]
     for name, table in summary.tables.items():
         slots = f" ({', '.join(table.slots)})" if table.slots else ""
@@ -48,7 +53,7 @@ def _lines(summary: CheckpointSummary) -> list[str]:
         lines += [
             f"table {name}",
             f"  {_count(table.rows, 'row')} of {table.dim}, step {table.step}, {table.optimizer}{slots}, "
-            f"{_size(table.bytes)}",
+            f"{format_size(table.bytes)}",
             f"  {changes}",
             *_admission(table),
             *(f"  full although a base was given: {reason}" for reason in table.reasons),
@@ -60,7 +65,7 @@ def _lines(summary: CheckpointSummary) -> list[str]:
             f"    {row.norm:<12.6g} key {row.key}, frequency {row.frequency}, last step {row.last_step}"
             for row in table.largest
         ]
-    lines += [f"file {name}: {_size(size)}" for name, size in summary.files.items()]
+    lines += [f"file {name}: {format_size(size)}" for name, size in summary.files.items()]
     return lines
 
 
@@ -79,12 +84,3 @@ def _admission(table: TableSummary) -> list[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _size(size: int) -> str:
-    """Format a number of bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size = size / 1000  # type: ignore[assignment]
-    return f"{size:.3g} TB"

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gmeta.cli import installation as doctor
+from gmeta import ops, optimizers, policies
+from gmeta.checkpoint.store import CheckpointStore
 from gmeta.cli import main
-from gmeta.cli.installation import Finding, Status
+from gmeta.cli.checks import capacity
+from gmeta.cli.checks import installation as doctor
+from gmeta.cli.checks.capacity import Drive, TableSize, judge
+from gmeta.cli.checks.installation import Finding, Status
 from gmeta.cli.nccl_log import parse_transports
 from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError
@@ -117,3 +128,158 @@ host:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
 """
     assert parse_transports(log) == ["P2P/CUMEM/read over NVLink", "NET/IB/GDRDMA", "SHM/direct/direct"]
     assert parse_transports("") == []
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints; the latest has 1,000 rows of 776 bytes and 300 of 40, of which 200 are half rows."""
+    store = CheckpointStore(tmp_path_factory.mktemp("ck"))
+    user = ops.HashTable(64, optimizers.Adam(0.1), name="user")
+    user.lookup(np.arange(500))
+    store.save({"user": user}, 1)
+    user.lookup(np.arange(1000))
+    item = ops.HashTable(8, optimizers.SGD(0.1), name="item", precision=policies.TwoPrecisions(3))
+    for rows in (300, 100, 100):
+        item.lookup(np.arange(rows))
+    store.save({"user": user, "item": item}, 2)
+    return store.root
+
+
+def size_up(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, *options: object, memory: int, free: int = 0
+) -> Result:
+    """Call the command on a machine of that memory and drive, on which segments take no memory."""
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("python", "3")])
+    monkeypatch.setattr(capacity, "available_memory", lambda: memory)
+    monkeypatch.setattr(capacity, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    return CliRunner().invoke(main, ["doctor", "--checkpoint", str(checkpoint), *map(str, options)])
+
+
+NEEDED = 1000 * 776 + 200 * 24 + 100 * 40 + 1300 * 48
+
+
+def verdict(done: Result) -> str:
+    (line,) = [line for line in done.output.splitlines() if " tables " in line and "model needs" in line]
+    return re.sub(" +", " ", line)
+
+
+def test_tables_that_fit_in_memory(monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:
+    done = size_up(monkeypatch, checkpoints, memory=-(-NEEDED * 4 // 3))
+    assert done.exit_code == 0, done.output
+    said = re.sub(" +", " ", done.output)
+    assert "step-000000000002\n" in said
+    assert "ok table user 1,000 rows of 776 bytes: 776 kB, and 48 kB for their index\n" in said
+    assert "ok table item 300 rows of 40 bytes, 200 of 24 in half precision: 8.8 kB, and 14.4 kB for" in said
+    assert "ok host memory 1.13 MB available: 847 kB for tables" in said
+    assert verdict(done) == (
+        "ok tables this model needs 1,300 rows, 847 kB with their index; all of them fit in host memory"
+    )
+    assert verdict(size_up(monkeypatch, checkpoints / "step-000000000001", memory=10**6)).startswith(
+        "ok tables this model needs 500 rows, 412 kB"
+    )
+
+
+def test_tables_that_need_tiers_name_them(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: Path, tmp_path: Path
+) -> None:
+    done = size_up(monkeypatch, checkpoints, "--ssd", tmp_path, memory=800_000, free=10**7)
+    assert done.exit_code == 0, done.output
+    # 600,000 less 64 bytes a row; `user` has 776 of each 816 bytes of it, and `item` all of its rows
+    share = 516_800 * 776 // 816 / 776_000
+    files = 2 * (1 - share) * 1000 * (776 + 12)
+    assert verdict(done) == (
+        "note tables this model needs 1,300 rows, 847 kB with their index; "
+        f"{(int(share * 1000) + 300) / 1300:.1%} of them fit in host memory, and the others on the drive, in "
+        f"files of up to {files / 1e3:.3g} kB: give the tables "
+        f"tiers=Tiers(host_bytes=516800, ssd='{tmp_path}')"
+    )
+    assert f"10 MB free in {tmp_path}\n" in done.output
+
+
+def test_a_drive_without_twice_the_room_lacks_the_rest(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: Path, tmp_path: Path
+) -> None:
+    done = size_up(monkeypatch, checkpoints, "--ssd", tmp_path, memory=800_000, free=500_000)
+    assert done.exit_code == 1
+    assert "but the drive lacks 77.9 kB" in verdict(done)
+    assert done.output.splitlines()[-1] == "1 broken"
+
+
+def test_without_a_drive_the_room_that_one_needs_is_named(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: Path
+) -> None:
+    done = size_up(monkeypatch, checkpoints, memory=800_000)
+    assert done.exit_code == 1
+    assert verdict(done).endswith("name a folder on a fast local drive that has 578 kB free: --ssd FOLDER")
+
+
+def test_memory_that_does_not_hold_the_index(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: Path, tmp_path: Path
+) -> None:
+    done = size_up(monkeypatch, checkpoints, "--ssd", tmp_path, memory=100_000, free=10**12)
+    assert done.exit_code == 1
+    assert "83.2 kB stay in memory for the index of all rows, and 75 kB are there" in verdict(done)
+    assert "add 10.9 kB of memory" in verdict(done)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**10), st.integers(1, 4096)), min_size=1, max_size=4),
+    st.integers(1 << 20, 1 << 42),
+)
+def test_proposed_tiers_leave_a_quarter_of_memory(shapes: list[tuple[int, int]], memory: int) -> None:
+    tables = [TableSize(str(number), *shape) for number, shape in enumerate(shapes)]
+    rows = sum(table.rows for table in tables)
+    found = judge(tables, memory, Drive(Path("rows"), 1 << 62))
+    fits = sum(table.records for table in tables) + 48 * rows <= int(0.75 * memory)
+    assert (found.status is Status.OK) == fits
+    if found.status is Status.NOTE:
+        host_bytes = int(re.findall(r"host_bytes=(\d+)", str(found.remedy))[0])
+        assert host_bytes + (48 + 16) * rows + len(tables) * (32 << 20) <= 0.75 * memory
+    elif not fits:
+        assert "nor would they in tiers" in found.value
+        more = sum(table.records for table in tables) + 48 * rows
+        assert judge(tables, -(-more * 4 // 3), None).status is Status.OK
+
+
+def test_available_memory_is_the_containers_if_that_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  2000 kB\nMemAvailable:  1000 kB\nHugePages_Total: 0\n")
+    monkeypatch.setattr(capacity, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    assert capacity.available_memory() == 1_024_000
+    for name, text in (("max", "900000"), ("current", "500000"), ("stat", "anon 5\ninactive_file 100000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert capacity.available_memory() == 500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert capacity.available_memory() == 1_024_000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--checkpoint", "{}/no"],
+            "{}/no: no checkpoint here; name a checkpoint or a folder of checkpoints",
+        ),
+        (["--checkpoint", "{}", "--ssd", "{}/no"], "--ssd {}/no doesn't exist: name a folder on the drive"),
+        (["--checkpoint", "{}", "--ssd", "{}/file"], "--ssd {}/file isn't a folder: name a folder on the"),
+        (
+            ["--ssd", "{}"],
+            "--ssd {} is for the rows of a checkpoint: add --checkpoint FOLDER, or leave it out",
+        ),
+        (["--checkpoint", "{}", "--np", "2"], "--checkpoint {} is compared with this machine, and needs no"),
+    ],
+)
+def test_what_cannot_be_sized_is_one_line(tmp_path: Path, options: list[str], said: str) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["doctor", *(option.format(tmp_path) for option in options)])
+    assert done.exit_code == 2
+    assert done.output.startswith(f"gmeta: error: {said.format(tmp_path)}")
+    assert done.output.count("\n") == 1
+
+
+def test_sizes_need_no_tensorflow() -> None:
+    code = "import sys, gmeta.cli.checks.capacity; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

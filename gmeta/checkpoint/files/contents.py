@@ -42,7 +42,7 @@ class TableSummary:
       reasons: Why parts were saved in full although a base was given.
       waiting: How many keys wait for admission with exact counts.
       filter: The layout of admission's filter; None if it has none.
-      settings: Settings of optimizer, initializer, seed and admission.
+      settings: Settings of optimizer, initializer, seed, admission and precision.
       filter_used: The share of the filter's counters above zero; None if they weren't read.
       mean_norm: Mean L2 norm of the weights; None if the rows weren't read.
       largest: The rows of the largest norms, the largest first.
@@ -199,3 +199,12 @@ def _shards(reader: CheckpointReader, table: str) -> Iterator[Columns]:
         columns = reader.read_shard(table, shard)
         if len(columns["key"]):
             yield columns
+
+
+def format_size(size: float) -> str:
+    """Format a number of bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

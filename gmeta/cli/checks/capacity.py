@@ -1,0 +1,225 @@
+"""Compares the tables of a checkpoint with the memory and the drive of this machine, for ``gmeta doctor``.
+
+It loads no TensorFlow. Rows of `gmeta.policies.TwoPrecisions` are counted by their frequencies, so the
+records of such a table are read; of other tables the manifest says all.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gmeta.checkpoint.files.chain import CheckpointReader
+from gmeta.checkpoint.files.contents import find_checkpoint, format_size
+from gmeta.checkpoint.files.manifest import TableEntry
+from gmeta.cli.checks.installation import Finding, Status
+from gmeta.core.errors import ConfigError
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.policies import ROW_INDEX_BYTES, Tiers
+
+TABLES_SHARE = 0.75
+"""Share of the available memory that tables may take. The rest of the process has the others."""
+
+DISK_ROW_BYTES = 12  # of a row on the drive, besides its record
+PLACE_BYTES = 16  # of memory, at most, for a row on the drive
+SEGMENT_BYTES = 32 << 20  # of memory, at most, for the segments of a table that fill
+DISK_FACTOR = 2  # the files have at most as many dead slots as rows
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """Size of one table.
+
+    Attributes:
+      name: Its name in the checkpoint.
+      rows: Number of rows.
+      floats: Weights and slots of a row.
+      half_rows: How many rows are in half precision.
+    """
+
+    name: str
+    rows: int
+    floats: int
+    half_rows: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a float32 row."""
+        return 8 + 4 * self.floats
+
+    @property
+    def half_bytes(self) -> int:
+        """Bytes of a row in half precision."""
+        return 8 + 4 * -(-self.floats // 2)
+
+    @property
+    def records(self) -> int:
+        """Bytes of all rows, without the index."""
+        return self.rows * self.row_bytes - self.half_rows * (self.row_bytes - self.half_bytes)
+
+
+@dataclass(frozen=True)
+class Drive:
+    """The drive that would hold rows: a folder on it, and its free bytes."""
+
+    folder: Path
+    free: int
+
+
+def examine_tables(checkpoint: Path, ssd: Path | None) -> list[Finding]:
+    """Say what a checkpoint's tables need, what this machine has, and whether the tables fit.
+
+    Args:
+      checkpoint: A checkpoint, or a folder of checkpoints, whose latest one is taken.
+      ssd: A folder on the drive that would hold rows; None: there is no such drive.
+
+    Raises:
+      DataError: There is no checkpoint, or it isn't whole.
+      ConfigError: `ssd` isn't a folder, or can't be written to.
+    """
+    drive = None if ssd is None else _drive(ssd)
+    memory = available_memory()
+    folder = find_checkpoint(checkpoint)
+    tables = read_sizes(folder)
+    share = f"{format_size(memory * TABLES_SHARE)} for tables, the rest for the process"
+    findings = [
+        Finding("checkpoint", str(folder)),
+        *map(_describe, tables),
+        Finding("host memory", f"{format_size(memory)} available: {share}"),
+    ]
+    if drive is not None:
+        findings.append(Finding("drive", f"{format_size(drive.free)} free in {drive.folder}"))
+    return [*findings, judge(tables, memory, drive)]
+
+
+def read_sizes(folder: Path) -> list[TableSize]:
+    """Read the sizes of a checkpoint's tables.
+
+    Raises:
+      DataError: The checkpoint isn't whole.
+    """
+    with CheckpointReader(folder) as reader:
+        return [
+            TableSize(name, entry.size, entry.dim + entry.slot_floats, _half_rows(reader, name, entry))
+            for name, entry in reader.manifest.tables.items()
+        ]
+
+
+def _half_rows(reader: CheckpointReader, name: str, entry: TableEntry) -> int:
+    noted = re.fullmatch(r"TwoPrecisions\(threshold=(\d+)\)", str(entry.settings.get("precision")))
+    if noted is None:
+        return 0
+    frequencies = (reader.read_shard(name, shard)["frequency"] for shard in range(LOGICAL_SHARDS))
+    return sum(int(np.count_nonzero(found < int(noted[1]))) for found in frequencies)
+
+
+def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Finding:
+    """Say where tables fit: in memory; in `gmeta.policies.Tiers`, and in which; or nowhere, and what lacks.
+
+    The tables are taken for those of one collection, which divides ``host_bytes`` as `Tiers.divide` does.
+
+    Args:
+      tables: The tables.
+      memory: Available bytes of host memory; tables may take `TABLES_SHARE` of them.
+      drive: The drive that would hold rows, or None.
+    """
+    rows = sum(table.rows for table in tables)
+    whole = sum(table.records for table in tables) + rows * ROW_INDEX_BYTES
+    usable = int(memory * TABLES_SHARE)
+    need = f"this model needs {rows:,} rows, {format_size(whole)} with their index"
+    if whole <= usable:
+        return Finding("tables", f"{need}; all of them fit in host memory")
+    besides = rows * (ROW_INDEX_BYTES + PLACE_BYTES) + len(tables) * SEGMENT_BYTES
+    host_bytes = usable - besides
+    if host_bytes <= 0:
+        lack = min(besides + 1, whole) / TABLES_SHARE - memory
+        return Finding(
+            "tables",
+            f"{need}; they don't fit, nor would they in tiers: {format_size(besides)} stay in memory for the "
+            f"index of all rows, and {format_size(usable)} are there",
+            Status.BROKEN,
+            f"add {format_size(lack)} of memory, train on ranks of more machines, or bound the rows "
+            "(gmeta.policies.LRU)",
+        )
+    held, files = _divide(tables, host_bytes)
+    need = f"{need}; {held / rows:.1%} of them fit in host memory"
+    if drive is None:
+        return Finding(
+            "tables",
+            f"{need}, and no drive is named for the others",
+            Status.BROKEN,
+            f"name a folder on a fast local drive that has {format_size(files)} free: --ssd FOLDER",
+        )
+    if files > drive.free:
+        return Finding(
+            "tables",
+            f"{need}, but the drive lacks {format_size(files - drive.free)}: the files of the others take up "
+            f"to {format_size(files)}, twice the bytes of the rows in them",
+            Status.BROKEN,
+            "free as much, or name a folder on another drive with --ssd",
+        )
+    return Finding(
+        "tables",
+        f"{need}, and the others on the drive, in files of up to {format_size(files)}",
+        Status.NOTE,
+        f"give the tables tiers={Tiers(host_bytes, str(drive.folder))}",
+    )
+
+
+def _divide(tables: Sequence[TableSize], host_bytes: int) -> tuple[int, int]:
+    """Return how many rows are in memory, and how many bytes the files of the others take at most."""
+    held, files = 0, 0.0
+    shares = Tiers(host_bytes, "").divide([table.row_bytes for table in tables])
+    for table, share in zip(tables, shares, strict=True):
+        part = min(1.0, share.host_bytes / max(table.records, 1))
+        held += int(part * table.rows)
+        files += (1 - part) * DISK_FACTOR * (table.records + DISK_ROW_BYTES * table.rows)
+    return held, math.ceil(files)
+
+
+def _describe(table: TableSize) -> Finding:
+    half = f", {table.half_rows:,} of {table.half_bytes} in half precision" if table.half_rows else ""
+    index = format_size(table.rows * ROW_INDEX_BYTES)
+    return Finding(
+        f"table {table.name}",
+        f"{table.rows:,} rows of {table.row_bytes} bytes{half}: {format_size(table.records)}, "
+        f"and {index} for their index",
+    )
+
+
+def _drive(folder: Path) -> Drive:
+    folder = folder.absolute()
+    if not folder.is_dir():
+        what = "isn't a folder" if folder.exists() else "doesn't exist"
+        raise ConfigError(f"--ssd {folder} {what}: name a folder on the drive that would hold rows")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--ssd {folder} can't be written to: name a folder that can")
+    return Drive(folder, shutil.disk_usage(folder).free)
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that a new process can have, by the machine and by its container's limit."""
+    there = _numbers(_MEMINFO)["MemAvailable:"] << 10
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        cache = _numbers(_CGROUP / "memory.stat")["inactive_file"]  # the kernel drops it when it needs memory
+    except (OSError, ValueError):  # no container, or "max"
+        return there
+    return min(there, max(limit - used + cache, 0))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Read a file of lines that each have a name and a number."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {line[0]: int(line[1]) for line in lines}
