@@ -28,15 +28,13 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
+from gmeta.optimizers import SGD, Adam  # noqa: E402
 from gmeta.testing.gpu.cuda_library import call, library, why_missing  # noqa: E402
 from gmeta.testing.gpu.gpu_table import GpuTable  # noqa: E402
 from harness import Result, parser, report  # noqa: E402
 
 NORMAL = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))
-OPTIMIZERS = {
-    "sgd": SimpleNamespace(kind="sgd", hyperparameters=()),
-    "adam": SimpleNamespace(kind="adam", hyperparameters=(0.9, 0.999, 1e-7)),
-}
+OPTIMIZERS = {"sgd": SGD(), "adam": Adam()}
 BATCH, SETS, ZIPF = 1 << 20, 8, 1.05
 NEVER = 1 << 30  # uses, before a row is stored in full
 

@@ -14,7 +14,16 @@ namespace gmeta {
 // The number formats of a half record (row_record.h): Float16 for weights, Bfloat16 for slots.
 struct Float16 {
   GMETA_HOST_DEVICE static uint16_t Of(float x) { return portable::ToHalf(x); }
-  GMETA_HOST_DEVICE static float Value(uint16_t bits) { return portable::FromHalf(bits); }
+  // One instruction, where the portable form takes a dozen: a lookup converts all that it reads.
+  GMETA_HOST_DEVICE static float Value(uint16_t bits) {
+#ifdef __CUDA_ARCH__
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
+    return portable::FromHalf(bits);
+#endif
+  }
 };
 struct Bfloat16 {
   GMETA_HOST_DEVICE static uint16_t Of(float x) { return portable::ToBfloat(x); }
