@@ -64,7 +64,7 @@ void TestOnePortionOfUsesEndsARarity() {
     const HalfRule rule{static_cast<uint32_t>(random() % 60 + 2)};
     const RowLayout layout(3, 3);
     gmeta::RowArenas arenas(layout);
-    gmeta::MixedRows rows(layout, rule.half_below, &arenas);
+    gmeta::MixedRows rows(layout, rule.half_below, &arenas, gmeta::RowStore::kMostRows);
     uint32_t row = rows.Allocate(0);
     *rows.header(row) = {0, 0};
     rows.Write(row, [](float* weights, float* slots) {
