@@ -388,10 +388,11 @@ class Tiers:
     to do.
 
     Args:
-      host_bytes: Bytes of the rows in memory after each call; during a call, the rows of its batch come on
-        top. So do the key index, about 48 bytes for each row wherever it is, 8 to 16 bytes for each row on
-        the drive, and the segments being filled, at most 32 MiB. A row has 8 bytes, and 4 for each weight and
-        optimizer slot. The tables of a collection divide the bytes, so that each may have as many rows.
+      host_bytes: Bytes of the rows in memory after each step; from its lookup to its update, the rows of its
+        batch come on top. So do the key index, about 48 bytes for each row wherever it is, 8 to 16 bytes for
+        each row on the drive, and the segments that fill, at most 32 MiB. A row has 8 bytes, and 4 for each
+        weight and optimizer slot. The tables of a collection divide the bytes, so that each may have as many
+        rows.
       ssd: A folder on a fast local drive. It is made if it isn't there.
 
     Raises:

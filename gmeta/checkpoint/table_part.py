@@ -156,7 +156,7 @@ def save_table(
         "initializer": repr(table.initializer),
         "seed": table.seed,
         "admission": repr(table.admission),
-        **({"precision": repr(table.precision)} if table.precision is not None else {}),
+        **({"half_below": table.precision.threshold} if table.precision is not None else {}),
         **(table.merged_keys.to_json() if table.merged_keys is not None else {}),
     }
     return TableEntry(**layout(table), settings=settings, filter=filters, parts=(part,)), steps[0]

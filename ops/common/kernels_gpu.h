@@ -3,7 +3,7 @@
 #ifndef GMETA_OPS_COMMON_KERNELS_GPU_H_
 #define GMETA_OPS_COMMON_KERNELS_GPU_H_
 
-#include "ops/common/cuda_abi.h"
+#include "ops/common/gpu/cuda_abi.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "xla/stream_executor/stream.h"
 

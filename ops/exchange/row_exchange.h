@@ -37,9 +37,9 @@
 #include <cstring>
 #include <vector>
 
-#include "ops/common/half.h"
+#include "ops/common/halves/half.h"
+#include "ops/common/halves/scaled_half.h"
 #include "ops/common/prefetch.h"
-#include "ops/common/scaled_half.h"
 
 namespace gmeta {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 #include "ops/layer/layer_abi.h"
 #include "ops/layer/row_norm.cuh"
 #include "ops/layer/row_types.cuh"

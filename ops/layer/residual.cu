@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/common/cuda_error.cuh"
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/layer/layer_abi.h"
 #include "ops/layer/residual.cuh"
 #include "ops/layer/row_types.cuh"

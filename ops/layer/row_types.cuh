@@ -10,7 +10,7 @@
 #include <string>
 
 #include "ops/attention/gpu/attention_abi.h"
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 
 namespace gmeta::hstu {
 

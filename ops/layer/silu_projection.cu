@@ -3,7 +3,7 @@
 #include <string>
 
 #include "ops/attention/gpu/launch.cuh"
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 #include "ops/layer/layer_abi.h"
 #include "ops/layer/silu_projection.cuh"
 

@@ -13,6 +13,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,14 +110,22 @@ class TableOp : public OpKernel {
     const std::shared_ptr<Engine> table = resource->table();
     try {
       Run(context, resource->name(), *table);
-    } catch (const std::exception& error) {  // a drive, or memory, that has no more to give
-      context->CtxFailure(absl::ResourceExhaustedError(
-          absl::StrCat("table '", resource->name(), "': ", error.what())));
+    } catch (const std::bad_alloc&) {
+      Fail(
+          context, resource->name(),
+          "host memory has no room for its rows: bound it by an eviction policy, or keep rows on a "
+          "drive (gmeta.policies.Tiers)");
+    } catch (const std::exception& error) {  // a drive that fails, or numbers that have run out
+      Fail(context, resource->name(), error.what());
     }
   }
 
  protected:
   virtual void Run(OpKernelContext* context, const std::string& name, Engine& table) = 0;
+
+  static void Fail(OpKernelContext* context, const std::string& name, const char* why) {
+    context->CtxFailure(absl::ResourceExhaustedError(absl::StrCat("table '", name, "': ", why)));
+  }
 
   // Whether the input after the table, if there is one, is a vector of keys.
   virtual bool takes_keys() const { return true; }

@@ -12,7 +12,7 @@
 #include "ops/attention/gpu/backward.cu"
 #include "ops/attention/gpu/bias.cu"
 #include "ops/attention/gpu/strips.cu"
-#include "ops/common/cuda_error.cu"
+#include "ops/common/gpu/cuda_error.cu"
 #include "tests/native/check.h"
 
 namespace {

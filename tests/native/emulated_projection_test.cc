@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/common/cuda_error.cu"
+#include "ops/common/gpu/cuda_error.cu"
 #include "ops/layer/silu_projection.cu"
 #include "tests/native/check.h"
 

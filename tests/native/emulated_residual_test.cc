@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/common/cuda_error.cu"
+#include "ops/common/gpu/cuda_error.cu"
 #include "ops/layer/residual.cu"
 #include "tests/native/check.h"
 

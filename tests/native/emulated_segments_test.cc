@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device_memory.h"
-#include "ops/common/cuda_error.cu"
+#include "ops/common/gpu/cuda_error.cu"
 #include "ops/unique/gpu/segments.cu"
 #include "tests/native/check.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "device_memory.h"
-#include "ops/common/cuda_error.cu"
+#include "ops/common/gpu/cuda_error.cu"
 #include "ops/table/gpu/growth.cu"
 #include "ops/table/gpu/lookup.cu"
 #include "ops/table/gpu/lookup_mixed.cu"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device_memory.h"
-#include "ops/common/cuda_error.cu"
+#include "ops/common/gpu/cuda_error.cu"
 #include "ops/unique/gpu/unique.cu"
 #include "ops/unique/host/by_owner.h"
 #include "ops/unique/host/unique.h"

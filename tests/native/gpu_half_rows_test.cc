@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/common/half.h"
+#include "ops/common/halves/half.h"
 #include "ops/table/core/half_rule.h"
 #include "ops/table/gpu/device/half_words.h"
 #include "ops/table/gpu/device/row_geometry.h"

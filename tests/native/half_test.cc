@@ -1,6 +1,6 @@
 // Every half, every rounding: the two forms against each other and against the definition.
 
-#include "ops/common/half.h"
+#include "ops/common/halves/half.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Rows of any magnitude through halves with a scale, against the definition in double precision.
 
-#include "ops/common/scaled_half.h"
+#include "ops/common/halves/scaled_half.h"
 
 #include <algorithm>
 #include <cfloat>

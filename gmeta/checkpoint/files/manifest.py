@@ -188,8 +188,7 @@ class TableEntry:
       optimizer: The kind of its optimizer.
       slots: Names of the optimizer's slots, in their order in the column ``slots``.
       slot_floats: The width of that column.
-      settings: Settings of optimizer, initializer, admission, precision and table, for the reader's
-        information.
+      settings: Settings of optimizer, initializer, admission and table, for the reader's information.
       filter: The layout of admission's filter; None if it has none.
       parts: What each rank saved; together, the parts have every logical shard once.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,11 +115,11 @@ def read_sizes(folder: Path) -> list[TableSize]:
 
 
 def _half_rows(reader: CheckpointReader, name: str, entry: TableEntry) -> int:
-    noted = re.fullmatch(r"TwoPrecisions\(threshold=(\d+)\)", str(entry.settings.get("precision")))
-    if noted is None:
+    half_below = entry.settings.get("half_below")
+    if half_below is None:
         return 0
     frequencies = (reader.read_shard(name, shard)["frequency"] for shard in range(LOGICAL_SHARDS))
-    return sum(int(np.count_nonzero(found < int(noted[1]))) for found in frequencies)
+    return sum(int(np.count_nonzero(found < half_below)) for found in frequencies)
 
 
 def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Finding:

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "ops/common/cuda_abi.h"
+#include "ops/common/gpu/cuda_abi.h"
 
 extern "C" {
 

@@ -6,7 +6,7 @@
 #include "ops/attention/gpu/attention_abi.h"
 #include "ops/attention/gpu/bias_sums.cuh"
 #include "ops/attention/gpu/launch.cuh"
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 
 namespace gmeta::hstu {
 namespace {

@@ -13,8 +13,8 @@
 #include "ops/attention/gpu/attention_abi.h"
 #include "ops/attention/gpu/bias.cuh"
 #include "ops/attention/gpu/strips.cuh"
-#include "ops/common/cuda_error.cuh"
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/hopper/tensor_map.cuh"
 
 namespace gmeta::hstu {

@@ -3,7 +3,7 @@
 #include <climits>
 
 #include "ops/attention/gpu/strips.cuh"
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 
 namespace gmeta::hstu {
 namespace {

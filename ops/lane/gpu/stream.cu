@@ -1,4 +1,4 @@
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 #include "ops/lane/gpu/stream_abi.h"
 
 namespace {

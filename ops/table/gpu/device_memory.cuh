@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 #include "ops/table/gpu/table_abi.h"
 
 namespace gmeta {

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/growing.cuh"
 #include "ops/table/gpu/table.cuh"
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 
 namespace gmeta {

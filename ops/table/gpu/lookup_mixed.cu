@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/promotion.cuh"
 #include "ops/table/gpu/launch_lookup.cuh"
 

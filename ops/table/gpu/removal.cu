@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/maintenance.cuh"
 #include "ops/table/gpu/table.cuh"
 #include "ops/unique/gpu/workspace.cuh"

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/row_store.cuh"
 

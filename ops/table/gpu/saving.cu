@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/records.cuh"
 #include "ops/table/gpu/table.cuh"
 #include "ops/unique/gpu/workspace.cuh"

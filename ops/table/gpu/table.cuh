@@ -49,7 +49,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 #include "ops/table/core/logical_shards.h"
 #include "ops/table/core/optimizers.h"
 #include "ops/table/core/row_prior.h"

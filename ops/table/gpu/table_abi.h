@@ -25,7 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/common/cuda_abi.h"
+#include "ops/common/gpu/cuda_abi.h"
 
 extern "C" {
 

@@ -69,11 +69,7 @@ class ShardRecords {
   UndoLog& undo() { return undo_; }
   RemovalJournal& journal() { return journal_; }
 
-  // Calls visit(rows) with the rows in memory, in their form.
-  template <class Visit>
-  void VisitMemory(const Visit& visit) {
-    std::visit(visit, rows_);
-  }
+  // The rows in memory.
   Rows& memory() { return rows_; }
   // Calls visit(rows) with all rows, for reading.
   template <class Visit>
@@ -107,7 +103,7 @@ class ShardRecords {
     moving.erase(std::unique(moving.begin(), moving.end(),
                              [](const Moving& a, const Moving& b) { return a.row == b.row; }),
                  moving.end());
-    VisitMemory([&](auto& rows) { BringUp(&moving, &rows); });
+    std::visit([&](auto& rows) { BringUp(&moving, &rows); }, rows_);
   }
 
   // Moves rows to disk until memory holds its share and `more` rows; those whose last step is `now`
@@ -116,7 +112,7 @@ class ShardRecords {
     const uint64_t most = most_bytes_ + more * recipe_->layout.bytes();
     if (!disk_ || memory_bytes() <= most) return;
     const uint64_t enough = most - most_bytes_ / 32;
-    VisitMemory([&](auto& rows) {
+    const auto spill = [&](auto& rows) {
       // Two rounds come by each row with and without its note of use, and a third one takes all.
       const uint64_t round = index_.groups();
       for (uint64_t looks = 0; looks < 3 * round && memory_bytes() > enough; ++looks) {
@@ -134,7 +130,8 @@ class ShardRecords {
         });
         ++hand_;
       }
-    });
+    };
+    std::visit(spill, rows_);
   }
 
   // Writes one record of the columns, over that of its key if there is one.
@@ -159,7 +156,7 @@ class ShardRecords {
       index_.ForEach([&](int64_t key, uint32_t row) { Note(key, MurmurHash3(key), row); });
     }
     index_.Clear();
-    VisitMemory([](auto& rows) { rows.Clear(); });
+    std::visit([](auto& rows) { rows.Clear(); }, rows_);
     if (disk_) disk_->Clear();
   }
 
@@ -242,7 +239,7 @@ class ShardRecords {
 
   void Free(uint32_t row) {
     if (IsOnDisk(row)) return disk_->Free(row);
-    VisitMemory([&](auto& rows) { rows.Free(row); });
+    std::visit([&](auto& rows) { rows.Free(row); }, rows_);
   }
 
   void Note(int64_t key, uint64_t hash, uint32_t row) {

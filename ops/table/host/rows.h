@@ -27,7 +27,7 @@
 #include <variant>
 #include <vector>
 
-#include "ops/common/half.h"
+#include "ops/common/halves/half.h"
 #include "ops/common/prefetch.h"
 #include "ops/table/core/half_rule.h"
 #include "ops/table/core/row_record.h"

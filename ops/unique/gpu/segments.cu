@@ -1,7 +1,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
-#include "ops/common/cuda_error.cuh"
-#include "ops/common/cuda_launch.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
+#include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/unique/gpu/segments.cuh"
 #include "ops/unique/gpu/unique_abi.h"
 #include "ops/unique/gpu/workspace.cuh"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/common/half.h"
+#include "ops/common/halves/half.h"
 
 struct __half {
   __half() = default;

@@ -22,7 +22,7 @@ def round_to_bfloat16(values: Floats) -> Floats:
 
 
 def to_scaled_float16(rows: Floats) -> npt.NDArray[np.float16]:
-    """(n, dim) -> (n, 1 + dim): each row's e, then the row over 2^e, as ``ops/common/scaled_half.h`` says."""
+    """(n, dim) -> (n, 1 + dim): each row's e, then the row over 2^e (``ops/common/halves/scaled_half.h``)."""
     values = _normal(rows)
     finite = np.abs(np.where(np.isfinite(values), values, 0)).max(axis=1, initial=0, keepdims=True)
     exponents = np.where(finite > 0, np.maximum(np.frexp(finite)[1] - 16, -126), 0)

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "ops/common/half_number.h"
+#include "ops/common/halves/half_number.h"
 #include "ops/common/host_device.h"
 
 namespace gmeta {

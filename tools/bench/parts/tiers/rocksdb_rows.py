@@ -33,7 +33,6 @@ class RocksDB:
         blocks.set_bloom_filter(10, False)
         blocks.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(blocks)
-        options.set_compression_type(rocksdict.DBCompressionType.none())
         self._writes = rocksdict.WriteOptions()
         self._writes.disable_wal = True  # scratch, as the table's files are
         self._database = rocksdict.Rdict(str(folder), options)

@@ -1,6 +1,6 @@
 #include <string>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 
 namespace gmeta {
 namespace {

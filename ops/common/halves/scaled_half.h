@@ -23,14 +23,14 @@
 //   floats are in the order of the floats. The row is then still in the first cache when it is
 //   divided, and half.h converts it, a block at a time.
 
-#ifndef GMETA_OPS_COMMON_SCALED_HALF_H_
-#define GMETA_OPS_COMMON_SCALED_HALF_H_
+#ifndef GMETA_OPS_COMMON_HALVES_SCALED_HALF_H_
+#define GMETA_OPS_COMMON_HALVES_SCALED_HALF_H_
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/common/half.h"
+#include "ops/common/halves/half.h"
 #include "ops/common/vector_target.h"
 
 namespace gmeta {
@@ -125,4 +125,4 @@ inline void FromScaledHalves(const uint16_t* from, size_t n, float* to) {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_COMMON_SCALED_HALF_H_
+#endif  // GMETA_OPS_COMMON_HALVES_SCALED_HALF_H_

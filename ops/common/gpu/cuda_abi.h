@@ -6,8 +6,8 @@
 // gmeta_cuda_error() says what was received, where, and what to do next. Kernels run after a
 // function has returned: a later call on the same device reports their errors.
 
-#ifndef GMETA_OPS_COMMON_CUDA_ABI_H_
-#define GMETA_OPS_COMMON_CUDA_ABI_H_
+#ifndef GMETA_OPS_COMMON_GPU_CUDA_ABI_H_
+#define GMETA_OPS_COMMON_GPU_CUDA_ABI_H_
 
 #define GMETA_CUDA_API __attribute__((visibility("default")))
 
@@ -28,4 +28,4 @@ GMETA_CUDA_API const char* gmeta_cuda_error(void);
 
 }  // extern "C"
 
-#endif  // GMETA_OPS_COMMON_CUDA_ABI_H_
+#endif  // GMETA_OPS_COMMON_GPU_CUDA_ABI_H_

@@ -5,8 +5,8 @@
 //     return gmeta::Guarded([&] { gmeta::CheckCuda(cudaMemsetAsync(...), "clearing x"); });
 //   }
 
-#ifndef GMETA_OPS_COMMON_CUDA_ERROR_CUH_
-#define GMETA_OPS_COMMON_CUDA_ERROR_CUH_
+#ifndef GMETA_OPS_COMMON_GPU_CUDA_ERROR_CUH_
+#define GMETA_OPS_COMMON_GPU_CUDA_ERROR_CUH_
 
 #include <cuda_runtime.h>
 
@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "ops/common/cuda_abi.h"
+#include "ops/common/gpu/cuda_abi.h"
 
 namespace gmeta {
 
@@ -65,4 +65,4 @@ int Guarded(const Body& body) {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_COMMON_CUDA_ERROR_CUH_
+#endif  // GMETA_OPS_COMMON_GPU_CUDA_ERROR_CUH_

@@ -3,13 +3,13 @@
 // float16 is converted by F16C if the processor has it, which is checked when the program runs, and
 // else by integer arithmetic. A native test checks that the two give equal results.
 
-#ifndef GMETA_OPS_COMMON_HALF_H_
-#define GMETA_OPS_COMMON_HALF_H_
+#ifndef GMETA_OPS_COMMON_HALVES_HALF_H_
+#define GMETA_OPS_COMMON_HALVES_HALF_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/common/half_number.h"
+#include "ops/common/halves/half_number.h"
 #include "ops/common/vector_target.h"
 
 #if defined(__x86_64__)
@@ -96,4 +96,4 @@ inline void FromBfloats(const uint16_t* from, size_t n, float* to) {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_COMMON_HALF_H_
+#endif  // GMETA_OPS_COMMON_HALVES_HALF_H_

@@ -9,8 +9,8 @@
 // These functions convert one number at a time, by integer arithmetic, on the CPU and on the GPU:
 // both get the same bits.
 
-#ifndef GMETA_OPS_COMMON_HALF_NUMBER_H_
-#define GMETA_OPS_COMMON_HALF_NUMBER_H_
+#ifndef GMETA_OPS_COMMON_HALVES_HALF_NUMBER_H_
+#define GMETA_OPS_COMMON_HALVES_HALF_NUMBER_H_
 
 #include <cstdint>
 #include <cstring>
@@ -78,4 +78,4 @@ GMETA_ALWAYS_INLINE float FromBfloat(uint16_t bfloat) { return FloatOf(uint32_t{
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_COMMON_HALF_NUMBER_H_
+#endif  // GMETA_OPS_COMMON_HALVES_HALF_NUMBER_H_

@@ -1,11 +1,11 @@
-// In place of ops/common/cuda_launch.cuh: kernels run at once, on the CPU.
+// In place of ops/common/gpu/cuda_launch.cuh: kernels run at once, on the CPU.
 
-#ifndef GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
-#define GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
+#ifndef GMETA_OPS_COMMON_GPU_CUDA_LAUNCH_CUH_
+#define GMETA_OPS_COMMON_GPU_CUDA_LAUNCH_CUH_
 
 #include <cuda_runtime.h>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 
 namespace gmeta {
 
@@ -18,4 +18,4 @@ void Launch(void (*kernel)(Parameters...), unsigned blocks, int threads, int sha
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
+#endif  // GMETA_OPS_COMMON_GPU_CUDA_LAUNCH_CUH_

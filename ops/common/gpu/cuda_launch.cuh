@@ -1,11 +1,11 @@
 // Starts a kernel, and names it in the error if that fails.
 
-#ifndef GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
-#define GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
+#ifndef GMETA_OPS_COMMON_GPU_CUDA_LAUNCH_CUH_
+#define GMETA_OPS_COMMON_GPU_CUDA_LAUNCH_CUH_
 
 #include <cuda_runtime.h>
 
-#include "ops/common/cuda_error.cuh"
+#include "ops/common/gpu/cuda_error.cuh"
 
 namespace gmeta {
 
@@ -25,4 +25,4 @@ void Launch(void (*kernel)(Parameters...), unsigned blocks, int threads, int sha
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_COMMON_CUDA_LAUNCH_CUH_
+#endif  // GMETA_OPS_COMMON_GPU_CUDA_LAUNCH_CUH_
