@@ -42,7 +42,8 @@ struct TableSettings {
   int64_t dim = 1;
   int64_t seed = 0;
   int64_t half_below = 0;
-  int64_t device_rows = 0;   // rows beyond this are in host memory; 0: all are on the device
+  int64_t hbm_rows = 0;      // rows in a GPU's memory; 0: all. The others are in host memory
+  int64_t lookahead = 0;     // batches that a prefetch is ahead of its lookup
   std::vector<float> l2;     // of the rows' prior, one a column; empty: none
   std::string disk_folder;   // for the rows that memory has no room for; empty: all are in memory
   int64_t memory_bytes = 0;  // of rows in memory, with a disk_folder
@@ -50,7 +51,7 @@ struct TableSettings {
 };
 
 // The order of GmetaHashTableStatistics.
-using StatisticsArray = std::array<int64_t, 16>;
+using StatisticsArray = std::array<int64_t, 18>;
 
 template <class Engine>
 class HashTableResource : public tensorflow::ResourceBase {

@@ -25,7 +25,8 @@ class CreateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("admission", &settings_.admission.kind));
     OP_REQUIRES_OK(context, context->GetAttr("eviction", &settings_.eviction.kind));
     OP_REQUIRES_OK(context, context->GetAttr("half_below", &settings_.half_below));
-    OP_REQUIRES_OK(context, context->GetAttr("device_rows", &settings_.device_rows));
+    OP_REQUIRES_OK(context, context->GetAttr("hbm_rows", &settings_.hbm_rows));
+    OP_REQUIRES_OK(context, context->GetAttr("lookahead", &settings_.lookahead));
     OP_REQUIRES_OK(context, context->GetAttr("disk_folder", &settings_.disk_folder));
     OP_REQUIRES_OK(context, context->GetAttr("memory_bytes", &settings_.memory_bytes));
     OP_REQUIRES_OK(context, context->GetAttr("l2", &settings_.l2));

@@ -47,7 +47,8 @@ class GpuEngine {
     set(settings.eviction, &options.eviction, &options.eviction_parameters,
         &options.eviction_parameter_count);
     options.half_below = settings.half_below;
-    options.device_rows = settings.device_rows;
+    options.hbm_rows = settings.hbm_rows;
+    options.lookahead = settings.lookahead;
     options.l2 = settings.l2.data();
     options.l2_count = static_cast<int64_t>(settings.l2.size());
     options.device = -1;  // the current device: an op runs with its own device as the current one
@@ -98,8 +99,9 @@ class GpuEngine {
                                                CudaStream(context)));
   }
 
-  // Kernels reach all rows where they are.
-  absl::Status Prefetch(OpKernelContext*, const int64_t*, int64_t) { return absl::OkStatus(); }
+  absl::Status Prefetch(OpKernelContext* context, const int64_t* keys, int64_t n) {
+    return CudaStatus(gmeta_gpu_table_prefetch(table_, keys, n, CudaStream(context)));
+  }
 
   absl::Status Reserve(int64_t rows) { return CudaStatus(gmeta_gpu_table_reserve(table_, rows)); }
 

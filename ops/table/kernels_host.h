@@ -126,7 +126,8 @@ class HostEngine {
     const uint64_t values[] = {s.size,      s.capacity,   s.bytes,     s.hits,       //
                                s.misses,    s.inserts,    s.removes,   s.updates,    //
                                s.ignored,   s.rejects,    s.evictions, s.half_rows,  //
-                               s.disk_rows, s.disk_bytes, s.brought,   s.spilled};
+                               s.disk_rows, s.disk_bytes, s.brought,   s.spilled,    //
+                               s.host_rows, s.crowded};
     std::copy(std::begin(values), std::end(values), out->begin());
     return absl::OkStatus();
   }

@@ -38,7 +38,8 @@ REGISTER_OP("GmetaHashTable")
     .Attr("admission: {'all', 'count', 'filter', 'chance'}")
     .Attr("eviction: {'none', 'age', 'frequency', 'expired', 'norm'}")
     .Attr("half_below: int >= 0")
-    .Attr("device_rows: int >= 0 = 0")
+    .Attr("hbm_rows: int >= 0 = 0")
+    .Attr("lookahead: int >= 0 = 0")
     .Attr("l2: list(float) = []")
     .Attr("disk_folder: string = ''")
     .Attr("memory_bytes: int >= 0 = 0")
@@ -165,13 +166,13 @@ REGISTER_OP("GmetaHashTableReserve")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 // size, capacity, bytes, hits, misses, inserts, removes, updates, ignored, rejects, evictions,
-// half_rows, disk_rows, disk_bytes, brought, spilled
+// half_rows, disk_rows, disk_bytes, brought, spilled, host_rows, crowded
 REGISTER_OP("GmetaHashTableStatistics")
     .Input("table: resource")
     .Output("statistics: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(16));
+      c->set_output(0, c->Vector(18));
       return absl::OkStatus();
     });
 

@@ -145,7 +145,7 @@ def test_policies_decide_as_on_the_cpu(policies: dict[str, Any], half_below: int
 
 
 def test_rows_of_both_forms_may_be_in_host_memory() -> None:
-    table, model = pair(64, Momentum(), Normal(), 4, device_rows=1, half_below=2)
+    table, model = pair(64, Momentum(), Normal(), 4, hbm_rows=1, half_below=2)
     rng = np.random.default_rng()
     for _ in range(3):
         keys = rng.integers(0, 50_000, 12_000)

@@ -294,7 +294,7 @@ def test_policies_decide_as_on_the_cpu(policies: dict[str, Any]) -> None:
 
 
 def test_rows_beyond_the_gpus_share_are_in_host_memory() -> None:
-    table, model = pair(64, Adam(), Normal(), 4, device_rows=1)
+    table, model = pair(64, Adam(), Normal(), 4, hbm_rows=1)
     rng = np.random.default_rng()
     for _ in range(3):
         keys = rng.integers(0, 50_000, 12_000)
@@ -305,7 +305,30 @@ def test_rows_beyond_the_gpus_share_are_in_host_memory() -> None:
     check_equal(table, model, 1e-5)
 
 
+@pytest.mark.parametrize("half_below", [0, 3])
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_prefetches_change_no_number(lookahead: int, half_below: int) -> None:
+    precision: dict[str, Any] = {"half_below": half_below}
+    table, model = pair(16, Adagrad(), Uniform(-1, 1), 4, hbm_rows=2000, lookahead=lookahead, **precision)
+    rng = np.random.default_rng()
+    batches = [np.minimum(rng.zipf(1.1, 1500), 60_000) + rng.integers(0, 3000) for _ in range(40)]
+    for step in range(len(batches) - lookahead):
+        table.prefetch(batches[step + lookahead])
+        keys = np.unique(batches[step])
+        np.testing.assert_array_equal(table.lookup_keys(keys), model.lookup_keys(keys))
+        grads = rng.standard_normal((len(keys), 16)).astype(np.float32)
+        table.apply_gradients(keys, grads, 0.1, True)
+        model.apply_gradients(keys, grads, 0.1)
+    check_equal(table, model)
+    moved = table.statistics()
+    assert moved["brought"] > 0
+    assert moved["spilled"] > 0
+    assert moved["size"] - 4000 <= moved["host_rows"] < moved["size"]
+
+
 def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(CudaError, match="lookahead must be 0 to 64, got 65"):
+        GpuTable(4, SGD(), Constant(), hbm_rows=8, lookahead=65)
     table = GpuTable(4, SGD(), Constant())
     with pytest.raises(CudaError, match="rows to reserve must be >= 0, got -1"):
         table.reserve(-1)

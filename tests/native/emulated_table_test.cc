@@ -18,10 +18,12 @@
 #include "ops/table/gpu/lookup.cu"
 #include "ops/table/gpu/lookup_mixed.cu"
 #include "ops/table/gpu/removal.cu"
+#include "ops/table/gpu/row_moves.cu"
 #include "ops/table/gpu/row_store.cu"
 #include "ops/table/gpu/saving.cu"
 #include "ops/table/gpu/table.cu"
 #include "ops/table/gpu/table_abi.cu"
+#include "ops/table/gpu/tiers.cu"
 #include "ops/table/gpu/update.cu"
 #include "ops/table/gpu/update_mixed.cu"
 #include "ops/table/host/table.h"
@@ -80,7 +82,8 @@ struct Settings {
   const char* optimizer;
   vector<double> optimizer_parameters;
   uint32_t half_below;
-  int64_t device_rows = 0;
+  int64_t hbm_rows = 0;
+  int64_t lookahead = 1;
   const char* admission = "all";
   vector<double> admission_parameters = {};
   const char* eviction = "none";
@@ -126,7 +129,8 @@ class Gpu {
     set(settings.eviction_parameters, &options.eviction_parameters,
         &options.eviction_parameter_count);
     options.half_below = settings.half_below;
-    options.device_rows = settings.device_rows;
+    options.hbm_rows = settings.hbm_rows;
+    options.lookahead = settings.lookahead;
     options.device = -1;
     CHECK_EQ(gmeta_gpu_table_create(&options, &table), 0);
   }
@@ -218,9 +222,11 @@ void CheckSame(const Gpu& gpu, Table* table) {
   const gmeta::TableStatistics s = table->Statistics();
   const uint64_t expected[] = {s.hits,    s.misses,  s.inserts,   s.removes,  s.updates,
                                s.ignored, s.rejects, s.evictions, s.half_rows};
-  int64_t found[12];
+  int64_t found[18];
   CHECK_EQ(gmeta_gpu_table_statistics(gpu.table, found), 0);
   for (int i = 0; i < 9; ++i) CHECK_EQ(static_cast<uint64_t>(found[3 + i]), expected[i]);
+  CHECK_EQ(static_cast<uint64_t>(found[0]), n);
+  CHECK(0 <= found[16] && found[16] <= found[0]);
 }
 
 // Rows that a GPU table has read ahead.
@@ -321,6 +327,10 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
                                               records.last_step.data()};
       replace ? table.Replace(columns, taken, 5, Serial()) : table.Merge(columns, taken, Serial());
     }
+    // Of this batch, of one that comes later, or of some other.
+    if (settings.hbm_rows != 0 && random() % 3 != 0) {
+      CHECK_EQ(gmeta_gpu_table_prefetch(gpu.table, keys.data(), count, nullptr), 0);
+    }
     if (random() % 2 == 0) {
       Ahead one{keys, vector<int64_t>(n), vector<float>(n * dim), distinct};
       CHECK_EQ(gmeta_gpu_table_peek(gpu.table, keys.data(), count, one.rows.data(),
@@ -389,6 +399,52 @@ void TestPromotionGoesOnWhenThereIsMemory() {
   CheckSame(gpu, &table);
 }
 
+// Training with a small cache: each batch is prefetched some batches before its step.
+void TestStepsWithTwoTiers(int64_t lookahead, uint32_t half_below, uint32_t seed) {
+  constexpr int kSteps = 40;
+  constexpr size_t kKeys = 48;
+  Settings settings{8, "adam", {0.9, 0.999, 1e-7}, half_below};
+  settings.hbm_rows = 256;
+  settings.lookahead = lookahead;
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  std::mt19937_64 random(seed);
+  vector<vector<int64_t>> batches;
+  for (int i = 0; i < kSteps + 4; ++i) {
+    vector<int64_t>& keys = batches.emplace_back(kKeys);
+    for (int64_t& key : keys)
+      key = static_cast<int64_t>(1200 / (1 + random() % 1200) + random() % 900);
+  }
+  vector<int64_t> all(1400);
+  std::iota(all.begin(), all.end(), 0);
+  vector<float> rows(all.size() * settings.dim), expected(rows);
+  const auto look_up = [&](const vector<int64_t>& keys) {
+    CHECK_EQ(
+        gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data(), static_cast<int64_t>(keys.size()),
+                                         0, rows.data(), nullptr),
+        0);
+    table.Lookup(keys.data(), keys.size(), true, expected.data(), Serial());
+    CHECK(SameBits(rows.data(), expected.data(), keys.size() * settings.dim));
+  };
+  look_up(all);
+  for (int64_t i = 0; i < kSteps; ++i) {
+    const vector<int64_t>&keys = batches[i], &later = batches[i + lookahead];
+    CHECK_EQ(gmeta_gpu_table_prefetch(gpu.table, later.data(), kKeys, nullptr), 0);
+    look_up(keys);
+    for (size_t j = 0; j < kKeys * settings.dim; ++j) rows[j] = 0.01f * static_cast<float>(j % 7);
+    CHECK_EQ(gmeta_gpu_table_update(gpu.table, keys.data(), rows.data(), kKeys, 0.1f, 0, nullptr),
+             0);
+    table.Update(keys.data(), rows.data(), kKeys, 0.1f, Serial());
+  }
+  CheckSame(gpu, &table);
+  int64_t found[18];
+  CHECK_EQ(gmeta_gpu_table_statistics(gpu.table, found), 0);
+  const int64_t brought = found[14], spilled = found[15], host_rows = found[16];
+  CHECK(brought > 0 && spilled > 0);
+  CHECK(brought < kSteps * static_cast<int64_t>(kKeys));  // some were there
+  CHECK(host_rows >= 1400 - 2 * 256 && host_rows < 1400);
+}
+
 }  // namespace
 
 int main() {
@@ -407,6 +463,22 @@ int main() {
     bound.eviction = "norm";
     bound.eviction_parameters = {0, 0, 2, 7.9};
     TestTrace(bound, 18, 900, 300, seed++);
+  }
+  for (const int64_t lookahead : {0, 1, 2, 4}) {
+    TestStepsWithTwoTiers(lookahead, 0, seed++);
+    TestStepsWithTwoTiers(lookahead, 6, seed++);
+    // Any calls in any order, also such as change rows on their way.
+    for (const uint32_t half_below : {0u, 3u}) {
+      Settings tiers{8, "adam", {0.9, 0.999, 1e-7}, half_below};
+      tiers.hbm_rows = 64;
+      tiers.lookahead = lookahead;
+      TestTrace(tiers, 40, 500, 100, seed++);
+      tiers.eviction = "frequency";
+      tiers.eviction_parameters = {300, 0, 0};
+      tiers.admission = "count";
+      tiers.admission_parameters = {2};
+      TestTrace(tiers, 40, 900, 100, seed++);
+    }
   }
   // Few keys, which come often: rows that are peeked change in every way before they are reread.
   for (const uint32_t half_below : {0u, 3u}) {

@@ -93,7 +93,8 @@ void TestARecordHasRoomForItsNumbers() {
   for (const size_t dim : {1, 3, 4, 7, 8, 64, 260, 1 << 20}) {
     for (const size_t slots : {size_t{0}, size_t{1}, dim, 2 * dim}) {
       const RowLayout layout(dim, slots);
-      const RowGeometry full = RowGeometry::OfFull(layout), half = RowGeometry::OfHalf(layout);
+      const RowGeometry full = RowGeometry::OfFull(layout, 0);
+      const RowGeometry half = RowGeometry::OfHalf(layout, 0);
       CHECK(full.stride >= dim + slots && full.stride < dim + slots + 4);
       CHECK(2 * half.stride >= full.stride && 2 * half.stride <= full.stride + 1);
       if (dim % 4 == 0) {  // vectors of 16 bytes, and of 8
@@ -109,23 +110,28 @@ void TestARecordHasRoomForItsNumbers() {
       if (dim == 64) {
         CHECK_EQ(half.block_rows(), 2 * full.block_rows());
       }
+      for (const uint64_t rows : {1, 256, 1000, 4096}) {  // of a bounded number in GPU memory
+        const uint64_t most = RowGeometry::OfFull(layout, rows).block_rows();
+        CHECK(most == 32 || (most <= rows / 8 && most <= full.block_rows()));
+      }
     }
   }
 }
 
 void TestTheGpusShare() {
-  CHECK_EQ(gmeta::BlocksOnDevice(7, 32, 1000, 0), 7u);  // no bound
-  CHECK_EQ(gmeta::BlocksOnDevice(7, 32, 0, 100), 4u);   // a block that begins within it
-  CHECK_EQ(gmeta::BlocksOnDevice(7, 32, 96, 100), 1u);
-  CHECK_EQ(gmeta::BlocksOnDevice(7, 32, 128, 100), 0u);
-  CHECK_EQ(gmeta::BlocksOnDevice(2, 32, 0, 1000), 2u);
-  CHECK_EQ(gmeta::FullRowsOnDevice(0), 0u);
-  CHECK_EQ(gmeta::FullRowsOnDevice(1), 1u);
+  CHECK_EQ(gmeta::NearBlocks(7, 32, 1000, 0), 7u);  // no bound
+  CHECK_EQ(gmeta::NearBlocks(7, 32, 0, 100), 4u);   // a block that begins within it
+  CHECK_EQ(gmeta::NearBlocks(7, 32, 96, 100), 1u);
+  CHECK_EQ(gmeta::NearBlocks(7, 32, 128, 100), 0u);
+  CHECK_EQ(gmeta::NearBlocks(2, 32, 0, 1000), 2u);
+  CHECK_EQ(gmeta::NearFullRows(0), 0u);
+  CHECK_EQ(gmeta::NearFullRows(1), 1u);
   // Full rows and half ones together take what was allowed.
   const RowLayout layout(64, 128);
-  const RowGeometry full = RowGeometry::OfFull(layout), half = RowGeometry::OfHalf(layout);
+  const RowGeometry full = RowGeometry::OfFull(layout, 0);
+  const RowGeometry half = RowGeometry::OfHalf(layout, 0);
   const uint64_t rows = 1000;
-  CHECK(gmeta::FullRowsOnDevice(rows) * full.stride + rows * half.stride <= rows * full.stride);
+  CHECK(gmeta::NearFullRows(rows) * full.stride + rows * half.stride <= rows * full.stride);
 }
 
 }  // namespace

@@ -27,8 +27,11 @@ class Statistics(NamedTuple):
         float32.
       disk_rows: Rows that are now on a drive (`gmeta.policies.Tiers`).
       disk_bytes: Bytes of the files on the drive.
-      brought: Rows that moved from the drive to memory.
-      spilled: Rows that moved from memory to the drive.
+      brought: Rows that moved to the faster tier: from the drive to memory, or on a GPU from host memory to
+        the GPU's.
+      spilled: Rows that moved to the slower tier.
+      host_rows: Rows of a table on a GPU that are now in host memory.
+      crowded: Rows that a prefetch found no room for in the GPU's memory.
     """
 
     size: tf.Tensor
@@ -48,3 +51,5 @@ class Statistics(NamedTuple):
     disk_bytes: tf.Tensor
     brought: tf.Tensor
     spilled: tf.Tensor
+    host_rows: tf.Tensor
+    crowded: tf.Tensor

@@ -45,7 +45,8 @@ class _Options(ctypes.Structure):
             )
         ),
         ("half_below", ctypes.c_int64),
-        ("device_rows", ctypes.c_int64),
+        ("hbm_rows", ctypes.c_int64),
+        ("lookahead", ctypes.c_int64),
         ("l2", ctypes.POINTER(ctypes.c_float)),
         ("l2_count", ctypes.c_int64),
         ("device", ctypes.c_int32),
@@ -83,7 +84,8 @@ class GpuTable:
       admission: Anything with ``kind`` and ``settings``; None admits all.
       eviction: The same; None evicts nothing.
       half_below: As the native op's attribute.
-      device_rows: Rows beyond this many are in host memory; 0: none are.
+      hbm_rows: Rows beyond this many are in host memory; 0: none are.
+      lookahead: How many batches a prefetch is ahead of its lookup.
     """
 
     def __init__(
@@ -96,7 +98,8 @@ class GpuTable:
         eviction: Any = None,
         *,
         half_below: int = 0,
-        device_rows: int = 0,
+        hbm_rows: int = 0,
+        lookahead: int = 1,
     ) -> None:
         kinds = {
             "optimizer": (optimizer.kind, optimizer.hyperparameters),
@@ -105,7 +108,13 @@ class GpuTable:
             "eviction": (eviction.kind, eviction.settings) if eviction else ("none", ()),
         }
         options = _Options(
-            name=b"test", dim=dim, seed=seed, half_below=half_below, device_rows=device_rows, device=-1
+            name=b"test",
+            dim=dim,
+            seed=seed,
+            half_below=half_below,
+            hbm_rows=hbm_rows,
+            lookahead=lookahead,
+            device=-1,
         )
         l2 = optimizer.prior_l2(dim)
         options.l2, options.l2_count = (ctypes.c_float * len(l2))(*l2), len(l2)
@@ -174,6 +183,11 @@ class GpuTable:
         places, rate = DeviceArray.of(inverse, np.int32), ctypes.c_float(learning_rate)
         arguments = (given.pointer, len(keys), gradients.pointer, places.pointer, len(inverse), rate, None)
         self.call("update_indexed", *arguments)
+
+    def prefetch(self, keys: Array) -> None:
+        """Move the rows of a later batch to GPU memory."""
+        given = DeviceArray.of(keys, np.int64)
+        self.call("prefetch", given.pointer, len(keys), None)
 
     def contains(self, keys: Array) -> Array:
         """Which keys there are."""

@@ -50,10 +50,11 @@ class Model(ReferenceHashTable):
 
 
 def pair(
-    *arguments: Any, device_rows: int = 0, half_below: int = 0, **policies: Any
+    *arguments: Any, hbm_rows: int = 0, lookahead: int = 1, half_below: int = 0, **policies: Any
 ) -> tuple[GpuTable, Model]:
     """A table on the GPU and its model."""
-    table = GpuTable(*arguments, **policies, half_below=half_below, device_rows=device_rows)
+    tiers = {"hbm_rows": hbm_rows, "lookahead": lookahead}
+    table = GpuTable(*arguments, **policies, **tiers, half_below=half_below)
     policies["precision"] = TwoPrecisions(half_below) if half_below else None
     return table, Model(*arguments, **policies)
 

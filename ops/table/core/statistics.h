@@ -26,8 +26,11 @@ struct TableStatistics {
   uint64_t disk_rows = 0;   // of `size`, on disk
   uint64_t disk_bytes = 0;  // of the files
   // Counted since the table was made:
-  uint64_t brought = 0;  // rows moved from disk to memory
-  uint64_t spilled = 0;  // rows moved from memory to disk
+  uint64_t brought = 0;  // rows moved to the faster tier
+  uint64_t spilled = 0;  // rows moved to the slower tier
+  // Of tables in GPU memory and host memory:
+  uint64_t host_rows = 0;  // of `size` now, in host memory
+  uint64_t crowded = 0;    // rows that a prefetch found no room for
 };
 
 // A shard's share of the counts. Readers count too, so the counters are atomic and need no lock; a

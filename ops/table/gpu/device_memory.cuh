@@ -40,9 +40,9 @@ class DeviceMemory {
     throw CudaError(GMETA_CUDA_OUT_OF_MEMORY,
                     "the GPU has no " + std::to_string(bytes) + " bytes more for a table (" +
                         std::to_string(free) + " of " + std::to_string(total) +
-                        " are free): bound the table by an eviction policy, or give it a number of "
-                        "rows to keep on the GPU (device_rows), beyond which rows are in host "
-                        "memory");
+                        " are free): bound the table by an eviction policy, or keep a bounded "
+                        "number of its rows there and the others in host memory "
+                        "(Tiers(hbm_rows=...))");
   }
   // Allocates host memory that kernels can read and write.
   static DeviceMemory Pinned(size_t bytes) {

@@ -38,22 +38,22 @@ void GpuTable::NoteSize(const GpuCounters& counters) {
 void GpuTable::AskForSize(uint64_t n, cudaStream_t stream) {
   // Promotions add rows to the full store.
   const bool far = most_rows_ + 4 * n <= KeysAtHardLoad(slot_count()) && HasRoom(4 * n, 4 * n);
-  if (asked_ || far) return;
+  if (asked_ || (far && full_moves_ == nullptr)) return;
   CheckCuda(cudaMemcpyAsync(answer_, counters_.as<void>(), sizeof *answer_, cudaMemcpyDeviceToHost,
                             stream),
             "reading a table's counters");
   CheckCuda(cudaEventRecord(answered_, stream), "recording an event");
   asked_ = true;
-  since_asked_ = 0;
+  since_asked_ = since_moved_ = 0;
 }
 
 void GpuTable::EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream) {
   const uint64_t n = full + half;
   if (asked_ && cudaEventQuery(answered_) == cudaSuccess) {
-    const uint64_t since = since_asked_;
     NoteSize(*answer_);
-    NoteNew(since);
-    if (half_) full_.MayHaveTaken(since);
+    most_rows_ += since_asked_;
+    full_.MayHaveTaken(since_asked_ + since_moved_);
+    if (half_) half_->MayHaveTaken(since_asked_ + since_moved_);
   }
   cudaGetLastError();  // "not ready" is no error
   const auto has_room = [&] {
@@ -66,12 +66,8 @@ void GpuTable::EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream) {
       known_rows_ + n > KeysAtHardLoad(slot_count())) {
     GrowIndex(known_rows_ + n, stream);
   }
-  // Twice a batch, so that the true number of rows is known before the next growth.
-  const auto wish = [](const GpuRowStore& store, uint64_t rows) {
-    return std::max(store.most_used() + 2 * rows, store.capacity() + store.capacity() / 8);
-  };
-  if (!full_.HasRoom(full)) GrowFull(wish(full_, full), stream);
-  if (half_ && !half_->HasRoom(half)) GrowHalf(wish(*half_, half), stream);
+  while (!full_.HasRoom(full)) GrowFull(full_.Wish(full), stream);
+  while (half_ && !half_->HasRoom(half)) GrowHalf(half_->Wish(half), stream);
 }
 
 void GpuTable::GrowIndex(uint64_t rows, cudaStream_t stream) {
@@ -96,11 +92,13 @@ void GpuTable::GrowIndex(uint64_t rows, cudaStream_t stream) {
 // Growing a store starts its pool's counts again, so a copy of the counters that was requested
 // before is no longer valid.
 void GpuTable::GrowFull(uint64_t rows, cudaStream_t stream) {
+  InstallMoves(0, stream);
   full_.Grow(rows, &counters()->full, stream);
   asked_ = false;
 }
 
 void GpuTable::GrowHalf(uint64_t rows, cudaStream_t stream) {
+  InstallMoves(0, stream);
   half_->Grow(rows, &counters()->half, stream);
   asked_ = false;
 }

@@ -25,6 +25,7 @@ void GpuTable::Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStre
   const Turn turn(this, stream);
   if (removed != nullptr) *removed = 0;
   if (n == 0) return;
+  InstallMoves(0, stream);
   const size_t size = static_cast<size_t>(n);
   const bool watched = IsWatched();
   uint8_t* const erased = watched ? static_cast<uint8_t*>(Scratch(size, stream)) : nullptr;
@@ -88,6 +89,7 @@ uint32_t GpuTable::Select(const Scan& scan, int64_t* keys, uint32_t* numbers, ui
 
 uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream) {
   if (shards == 0) return 0;
+  InstallMoves(0, stream);
   const Scan scan{{0, kLogicalShards}, 0, shards, policies_.log2_shards()};
   const uint32_t count = Select(scan, nullptr, nullptr, nullptr, nullptr, stream);
   if (count == 0) return 0;

@@ -36,25 +36,32 @@ void WritePool(const PoolCounters& now, PoolCounters* pool, cudaStream_t stream)
 }  // namespace
 
 size_t GpuRowStore::bytes() const {
-  size_t sum = blocks_.bytes() + ring_.bytes();
+  size_t sum = blocks_.bytes() + near_.ring.bytes() + far_.ring.bytes() + marks_.bytes();
   for (const DeviceMemory& chunk : chunks_) sum += chunk.bytes();
   return sum;
 }
 
-void GpuRowStore::Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream) {
-  if (rows <= capacity_) return;
+void GpuRowStore::Grow(uint64_t rows, StorePools* pools, cudaStream_t stream) {
+  const uint64_t before = capacity();
+  if (rows <= before) return;
   const uint64_t block_rows = geometry_.block_rows();
   const size_t block_bytes = geometry_.block_bytes();
-  const uint64_t added = (rows - capacity_ + block_rows - 1) / block_rows;
-  const uint64_t capacity = capacity_ + added * block_rows;
-  Require(capacity <= most_rows_, owner_ + "it has no numbers for " + std::to_string(capacity) +
-                                      " rows: bound it by an eviction");
+  const uint64_t added = (rows - before + block_rows - 1) / block_rows;
+  const uint64_t after = before + added * block_rows;
+  Require(after <= most_rows_, owner_ + "it has no numbers for " + std::to_string(after) +
+                                   " rows: bound it by an eviction");
   // Allocates all new memory before it changes anything, so that a lack of memory changes nothing.
-  const uint64_t on_device = BlocksOnDevice(added, block_rows, capacity_, device_rows_);
+  const uint64_t near = NearBlocks(added, block_rows, before, near_rows_), far = added - near;
   std::vector<DeviceMemory> chunks;
-  if (on_device > 0) chunks.emplace_back(allocator_, on_device * block_bytes);
-  if (added > on_device) {
-    chunks.push_back(DeviceMemory::Pinned((added - on_device) * block_bytes));
+  DeviceMemory near_ring, far_ring, marks;
+  if (near > 0) {
+    chunks.emplace_back(allocator_, near * block_bytes);
+    near_ring = DeviceMemory(allocator_, (near_.capacity + near * block_rows) * sizeof(uint32_t));
+  }
+  if (far > 0) {
+    chunks.push_back(DeviceMemory::Pinned(far * block_bytes));
+    far_ring = DeviceMemory(allocator_, (far_.capacity + far * block_rows) * sizeof(uint32_t));
+    marks = DeviceMemory(allocator_, after * sizeof(uint32_t));
   }
   std::vector<char*> directory(block_count_);
   if (block_count_ > 0) {
@@ -69,33 +76,61 @@ void GpuRowStore::Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream) {
     }
   }
   DeviceMemory blocks(allocator_, directory.size() * sizeof(char*));
-  DeviceMemory ring(allocator_, capacity * sizeof(uint32_t));
-  const PoolCounters now = ReadPool(pool, stream);
-  const uint64_t left = now.given - now.taken;
-  const uint64_t fresh = added * block_rows;
-  Launch(FillRing, BlocksOf(left + fresh), kBlockThreads, 0, stream, "filling a pool",
-         ring_.as<uint32_t>(), static_cast<uint32_t>(capacity_), now.taken,
-         static_cast<uint32_t>(left), static_cast<uint32_t>(capacity_),
-         static_cast<uint32_t>(fresh), ring.as<uint32_t>());
   CheckCuda(cudaMemcpyAsync(blocks.as<void>(), directory.data(), directory.size() * sizeof(char*),
                             cudaMemcpyHostToDevice, stream),
             "writing a directory");
-  WritePool({0, left + fresh}, pool, stream);
+  if (far > 0) {
+    CheckCuda(cudaMemsetAsync(marks.as<void>(), 0, marks.bytes(), stream), "clearing marks");
+    if (marks_.bytes() > 0) {
+      CheckCuda(cudaMemcpyAsync(marks.as<void>(), marks_.as<void>(), marks_.bytes(),
+                                cudaMemcpyDeviceToDevice, stream),
+                "copying marks");
+    }
+  }
+  CheckCuda(cudaStreamSynchronize(stream), "growing a store");
+  if (near > 0) {
+    GrowPool(&near_, &pools->near, before, near * block_rows, std::move(near_ring), stream);
+  }
+  if (far > 0) {
+    GrowPool(&far_, &pools->far, before + near * block_rows, far * block_rows, std::move(far_ring),
+             stream);
+    marks_ = std::move(marks);
+  }
   for (DeviceMemory& chunk : chunks) chunks_.push_back(std::move(chunk));
   blocks_ = std::move(blocks);
-  ring_ = std::move(ring);
   block_count_ = directory.size();
-  capacity_ = capacity;
-  NoteUsed({0, left + fresh});
 }
 
-void GpuRowStore::Clear(PoolCounters* pool, cudaStream_t stream) {
-  if (capacity_ > 0) {
-    Launch(FillRing, BlocksOf(capacity_), kBlockThreads, 0, stream, "filling a pool", nullptr, 1, 0,
-           0, 0, static_cast<uint32_t>(capacity_), ring_.as<uint32_t>());
+void GpuRowStore::GrowPool(Pool* pool, PoolCounters* counters, uint64_t first, uint64_t added,
+                           DeviceMemory ring, cudaStream_t stream) {
+  const PoolCounters now = ReadPool(counters, stream);
+  const uint64_t left = now.free();
+  Launch(FillRing, BlocksOf(left + added), kBlockThreads, 0, stream, "filling a pool",
+         pool->ring.as<uint32_t>(), static_cast<uint32_t>(pool->capacity), now.taken,
+         static_cast<uint32_t>(left), static_cast<uint32_t>(first), static_cast<uint32_t>(added),
+         ring.as<uint32_t>());
+  WritePool({0, left + added, left + added}, counters, stream);
+  pool->ring = std::move(ring);
+  pool->capacity += added;
+  pool->most_used = pool->capacity - (left + added);
+}
+
+void GpuRowStore::Clear(StorePools* pools, cudaStream_t stream) {
+  uint64_t first = 0;
+  for (const auto& [pool, counters] :
+       {std::make_pair(&near_, &pools->near), std::make_pair(&far_, &pools->far)}) {
+    if (pool->capacity > 0) {
+      Launch(FillRing, BlocksOf(pool->capacity), kBlockThreads, 0, stream, "filling a pool",
+             nullptr, 1, 0, 0, static_cast<uint32_t>(first), static_cast<uint32_t>(pool->capacity),
+             pool->ring.as<uint32_t>());
+    }
+    WritePool({0, pool->capacity, pool->capacity}, counters, stream);
+    pool->most_used = 0;
+    first += pool->capacity;
   }
-  WritePool({0, capacity_}, pool, stream);
-  NoteUsed({0, capacity_});
+  if (marks_.bytes() > 0) {
+    CheckCuda(cudaMemsetAsync(marks_.as<void>(), 0, marks_.bytes(), stream), "clearing marks");
+  }
 }
 
 }  // namespace gmeta

@@ -1,9 +1,11 @@
-// GpuRowStore: the memory of a table's rows of one form, and the host's upper bound of how many are
-// in use. Kernels see it as a RowsView (rows.cuh), which describes the layout.
+// GpuRowStore: the memory of a table's rows of one form, and the host's upper bounds of how many
+// are in use. Kernels see it as a RowsView (rows.cuh), which describes the layout.
 //
-// Memory for rows is added in chunks, and no record ever moves: growth makes a larger directory and
-// a larger ring. The pool's counts are part of the table's GpuCounters, in device memory, so the
-// host knows only an upper bound, which the table keeps (table.cuh, "Waiting").
+// Memory for rows is added in chunks, and no row number ever means another place: growth makes a
+// larger directory and larger rings. If the table bounds its rows in GPU memory, that memory comes
+// first, and all later chunks are in pinned host memory. The pools' counts are part of the table's
+// GpuCounters, in GPU memory, so the host knows only upper bounds, which the table keeps
+// (table.cuh, "Waiting").
 
 #ifndef GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
 #define GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
@@ -24,59 +26,97 @@ namespace gmeta {
 
 class GpuRowStore {
  public:
-  // `owner` is for messages. `most_rows` is how many row numbers there are. `device_rows` is how
-  // many rows may be in the GPU's memory (0: all); the others are in host memory.
+  // `owner` is for messages. `most_rows` is how many row numbers there are. `near_rows` is how many
+  // rows may be in GPU memory (0: all); the others are in host memory.
   GpuRowStore(const std::string& owner, const gmeta_gpu_allocator& allocator,
-              const RowGeometry& geometry, uint64_t most_rows, uint64_t device_rows)
+              const RowGeometry& geometry, uint64_t most_rows, uint64_t near_rows)
       : owner_(owner),
         allocator_(allocator),
         geometry_(geometry),
         most_rows_(most_rows),
-        device_rows_(device_rows) {}
+        near_rows_(near_rows) {}
 
-  uint64_t capacity() const { return capacity_; }  // rows that there is memory for
+  // Rows that there is memory for.
+  uint64_t capacity() const { return near_.capacity + far_.capacity; }
+  bool has_far_rows() const { return far_.capacity > 0; }
+  uint64_t near_capacity() const { return near_.capacity; }
   const RowGeometry& geometry() const { return geometry_; }
   size_t bytes() const;
 
-  // `pool` and `counters` are the table's.
-  RowsView View(size_t dim, size_t slot_floats, PoolCounters* pool, GpuCounters* counters) const {
+  // `pools` and `counters` are the table's.
+  RowsView View(size_t dim, size_t slot_floats, StorePools* pools, GpuCounters* counters) const {
     return {blocks_.as<char*>(),
             geometry_.log2_block_rows,
             geometry_.stride,
             static_cast<uint32_t>(dim),
             static_cast<uint32_t>(slot_floats),
-            ring_.as<uint32_t>(),
-            static_cast<uint32_t>(capacity_),
-            pool,
+            near_.View(&pools->near),
+            far_.View(&pools->far),
+            static_cast<uint32_t>(near_.capacity),
+            marks_.as<uint32_t>(),
             counters};
   }
 
-  // Makes memory for `rows` rows in total. Waits for the stream if the store has less.
-  void Grow(uint64_t rows, PoolCounters* pool, cudaStream_t stream);
+  // The rows to make memory for when it lacks `rows`: room for two batches, so that the true number
+  // of rows is known before the next growth. If GPU memory and host memory share what is added, a
+  // second growth may have to follow.
+  uint64_t Wish(uint64_t rows) const {
+    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, capacity() / 8));
+  }
+  // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
+  // be on their way (RowMoves).
+  void Grow(uint64_t rows, StorePools* pools, cudaStream_t stream);
   // Frees all rows.
-  void Clear(PoolCounters* pool, cudaStream_t stream);
+  void Clear(StorePools* pools, cudaStream_t stream);
 
   // An upper bound of the number of rows in use.
-  uint64_t most_used() const { return most_used_; }
-  bool HasRoom(uint64_t rows) const { return most_used_ + rows <= capacity_; }
-  void MayHaveTaken(uint64_t rows) { most_used_ = std::min(most_used_ + rows, capacity_); }
-  // Sets the bound to the number of rows in use according to the pool's counts, and returns it.
-  uint64_t NoteUsed(const PoolCounters& pool) {
-    return most_used_ = capacity_ - (pool.given - pool.taken);
+  uint64_t most_used() const { return near_.most_used + far_.most_used; }
+  // Whether surely one of the pools has so many rows.
+  bool HasRoom(uint64_t rows) const { return near_.HasRoom(rows) || HasFarRoom(rows); }
+  bool HasFarRoom(uint64_t rows) const { return far_.HasRoom(rows); }
+  void MayHaveTaken(uint64_t rows) {
+    near_.MayHaveTaken(rows);
+    far_.MayHaveTaken(rows);
+  }
+  // Sets the bounds to the numbers of rows in use according to the pools' counts. Returns the
+  // number of rows, of which those on their way count once.
+  uint64_t NoteUsed(const StorePools& pools) {
+    near_.most_used = near_.capacity - pools.near.free();
+    far_.most_used = far_.capacity - pools.far.free();
+    return most_used() - pools.moving;
+  }
+  // The number of rows in host memory.
+  uint64_t FarRows(const StorePools& pools) const {
+    return far_.capacity - pools.far.free() - pools.leaving;
   }
 
  private:
+  struct Pool {
+    uint64_t capacity = 0;
+    uint64_t most_used = 0;
+    DeviceMemory ring;
+
+    PoolView View(PoolCounters* counters) const {
+      return {ring.as<uint32_t>(), static_cast<uint32_t>(capacity), counters};
+    }
+    bool HasRoom(uint64_t rows) const { return most_used + rows <= capacity; }
+    void MayHaveTaken(uint64_t rows) { most_used = std::min(most_used + rows, capacity); }
+  };
+
+  // Makes the pool's ring larger, by `added` rows from number `first` on.
+  void GrowPool(Pool* pool, PoolCounters* counters, uint64_t first, uint64_t added,
+                DeviceMemory ring, cudaStream_t stream);
+
   const std::string owner_;
   const gmeta_gpu_allocator allocator_;
   const RowGeometry geometry_;
   const uint64_t most_rows_;
-  const uint64_t device_rows_;
+  const uint64_t near_rows_;
   std::vector<DeviceMemory> chunks_;
   DeviceMemory blocks_;  // the directory
   uint64_t block_count_ = 0;
-  uint64_t capacity_ = 0;
-  DeviceMemory ring_;
-  uint64_t most_used_ = 0;
+  Pool near_, far_;
+  DeviceMemory marks_;  // of all rows, if there are far ones
 };
 
 }  // namespace gmeta

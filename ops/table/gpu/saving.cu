@@ -193,6 +193,7 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   if (replace) Clear();
   const Turn turn(this);
   const cudaStream_t stream = own_stream_;
+  InstallMoves(0, stream);
   if (replace) step_ = step;
   policies_.BreakJournals();
   EndEpochs(policies_.all_shards(), stream);
@@ -217,6 +218,7 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   const Piece piece = CutPiece(&space, piece_rows, dim(), slot_floats());
   for (size_t done = 0; done < total; done += piece_rows) {
     const size_t count = std::min(piece_rows, total - done);
+    NoteGiven(stream);
     Copy(piece.keys, from.keys + done, count, stream);
     Copy(piece.columns.rows, from.rows + done * dim(), count * dim(), stream);
     if (slot_floats() > 0) {

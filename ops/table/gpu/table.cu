@@ -21,6 +21,11 @@ constexpr uint64_t kMostRowsOfEither = 0x7ffffff0u;
 
 size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
+// How many full rows may be in GPU memory; 0: all.
+uint64_t NearFull(const GpuTableOptions& options) {
+  return options.half_below == 0 ? options.hbm_rows : NearFullRows(options.hbm_rows);
+}
+
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace
@@ -30,14 +35,23 @@ GpuTable::GpuTable(const GpuTableOptions& options)
       layout_(options.dim, std::visit([&](const auto& o) { return o.SlotFloats(options.dim); },
                                       options.optimizer)),
       initial_slot_(std::visit([](const auto& o) { return o.InitialSlot(); }, options.optimizer)),
-      full_("table '" + options.name + "': ", options.allocator, RowGeometry::OfFull(layout_),
-            options.half_below == 0 ? kMostRows : kMostRowsOfEither,
-            options.half_below == 0 ? options.device_rows : FullRowsOnDevice(options.device_rows)),
+      full_("table '" + options.name + "': ", options.allocator,
+            RowGeometry::OfFull(layout_, NearFull(options)),
+            options.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options)),
       policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
   const DeviceScope device(options.device);
   if (options.half_below != 0) {
-    half_.emplace("table '" + options.name + "': ", options.allocator, RowGeometry::OfHalf(layout_),
-                  kMostRowsOfEither, options.device_rows);
+    half_.emplace("table '" + options.name + "': ", options.allocator,
+                  RowGeometry::OfHalf(layout_, options.hbm_rows), kMostRowsOfEither,
+                  options.hbm_rows);
+  }
+  if (options.hbm_rows != 0) {
+    const uint32_t mask = half_ ? HalfRule::kHalf : 0;
+    const auto moves = [&](uint32_t form) {
+      return std::make_unique<RowMoves>(options.allocator, options.lookahead, form, mask);
+    };
+    full_moves_ = moves(0);
+    if (half_) half_moves_ = moves(mask);
   }
   CheckCuda(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking), "making a stream");
   CheckCuda(cudaEventCreateWithFlags(&last_done_, cudaEventDisableTiming), "making an event");
@@ -65,6 +79,8 @@ GpuTable::~GpuTable() {
   cudaGetDevice(&before);
   cudaSetDevice(options_.device);
   cudaEventSynchronize(last_done_);
+  full_moves_.reset();
+  half_moves_.reset();
   cudaEventDestroy(last_done_);
   cudaEventDestroy(answered_);
   cudaStreamDestroy(own_stream_);
@@ -172,6 +188,7 @@ void GpuTable::EndEpochs(uint64_t shards, cudaStream_t stream) {
 void GpuTable::Find(const int64_t* keys, int64_t n, float* out, const StampsView& stamps,
                     cudaStream_t stream) {
   if (n == 0) return;
+  InstallArrived(stream);
   WithRows([&](const auto& rows) {
     const auto batch = BatchOf(rows, keys, n, out, stamps);
     LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
@@ -181,6 +198,7 @@ void GpuTable::Find(const int64_t* keys, int64_t n, float* out, const StampsView
 void GpuTable::FindOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
                             const StampsView& stamps, cudaStream_t stream) {
   if (n == 0) return;
+  InstallArrived(stream);
   if (listed_ != 0) PromoteListed(listed_, stream);
   EvictFor(keys, n, stream);
   EnsureRoomForNew(static_cast<uint64_t>(n), stream);
@@ -207,6 +225,7 @@ void GpuTable::FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, b
   const bool vector = batch.vectors != dim();
   LaunchFind(batch, vector, distinct ? Uses::kDistinct : Uses::kShared, stream);
   turn_ ^= 1;
+  NoteGiven(stream);
   const uint8_t* const admitted = policies_.decide() ? Admit(batch, stream) : nullptr;
   LaunchInsert(batch, vector, admitted, distinct, stream);
 }
@@ -244,11 +263,9 @@ void GpuTable::PromoteListed(uint64_t most, cudaStream_t stream) {
     const GpuCounters now = ReadCounters(stream);
     NoteSize(now);
     most = now.rare_no_more;
-    if (!full_.HasRoom(most)) {
-      const uint64_t wish = full_.capacity() + full_.capacity() / 8;
-      GrowFull(std::max(full_.most_used() + most, wish), stream);
-    }
+    while (!full_.HasRoom(most)) GrowFull(full_.Wish(most), stream);
   }
+  NoteGiven(stream);
   LaunchPromote(index(), mixed_rows(), rare_no_more_.as<int64_t>(), static_cast<uint32_t>(most),
                 dim() % 4 == 0, stream);
   CheckCuda(cudaMemsetAsync(&counters()->rare_no_more, 0, sizeof(uint32_t), stream),
@@ -348,6 +365,7 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
 
 void GpuTable::Clear() {
   const Turn turn(this);
+  InstallMoves(0, own_stream_);
   CheckCuda(cudaMemsetAsync(slots_.as<void>(), 0, slots_.bytes(), own_stream_), "clearing keys");
   EmptyPools(own_stream_);
   EndEpochs(policies_.all_shards(), own_stream_);
@@ -372,10 +390,14 @@ TableStatistics GpuTable::Statistics() {
   TableStatistics sum;
   sum.size = known_rows_;
   sum.capacity = slot_count();
-  sum.bytes = slots_.bytes() + full_.bytes() + policies_.bytes();
+  sum.bytes = slots_.bytes() + policies_.bytes();
+  ForEachStore([&](GpuRowStore* store, StorePools*, RowMoves* moves) {
+    sum.bytes += store->bytes() + (moves != nullptr ? moves->bytes() : 0);
+  });
+  sum.host_rows = full_.FarRows(now.full);
   if (half_) {
-    sum.bytes += half_->bytes();
-    sum.half_rows = half_->most_used();  // it was counted just now
+    sum.host_rows += half_->FarRows(now.half);
+    sum.half_rows = half_->NoteUsed(now.half);
   }
   sum.hits = now.hits;
   sum.misses = now.misses;
@@ -385,6 +407,9 @@ TableStatistics GpuTable::Statistics() {
   sum.ignored = now.ignored;
   sum.rejects = now.rejects;
   sum.evictions = evictions_;
+  sum.brought = now.brought;
+  sum.spilled = now.spilled;
+  sum.crowded = now.crowded;
   return sum;
 }
 

@@ -30,6 +30,10 @@
 //            when it is needed. The number of rows that a batch promotes is known once its keys
 //            are found. A table of two precisions waits for that number if there is no room to
 //            promote the rows of all keys, so that it needn't keep room for them.
+//   Tiers    A table may keep a bounded number of rows in GPU memory and the others in host memory
+//            (device/tiers.cuh). A prefetch moves a later batch's rows to GPU memory beside
+//            compute; lookups install what has arrived, and wait for a batch that was prefetched
+//            `lookahead` batches ago.
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
 //   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
@@ -61,6 +65,7 @@
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
 #include "ops/table/gpu/policies.h"
+#include "ops/table/gpu/row_moves.cuh"
 #include "ops/table/gpu/row_store.cuh"
 #include "ops/unique/gpu/segments.cuh"
 
@@ -73,8 +78,9 @@ struct GpuTableOptions {
   Initializer initializer;
   Admission admission;
   std::optional<Eviction> eviction;
-  uint32_t half_below = 0;   // rows with a lower frequency are half; 0: none are
-  uint64_t device_rows = 0;  // rows beyond this many are in host memory; 0: none are
+  uint32_t half_below = 0;  // rows with a lower frequency are half; 0: none are
+  uint64_t hbm_rows = 0;    // rows beyond this many are in host memory; 0: none are
+  uint32_t lookahead = 1;   // batches that a prefetch is ahead of its lookup
   RowPrior prior;
   int device = 0;
   gmeta_gpu_allocator allocator{};
@@ -111,6 +117,7 @@ class GpuTable {
               bool distinct, cudaStream_t stream);
   void UpdateIndexed(const int64_t* keys, int64_t u, const float* gradients, const int32_t* inverse,
                      int64_t n, float learning_rate, cudaStream_t stream);
+  void Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream);
   void Contains(const int64_t* keys, int64_t n, uint8_t* found, cudaStream_t stream);
   // `removed` is null or receives the number of removed rows.
   void Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStream_t stream);
@@ -176,6 +183,18 @@ class GpuTable {
     most_rows_ += n;
     (half_ ? *half_ : full_).MayHaveTaken(n);
   }
+  // Calls visit(store, pools, moves) for the rows of either form.
+  template <class Visit>
+  void ForEachStore(const Visit& visit) {
+    visit(&full_, &counters()->full, full_moves_.get());
+    if (half_) visit(&*half_, &counters()->half, half_moves_.get());
+  }
+  // Installs the rows that have arrived, and waits for all but the last `most` prefetches.
+  void InstallMoves(size_t most, cudaStream_t stream);
+  // The same, before a batch looks rows up.
+  void InstallArrived(cudaStream_t stream) { InstallMoves(options_.lookahead, stream); }
+  // Tells the pools, before a kernel takes rows, which numbers have been given back.
+  void NoteGiven(cudaStream_t stream);
   void GrowIndex(uint64_t rows, cudaStream_t stream);
   void GrowFull(uint64_t rows, cudaStream_t stream);
   void GrowHalf(uint64_t rows, cudaStream_t stream);
@@ -238,7 +257,8 @@ class GpuTable {
   DeviceMemory slots_;
   uint32_t bucket_mask_ = 0;
   GpuRowStore full_;
-  std::optional<GpuRowStore> half_;  // only in tables of two precisions
+  std::optional<GpuRowStore> half_;                    // only in tables of two precisions
+  std::unique_ptr<RowMoves> full_moves_, half_moves_;  // only in tables of two tiers
   DeviceMemory counters_;
   DeviceMemory l2_;  // of the prior; empty: none
   DeviceMemory missing_;
@@ -250,10 +270,12 @@ class GpuTable {
   int64_t step_ = 0;
   uint64_t evictions_ = 0;
   // The number of rows is at most most_rows_, and the stores have bounds of their own. If a copy of
-  // the counters is in progress (asked_), since_asked_ keys have come since it was requested.
+  // the counters is in progress (asked_), since_asked_ keys have come since it was requested, and
+  // since_moved_ rows may have been given numbers of another tier.
   uint64_t known_rows_ = 0;
   uint64_t most_rows_ = 0;
   uint64_t since_asked_ = 0;
+  uint64_t since_moved_ = 0;
   bool asked_ = false;
   cudaEvent_t answered_ = nullptr;
   GpuCounters* answer_ = nullptr;  // in pinned host memory

@@ -80,9 +80,12 @@ GpuTableOptions OptionsOf(const gmeta_gpu_table_options& from) {
                                   std::to_string(from.admission_parameter_count) + " settings");
   to.admission = *policy;
   to.eviction = EvictionOf(from, table);
-  Require(from.device_rows >= 0,
-          table + "device_rows must be >= 0, got " + std::to_string(from.device_rows));
-  to.device_rows = static_cast<uint64_t>(from.device_rows);
+  Require(from.hbm_rows >= 0,
+          table + "hbm_rows must be >= 0, got " + std::to_string(from.hbm_rows));
+  to.hbm_rows = static_cast<uint64_t>(from.hbm_rows);
+  Require(from.lookahead >= 0 && from.lookahead <= 64,
+          table + "lookahead must be 0 to 64, got " + std::to_string(from.lookahead));
+  to.lookahead = static_cast<uint32_t>(from.lookahead);
   Require(from.l2_count == 0 || from.l2_count == from.dim,
           table + "the prior has " + std::to_string(from.l2_count) + " columns, but a row has " +
               std::to_string(from.dim));
@@ -168,6 +171,10 @@ int gmeta_gpu_table_update_indexed(gmeta_gpu_table* table, const int64_t* keys, 
   });
 }
 
+int gmeta_gpu_table_prefetch(gmeta_gpu_table* table, const int64_t* keys, int64_t n, void* stream) {
+  return With(table, [&](GpuTable& own) { own.Prefetch(keys, n, StreamOf(stream)); });
+}
+
 int gmeta_gpu_table_contains(gmeta_gpu_table* table, const int64_t* keys, int64_t n, uint8_t* found,
                              void* stream) {
   return With(table, [&](GpuTable& own) { own.Contains(keys, n, found, StreamOf(stream)); });
@@ -207,9 +214,10 @@ int gmeta_gpu_table_step(gmeta_gpu_table* table, int64_t* out) {
 int gmeta_gpu_table_statistics(gmeta_gpu_table* table, int64_t* out) {
   return With(table, [&](GpuTable& own) {
     const gmeta::TableStatistics s = own.Statistics();
-    const uint64_t values[] = {s.size,    s.capacity, s.bytes,     s.hits,
-                               s.misses,  s.inserts,  s.removes,   s.updates,
-                               s.ignored, s.rejects,  s.evictions, s.half_rows};
+    const uint64_t values[] = {s.size,      s.capacity,  s.bytes,   s.hits,    s.misses,
+                               s.inserts,   s.removes,   s.updates, s.ignored, s.rejects,
+                               s.evictions, s.half_rows, 0,         0,         s.brought,
+                               s.spilled,   s.host_rows, s.crowded};
     std::copy(std::begin(values), std::end(values), out);
   });
 }

@@ -64,10 +64,11 @@ typedef struct {
   // Rows beyond this many are kept in pinned host memory; 0: none are. With half_below, the GPU's
   // memory holds half as many float32 rows and this many half rows, which together take no more
   // memory.
-  int64_t device_rows;
-  const float* l2;   // of the rows' prior (core/row_prior.h), one for each column
-  int64_t l2_count;  // dim, or 0: no prior
-  int32_t device;    // the GPU's number; -1: the current one
+  int64_t hbm_rows;
+  int64_t lookahead;  // how many batches a prefetch is ahead of its lookup
+  const float* l2;    // of the rows' prior (core/row_prior.h), one for each column
+  int64_t l2_count;   // dim, or 0: no prior
+  int32_t device;     // the GPU's number; -1: the current one
   gmeta_gpu_allocator allocator;
 } gmeta_gpu_table_options;
 
@@ -126,6 +127,11 @@ GMETA_CUDA_API int gmeta_gpu_table_update_indexed(gmeta_gpu_table* table, const 
                                                   const int32_t* inverse, int64_t n,
                                                   float learning_rate, void* stream);
 
+// Moves the rows of a later batch from host memory to GPU memory, and others the other way, beside
+// the work that follows (device/tiers.cuh). Changes no number.
+GMETA_CUDA_API int gmeta_gpu_table_prefetch(gmeta_gpu_table* table, const int64_t* keys, int64_t n,
+                                            void* stream);
+
 // Sets found[i] to 1 if the table has keys[i], else to 0.
 GMETA_CUDA_API int gmeta_gpu_table_contains(gmeta_gpu_table* table, const int64_t* keys, int64_t n,
                                             uint8_t* found, void* stream);
@@ -148,7 +154,8 @@ GMETA_CUDA_API int gmeta_gpu_table_size(gmeta_gpu_table* table, int64_t* out);
 GMETA_CUDA_API int gmeta_gpu_table_step(gmeta_gpu_table* table, int64_t* out);
 
 // Writes size, capacity, bytes, hits, misses, inserts, removes, updates, ignored, rejects,
-// evictions, half_rows to out[12], as GmetaHashTableStatistics does.
+// evictions, half_rows, disk_rows, disk_bytes, brought, spilled, host_rows, crowded to out[18], as
+// GmetaHashTableStatistics does.
 GMETA_CUDA_API int gmeta_gpu_table_statistics(gmeta_gpu_table* table, int64_t* out);
 
 // Saving.

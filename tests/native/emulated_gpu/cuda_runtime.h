@@ -130,7 +130,20 @@ T atomicAdd(T* to, T by) {
 }
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation, cudaErrorUnknown };
-using cudaStream_t = struct EmulatedStream*;
+// A stream has done all at once (null), or does it late: when somebody waits for it.
+struct EmulatedStream {
+  std::deque<std::function<void()>> waiting;
+  uint64_t done = 0;
+
+  uint64_t sent() const { return done + waiting.size(); }
+  void RunUntil(uint64_t count) {
+    for (; done < count; ++done) {
+      waiting.front()();
+      waiting.pop_front();
+    }
+  }
+};
+using cudaStream_t = EmulatedStream*;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorName(cudaError_t) { return "emulated"; }
 inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }

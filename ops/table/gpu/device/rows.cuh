@@ -15,14 +15,11 @@
 //   first, one after another, and atomic additions to the same cache line run one at a time.
 //
 //   A block is about 4 MB, so the directory of 100 M rows is some 50 KB and stays in the first
-//   cache. Blocks are cut from chunks, which are larger allocations. Chunks beyond a number of rows
-//   may be in pinned host memory, which kernels read and write over the bus like GPU memory.
+//   cache. Blocks are cut from chunks, which are larger allocations. The first `near_rows` rows are
+//   in GPU memory. The chunks of the others, if a table may have such, are in pinned host memory,
+//   which kernels read and write over the bus like GPU memory (tiers.cuh).
 //
-// The pool is a ring of the free rows' numbers. `taken` and `given` only ever increase: number i
-// that is taken is ring[i % capacity]. A warp takes its rows by one atomic addition. A kernel may
-// give rows back while it takes others, if at least as many rows as it takes were free when it
-// began: the numbers that it takes were written before, and the numbers that it gives back go to
-// places whose numbers were taken before.
+// Free rows are in pools (pool.cuh).
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_ROWS_CUH_
@@ -31,27 +28,9 @@
 
 #include "ops/table/core/row_record.h"
 #include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/pool.cuh"
 
 namespace gmeta {
-
-struct PoolCounters {
-  unsigned long long taken, given;
-};
-
-// The counters on the GPU: those of statistics.h, and the state of pools and of half rows.
-struct GpuCounters {
-  static constexpr uint32_t kMostShards = 64;
-
-  unsigned long long hits, misses, inserts, removes, updates, ignored, rejects;
-  PoolCounters full;           // of the pool of full rows
-  unsigned int missing[2];     // keys that FindRows left to InsertRows; lookups alternate the two
-  unsigned int selected;       // rows that a scan has found
-  unsigned int shards_met[2];  // one bit per shard: whether it has keys of the batch
-  // For tables of two precisions:
-  unsigned int rare_no_more;  // keys whose rows are to be promoted
-  PoolCounters half;
-  unsigned int shard_halves[kMostShards];  // half rows of each shard, kept if the table evicts
-};
 
 // The record of a full row, given by the address of its weights. A vector has one float or four,
 // and vectors are numbered through the weights and then the slots. Weights or Slots converts a
@@ -110,9 +89,9 @@ struct RowsView {
   uint32_t stride;  // four-byte words from one row to the next
   uint32_t dim;
   uint32_t slot_floats;
-  uint32_t* ring;
-  uint32_t capacity;
-  PoolCounters* pool;
+  PoolView near, far;
+  uint32_t near_rows;  // rows with smaller numbers are in GPU memory
+  uint32_t* marks;     // one for each row, in tables with far rows (tiers.cuh)
   GpuCounters* counters;
 
   __device__ float* weights(uint32_t row) const {
@@ -135,17 +114,28 @@ struct RowsView {
   // Takes a free row for each lane of a nonempty mask and returns its number. `takes` tells whether
   // this lane is in the mask. The whole warp calls it.
   __device__ uint32_t Take(uint32_t mask, bool takes) const {
-    const uint32_t lane = threadIdx.x % kWarp;
-    unsigned long long turn = 0;
-    if (lane == 0) turn = atomicAdd(&pool->taken, static_cast<unsigned long long>(__popc(mask)));
-    turn = __shfl_sync(kFullWarp, turn, 0) + __popc(mask & ((1u << lane) - 1));
-    return takes ? ring[turn % capacity] : 0;
+    const uint32_t lane = threadIdx.x % kWarp, count = __popc(mask);
+    unsigned long long place = 0;
+    int below = 0;
+    if (lane == 0) {
+      if (far.capacity == 0) {
+        place = near.Take(count);
+      } else if (!near.TryTake(count, &place)) {
+        place = far.Take(count);
+        below = 1;
+      }
+    }
+    below = __shfl_sync(kFullWarp, below, 0);
+    place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
+    if (!takes) return 0;
+    return below != 0 ? far.At(place) : near.At(place);
   }
   __device__ uint32_t Take(uint32_t mask, bool takes, int64_t /*key*/,
                            uint32_t /*frequency*/) const {
     return Take(mask, takes);
   }
-  __device__ void Give(uint32_t row) const { ring[atomicAdd(&pool->given, 1ull) % capacity] = row; }
+  __device__ bool IsNear(uint32_t row) const { return row < near_rows; }
+  __device__ void Give(uint32_t row) const { (IsNear(row) ? near : far).Give(row); }
   __device__ void Give(int64_t /*key*/, uint32_t row) const { Give(row); }
 
  private:

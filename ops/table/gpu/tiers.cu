@@ -1,0 +1,54 @@
+// How a GPU table of two tiers prefetches (device/tiers.cuh).
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/table/gpu/table.cuh"
+
+namespace gmeta {
+
+void GpuTable::InstallMoves(size_t most, cudaStream_t stream) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves) {
+    if (moves == nullptr || !moves->any()) return;
+    moves->Install({index(), store->View(dim(), slot_floats(), pools, counters()), pools,
+                    counters(), static_cast<uint32_t>(step_)},
+                   most, stream);
+  });
+}
+
+void GpuTable::NoteGiven(cudaStream_t stream) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves*) {
+    if (!store->has_far_rows()) return;
+    CheckCuda(cudaMemcpyAsync(&pools->near.ready, &pools->near.given, sizeof pools->near.ready,
+                              cudaMemcpyDeviceToDevice, stream),
+              "noting a pool's state");
+  });
+}
+
+// As many near rows are to be free as a batch has keys: for the rows that the next prefetches bring
+// and for new ones. In a small cache, an eighth is.
+void GpuTable::Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream) {
+  CheckBatch(n);
+  const Turn turn(this, stream);
+  if (n == 0 || full_moves_ == nullptr) return;
+  InstallArrived(stream);
+  const auto count = static_cast<uint64_t>(n);
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves) {
+    if (!store->has_far_rows()) return;
+    if (!store->HasFarRoom(count)) NoteSize(ReadCounters(stream));
+    if (!store->HasFarRoom(count)) {
+      InstallMoves(0, stream);
+      store->Grow(store->Wish(count), pools, stream);
+      asked_ = false;
+    }
+    const uint64_t target = std::min(count, store->near_capacity() / 8);
+    moves->Send({index(), store->View(dim(), slot_floats(), pools, counters()), pools, counters(),
+                 static_cast<uint32_t>(step_)},
+                keys, static_cast<uint32_t>(n), static_cast<uint32_t>(target), stream);
+    store->MayHaveTaken(count);
+  });
+  since_moved_ += count;
+  AskForSize(count, stream);
+}
+
+}  // namespace gmeta
