@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = sorted(path.relative_to(ROOT).parent for path in (ROOT / "gmeta").rglob("__init__.py"))
 PACKAGES = [".".join(path.parts) for path in FOLDERS if not {"testing", "cli"} & set(path.parts)]
-PACKAGES += ["gmeta.optimizers", "gmeta.policies"]
+PACKAGES += ["gmeta.optimizers"]
 # Methods of which another class reads what this one doesn't need.
 FOR_OTHER_FORMS = {
     "Momentum.direction": {"step"},  # Adam corrects its moments by it

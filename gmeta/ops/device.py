@@ -23,11 +23,8 @@ DEVICE_NAMES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
 """Device -> its name for `tf.device`. A process uses the first of the GPUs that it sees."""
 
 
-def place_of(device: str, owner: str) -> Place:
-    """Choose the device on which to make a table.
-
-    If a GPU is requested but there is none, or gmeta was built without CUDA, the table is kept in host
-    memory, with one warning for each reason. It holds and computes the same there.
+def asked_place(device: str, owner: str) -> Place:
+    """Return the device that is requested for a table, whether or not it is there.
 
     Args:
       device: The requested device.
@@ -41,7 +38,23 @@ def place_of(device: str, owner: str) -> Place:
         owner = f"{VARIABLE}, {owner}"
     if device not in get_args(Device):
         raise ConfigError(f"{owner}: device must be one of {', '.join(get_args(Device))}, got {device!r}")
-    if device != "gpu":
+    return "gpu" if device == "gpu" else "cpu"
+
+
+def place_of(device: str, owner: str) -> Place:
+    """Choose the device on which to make a table.
+
+    If a GPU is requested but there is none, or gmeta was built without CUDA, the table is kept in host
+    memory, with one warning for each reason. It holds and computes the same there.
+
+    Args:
+      device: The requested device.
+      owner: Name of the table, for messages.
+
+    Raises:
+      ConfigError: ``device`` isn't one of `Device`.
+    """
+    if asked_place(device, owner) == "cpu":
         return "cpu"
     reason = why_no_gpu()
     if reason:

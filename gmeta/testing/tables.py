@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     import pytest
 
 
-def put_on_a_drive(patch: pytest.MonkeyPatch, tiers: Tiers) -> None:
-    """Give all tables that are made from now on these tiers, unless they have some."""
+def put_on_a_drive(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = False) -> None:
+    """Give all tables that are made from now on these tiers, unless they have some.
+
+    Args:
+      patch: Undoes it.
+      tiers: The tiers.
+      like_gpu: Whether pipelines prefetch the tables' rows as they do those of tables on a GPU.
+    """
     make = HashTable.__init__
 
     def make_tiered(self: HashTable, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **{**kwargs, "tiers": kwargs.get("tiers") or tiers})
+        if like_gpu:
+            self._tiers = Tiers(hbm_rows=1)
 
     patch.setattr(HashTable, "__init__", make_tiered)
 

@@ -14,11 +14,12 @@ from gmeta import initializers, ops, optimizers, policies
 
 MODULES = sorted(
     module.name
-    for module in pkgutil.walk_packages(ops.__path__, "gmeta.ops.")
+    for room in (ops, policies)
+    for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     if "._gmeta" not in module.name  # the native library
 )
 MODULES += ["gmeta.initializers.distributions", "gmeta.initializers.portable_rows"]
-MODULES += ["gmeta.optimizers", "gmeta.policies"]
+MODULES += ["gmeta.optimizers"]
 NAMES = {**vars(initializers), **vars(policies), **vars(optimizers), **vars(ops), "np": np, "tf": tf}
 
 

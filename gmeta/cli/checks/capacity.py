@@ -21,7 +21,8 @@ from gmeta.checkpoint.files.manifest import TableEntry
 from gmeta.cli.checks.installation import Finding, Status
 from gmeta.core.errors import ConfigError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
-from gmeta.policies import ROW_INDEX_BYTES, Tiers
+from gmeta.policies import Tiers
+from gmeta.policies.eviction import ROW_INDEX_BYTES
 
 TABLES_SHARE = 0.75
 """Share of the available memory that tables may take. The rest of the process has the others."""
@@ -180,6 +181,7 @@ def _divide(tables: Sequence[TableSize], host_bytes: int) -> tuple[int, int]:
     held, files = 0, 0.0
     shares = Tiers(host_bytes, "").divide([table.row_bytes for table in tables])
     for table, share in zip(tables, shares, strict=True):
+        assert share.host_bytes is not None  # as it was given
         part = min(1.0, share.host_bytes / max(table.records, 1))
         held += int(part * table.rows)
         files += (1 - part) * DISK_FACTOR * (table.records + DISK_ROW_BYTES * table.rows)

@@ -102,10 +102,11 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
       wire_dtype: The dtype in which rows and gradients travel between ranks. ``"float16"`` and
         ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says
         by how much.
-      tiers: `gmeta.policies.Tiers` bounds the rows of all tables in host memory; the others are on a drive.
+      tiers: `gmeta.policies.Tiers`. ``Tiers(host_bytes, ssd)`` bounds the rows of all tables in host memory,
+        and the others are on a drive; ``Tiers(hbm_rows=n)`` bounds those of each table in the GPU's memory,
+        and the others are in host memory.
       device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
         and the gradients that come back stay on the GPU.
-      device_rows: How many rows of each table the GPU's memory holds, as in `gmeta.ops.HashTable`.
 
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
     owns. A lookup fetches the other rows from their owners: one exchange sends the ids of all tables, another
@@ -136,7 +137,6 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         wire_dtype: str = "float32",
         tiers: Tiers | None = None,
         device: Device = "auto",
-        device_rows: int | None = None,
         name: str = "embeddings",
         **kwargs: Any,
     ) -> None:
@@ -150,7 +150,6 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self.wire_dtype = wire_dtype
         self.tiers = tiers
         self.device = device
-        self.device_rows = device_rows
         self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
         optimizers = [each.policy.optimizer or optimizer or Adam(learning_rate=None) for each in self.merged]
         widths = [m.dim + own.slot_floats(m.dim) for m, own in zip(self.merged, optimizers, strict=True)]
@@ -167,7 +166,6 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
                 name=f"{name}/{'+'.join(merged.tables)}",
                 tiers=share,
                 device=device,
-                device_rows=device_rows,
             )
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
@@ -207,25 +205,40 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         return CollectionLookup(rows, requested.keys, positions, requested.sent)
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
-        """Bring the rows of a later batch from the drive to memory (`gmeta.policies.Tiers`).
+        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`): no number changes.
 
-        Models with `gmeta.Pipeline` of a depth do it by themselves. In a loop of your own, call this where
-        batches are made, so that it goes on while a step computes; without tiers, nothing happens. On several
-        ranks it sends keys to their owners: all ranks must call it, between the same steps.
+        Models with `gmeta.Pipeline` of a depth do it by themselves. In a loop of your own:
+
+        * Tables in host memory, whose other rows are on a drive: call this where batches are made, so that it
+          goes on while a step computes. It returns when the rows are there.
+        * Tables on a GPU, whose other rows are in host memory: call it between steps, once a batch, one or
+          two batches ahead (``Tiers.lookahead`` counts these calls). It returns at once.
+
+        Without tiers, nothing happens. On several ranks it sends keys to their owners: all ranks must call
+        it, between the same steps.
 
         Args:
           inputs: Feature name -> ids, as for `lookup`.
 
+        Raises:
+          ConfigError: As in `lookup`.
+          tf.errors.InvalidArgumentError: As in `lookup`.
+
         Example:
           >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)])
           >>> data = tf.data.Dataset.from_tensor_slices({"user": [7, 8, 7, 9]}).batch(2)
-          >>> def ahead(batch):
+          >>> def ahead(batch):  # with rows on a drive
           ...     collection.prefetch(batch)
           ...     return batch
           >>> for batch in data.map(ahead).prefetch(1):
           ...     vectors = collection(batch)
+          >>> batches = list(data)
+          >>> for batch, later in zip(batches, [*batches[1:], None]):  # with tables on a GPU
+          ...     if later is not None:
+          ...         collection.prefetch(later)
+          ...     vectors = collection(batch)
         """
-        if self.tiers is None:
+        if all(table.tiers is None for table in self.tables):
             return
         requested = self.fetch.request(self.keys_of(inputs))
         for table, keys in zip(self.tables, requested.owned, strict=True):
@@ -374,18 +387,23 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             "wire_dtype": self.wire_dtype,
             "tiers": settings.to_config(self.tiers),
             "device": self.device,
-            "device_rows": self.device_rows,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
-        """Recreate the layer from what `get_config` returned."""
+        """Recreate the layer from what `get_config` returned.
+
+        A layer whose tables were on a GPU can be recreated where they are in host memory. All rows are there
+        then, with a warning if there were `gmeta.policies.Tiers`.
+        """
         made = {
             "features": [settings.from_config(feature) for feature in config["features"]],
             "optimizer": settings.from_config(config["optimizer"]),
-            "tiers": settings.from_config(config.get("tiers")),
+            "tiers": settings.tiers_here(config),
         }
-        return cls(**{**config, **made})
+        layer = cls(**{**{key: value for key, value in config.items() if key != "device_rows"}, **made})
+        layer.tiers = settings.tiers_of(config)  # as they are to be saved again
+        return layer
 
     # Keras' own formats, `.keras` and `.weights.h5`. tf.train.Checkpoint finds the tables by itself.
 

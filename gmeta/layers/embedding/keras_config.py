@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import TableConfig
+from gmeta.ops.device import VARIABLE, asked_place
 
 _KIND = "kind"
 _SCHEDULE = "keras_schedule"
@@ -60,6 +63,33 @@ def from_config(config: Any) -> Any:
     if not (isinstance(made, type) and is_dataclass(made)):
         raise ConfigError(f"a layer's config names {kind!r}, which isn't a setting that gmeta knows")
     return made(**given)
+
+
+def tiers_of(config: Mapping[str, Any]) -> policies.Tiers | None:
+    """Read the tiers of a collection's config; earlier versions wrote ``device_rows`` in their place."""
+    tiers: policies.Tiers | None = from_config(config.get("tiers"))
+    rows = config.get("device_rows")
+    if tiers is None and rows is not None and config.get("device") != "cpu":
+        return policies.Tiers(hbm_rows=rows)
+    return tiers
+
+
+def tiers_here(config: Mapping[str, Any]) -> policies.Tiers | None:
+    """Return the tiers that a collection's tables can have in this process.
+
+    Those of a GPU can't be where the config's device is host memory here, which a warning says.
+    """
+    tiers, name = tiers_of(config), config.get("name", "embeddings")
+    if tiers is None or tiers.hbm_rows is None:
+        return tiers
+    if asked_place(config.get("device", "auto"), f"{name!r}") == "gpu":
+        return tiers
+    warnings.warn(
+        f"{name!r} was saved with {tiers}, for tables on a GPU. Its tables are in host memory now, with all "
+        f"rows; {VARIABLE}=gpu puts them on a GPU",
+        stacklevel=3,
+    )
+    return None
 
 
 def _feature_of_old(given: dict[str, Any]) -> FeatureConfig:

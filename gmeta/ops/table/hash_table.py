@@ -15,7 +15,7 @@ from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.initializers.distributions import Initializer, Normal
-from gmeta.ops.device import DEVICE_NAMES, Device, Place, place_of, warn_once
+from gmeta.ops.device import DEVICE_NAMES, Device, Place, asked_place, place_of, warn_once
 from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.portable import freeze
@@ -26,7 +26,8 @@ from gmeta.ops.table.records import AdmissionState, FilterShards, Records, Shard
 from gmeta.ops.table.saving import are_saved_elsewhere
 from gmeta.ops.table.statistics import Statistics
 from gmeta.optimizers import Adam, SparseOptimizer
-from gmeta.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, Tiers, TwoPrecisions
+from gmeta.policies import Admission, Always, Eviction, Tiers, TwoPrecisions
+from gmeta.policies.eviction import ROW_INDEX_BYTES
 
 _native = load_op_library("ops")
 for _name in (
@@ -60,22 +61,18 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
       precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
         in float32.
-      tiers: `gmeta.policies.Tiers` bounds the rows in host memory; the others are on a drive. None: all are
-        in memory.
+      tiers: `gmeta.policies.Tiers` bounds the rows in host memory, and the others are on a drive; or those in
+        a GPU's memory, and the others are in host memory. None: all rows are in one memory.
       device: ``"cpu"`` keeps the table in host memory. ``"gpu"`` keeps it in the memory of the first GPU that
         the process sees. Rows, records and checkpoints mean the same on both devices, and can move between
-        them. Without a GPU, or in a build without CUDA, a table is kept in host memory, with one warning.
-        ``"auto"``: the value of the environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
-      device_rows: For a table on a GPU: about how many rows the GPU's memory holds, starting with the first
-        ones made. Kernels read and write the others in pinned host memory, over the bus, which is slower.
-        With `gmeta.policies.TwoPrecisions`, the GPU holds about this many rows in half precision, and half as
-        many in float32. None: all rows are on the GPU. A table in host memory ignores it.
+        them. Without a GPU, or in a build without CUDA, a table is kept in host memory without tiers, with
+        one warning. ``"auto"``: the value of the environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: The table's name, which is used only in messages, unless the table is an attribute of something.
 
     Raises:
-      ConfigError: ``dim`` or ``device_rows`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes
-        holds no row; ``tiers`` are given for a table on a GPU, or their folder can't be written to.
+      ConfigError: ``dim`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes holds no row; ``tiers``
+        are for a table on another device, or their folder can't be written to.
 
     Example:
       >>> table = HashTable(4, optimizer=SGD(0.5), initializer=Zeros(), name="item")
@@ -108,21 +105,16 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         precision: TwoPrecisions | None = None,
         tiers: Tiers | None = None,
         device: Device = "auto",
-        device_rows: int | None = None,
     ) -> None:
         if dim < 1:
             raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
         if not -(2**63) <= seed < 2**63:
             raise ConfigError(f"table {name!r}: seed must fit int64, got {seed}")
-        if device_rows is not None and device_rows < 1:
-            raise ConfigError(f"table {name!r}: device_rows must be at least 1, or None, got {device_rows}")
-        self._device_rows = device_rows
+        asked = asked_place(device, f"table {name!r}")
+        if tiers is not None:
+            tiers.check(asked, f"table {name!r}")
         self._place: Place = place_of(device, f"table {name!r}")
-        if tiers is not None and self._place == "gpu":
-            raise ConfigError(
-                f"table {name!r}: tiers are for tables in host memory, and this one is on a GPU: make it "
-                "with device='cpu', or leave tiers out; device_rows= keeps a GPU's other rows in host memory"
-            )
+        self._tiers = tiers if self._place == asked else None
         super().__init__(device=DEVICE_NAMES[self._place])
         self._dim, self._seed, self._name = int(dim), int(seed), name
         self._optimizer = optimizer if optimizer is not None else Adam()
@@ -130,7 +122,6 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         self._admission = admission or Always()
         self._eviction = eviction
         self._precision = precision
-        self._tiers = tiers
         self._check_bound()
         with tf.init_scope():
             _ = self.resource_handle  # made now, not inside the first tf.function that uses it
@@ -141,7 +132,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
     admission = property(lambda self: self._admission, doc="The `Admission` of missing keys.")
     eviction = property(lambda self: self._eviction, doc="The `Eviction` of rows, or None.")
     precision = property(lambda self: self._precision, doc="The `TwoPrecisions` of rows, or None: float32.")
-    tiers = property(lambda self: self._tiers, doc="The `Tiers` of rows, or None: all are in memory.")
+    tiers = property(lambda self: self._tiers, doc="The `Tiers` of rows, or None: all are in one memory.")
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
     device = property(lambda self: self._place, doc="Where it is: ``'cpu'`` or ``'gpu'``.")
@@ -170,7 +161,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
             return self._make()
         except tf.errors.UnimplementedError as error:
             warn_once(error.message)
-        self._place, self._resource_device = "cpu", DEVICE_NAMES["cpu"]
+        self._place, self._tiers, self._resource_device = "cpu", None, DEVICE_NAMES["cpu"]
         with tf.device(self._resource_device):
             return self._make()
 
@@ -187,10 +178,11 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
             admission=self._admission.kind,
             eviction=self._eviction.kind if self._eviction is not None else "none",
             half_below=self._precision.threshold if self._precision is not None else 0,
-            device_rows=self._device_rows or 0,
             l2=self._optimizer.prior_l2(self._dim, self._owner),
+            hbm_rows=(self._tiers.hbm_rows or 0) if self._tiers is not None else 0,
+            lookahead=self._tiers.lookahead if self._tiers is not None else 0,
             disk_folder=self._tiers.folder(self._owner) if self._tiers is not None else "",
-            memory_bytes=self._tiers.host_bytes if self._tiers is not None else 0,
+            memory_bytes=(self._tiers.host_bytes or 0) if self._tiers is not None else 0,
             seed=self._seed,
         )
 

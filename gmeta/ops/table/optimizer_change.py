@@ -50,7 +50,6 @@ def change_optimizer(table: HashTable, optimizer: SparseOptimizer) -> bool:
             precision=table.precision,
             tiers=table.tiers,
             device=table.device,
-            device_rows=table._device_rows,
         )
         records, admission = table.export(), table.export_admission()
         if admission.filter.shape != made.export_admission().filter.shape:  # sized by a bound in bytes

@@ -97,11 +97,18 @@ class ReadsAhead:
         return peeked
 
     def prefetch(self, keys: Any) -> tf.Operation | None:
-        """Bring the rows of a later batch from a drive to memory (`gmeta.policies.Tiers`).
+        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`): no number changes.
 
-        No number changes: a lookup would bring them too, and its step would wait for it. Call this where
-        batches are made, such as in `tf.data.Dataset.map`, or in a thread. `peek` brings rows as well.
-        Without tiers, nothing happens.
+        From a drive to host memory: the call returns when the rows are there. Make it where batches are made,
+        such as in `tf.data.Dataset.map`, or in a thread. A lookup or a `peek` would bring them too, but its
+        step would wait for them.
+
+        From host memory to a GPU's: the call returns at once, and copies run beside compute. Make it a batch
+        or two before the batch's step, and once for all keys of a batch: ``Tiers.lookahead`` counts calls.
+        Nothing else brings rows. Those that find no room stay where they are.
+
+        Without tiers, nothing happens. In a ``tf.function``, a prefetch waits for none of the table's other
+        ops that are called there, and none waits for it, as with `peek`.
 
         Args:
           keys: (n,) integers. Keys without a row are skipped.
@@ -111,9 +118,18 @@ class ReadsAhead:
 
         Raises:
           ConfigError: ``keys`` is not a vector of integers, or the graph is to be exported (`portable_ops`).
+
+        Example:
+          >>> table = HashTable(2, name="item")  # or device="gpu", tiers=Tiers(hbm_rows=1_000_000)
+          >>> batches = [[1, 2], [2, 3], [1, 5]]
+          >>> for batch, later in zip(batches, [*batches[1:], []]):
+          ...     table.prefetch(tf.constant(later, tf.int64))
+          ...     lookup = table.lookup(batch)
         """
         self._refuse_export()
-        return _native.gmeta_hash_table_prefetch(self.resource_handle, keys_vector(keys, self._owner))
+        made = _native.gmeta_hash_table_prefetch(self.resource_handle, keys_vector(keys, self._owner))
+        _free_of_order(made)
+        return made
 
     def reread(
         self, keys: Any, peeked: Peeked, insert: bool | tf.Tensor = True, *, distinct: bool = False
@@ -158,14 +174,15 @@ class ReadsAhead:
             )
 
 
-def _free_of_order(output: tf.Tensor) -> None:
+def _free_of_order(made: tf.Tensor | tf.Operation | None) -> None:
     """Take an op out of the order in which TensorFlow runs the ops of a function on one resource.
 
-    That order is that of the program: an op would wait for the one before. The op still runs in every call of
-    the function, and isn't computed in advance or merged with others, because it is stateful.
+    It is given by itself or by one of its outputs; None stands for an op in eager mode. The order is that of
+    the program: an op would wait for the one before. The op still runs in every call of the function, and
+    isn't computed in advance or merged with others, because it is stateful.
     """
-    if tf.executing_eagerly():
+    if made is None or tf.executing_eagerly():
         return
-    order = output.graph.experimental_acd_manager  # of automatic control dependencies; None: none are made
+    order = made.graph.experimental_acd_manager  # of automatic control dependencies; None: none are made
     if order is not None:
-        order.run_independently(output.op)
+        order.run_independently(made if isinstance(made, tf.Operation) else made.op)

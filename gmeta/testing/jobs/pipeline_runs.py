@@ -111,14 +111,14 @@ def train_to_compare_sums(
 
 
 def take_moves(found: dict[str, Any]) -> int:
-    """Take the counts of memory and of a drive out of what `train_at_depth` returned.
+    """Take the counts of tiers out of what `train_at_depth` returned.
 
     Returns:
-      How many rows have moved from a drive to memory.
+      How many rows have moved to the fast tier.
     """
     named = [Statistics(*counts)._asdict() for counts in found["statistics"]]
     moved = sum(counts["brought"] for counts in named)
-    of_places = ("bytes", "disk_rows", "disk_bytes", "brought", "spilled")
+    of_places = ("bytes", "disk_rows", "disk_bytes", "host_rows", "brought", "spilled", "crowded")
     found["statistics"] = [
         [count for name, count in counts.items() if name not in of_places] for counts in named
     ]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.ops import device as devices
 from gmeta.testing.tables import assert_same_tables
 
@@ -95,20 +96,45 @@ def test_rows_stay_on_the_gpu_and_records_go_either_way(tmp_path):
         assert_same_tables(fresh, tables[here])
 
 
-def test_the_rows_of_a_gpu_are_at_least_one():
-    with pytest.raises(ConfigError, match="table 'x': device_rows must be at least 1, or None, got 0"):
-        ops.HashTable(2, name="x", device_rows=0)
-    layer = EmbeddingCollection([FeatureConfig("a", dim=2)], device_rows=7)
-    assert layer.get_config()["device_rows"] == 7
-    assert ops.HashTable(2, device="cpu", device_rows=1).lookup([1, 2, 3]).rows.shape == (3, 2)
+@needs_no_gpu
+def test_without_a_gpu_its_tiers_are_left_out_and_remembered():
+    tiers = policies.Tiers(hbm_rows=1)
+    with pytest.warns(UserWarning, match="Tables are kept in host memory"):
+        layer = EmbeddingCollection([FeatureConfig("a", dim=2)], device="gpu", tiers=tiers)
+    (table,) = layer.tables
+    assert (table.device, table.tiers) == ("cpu", None)
+    assert table.lookup([1, 2, 3]).rows.shape == (3, 2)
+    assert EmbeddingCollection.from_config(layer.get_config()).tiers == tiers
+
+
+@pytest.mark.parametrize("written", ["tiers", "device_rows"])
+def test_a_layer_saved_with_tiers_on_a_gpu_loads_where_tables_are_in_host_memory(written):
+    plain = EmbeddingCollection([FeatureConfig("a", dim=2)], name="mine").get_config()
+    changed = (
+        {"device_rows": 7} if written == "device_rows" else {"tiers": to_config(policies.Tiers(hbm_rows=7))}
+    )
+    with pytest.warns(UserWarning, match=r"'mine' was saved with Tiers\(hbm_rows=7\), for tables on a GPU"):
+        layer = EmbeddingCollection.from_config({**plain, **changed})
+    assert (layer.tables[0].device, layer.tables[0].tiers) == ("cpu", None)
+    assert from_config(layer.get_config()["tiers"]) == policies.Tiers(hbm_rows=7)
+
+
+@pytest.mark.parametrize("rows", [None, 7])
+def test_a_layer_of_before_tiers_had_hbm_rows_loads(rows, recwarn):
+    plain = EmbeddingCollection([FeatureConfig("a", dim=2)], device="cpu").get_config()
+    del plain["tiers"]
+    layer = EmbeddingCollection.from_config({**plain, "device_rows": rows})  # which such tables ignored
+    assert layer.tiers is None
+    assert "device_rows" not in layer.get_config()
+    assert not recwarn.list
 
 
 @needs_gpu
 @pytest.mark.parametrize("precision", [None, policies.TwoPrecisions(2)], ids=["float32", "two"])
 def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same(precision):
     tables = [
-        ops.HashTable(64, optimizers.Adam(), seed=1, device="gpu", device_rows=rows, precision=precision)
-        for rows in (None, 1000)
+        ops.HashTable(64, optimizers.Adam(), seed=1, device="gpu", tiers=tiers, precision=precision)
+        for tiers in (None, policies.Tiers(hbm_rows=1000))
     ]
     for table in tables:
         for start in (0, 20_000, 10_000):

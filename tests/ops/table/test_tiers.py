@@ -2,6 +2,7 @@
 tables to what all tables promise (`table_device`).
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from gmeta import optimizers
 from gmeta.checkpoint import save
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.ops import HashTable
+from gmeta.ops.device import VARIABLE
 from gmeta.policies import Tiers
 from gmeta.testing.jobs import warm
 from gmeta.testing.jobs.pipeline_runs import differences, take_moves, train_at_depth
@@ -26,7 +29,7 @@ from gmeta.testing.tables import assert_same_tables, put_on_a_drive
     [
         ("by chance", 1),
         ("frequent", 0),
-        ("expiring", 1),
+        ("expiring", 2),
         *(pytest.param(kind, depth, marks=pytest.mark.slow) for kind in ("rows", "grm") for depth in (0, 1)),
     ],
 )
@@ -109,9 +112,51 @@ def test_a_collection_divides_the_bytes_and_is_made_again_from_its_config(tmp_pa
     assert again.tables[1].tiers == layer.tables[1].tiers
 
 
-def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="Tiers: host_bytes must be an integer of at least 1, got 0"):
-        Tiers(0, tmp_path)
+def test_tables_of_a_gpu_have_as_many_rows_each_and_a_collection_is_made_again():
+    tiers = Tiers(hbm_rows=1000, lookahead=3)
+    assert tiers.divide([8, 800]) == [tiers, tiers]
+    assert from_config(json.loads(json.dumps(to_config(tiers)))) == tiers
+    assert repr(tiers) == "Tiers(hbm_rows=1000, lookahead=3)"
+
+
+def test_tiers_of_before_there_were_others_are_read():
+    assert from_config({"kind": "Tiers", "host_bytes": 9, "ssd": "rows"}) == Tiers(9, "rows")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"host_bytes": 0, "ssd": "rows"}, "host_bytes must be an integer of at least 1, got 0"),
+        ({"hbm_rows": 0}, "hbm_rows must be an integer from 1 to 9007199254740992, got 0"),
+        ({"hbm_rows": 5, "lookahead": -1}, "lookahead must be an integer from 0 to 2147483647, got -1"),
+        ({"host_bytes": 5}, "host_bytes and ssd go together, got 5 and None"),
+        ({"ssd": "rows", "hbm_rows": 5}, "host_bytes and ssd go together, got None and 'rows'"),
+        ({}, "no tier is given: give host_bytes and ssd .* or hbm_rows"),
+        (
+            {"host_bytes": 5, "ssd": "rows", "lookahead": 3},
+            "lookahead=3 goes with hbm_rows, which isn't given",
+        ),
+    ],
+)
+def test_tiers_that_mean_nothing_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=f"Tiers: {said}"):
+        Tiers(**settings)
+
+
+@pytest.mark.parametrize("hbm_rows", [None, 5])
+def test_tiers_of_another_place_are_refused(monkeypatch, hbm_rows):
+    drive = Tiers(host_bytes=5, ssd="rows", hbm_rows=hbm_rows)
+    with pytest.raises(ConfigError, match=r"'t': a table on a GPU .*ssd='rows'.*give Tiers\(hbm_rows=...\)"):
+        HashTable(4, name="t", device="gpu", tiers=drive)
+    for device in ("cpu", "auto"):
+        monkeypatch.setenv(VARIABLE, "cpu")
+        with pytest.raises(
+            ConfigError, match=r"'t': hbm_rows=5 is for a table on a GPU.*with device='gpu', or"
+        ):
+            HashTable(4, name="t", device=device, tiers=Tiers(hbm_rows=5))
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=rf"table 't': the folder {tmp_path}/file/rows, .* can't be made"):
         HashTable(4, name="t", tiers=Tiers(100, tmp_path / "file" / "rows"))
@@ -121,6 +166,7 @@ PROGRAM = """
 import resource, signal, sys
 import gmeta, numpy as np, tensorflow as tf
 from gmeta.ops import HashTable
+from gmeta.ops.device import VARIABLE
 from gmeta.policies import Tiers
 table = HashTable(64, name="items", tiers=Tiers(host_bytes=1, ssd=sys.argv[1]))
 ids = np.arange(100_000)

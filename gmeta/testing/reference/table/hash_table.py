@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from gmeta.initializers.distributions import Initializer
 from gmeta.optimizers import SparseOptimizer
-from gmeta.policies import ROW_INDEX_BYTES, Admission, Always, Eviction, TwoPrecisions
+from gmeta.policies import Admission, Always, Eviction, TwoPrecisions
+from gmeta.policies.eviction import ROW_INDEX_BYTES
 from gmeta.testing.reference.table.initializers import initial_rows
 from gmeta.testing.reference.table.optimizers import update_row, with_prior
 from gmeta.testing.reference.table.policies import AdmissionModel, EvictionModel, shard_count

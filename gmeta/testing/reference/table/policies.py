@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from gmeta.policies import (
     LFU,
-    ROW_INDEX_BYTES,
     TTL,
     Admission,
     CountAdmission,
@@ -15,6 +14,7 @@ from gmeta.policies import (
     MinNorm,
     ProbabilityAdmission,
 )
+from gmeta.policies.eviction import ROW_INDEX_BYTES
 from gmeta.testing.reference.table.record import Record
 
 _WORD = (1 << 64) - 1

@@ -1,0 +1,172 @@
+"""Which rows of a `gmeta.ops.HashTable` go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmeta.core.errors import ConfigError
+from gmeta.policies.limits import check_whole
+
+ROW_INDEX_BYTES = 48
+"""What a bound in bytes charges a row beside its record, for its share of the key index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eviction:
+    """Base of the eviction policies: which rows go, with their optimizer state.
+
+    A bound is kept by inserting lookups, before a batch's own ids are looked at; so it may be exceeded by
+    what one batch has inserted. To keep the work of a batch small and even, it is divided among the table's
+    S shards (64; fewer if the bound is below 65,536 rows, so that a share is 1,024 rows at least), and shard
+    i, when a batch meets it above its high mark, evicts down to its low mark, the rows of the lowest rank
+    first and of equal rank the lower id::
+
+    share = bound // S;  slack = share // 16;  high = share - slack * i // S;  low = high - slack
+
+    So a full table holds between 87% and 100% of its bound, less what the hash distributes unevenly. With
+    both bounds, a shard that is above either high mark goes down to both low marks. `HashTable.evict` does
+    the same in all shards.
+
+    Args:
+      max_rows: Bound on the rows of the table; None: no such bound.
+      max_bytes: Bound on the memory of the table; a row is charged its record (8 bytes + 4 for each weight
+        and slot) and 48 bytes for the key index. None: no such bound.
+    """
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+
+    kind: ClassVar[str]
+    """Its name in the native op."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "max_bytes"):
+            if getattr(self, name) is not None:
+                check_whole(self, name, getattr(self, name), 1, 2**53)
+        if self.kind in ("age", "frequency") and self.max_rows is None and self.max_bytes is None:
+            raise ConfigError(
+                f"{type(self).__name__}: give max_rows or max_bytes: with no bound nothing goes"
+            )
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """What the native op is made with: bounds (0: none), steps between sweeps, the policy's own."""
+        return (self.max_rows or 0, self.max_bytes or 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRU(Eviction):
+    """Least recently used rows go first: by last step, then by frequency, then by id.
+
+    A use is an inserting lookup or an update; the last step is the table's step at that time.
+
+    Args:
+      max_rows: Bound on the rows; see `Eviction`.
+      max_bytes: Bound on the memory; see `Eviction`.
+
+    Raises:
+      ConfigError: Neither bound is given.
+
+    Example:
+      >>> LRU(max_rows=10_000_000)
+      LRU(max_rows=10000000, max_bytes=None)
+    """
+
+    kind: ClassVar[str] = "age"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LFU(Eviction):
+    """Least frequently used rows go first: by frequency, then by last step, then by id.
+
+    The frequency is the number of inserting lookups that have read the row since it was made; it does not
+    age.
+
+    Args:
+      max_rows: Bound on the rows; see `Eviction`.
+      max_bytes: Bound on the memory; see `Eviction`.
+
+    Raises:
+      ConfigError: Neither bound is given.
+
+    Example:
+      >>> LFU(max_bytes=8 << 30).max_bytes
+      8589934592
+    """
+
+    kind: ClassVar[str] = "frequency"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TTL(Eviction):
+    """Time to live: rows that were last used more than ``steps`` steps ago expire.
+
+    A row with ``last_step < step - steps`` goes at the next sweep of its shard, until which it is still
+    there. Shard i of S is swept at the end of the ``apply_gradients`` that brings the step to
+    ``(step + every * i // S) % every == 0``, so an update meets few sweeps; `HashTable.evict` sweeps all.
+    Under a bound, rows go as in `LRU`.
+
+    Args:
+      steps: Steps without use that a row survives, >= 1.
+      every: Steps between sweeps of a shard, >= 1. None: an eighth of ``steps``, at least 1.
+      max_rows: Bound on the rows; see `Eviction`.
+      max_bytes: Bound on the memory; see `Eviction`.
+
+    Example:
+      >>> TTL(steps=1000).settings
+      (0, 0, 125, 1000)
+    """
+
+    steps: int
+    every: int | None = None
+    kind: ClassVar[str] = "expired"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self, "steps", self.steps, 1, 2**32 - 1)
+        if self.every is not None:
+            check_whole(self, "every", self.every, 1, 2**32 - 1)
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """What the native op is made with."""
+        every = self.every if self.every is not None else max(1, self.steps // 8)
+        return (*super().settings[:2], every, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinNorm(Eviction):
+    """Rows whose weights have an L2 norm below ``threshold`` go.
+
+    They are swept as expired rows are (`TTL`), every ``every`` steps, and by `HashTable.evict`. Under a
+    bound, rows of the smallest norm go first, and of equal norm the lower id. Choose initial rows of a norm
+    above the threshold, or rows will go before they have trained.
+
+    Args:
+      threshold: >= 0.
+      every: Steps between sweeps of a shard, >= 1. None: only `HashTable.evict` sweeps.
+      max_rows: Bound on the rows; see `Eviction`.
+      max_bytes: Bound on the memory; see `Eviction`.
+
+    Example:
+      >>> MinNorm(threshold=0.01, every=1000).kind
+      'norm'
+    """
+
+    threshold: float
+    every: int | None = None
+    kind: ClassVar[str] = "norm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.threshold < math.inf:
+            raise ConfigError(f"MinNorm: threshold must lie in [0, inf), got {self.threshold}")
+        if self.every is not None:
+            check_whole(self, "every", self.every, 1, 2**32 - 1)
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """What the native op is made with."""
+        return (*super().settings[:2], self.every or 0, float(self.threshold))

@@ -1,0 +1,154 @@
+"""Which memory holds the rows of a `gmeta.ops.HashTable`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from gmeta.core.errors import ConfigError
+from gmeta.policies.limits import check_whole
+
+
+@dataclass(frozen=True, repr=False)
+class Tiers:
+    """Keeps a bounded part of a table's rows in a fast tier, and the others in a larger, slower one.
+
+    ==============  ==========================  ==========================  ===========================
+    the table       fast tier                   slow tier                   arguments
+    ==============  ==========================  ==========================  ===========================
+    in host memory  ``host_bytes`` of memory    files in the folder `ssd`   ``host_bytes``, ``ssd``
+    on a GPU        ``hbm_rows`` rows of HBM    pinned host memory          ``hbm_rows``, ``lookahead``
+    ==============  ==========================  ==========================  ===========================
+
+    A row is in one tier or the other, and a move between them means nothing: rows, optimizer slots,
+    statistics, eviction and checkpoints are those of a table in one tier, bit for bit. A clock chooses the
+    rows that move down: it passes a row over once if it was used since it last came by. Evaluation reads rows
+    where they are.
+
+    In host memory, a training lookup brings its rows from the drive first, all reads of a batch at once.
+    `gmeta.Pipeline` with ``depth=1`` reads those of the next batch while a batch computes. The drive gets
+    appended segments of 256 KiB, and each row is written at most twice in the mean each time it moves there;
+    the files take at most twice the bytes of the rows in them. They are scratch: they have no name, a process
+    that ends or is killed leaves none, and a restart begins from a checkpoint. If the drive is full or fails,
+    the call raises `tf.errors.ResourceExhaustedError` with the file, the offset and what to do.
+
+    On a GPU, lookups and updates reach rows in host memory over the bus, where they are. Only a prefetch
+    brings rows up, beside compute: `gmeta.Pipeline` makes one for each batch, ``depth`` batches ahead; a loop
+    of one's own calls `gmeta.layers.EmbeddingCollection.prefetch`. Rows that find no room stay in host memory
+    (``statistics().crowded``). The index of all keys is in HBM; a table of n keys, with w weights and
+    optimizer slots in a row, takes there::
+
+      16 * slots + hbm_rows * (8 + 4 * ceil(w / 4) * 4) bytes,   slots = 2^ceil(log2(n / 0.75))
+
+    Args:
+      host_bytes: Bytes of the rows in memory after each step; from its lookup to its update, the rows of its
+        batch come on top. So do the key index, about 48 bytes for each row wherever it is, 8 to 16 bytes for
+        each row on the drive, and the segments that fill, at most 32 MiB. A row has 8 bytes, and 4 for each
+        weight and optimizer slot. The tables of a collection divide the bytes, so that each may have as many
+        rows.
+      ssd: A folder on a fast local drive. It is made if it isn't there.
+      hbm_rows: About how many rows the GPU's memory holds, >= 1: of each table of a collection, so a table
+        that has fewer rows takes less. With `TwoPrecisions`, as many rows in half precision, and half as many
+        in float32, which takes no more memory.
+      lookahead: With ``hbm_rows``: rows that this many prefetches before the last one asked for don't move
+        down, >= 0. Let it be the pipeline's depth at least, or rows may go before their step.
+
+    Raises:
+      ConfigError: An argument isn't an integer within its limits; ``host_bytes`` and ``ssd`` are not both
+        given, or nothing is; or when a table is made: they are for a table in another place, or the folder
+        can't be made or written to.
+
+    Example:
+      >>> tiers = Tiers(host_bytes=8 << 30, ssd="/nvme/rows")
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=64)], tiers=tiers)  # doctest: +SKIP
+      >>> EmbeddingCollection(  # doctest: +SKIP
+      ...     [FeatureConfig("item", dim=64)], device="gpu", tiers=Tiers(hbm_rows=10_000_000)
+      ... )
+    """
+
+    host_bytes: int | None = None
+    ssd: str | None = None
+    hbm_rows: int | None = None
+    lookahead: int = 2
+
+    def __post_init__(self) -> None:
+        if (self.host_bytes is None) != (self.ssd is None):
+            raise ConfigError(
+                f"Tiers: host_bytes and ssd go together, got {self.host_bytes!r} and {self.ssd!r}: give both "
+                "for a table in host memory, or hbm_rows alone for one on a GPU"
+            )
+        if self.ssd is not None:
+            check_whole(self, "host_bytes", self.host_bytes, 1)
+            object.__setattr__(self, "ssd", os.fspath(self.ssd))
+        elif self.hbm_rows is None:
+            raise ConfigError(
+                "Tiers: no tier is given: give host_bytes and ssd for a table in host memory, or hbm_rows "
+                "for one on a GPU"
+            )
+        check_whole(self, "lookahead", self.lookahead, 0, 2**31 - 1)
+        if self.hbm_rows is not None:
+            check_whole(self, "hbm_rows", self.hbm_rows, 1, 2**53)
+        elif self.lookahead != Tiers.lookahead:
+            raise ConfigError(
+                f"Tiers: lookahead={self.lookahead} goes with hbm_rows, which isn't given: leave it out"
+            )
+
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = (f"{name}={value!r}" for name, value in given.items() if value != getattr(Tiers, name))
+        return f"Tiers({', '.join(changed)})"
+
+    def check(self, place: str, owner: str) -> None:
+        """Check that a table in ``place``, ``"cpu"`` or ``"gpu"``, can have these tiers.
+
+        Args:
+          place: Where the table is asked to be.
+          owner: Name of the table, for messages.
+
+        Raises:
+          ConfigError: It can't; the message says what to do.
+        """
+        if place == "gpu" and self.ssd is not None:
+            raise ConfigError(
+                f"{owner}: a table on a GPU keeps its other rows in host memory and none on a drive, but "
+                f"tiers are {self}: give Tiers(hbm_rows=...) alone, or keep the table in host memory "
+                "(device='cpu')"
+            )
+        if place == "cpu" and self.hbm_rows is not None:
+            raise ConfigError(
+                f"{owner}: hbm_rows={self.hbm_rows} is for a table on a GPU, and this one is in host memory: "
+                "make it with device='gpu', or give Tiers(host_bytes=..., ssd=...) alone, or no tiers"
+            )
+
+    def divide(self, row_bytes: Sequence[int]) -> list[Tiers]:
+        """Give each table of a collection its tiers: a share of ``host_bytes``, and all ``hbm_rows``.
+
+        Args:
+          row_bytes: For each table the bytes of a row, in proportion to which the bytes are divided.
+        """
+        if self.host_bytes is None:
+            return [self] * len(row_bytes)
+        whole = sum(row_bytes)
+        return [replace(self, host_bytes=max(1, self.host_bytes * one // whole)) for one in row_bytes]
+
+    def folder(self, owner: str) -> str:
+        """Make the folder if need be, and return its absolute path; "" if there is none.
+
+        Args:
+          owner: Name of the table, for messages.
+        """
+        if self.ssd is None:
+            return ""
+        path = Path(self.ssd).absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{owner}: the folder {path}, for rows on a drive, can't be made: {error.strerror}: name "
+                "another one (Tiers.ssd)"
+            ) from error
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise ConfigError(f"{owner}: the folder {path} can't be written to: name another one (Tiers.ssd)")
+        return str(path)
